@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -14,6 +13,7 @@ from bert_jax.cli.group import VerbGroup
 from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
+from bert_jax.verbs import starting_jax as starting_jax
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -193,23 +193,6 @@ def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
     from bert_jax.diagnostics.inputs import require_inputs, run_inputs
 
     require_inputs(run_inputs(run_dir), mesh)
-
-
-@contextlib.contextmanager
-def starting_jax(*, on_cpu: bool = False) -> Iterator[None]:
-    """Says that the imports of the block load JAX, which takes seconds.
-
-    With `on_cpu` JAX opens no accelerator, such as for a verb that only converts files: libtpu
-    prints errors on a machine without a TPU.
-    """
-    from bert_jax.narration import doing
-
-    with contextlib.nullcontext() if "jax" in sys.modules else doing("starting JAX", at_once=True):
-        yield
-        if on_cpu:
-            import jax
-
-            jax.config.update("jax_platforms", "cpu")
 
 
 def spoken_console() -> Console:

@@ -15,23 +15,22 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 @click.option("--seeds", type=click.IntRange(1), help="Run this many seeds, and compare them.")
 @base.data_change_option
 @base.verb
-def finetune(config: str, overrides: tuple[str, ...], **options: Any) -> None:
+def finetune(
+    config: str, overrides: tuple[str, ...], seeds: int | None, allow_data_change: bool
+) -> None:
     """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
 
     Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
     3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
     loaded = base.read_config(config, overrides)
-    from bert_jax.diagnostics.inputs import finetuning_inputs, require_inputs
-    from bert_jax.section import need
+    from bert_jax.verbs.run_settings import finetune_settings
 
-    need(loaded.run_dir, "run_dir", "finetune")
-    section = need(loaded.finetune, "finetune", "finetune")
-    require_inputs(finetuning_inputs(section), loaded.mesh)
+    started = base.process_started()
+    settings = finetune_settings(loaded, allow_data_change=allow_data_change, started=started)
     with base.starting_jax():
-        from bert_jax.verbs.finetune import finetune as run
-    outcome = run(loaded, started=base.process_started(), console=base.spoken_console(), **options)
-    if outcome.interrupted:
+        from bert_jax.verbs.finetune import finetune_with
+    if finetune_with(settings, seeds=seeds, console=base.spoken_console()).interrupted:
         sys.exit(INTERRUPTED)
 
 

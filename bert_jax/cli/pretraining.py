@@ -88,21 +88,12 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     signal and saved, 4 another process is gone or never came, 43 a step hangs.
     """
     loaded = base.read_config(config, overrides)
-    from bert_jax.diagnostics.inputs import pretraining_inputs, require_inputs
-    from bert_jax.section import need
+    from bert_jax.verbs.run_settings import pretrain_settings
 
-    need(loaded.run_dir, "run_dir", "pretrain")
-    inputs = pretraining_inputs(
-        tokenizer=need(loaded.tokenizer, "tokenizer", "pretrain"),
-        model=need(loaded.model, "model", "pretrain"),
-        train=need(loaded.train, "train", "pretrain"),
-        optimizer=loaded.optimizer,
-    )
-    require_inputs(inputs, loaded.mesh)
+    settings = pretrain_settings(loaded, started=base.process_started(), **options)
     with base.starting_jax():
-        from bert_jax.verbs.pretrain import pretrain as run
-    outcome = run(loaded, started=base.process_started(), console=base.spoken_console(), **options)
-    if outcome.interrupted:
+        from bert_jax.verbs.pretrain import pretrain_with
+    if pretrain_with(settings, console=base.spoken_console()).interrupted:
         sys.exit(INTERRUPTED)
 
 

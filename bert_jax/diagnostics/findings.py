@@ -7,6 +7,8 @@ from typing import Final, Literal, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from bert_jax.errors import counted
+
 Level = Literal["ok", "warn", "problem"]
 
 _TOPIC_WIDTH: Final = len("tensorflow-datasets")
@@ -66,9 +68,7 @@ def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
             )
     report = DoctorReport(tuple(shown))
     problems, warnings = len(report.of_level("problem")), len(report.of_level("warn"))
-    console.print(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}", highlight=False)
+    console.print(
+        f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", highlight=False
+    )
     return report
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -12,7 +12,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.tables import read_table
 from bert_jax.diagnostics.findings import Finding, ok, problem
-from bert_jax.errors import UserError, counted, differing
+from bert_jax.errors import UserError, counted
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.hub import is_hub_name
@@ -104,12 +104,8 @@ def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> s
     if any(character in path for character in "*?["):
         return f"{path} is opened when the run starts"
     made = read_provenance(root)
-    if tokenizers and made.tokenizer_hash != tokenizers[0].hash:
-        made_with, given = differing(made.tokenizer_hash, tokenizers[0].hash)
-        raise UserError(
-            f"{key}.dataset: {path} was made with another tokenizer ({made_with}) than the one "
-            f"given ({given})"
-        )
+    if tokenizers:
+        made.require_tokenizer(tokenizers[0].hash, place=f"{key}.dataset: {path}")
     if phase.seq_length < made.pairing.max_seq_length:  # all examples may be shorter than that
         with under(key, PhaseSection):
             for split in made.splits:

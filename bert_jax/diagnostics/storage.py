@@ -10,7 +10,7 @@ from typing import Final
 from etils import epath
 
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import is_remote
 
 # BERT-Base: 110 million parameters and two moments each, 4 bytes a number.
@@ -82,10 +82,8 @@ def _check_remote(run_dir: str) -> Finding:
     if errors and isinstance(errors[0], UserError):
         return problem("run directory", str(errors[0]))
     if errors:
-        first = (str(errors[0]).splitlines() or [""])[0]
-        return problem(
-            "run directory", f"cannot write to {run_dir}: {type(errors[0]).__name__}: {first}"
-        )
+        kind, first = type(errors[0]).__name__, first_line(errors[0])
+        return problem("run directory", f"cannot write to {run_dir}: {kind}: {first}")
     return ok("run directory", f"{run_dir} can be written")
 
 

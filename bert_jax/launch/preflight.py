@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax.data.dataset.cache import check_files
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.google_bert.reader import is_google_bert
-from bert_jax.errors import RunStopped, UserError, differing
+from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
@@ -191,15 +191,10 @@ def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
     if is_google_bert(path):
         line = f"{key}: {path}: TFRecords; which tokenizer made them is unknown"
         return PreflightFinding("fine", line)
-    found = read_provenance(path).tokenizer_hash
+    found = read_provenance(path)
     check_files(path)
-    if tokenizer is not None and found != tokenizer:
-        made_with, given = differing(found, tokenizer)
-        return PreflightFinding(
-            "wrong",
-            f"{key}: {path} was made with another tokenizer ({made_with}) than the one given "
-            f"({given})",
-        )
+    if tokenizer is not None:
+        found.require_tokenizer(tokenizer, place=path)
     return PreflightFinding("fine", f"{key}: {path}")
 
 

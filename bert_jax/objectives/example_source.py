@@ -12,7 +12,7 @@ from bert_jax.data.google_bert.reader import (
     open_google_bert,
 )
 from bert_jax.data.rows.static_masks import StaticMaskTransform
-from bert_jax.errors import UserError, differing
+from bert_jax.errors import UserError
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.task import Objective, RowTransform
@@ -109,12 +109,7 @@ def open_source(
             tokenizer,
         )
     dataset = open_dataset(cache.local(path), split)
-    if dataset.provenance.tokenizer_hash != tokenizer.hash:
-        made_with, given = differing(dataset.provenance.tokenizer_hash, tokenizer.hash)
-        raise UserError(
-            f"{key}: {path} was made with another tokenizer ({made_with}) than the one given "
-            f"({given})"
-        )
+    dataset.provenance.require_tokenizer(tokenizer.hash, place=f"{key}: {path}")
     check_pairing(objective, dataset, key=key)
     return OwnSource(dataset)
 

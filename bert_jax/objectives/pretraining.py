@@ -1,9 +1,9 @@
-"""One pretraining run: from its settings to a checked plan, and from the plan to the end."""
+"""One pretraining run, from its settings to its end."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 from etils import epath
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError
-from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.model.config import resolve_architecture
 from bert_jax.model.execution import resolve_execution
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import PhaseOpener
@@ -20,7 +20,7 @@ from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.resume import DataFingerprints, check_resume
 from bert_jax.objectives.section import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
-from bert_jax.optim.schedule import Schedule, linear_schedule
+from bert_jax.optim.schedule import linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import check_divides
 from bert_jax.parallel.same_settings import require_same
@@ -28,41 +28,26 @@ from bert_jax.runs.checkpoints import read_checkpoints, write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.execution import suited_to
 from bert_jax.runs.lock import hold_run
-from bert_jax.task import Objective, Params
-from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.task import Params
+from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
-from bert_jax.train.spec import Intervals, Phase, TrainSpec, check_batches
+from bert_jax.train.spec import Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.step import StepSpec
 from bert_jax.train.trackers import require_trackers
 
 
-class PretrainPlan(NamedTuple):
-    """A run whose parts are resolved and fit together, nothing of it written."""
+def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
+    """Opens data and devices, checks that all fits together, and trains to the end.
 
-    settings: PretrainSettings
-    tokenizer: Tokenizer
-    architecture: Architecture
-    objective: Objective
-    mesh: Mesh
-    step: StepSpec
-    schedule: Schedule
-    phases: list[Phase]
-    data: DataFingerprints
-
-
-def prepare(
-    settings: PretrainSettings, *, say: Callable[[str], None] = lambda line: None
-) -> PretrainPlan:
-    """Opens data and devices, and checks that everything fits together.
-
-    `say` gets a line while a dataset is copied from a bucket, and for each step that is loaded in
-    place of being compiled. Raises UserError: it does not.
+    Starts from the run's last checkpoint where there is one. Raises UserError: a part does not fit
+    another, or the run directory holds another run; RunStopped: numbers went bad, see
+    `bert_jax.train.recovery`.
     """
-    section = settings.train
+    section, say = settings.train, narrator_of(console).say
     require_trackers(section.trackers, key="train.trackers")
     schedule = linear_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
@@ -71,14 +56,12 @@ def prepare(
     architecture = resolve_architecture(settings.model, vocab_size=tokenizer.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(section, mesh)
+    longest = max(phase.seq_length for phase in section.phases)
     objective = make_objective(
         settings.objective,
         architecture=architecture,
         execution=resolve_execution(
-            settings.model.execution,
-            architecture=architecture,
-            mesh=mesh,
-            longest=max(phase.seq_length for phase in section.phases),
+            settings.model.execution, architecture=architecture, mesh=mesh, longest=longest
         ),
         tokenizer=tokenizer,
     )
@@ -96,29 +79,74 @@ def prepare(
     with doing("opening the datasets"):
         opened = [opener.open(index) for index in range(len(section.phases))]
     contents = {
-        f"train.phases.{index}.dataset": {
-            "training": phase.training,
-            "validation": phase.validation,
-        }
-        for index, phase in enumerate(opened)
+        f"train.phases.{index}.dataset": {"training": each.training, "validation": each.validation}
+        for index, each in enumerate(opened)
     }
     require_same({"tokenizer": tokenizer.hash, **contents})
-    return PretrainPlan(
-        settings=settings,
-        tokenizer=tokenizer,
-        architecture=architecture,
-        objective=objective,
-        mesh=mesh,
-        step=StepSpec(
-            task=objective, model=model, optimizer=make_optimizer(settings.optimizer, model.axes)
-        ),
-        schedule=schedule,
-        phases=[each.phase for each in opened],
-        data=DataFingerprints(
-            datasets={each.dataset: each.training for each in opened},
-            validation={each.dataset: each.validation for each in opened},
-        ),
+    data = DataFingerprints(
+        datasets={each.dataset: each.training for each in opened},
+        validation={each.dataset: each.validation for each in opened},
     )
+    if jax.process_index() != 0:
+        console = Console(quiet=True)
+    root = claim_run(
+        settings.run_dir, verb="pretrain", architecture=architecture, tokenizer=tokenizer
+    )
+    for each in opened:
+        if section.evaluation is not None and each.phase.evaluate is None:
+            console.print(f"{each.dataset} has no validation split: no evaluation", markup=False)
+    with (
+        hold_run(root) as check_lock,
+        write_checkpoints(root, section.checkpoint) as checkpoints,
+    ):
+        write_config = functools.partial(
+            write_run,
+            settings=settings.config,
+            run_dir=str(root),
+            model=settings.model,
+            architecture=architecture,
+            tokenizer=tokenizer,
+            origin=_origin(settings, data, root, checkpoints, console=console),
+        )
+        spec = TrainSpec(
+            step=StepSpec(
+                task=objective,
+                model=model,
+                optimizer=make_optimizer(settings.optimizer, model.axes),
+            ),
+            schedule=schedule,
+            phases=[each.phase for each in opened],
+            intervals=Intervals(
+                log_every=section.log_every,
+                evaluate_every=section.evaluation.every if section.evaluation else None,
+                checkpoint_every=section.checkpoint.every,
+                checksum_every=section.checksum_every,
+                checkpoint_minutes=section.checkpoint.every_minutes,
+            ),
+            selection=CheckpointSelection(metric=objective.best_metric, larger_is_better=False),
+            mesh=mesh,
+            share=process_share(mesh),
+            seed=settings.seed,
+            run_dir=root,
+            checkpoints=checkpoints,
+            check_lock=check_lock,
+            initial_params=functools.partial(
+                initial_params,
+                run_dir=settings.init_from,
+                rows=architecture.vocab_size,
+                mesh=mesh,
+                console=console,
+            ),
+            write_config=write_config if jax.process_index() == 0 else lambda folder: None,
+            allow_data_change=settings.allow_data_change,
+            example_log=section.example_log,
+            trackers=section.trackers,
+            watchdog=section.watchdog,
+            started=settings.started,
+            bad_steps=section.bad_steps,
+            profile=section.profile,
+        )
+        return train(spec, console=console)
 
 
 def _executed_on(
@@ -132,94 +160,21 @@ def _executed_on(
     return dataclasses.replace(settings, model=model)
 
 
-def run_plan(plan: PretrainPlan, *, console: Console) -> Outcome:
-    """Trains to the end of a plan, from the run's last checkpoint where there is one.
-
-    Raises UserError: the run directory holds another run; RunStopped: numbers went bad, see
-    `bert_jax.train.recovery`.
-    """
-    settings, section = plan.settings, plan.settings.train
-    if jax.process_index() != 0:
-        console = Console(quiet=True)
-    root = claim_run(
-        settings.run_dir,
-        verb="pretrain",
-        architecture=plan.architecture,
-        tokenizer=plan.tokenizer,
-    )
-    for phase, opened in zip(section.phases, plan.phases, strict=True):
-        if section.evaluation is not None and opened.evaluate is None:
-            console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
-    with (
-        hold_run(root) as check_lock,
-        write_checkpoints(root, section.checkpoint) as checkpoints,
-    ):
-        write_config = functools.partial(
-            write_run,
-            settings=settings.config,
-            run_dir=str(root),
-            model=settings.model,
-            architecture=plan.architecture,
-            tokenizer=plan.tokenizer,
-            origin=_origin(plan, root, checkpoints, console=console),
-        )
-        spec = TrainSpec(
-            step=plan.step,
-            schedule=plan.schedule,
-            phases=plan.phases,
-            intervals=Intervals(
-                log_every=section.log_every,
-                evaluate_every=section.evaluation.every if section.evaluation else None,
-                checkpoint_every=section.checkpoint.every,
-                checksum_every=section.checksum_every,
-                checkpoint_minutes=section.checkpoint.every_minutes,
-            ),
-            selection=CheckpointSelection(
-                metric=plan.objective.best_metric, larger_is_better=False
-            ),
-            mesh=plan.mesh,
-            share=process_share(plan.mesh),
-            seed=settings.seed,
-            run_dir=root,
-            checkpoints=checkpoints,
-            check_lock=check_lock,
-            initial_params=_initial_params(plan, console=console),
-            write_config=write_config if jax.process_index() == 0 else lambda folder: None,
-            allow_data_change=settings.allow_data_change,
-            example_log=section.example_log,
-            trackers=section.trackers,
-            watchdog=section.watchdog,
-            started=settings.started,
-            bad_steps=section.bad_steps,
-            profile=section.profile,
-        )
-        return train(spec, console=console)
-
-
 def _origin(
-    plan: PretrainPlan, root: epath.Path, checkpoints: Checkpointer, *, console: Console
+    settings: PretrainSettings,
+    data: DataFingerprints,
+    root: epath.Path,
+    checkpoints: Checkpointer,
+    *,
+    console: Console,
 ) -> dict[str, Any]:
     """Returns what provenance.json says of the run; a run that goes on keeps what it has."""
-    origin = {**plan.data._asdict(), "init_from": plan.settings.init_from}
+    origin = {**data._asdict(), "init_from": settings.init_from}
     if not (root / CONFIG).exists():
         return origin
-    held = check_resume(open_run(root), plan.settings, checkpoints, data=plan.data, console=console)
-    data = {name: {**held.get(name, {}), **paths} for name, paths in plan.data._asdict().items()}
-    return {**origin, **held, **data}
-
-
-def _initial_params(
-    plan: PretrainPlan, *, console: Console
-) -> Callable[[Params, DrawParams], Params]:
-    if plan.settings.init_from is None:
-        return lambda abstract, draw: draw(abstract)
-    return functools.partial(
-        take_over,
-        run_dir=plan.settings.init_from,
-        rows=plan.architecture.vocab_size,
-        mesh=plan.mesh,
-        console=console,
-    )
+    held = check_resume(open_run(root), settings, checkpoints, data=data, console=console)
+    merged = {name: {**held.get(name, {}), **paths} for name, paths in data._asdict().items()}
+    return {**origin, **held, **merged}
 
 
 # The parts of a pretraining model that an import may lack.
@@ -230,15 +185,24 @@ HEADS: Final = {
 }
 
 
-def take_over(
-    abstract: Params, draw: DrawParams, *, run_dir: str, rows: int, mesh: Mesh, console: Console
+def initial_params(
+    abstract: Params,
+    draw: DrawParams,
+    *,
+    run_dir: str | None,
+    rows: int,
+    mesh: Mesh,
+    console: Console,
 ) -> Params:
     """Returns another run's parameters on the mesh, and fresh ones of parts that it lacks.
 
+    Without a `run_dir` all are fresh.
     An import may lack heads, which then start fresh; a head of that run's that pretraining has no
     use for is left out. Both are said in a line. Raises UserError: no checkpoint, or one of another
     architecture; the origin's embedding has not as many `rows`.
     """
+    if run_dir is None:
+        return draw(abstract)
     origin = open_run(run_dir)
     if (theirs := origin.architecture.vocab_size) != rows:
         raise UserError(

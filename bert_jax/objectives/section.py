@@ -1,15 +1,13 @@
 """The settings of the objective and of a whole pretraining run; they import no JAX."""
 
 import dataclasses
-import time
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import ModelSection
 from bert_jax.optim.sections import OptimizerSection
-from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.settings import RunSettings
 from bert_jax.section import Section
 from bert_jax.train.sections import TrainSection
 
@@ -32,19 +30,13 @@ class ObjectiveSection(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainSettings:
+class PretrainSettings(RunSettings):
     """What `pretrain` was asked for, complete but for what only the data can tell."""
 
-    seed: int
-    run_dir: str
     tokenizer: str
     model: ModelSection
     objective: ObjectiveSection
-    mesh: MeshSection
     optimizer: OptimizerSection
     loader: LoaderSection
     train: TrainSection
-    init_from: str | None  # a run directory; None for random parameters
-    config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
-    allow_data_change: bool = False  # of what an interrupted run has read
-    started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
+    init_from: str | None  # a run or model; None for random parameters

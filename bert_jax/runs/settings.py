@@ -1,5 +1,7 @@
 """The settings in a run directory. Needs no JAX, so that a wrong directory is named at once."""
 
+import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +13,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.files.seal import refuse_changed_yaml
 from bert_jax.files.yaml_file import MAX_BYTES, parse_yaml
 from bert_jax.model.config import HeadsSection, ModelSection
+from bert_jax.parallel.section import MeshSection
 from bert_jax.section import need
 from bert_jax.validation import validate
 from bert_jax.version import __version__
@@ -53,6 +56,18 @@ def read_model(root: epath.Path, settings: Mapping[str, Any]) -> ModelSection:
             f"{error} (written by bert-jax {_version_of(root)}, this is {__version__}: rename the "
             f"key in that file and delete its first line, or use the version that wrote it)"
         ) from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What any run was asked for."""
+
+    seed: int
+    run_dir: str
+    mesh: MeshSection
+    config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
+    allow_data_change: bool = False  # of what an interrupted run has read
+    started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
 
 
 def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:

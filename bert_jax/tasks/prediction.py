@@ -12,18 +12,14 @@ from etils import epath
 from bert_jax.data.row_errors import OnError
 from bert_jax.errors import UserError
 from bert_jax.model.config import HeadsSection
-from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run
 from bert_jax.tasks.choice.family import MultipleChoiceSection
 from bert_jax.tasks.family import Family, Record
-from bert_jax.tasks.predictor import predict_splits, score_splits
+from bert_jax.tasks.predictor import score_splits
 from bert_jax.tasks.table.family import TableSection
 from bert_jax.tasks.training.evaluation import (
-    open_data,
-    predictor_of,
-    require_same_data,
+    predict_run,
     section_of,
     write_csv,
     write_records,
@@ -122,22 +118,17 @@ def predict_to(
             )
         task = task.model_copy(update={"on_error": on_error})
     output.check_task(run.heads)
-    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
-    family = open_data(
+    loaded, family, records = predict_run(
         run,
         roles=("test",) if input_path is None else ("input",),
-        step=loaded.step,
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        mesh=mesh,
+        nothing=f"{run.directory}: its task has no test file, allowed: --input FILE, or a run "
+        "whose task has",
         input=input_path,
         task=task,
     )
-    require_same_data(run, loaded, family)
-    if not family.splits:
-        raise UserError(
-            f"{run.directory}: its task has no test file, allowed: --input FILE, or a run whose "
-            f"task has"
-        )
-    predictor = predictor_of(run, loaded, batch_size=batch_size)
-    records = predict_splits(predictor, loaded.params, family, list(family.splits))
     with_label = {
         name: [record for record in found if record.get("label") is not None]
         for name, found in records.items()

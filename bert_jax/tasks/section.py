@@ -1,8 +1,6 @@
 """The settings of a fine-tuning run, as they are written and as a run takes them."""
 
 import dataclasses
-import time
-from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import pydantic
@@ -10,7 +8,7 @@ import pydantic
 from bert_jax.errors import UserError
 from bert_jax.model.config import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
-from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.settings import RunSettings
 from bert_jax.section import ModelPathText, Section
 from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.sweep.grid import SweepSection
@@ -94,17 +92,11 @@ class FinetuneSection(Section):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FinetuneSettings:
+class FinetuneSettings(RunSettings):
     """What `finetune` was asked for."""
 
-    seed: int
-    run_dir: str
-    mesh: MeshSection
     finetune: FinetuneSection
     origin: str  # the run directory that `finetune.init_from` names
-    config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
-    allow_data_change: bool = False  # of what an interrupted run has read
-    started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
 
     def with_finetune(self, **changed: Any) -> Self:
         """Returns these settings with fields of the `finetune` section changed."""

@@ -1,1 +1,22 @@
 """What the command line can do: one module per verb, each with a function of the verb's name."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from bert_jax.narration import doing
+
+
+@contextlib.contextmanager
+def starting_jax(*, on_cpu: bool = False) -> Iterator[None]:
+    """Says that the imports of the block load JAX, which takes seconds.
+
+    With `on_cpu` JAX opens no accelerator, such as for a verb that only converts files: libtpu
+    prints errors on a machine without a TPU.
+    """
+    with contextlib.nullcontext() if "jax" in sys.modules else doing("starting JAX", at_once=True):
+        yield
+        if on_cpu:
+            import jax
+
+            jax.config.update("jax_platforms", "cpu")

@@ -1,6 +1,5 @@
 """`bert-jax finetune`: a pretrained run and a task's data → a fine-tuned run."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,20 +9,17 @@ from rich.console import Console
 from bert_jax.config import RunConfig, as_config
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
-from bert_jax.model.config import ModelSection
 from bert_jax.narration import speaking
 from bert_jax.runs.lock import hold_run
-from bert_jax.runs.settings import CONFIG, read_settings
 from bert_jax.section import need
 from bert_jax.tasks.choice.family import MultipleChoiceSection
-from bert_jax.tasks.family import pinned
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.table.family import TableSection
 from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.tasks.training.setup import claim, make_predictor, prepare, tell_data
 from bert_jax.train.loop import Outcome
-from bert_jax.verbs.import_checkpoint import find_origin
+from bert_jax.verbs.run_settings import finetune_settings
 from bert_jax.verbs.same_command import join_same_command
 
 TABLES: Final = ("train", "dev", "test")
@@ -62,14 +58,17 @@ def finetune(
         UserError: the configuration does not fit the data, the origin or the run directory.
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
-    config, console = as_config(config), console or Console()
+    config = as_config(config)
     if data is not None:
         config = with_tables(config, data)
-    settings, points = plan(finetune_settings(config), seeds=seeds)
-    settings = dataclasses.replace(
-        settings, allow_data_change=allow_data_change, started=started or settings.started
-    )
-    options = {"--allow-data-change": allow_data_change}
+    settings = finetune_settings(config, allow_data_change=allow_data_change, started=started)
+    return finetune_with(settings, seeds=seeds, console=console or Console())
+
+
+def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Console) -> Outcome:
+    """Runs what `finetune_settings` returned; raises as `finetune`."""
+    settings, points = plan(settings, seeds=seeds)
+    options = {"--allow-data-change": settings.allow_data_change}
     join_same_command("finetune", settings.mesh, {**settings.to_config(), **options})
     with speaking(console):
         if len(points) > 1:
@@ -119,45 +118,3 @@ def _finetune(settings: FinetuneSettings, console: Console) -> Outcome:
         return run_finetuning(
             prepared, root, predictor, check_lock=check_lock, console=console
         ).outcome
-
-
-def _is_resolved(config: RunConfig, model: ModelSection) -> bool:
-    """Whether a configuration is the run directory's own, whose model is spelled out."""
-    root = epath.Path(config.run_dir or ".")
-    return (root / CONFIG).exists() and read_settings(root).get("model") == model.model_dump(
-        mode="json"
-    )
-
-
-def finetune_settings(config: RunConfig) -> FinetuneSettings:
-    """Returns what `finetune` needs of a configuration, complete.
-
-    Raises:
-        UserError: a section is missing, or there is one that a fine-tuning run does not take.
-    """
-    if config.model is not None and not _is_resolved(config, config.model):
-        raise UserError(
-            "model: found settings, allowed: none beside finetune, whose model is the one of "
-            "finetune.init_from (finetune.dropout and finetune.dtype change it)"
-        )
-    # Settings of pretraining. A resolved configuration spells out their defaults.
-    replaced = {
-        "optimizer": "finetune.optimizer",
-        "train": "finetune",
-        "objective": "finetune.task",
-    }
-    for name, allowed in {**replaced, "loader": "no such section beside finetune"}.items():
-        if getattr(config, name) != RunConfig.model_fields[name].default:
-            raise UserError(f"{name}: found settings of pretraining, allowed: {allowed}")
-    section = need(config.finetune, "finetune", "finetune")
-    origin = find_origin(section.init_from)
-    return FinetuneSettings(
-        finetune=section.model_copy(
-            update={"init_from": origin.name, "task": pinned(section.task)}
-        ),
-        origin=origin.run_dir,
-        run_dir=need(config.run_dir, "run_dir", "finetune"),
-        seed=config.seed,
-        mesh=config.mesh,
-        config=config.model_dump(mode="json"),
-    )

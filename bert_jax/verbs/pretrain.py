@@ -6,12 +6,12 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig, as_config
-from bert_jax.narration import narrator_of, speaking
-from bert_jax.objectives.pretraining import prepare, run_plan
+from bert_jax.narration import speaking
+from bert_jax.objectives.pretraining import run_pretraining
 from bert_jax.objectives.section import PretrainSettings
-from bert_jax.section import need
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
+from bert_jax.verbs.run_settings import pretrain_settings
 from bert_jax.verbs.same_command import join_same_command
 
 
@@ -46,34 +46,21 @@ def pretrain(
         UserError: the configuration does not fit the data, the devices or the run directory.
         RunStopped: numbers went bad, see `bert_jax.train.recovery`.
     """
-    settings = pretrain_settings(as_config(config), init_from=init_from)
-    settings = dataclasses.replace(
-        settings, allow_data_change=allow_data_change, started=started or settings.started
+    settings = pretrain_settings(
+        as_config(config),
+        init_from=init_from,
+        allow_data_change=allow_data_change,
+        started=started,
     )
-    options = {"--init-from": init_from, "--allow-data-change": allow_data_change}
+    return pretrain_with(settings, console=console or Console())
+
+
+def pretrain_with(settings: PretrainSettings, *, console: Console) -> Outcome:
+    """Runs what `pretrain_settings` returned; raises as `pretrain`."""
+    init_from = settings.init_from
+    options = {"--init-from": init_from, "--allow-data-change": settings.allow_data_change}
+    if init_from is not None:
+        settings = dataclasses.replace(settings, init_from=find_origin(init_from).run_dir)
     join_same_command("pretrain", settings.mesh, {**settings.config, **options})
-    console = console or Console()
     with speaking(console):
-        settings = prepare(settings, say=narrator_of(console).say)
-        return run_plan(settings, console=console)
-
-
-def pretrain_settings(config: RunConfig, *, init_from: str | None) -> PretrainSettings:
-    """Returns what `pretrain` needs of a configuration, complete.
-
-    Raises:
-        UserError: a section is missing.
-    """
-    return PretrainSettings(
-        train=need(config.train, "train", "pretrain"),
-        tokenizer=need(config.tokenizer, "tokenizer", "pretrain"),
-        model=need(config.model, "model", "pretrain"),
-        run_dir=need(config.run_dir, "run_dir", "pretrain"),
-        seed=config.seed,
-        objective=config.objective,
-        mesh=config.mesh,
-        optimizer=config.optimizer,
-        loader=config.loader,
-        init_from=None if init_from is None else find_origin(init_from).run_dir,
-        config=config.model_dump(mode="json"),
-    )
+        return run_pretraining(settings, console=console)

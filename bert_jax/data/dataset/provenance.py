@@ -7,7 +7,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.dataset.recipe import MixtureSection, PairingSection
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, differing
 from bert_jax.files.read import read_json_object
 from bert_jax.files.seal import refuse_changed, unsealed
 from bert_jax.section import Section
@@ -138,6 +138,15 @@ class Provenance(Recipe):
     @pydantic.model_serializer(mode="wrap")
     def _leave_out(self, handler: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         return _without_none(handler(self), "mixture")
+
+    def require_tokenizer(self, given: str, *, place: str) -> None:
+        """Raises UserError, which `place` begins, if a hash is not the dataset's tokenizer's."""
+        if self.tokenizer_hash != given:
+            made_with, given = differing(self.tokenizer_hash, given)
+            raise UserError(
+                f"{place} was made with another tokenizer ({made_with}) than the one given "
+                f"({given})"
+            )
 
     def fingerprint(self, split: str) -> str:
         """Returns the identity of one split's content: 32 hexadecimal digits.

@@ -111,13 +111,14 @@ def evaluate_task(
     """
     if role not in ROLES:
         raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
-    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
-    family = open_data(run, roles=(role,), step=loaded.step)
-    require_same_data(run, loaded, family)
-    if not family.splits:
-        raise UserError(f"--split: {run.directory} has no {role} file; allowed: --split of one")
-    predictor = predictor_of(run, loaded, batch_size=batch_size)
-    records = predict_splits(predictor, loaded.params, family, list(family.splits))
+    loaded, family, records = predict_run(
+        run,
+        roles=(role,),
+        checkpoint=checkpoint,
+        batch_size=batch_size,
+        mesh=mesh,
+        nothing=f"--split: {run.directory} has no {role} file; allowed: --split of one",
+    )
     for name, found in records.items():
         if any(record.get("label") is None for record in found):
             raise UserError(
@@ -129,10 +130,30 @@ def evaluate_task(
     return _evaluation(loaded, family, role, scores=scores, baseline=baseline)
 
 
-def require_same_data(run: Run, loaded: LoadedParams, family: Family) -> None:
-    """Compares checkpoint, tokenizer and data over all processes; UserError: they differ."""
+def predict_run(
+    run: Run,
+    *,
+    roles: tuple[str, ...],
+    checkpoint: str,
+    batch_size: int | None,
+    mesh: MeshSection | None,
+    nothing: str,
+    input: str | None = None,
+    task: TaskSection | None = None,
+) -> tuple[LoadedParams, Family, dict[str, list[Record]]]:
+    """Returns a checkpoint, the splits that `open_data` opens, and their records by split.
+
+    Raises UserError: there is no such split (the message is `nothing`), or processes differ in
+    checkpoint, tokenizer or data.
+    """
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
+    family = open_data(run, roles=roles, step=loaded.step, input=input, task=task)
     model = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
     require_same({"run_dir": model, "data": family.content})
+    if not family.splits:
+        raise UserError(nothing)
+    predictor = predictor_of(run, loaded, batch_size=batch_size)
+    return loaded, family, predict_splits(predictor, loaded.params, family, list(family.splits))
 
 
 def _evaluation(

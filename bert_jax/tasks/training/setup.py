@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
-from bert_jax.model.config import Architecture, Execution, ModelSection
+from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
 from bert_jax.model.execution import default_unroll, resolve_execution
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
@@ -30,7 +30,6 @@ from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches
 from bert_jax.tasks.family import DataRequest, Family, hub_files
-from bert_jax.tasks.parameter_transfer import describe_fresh_parts, shared_parts
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSection, FinetuneSettings
 from bert_jax.tasks.task import FinetuneTask
@@ -50,6 +49,9 @@ FREE: Final = (
     "finetune.watchdog",
     *(f"finetune.watchdog.{name}" for name in WatchdogSection.model_fields),
 )
+
+# Parts of a model that every task takes over.
+_SHARED: Final = ("encoder", "pooler")
 
 # Settings that decide which rows a run reads, and in which order.
 DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
@@ -152,7 +154,12 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
     model = ModelSection(execution=kept, heads=family.heads)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
-    _check_batch(section, mesh)
+    check_batch(
+        "finetune.batch_size",
+        section.batch_size,
+        parts=batch_parts(mesh),
+        accumulation=section.accumulation,
+    )
     task = FinetuneTask(
         architecture=architecture,
         execution=_resolved(execution, section, family, architecture=architecture, mesh=mesh),
@@ -237,7 +244,7 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
     dtype = prepared.model_section.execution.dtype
     if prepared.section.dtype is None and dtype != prepared.origin.model.execution.dtype:
         lines.append(SLOWER)
-    if fresh := describe_fresh_parts(ours=prepared.family.heads, theirs=prepared.origin.heads):
+    if fresh := _describe_fresh_parts(ours=prepared.family.heads, theirs=prepared.origin.heads):
         lines.append(f"{fresh} starts fresh")
     for line in lines:
         narrator_of(console).say(line)
@@ -247,8 +254,35 @@ def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -
     """Returns the origin's parameters on the run's mesh, and fresh ones where it has none."""
     origin = prepared.origin
     loaded = load_params(origin, checkpoint="auto", mesh=prepared.mesh)
-    found = shared_parts(abstract, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
+    found = _shared_parts(abstract, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
     return found | draw({part: abstract[part] for part in abstract if part not in found})
+
+
+def _shared_parts(
+    wanted: Collection[str], found: Params, *, ours: HeadsSection, theirs: HeadsSection
+) -> Params:
+    """Returns the parts of an origin's parameters that a model of the parts wanted takes over.
+
+    The task's head is taken over where it is one of the same task and the same labels (SQuAD 1.1
+    before 2.0, MNLI before another corpus of the same three); otherwise it starts fresh, as does a
+    pooler that the origin lacks.
+    """
+    shared = (*_SHARED, "task") if _same_head(ours, theirs) else _SHARED
+    return {part: found[part] for part in wanted if part in shared and part in found}
+
+
+def _describe_fresh_parts(*, ours: HeadsSection, theirs: HeadsSection) -> str:
+    """Returns in words what starts fresh, ``""`` if nothing does."""
+    fresh = []
+    if ours.pooler and not theirs.pooler:
+        fresh.append("the pooler")
+    if not _same_head(ours, theirs):
+        fresh.append(f"the {(ours.task or '').replace('_', '-')} head")
+    return " and ".join(fresh)
+
+
+def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
+    return ours.task == theirs.task and ours.labels == theirs.labels
 
 
 def make_predictor(prepared: TrainingSetup) -> Predictor:
@@ -263,15 +297,6 @@ def make_predictor(prepared: TrainingSetup) -> Predictor:
         architecture=prepared.architecture,
         # And once more with the best checkpoint.
         passes=section.epochs * section.evaluations_per_epoch + 1,
-    )
-
-
-def _check_batch(section: FinetuneSection, mesh: jax.sharding.Mesh) -> None:
-    check_batch(
-        "finetune.batch_size",
-        section.batch_size,
-        parts=batch_parts(mesh),
-        accumulation=section.accumulation,
     )
 
 

@@ -1,0 +1,108 @@
+"""The one way into a run: a configuration → checked, immutable settings. Needs no JAX."""
+
+import time
+from typing import Any
+
+from etils import epath
+
+from bert_jax.config import RunConfig
+from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
+from bert_jax.errors import UserError
+from bert_jax.model.config import ModelSection
+from bert_jax.objectives.section import PretrainSettings
+from bert_jax.runs.settings import CONFIG, read_settings
+from bert_jax.section import need
+from bert_jax.tasks.family import pinned
+from bert_jax.tasks.section import FinetuneSettings
+from bert_jax.verbs import starting_jax
+
+
+def pretrain_settings(
+    config: RunConfig,
+    *,
+    init_from: str | None = None,
+    allow_data_change: bool = False,
+    started: float | None = None,
+) -> PretrainSettings:
+    """Returns what `pretrain` needs of a configuration, complete, after a look at its inputs.
+
+    The options are those of `bert_jax.pretrain`. Raises UserError: a section is missing, or an
+    input is not there or does not fit.
+    """
+    tokenizer = need(config.tokenizer, "tokenizer", "pretrain")
+    model = need(config.model, "model", "pretrain")
+    train = need(config.train, "train", "pretrain")
+    run_dir = need(config.run_dir, "run_dir", "pretrain")
+    inputs = pretraining_inputs(
+        tokenizer=tokenizer, model=model, train=train, optimizer=config.optimizer
+    )
+    require_inputs(inputs, config.mesh)
+    return PretrainSettings(
+        train=train,
+        tokenizer=tokenizer,
+        model=model,
+        objective=config.objective,
+        optimizer=config.optimizer,
+        loader=config.loader,
+        init_from=init_from,
+        **_common(config, run_dir, allow_data_change=allow_data_change, started=started),
+    )
+
+
+def finetune_settings(
+    config: RunConfig, *, allow_data_change: bool = False, started: float | None = None
+) -> FinetuneSettings:
+    """Returns what `finetune` needs of a configuration, complete, after a look at its inputs.
+
+    The options are those of `bert_jax.finetune`. Raises UserError: a section is missing or belongs
+    to pretraining, or an input is not there or does not fit.
+    """
+    section = need(config.finetune, "finetune", "finetune")
+    run_dir = need(config.run_dir, "run_dir", "finetune")
+    require_inputs(finetuning_inputs(section), config.mesh)
+    if config.model is not None and not _is_resolved(run_dir, config.model):
+        raise UserError(
+            "model: found settings, allowed: none beside finetune, whose model is the one of "
+            "finetune.init_from (finetune.dropout and finetune.dtype change it)"
+        )
+    # Settings of pretraining. A resolved configuration spells out their defaults.
+    replaced = {
+        "optimizer": "finetune.optimizer",
+        "train": "finetune",
+        "objective": "finetune.task",
+    }
+    for name, allowed in {**replaced, "loader": "no such section beside finetune"}.items():
+        if getattr(config, name) != RunConfig.model_fields[name].default:
+            raise UserError(f"{name}: found settings of pretraining, allowed: {allowed}")
+    with starting_jax():
+        from bert_jax.verbs.import_checkpoint import find_origin
+    origin = find_origin(section.init_from)
+    return FinetuneSettings(
+        finetune=section.model_copy(
+            update={"init_from": origin.name, "task": pinned(section.task)}
+        ),
+        origin=origin.run_dir,
+        **_common(config, run_dir, allow_data_change=allow_data_change, started=started),
+    )
+
+
+def _common(
+    config: RunConfig, run_dir: str, *, allow_data_change: bool, started: float | None
+) -> dict[str, Any]:
+    """Returns the fields of `RunSettings`."""
+    return {
+        "seed": config.seed,
+        "run_dir": run_dir,
+        "mesh": config.mesh,
+        "config": config.model_dump(mode="json"),
+        "allow_data_change": allow_data_change,
+        "started": started or time.time(),
+    }
+
+
+def _is_resolved(run_dir: str, model: ModelSection) -> bool:
+    """Whether a configuration is the run directory's own, whose model is spelled out."""
+    root = epath.Path(run_dir)
+    return (root / CONFIG).exists() and read_settings(root).get("model") == model.model_dump(
+        mode="json"
+    )
