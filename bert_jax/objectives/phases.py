@@ -49,12 +49,19 @@ class PhaseOpener:
         """
         section = self.settings.train.phases[index]
         key = f"train.phases.{index}"
-        source = self._source(section.dataset, TRAIN, key=f"{key}.dataset")
+        source_of = functools.partial(
+            open_source,
+            section.dataset,
+            objective=self.settings.objective,
+            tokenizer=self.tokenizer,
+            cache=self.cache,
+        )
+        source = source_of(TRAIN, key=f"{key}.dataset")
         section.check_positions(self.architecture.max_position_embeddings, key=key)
         with under(key, PhaseSection):
             held_out = None
             if VALIDATION in source.splits:
-                held_out = self._source(section.dataset, VALIDATION, key="dataset")
+                held_out = source_of(VALIDATION, key="dataset")
             phase = self._phase(section, source, held_out, index=index)
         validation = None if held_out is None else held_out.dataset.fingerprint
         return OpenedPhase(phase, section.dataset, source.dataset.fingerprint, validation)
@@ -129,14 +136,4 @@ class PhaseOpener:
             open_batches,
             self.mesh,
             shares=share.count,
-        )
-
-    def _source(self, dataset: str, split: str, *, key: str) -> ExampleSource:
-        return open_source(
-            dataset,
-            split,
-            objective=self.settings.objective,
-            tokenizer=self.tokenizer,
-            cache=self.cache,
-            key=key,
         )

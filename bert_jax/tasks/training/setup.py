@@ -211,7 +211,13 @@ def claim(prepared: TrainingSetup) -> epath.Path:
         tokenizer=prepared.origin.tokenizer,
     )
     if (root / "config.yaml").exists():
-        held = decisive_settings(run := open_run(root), prepared)
+        run = open_run(root)
+        section = run.section("finetune", FinetuneSection, verb="finetune")
+        held = {
+            "seed": run.seed,
+            "finetune": section.model_dump(mode="json"),
+            "content": read_run_provenance(root).get("content", prepared.content),
+        }
         asked = prepared.decisive()
         changed = [change.key for change in find_changes(held, asked)]
         data = [key for key in changed if re.fullmatch(DATA, key)]
@@ -323,14 +329,3 @@ def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition
         frozen = frozen_parameters(section.optimizer, model.axes, depth=depth)
     names = flatten_dict(frozen, sep="/").items()
     return dataclasses.replace(task, frozen=frozenset(name for name, held in names if held))
-
-
-def decisive_settings(run: Run, prepared: TrainingSetup) -> dict[str, Any]:
-    """Returns what decided the numbers of a fine-tuned run, as `TrainingSetup.decisive` does."""
-    section = run.section("finetune", FinetuneSection, verb="finetune")
-    provenance = read_run_provenance(run.directory)
-    return {
-        "seed": run.seed,
-        "finetune": section.model_dump(mode="json"),
-        "content": provenance.get("content", prepared.content),
-    }
