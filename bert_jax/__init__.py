@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from bert_jax.data.rows.packing_plan import PackingSection
     from bert_jax.diagnostics.findings import DoctorReport, Finding
     from bert_jax.errors import PeerLost, RunStopped, UserError
-    from bert_jax.feature_extraction.extraction import ExtractionResult
     from bert_jax.feature_extraction.extractor import TextFeatures
     from bert_jax.inference.fill_mask import Candidate, Filled
     from bert_jax.launch.section import LimitsSection, SubmitSection
@@ -82,7 +81,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.evaluate import evaluate
     from bert_jax.verbs.examples import ExtraOutputs, examples
     from bert_jax.verbs.export import export
-    from bert_jax.verbs.features import features
+    from bert_jax.verbs.features import ExtractionResult, features
     from bert_jax.verbs.fill_mask import fill_mask
     from bert_jax.verbs.finetune import finetune
     from bert_jax.verbs.import_checkpoint import import_checkpoint
@@ -135,7 +134,6 @@ _PLACES: Final = {
     "data.rows.packing_plan": "PackingSection",
     "diagnostics.findings": "DoctorReport Finding",
     "errors": "PeerLost RunStopped UserError",
-    "feature_extraction.extraction": "ExtractionResult",
     "feature_extraction.extractor": "TextFeatures",
     "inference.fill_mask": "Candidate Filled",
     "launch.section": "LimitsSection SubmitSection",
@@ -165,6 +163,7 @@ _PLACES: Final = {
     "PhaseSection ProfileSection TrainSection WatchdogSection",
     "verbs.demo": "Demo",
     "verbs.examples": "ExtraOutputs",
+    "verbs.features": "ExtractionResult",
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names.split()}
 

@@ -60,9 +60,6 @@ def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 
     A dataset that is there already is not made again, and its text is then not needed.
     """
-    from bert_jax.pipelines.engines.local import load_early
-
-    load_early()
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.examples import ExtraOutputs
     from bert_jax.verbs.examples import examples as run

@@ -1,15 +1,50 @@
-"""`bert-jax features`: texts → vectors of their pieces, words or sentences."""
+"""`bert-jax features`: texts → vectors of their pieces, words or sentences, and a probe's score."""
 
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from etils import epath
 from rich.console import Console
 
-from bert_jax.feature_extraction.extraction import (
-    ExtractionRequest,
-    ExtractionResult,
-    extract_features,
+from bert_jax.errors import UserError
+from bert_jax.feature_extraction import writers
+from bert_jax.feature_extraction.extractor import (
+    ExtractionCounts,
+    ExtractionSettings,
+    FeatureExtractor,
+    Level,
+    Pool,
+    TextFeatures,
+    settings_for,
 )
-from bert_jax.feature_extraction.extractor import Level, Pool
-from bert_jax.feature_extraction.texts import TextColumns
+from bert_jax.feature_extraction.layers import MIX
+from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
+from bert_jax.feature_extraction.texts import TextColumns, read_texts
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.remote import is_remote
+from bert_jax.inference.batch_size import check_batch_size
+from bert_jax.inference.model import model_of_run
+from bert_jax.narration import doing
+from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
+from bert_jax.runs.directory import open_run
+from bert_jax.runs.lock import hold_output
+
+PROBE: Final = "probe.json"
+
+
+class ExtractionResult(NamedTuple):
+    """What was written."""
+
+    output: Path
+    step: int  # of the checkpoint
+    width: int  # numbers in a vector
+    counts: ExtractionCounts
+    score: ProbeScore | None
 
 
 def features(
@@ -59,18 +94,94 @@ def features(
     Raises:
         UserError: no such file, column, layer, run or checkpoint; a ragged table; `output` exists.
     """
-    request = ExtractionRequest(
-        run_dir=run_dir,
-        input_path=input_path,
-        output=output,
-        layers=layers,
-        level=level,
-        pool=pool,
-        columns=TextColumns(column, pair_column, probe_column),
-        max_length=max_length,
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-        mesh=mesh,
-        force=force,
-    )
-    return extract_features(request, console=console)
+    for path in (input_path, output):
+        if is_remote(path):
+            raise UserError(f"features: found {path}, allowed: a local path")
+    columns = TextColumns(column, pair_column, probe_column)
+    probe_path = None if probe_column is None else Path(output).parent / PROBE
+    mix = layers == MIX
+    if mix and probe_path is None:
+        raise UserError('--layers: found "mix" without --probe, allowed: with it, to learn from')
+    if level != "sentence" and (probe_path is not None or pool is not None):
+        option = "--pool" if probe_path is None else "--probe"
+        raise UserError(f"{option}: found it with --level {level}, allowed: with --level sentence")
+    check_batch_size(batch_size)
+    target = Path(output)
+    writers.check_output(target, force=force)
+    if probe_path is not None and probe_path.exists() and not force:
+        raise UserError(f"{probe_path}: is already there; allowed: another directory, or --force")
+    with hold_output(output):
+        run = open_run(run_dir)
+        settings = settings_for(
+            run.architecture,
+            layers=layers,
+            level=level,
+            pool=pool,
+            max_length=max_length,
+            batch_size=batch_size,
+        )
+        texts = read_texts(Path(input_path), columns)
+        # A wrong column is reported before minutes go into reading a checkpoint.
+        first = next(texts, None)
+        if first is None:
+            raise UserError(f"{input_path}: found no text, allowed: one or more")
+        model = model_of_run(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
+        step, extractor = model.loaded.step, FeatureExtractor(settings, model)
+
+        def stream() -> Iterator[TextFeatures]:
+            with doing(lambda: f"extracting: {extractor.counts.texts:,} texts"):
+                yield from extractor(itertools.chain([first], texts))
+
+        score = None
+        width = run.architecture.hidden_size if mix else extractor.width
+        with writers.open_writer(target, writers.FeatureFormat(level, width)) as writer:
+            if probe_path is None:
+                for found in stream():
+                    writer.add(found)
+            else:
+                states = len(settings.layers.states) if mix else None
+                score = _probe(list(stream()), writer, states=states)
+        if score is not None and probe_path is not None:
+            how = {"layers": settings.layers.name, "pool": settings.pool, "step": step}
+            content = {**score._asdict(), **how}
+            write_whole(epath.Path(probe_path), json.dumps(content, indent=2).encode())
+    result = ExtractionResult(target, step, width, extractor.counts, score)
+    if console is not None:
+        _show(result, console, settings)
+    return result
+
+
+def _probe(
+    features: list[TextFeatures], writer: writers.FeatureWriter, *, states: int | None
+) -> ProbeScore:
+    """Scores sentence features and writes them; with `states`, mixed by the learned weights."""
+    vectors = np.concatenate([found.vectors for found in features])
+    if states is not None:
+        vectors = vectors.reshape(len(features), states, -1)
+    labels = [found.source.label or "" for found in features]
+    with doing("cross-validating the probe"):
+        score = probe(vectors, labels, mix=states is not None)
+    if score.mix is not None:
+        vectors = mixed(vectors, score.mix)
+    for found, vector in zip(features, vectors, strict=True):
+        writer.add(found._replace(vectors=vector[None]))
+    return score
+
+
+def _show(result: ExtractionResult, console: Console, settings: ExtractionSettings) -> None:
+    counts = result.counts
+    parts = [
+        f"{result.output}: step {result.step}, {counts.texts:,} texts, {settings.level} features",
+        f"layers {settings.layers.name}, {result.width} wide, {counts.padding:.0%} padding",
+    ]
+    if counts.cut:
+        parts.append(f"{counts.cut:,} texts cut at {settings.max_length} pieces")
+    if counts.empty:
+        more = ", …" if counts.empty > len(counts.empty_lines) else ""
+        lines = ", ".join(map(str, counts.empty_lines)) + more
+        parts.append(f"{counts.empty:,} texts empty (line {lines})")
+    console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
+    if result.score is not None:
+        console.print(f"probe: {result.score.line()}", highlight=False, soft_wrap=True)
+        if not result.score.converged:
+            console.print("probe: not converged after 1,000 iterations", highlight=False)

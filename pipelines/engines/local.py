@@ -5,7 +5,6 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 from typing import Final, Self, TypeVar
 
@@ -21,18 +20,6 @@ _LOADED_ONCE: Final = [
     "bert_jax.pipelines.tokenised.tokenise",
     "bert_jax.pipelines.shards.write_shard",
 ]
-
-
-def load_early() -> None:
-    """Loads what workers need while this process loads what it needs itself.
-
-    In a process of its own, of which the workers of every :class:`WorkerPool` are then forks: they
-    start at once, independent of this process' threads. Without this call it happens when the first
-    pool gets its first job. On one core, or a system that cannot fork, nothing is done.
-    """
-    if available_cores() > 1 and _can_fork():
-        _context()
-        forkserver.ensure_running()
 
 
 class WorkerPool:
@@ -93,13 +80,9 @@ def use_one_thread() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _can_fork() -> bool:
-    return "forkserver" in multiprocessing.get_all_start_methods()
-
-
 def _context() -> BaseContext:
     """Returns how workers start: never as forks of this process, whose threads they would lack."""
-    if not _can_fork():
+    if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_LOADED_ONCE)

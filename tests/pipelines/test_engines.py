@@ -17,7 +17,7 @@ import pytest
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.engines.engine import open_engine
-from bert_jax.pipelines.engines.local import WorkerPool, load_early
+from bert_jax.pipelines.engines.local import WorkerPool
 from bert_jax.pipelines.examples import ExamplesSection
 from tests.corpus import section, sentences, write_corpus, write_tokenizer
 from tests.project import bert_jax, environment, said, write_config
@@ -281,7 +281,6 @@ def facts_of_a_worker(variable: str) -> tuple[int, str | None, bool]:
 def test_workers_are_forks_of_one_light_process_with_the_environment_of_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    load_early()
     monkeypatch.setenv("SET_AFTER_THAT", "yes")
     with WorkerPool(2) as pool:
         facts = [fact for _, fact in pool.run(facts_of_a_worker, ["SET_AFTER_THAT"] * 2)]

@@ -1,6 +1,5 @@
 """Rows of google-research/bert's ``create_pretraining_data.py``: seven features."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -8,7 +7,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from bert_jax.data.google_bert import tf_example
-from bert_jax.data.google_bert.tf_example import decode_lists
 from bert_jax.data.rows.static_masks import StaticExample
 from bert_jax.task import Row
 
@@ -85,41 +83,14 @@ def decode_row(record: bytes) -> tuple[StaticExample, int]:
 def _numbers(record: bytes) -> dict[str, np.ndarray]:
     """Returns int64 ``[n]`` of each feature, float32 of the weights."""
     try:
-        if (packed := packed_values(record)) is not None:
-            weights = np.frombuffer(packed.pop(WEIGHTS), _FLOAT)
-            flat, counts = decode_lists(list(packed.values()))
-            stops = itertools.accumulate(counts)
-            numbers = {
-                name: flat[stop - count : stop]
-                for name, count, stop in zip(packed, counts, stops, strict=True)
-            }
-            return {**numbers, WEIGHTS: weights}
         feature = tf_example.Example.FromString(record).features.feature
-    except (DecodeError, ValueError):  # ValueError: truncated numbers
+    except DecodeError:
         raise ValueError("found no tf.train.Example, allowed: one in each record") from None
-    return {
-        name: np.array(_values(feature, name), _FLOAT if name == WEIGHTS else np.int64)
-        for name in FEATURES
-    }
-
-
-def packed_values(record: bytes) -> dict[str, bytes] | None:
-    """Returns the packed numbers of each feature, not decoded.
-
-    Varints, for the weights little-endian floats; None where the record has to be read number by
-    number: it is not as all known writers write it, or a feature is missing.
-
-    Raises:
-        DecodeError: the bytes are not a ``tf.train.Example``.
-    """
-    example = tf_example.packed_example(record)
-    if example is None:
-        return None
-    feature = example.features.feature
-    try:
-        return {name: b"".join(_values(feature, name)) for name in FEATURES}
-    except ValueError:
-        return None
+    numbers = {}
+    for name in FEATURES:
+        values = _values(feature, name)
+        numbers[name] = np.fromiter(values, _FLOAT if name == WEIGHTS else np.int64, len(values))
+    return numbers
 
 
 def _values(feature: Mapping[str, Any], name: str) -> Sequence[Any]:
