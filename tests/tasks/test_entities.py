@@ -65,15 +65,6 @@ def test_figures_of_adversarial_cases_are_those_worked_by_hand_and_of_conlleval(
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_figures_of_all_cases_together_are_those_of_conlleval() -> None:
-    gold = [gold.split() for gold, _, _ in CASES.values()]
-    predicted = [predicted.split() for _, predicted, _ in CASES.values()]
-    counts = conlleval(gold, predicted)
-    assert counts[:3] == tuple(map(sum, zip(*(case[2] for case in CASES.values()), strict=True)))
-    found = entity_scores(gold, predicted)
-    assert found["f1"] == pytest.approx(counts.f1, abs=1e-12)
-
-
 def tags(prefixes: str) -> st.SearchStrategy[str]:
     types = st.sampled_from(["PER", "LOC", "per-name"])
     return st.just("O") | st.builds("{}-{}".format, st.sampled_from(prefixes), types)
@@ -116,16 +107,6 @@ def test_entities_are_spans_of_tokens() -> None:
         Entity("LOC", 4, 5),
         Entity("ORG", 5, 6),
     ]
-
-
-def test_a_label_of_no_scheme_has_no_entities() -> None:
-    with pytest.raises(ValueError, match="found the label 'NN', allowed: O, B-TYPE, I-TYPE"):
-        find_entities(["O", "NN"])
-
-
-def test_predictions_must_be_as_many_as_labels() -> None:
-    with pytest.raises(ValueError, match="sentence 1: 2 and 1 labels"):
-        entity_scores([["O"], ["O", "O"]], [["O"], ["O"]])
 
 
 def test_report_has_the_figures_of_each_type_worked_by_hand() -> None:

@@ -7,7 +7,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import Family
 from bert_jax.tasks.glue.family import GlueSection
-from bert_jax.tasks.glue.files import TASKS, read_glue
+from bert_jax.tasks.glue.files import TASKS
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 HEADER_MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
@@ -128,39 +128,6 @@ def test_f1_stays_that_of_the_positive_label_in_another_order(tmp_path: Path) ->
     assert family.score(records) == pytest.approx({"f1": 4 / 6, "accuracy": 2 / 4})
 
 
-def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:
-    expected = {
-        "cola": ["matthews", "accuracy"],
-        "mrpc": ["f1", "accuracy"],
-        "qqp": ["f1", "accuracy"],
-        "stsb": ["spearman", "pearson"],
-        "mnli": ["accuracy", "matthews"],
-    }
-    for name, (lines, _) in TRAIN.items():
-        write_lines(tmp_path / name / "train.tsv", lines)
-        family = glue(tmp_path / name, name, "train")
-        logits = [[float(n == row) for n in range(len(family.heads.labels))] for row in (0, 1)]
-        figures = family.score(predict(family.splits["train"], logits))
-        assert list(figures) == expected.get(name, ["accuracy"])
-        assert family.best_metric == next(iter(figures))
-
-
-def test_a_test_set_has_labels_if_its_file_has(tmp_path: Path) -> None:
-    write_lines(
-        tmp_path / "test.tsv", ["index\t#1 ID\t#2 ID\t#1 String\t#2 String", "3\t1\t2\tw1\tw2"]
-    )
-    family = glue(tmp_path, "mrpc", "test")
-    records = predict(family.splits["test"], [[0, 1]])
-    assert [(record["id"], record["label"]) for record in records] == [(3, None)]
-    assert family.score(records) == {}
-    assert labels_of(family.splits["test"]) == [None]
-    write_lines(tmp_path / "test.tsv", TRAIN["mrpc"][0])
-    family = glue(tmp_path, "mrpc", "test")
-    records = predict(family.splits["test"], [[0, 1], [0, 1]])
-    assert [record["id"] for record in records] == [0, 1]
-    assert family.score(records)["accuracy"] == 0.5
-
-
 def test_mnli_has_two_of_each_and_the_diagnostic_set(tmp_path: Path) -> None:
     lines = TRAIN["mnli"][0]
     data = tmp_path / "glue" / "MNLI"
@@ -207,12 +174,6 @@ def test_fields_of_stsb_beyond_the_header_are_not_read_and_counted(tmp_path: Pat
     assert "train: 1 lines have more fields than the header" in family.notes[0]
 
 
-def test_an_id_longer_than_any_number_is_none(tmp_path: Path) -> None:
-    write_lines(tmp_path / "dev.tsv", [NLI, f"{'9' * 5_000}\tw1\tw2\tentailment", "7\tw\tw\t"])
-    rows = read_glue(tmp_path / "dev.tsv", "rte", labelled=True).rows
-    assert [row.id for row in rows] == [0, 7]
-
-
 @pytest.mark.parametrize(
     ("name", "lines", "expected"),
     [
@@ -251,26 +212,6 @@ def test_what_is_wrong_with_a_file_is_named(
     assert expected in refusal(tmp_path, name, "train")
 
 
-def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
-    assert "train.tsv: no such file" in refusal(tmp_path, "rte", "train")
-    found = refusal(tmp_path, "rte", "train", data=str(tmp_path / "gleu"))
-    assert found == f'task.data: found no directory {tmp_path}/gleu, allowed: one, or "tfds"'
-
-
-def test_the_first_training_examples_alone(tmp_path: Path) -> None:
-    for name in ("train.tsv", "dev.tsv"):
-        write_lines(tmp_path / name, ["sentence\tlabel", *["w1\t1", "w2\t0"] * 4])
-    family = glue(tmp_path, "sst2", train_limit=3, class_weights="balanced")
-    assert {name: split.examples for name, split in family.splits.items()} == {"train": 3, "dev": 8}
-    assert family.class_weights == (3 / (2 * 1), 3 / (2 * 2))
-    weighted = glue(tmp_path, "sst2", class_weights={"negative": 2})
-    assert weighted.class_weights == (2.0, 1.0)
-    assert glue(tmp_path, "sst2").class_weights is None
-    found = refusal(tmp_path, "sst2", class_weights={"negativ": 2})
-    assert 'task.class_weights: found "negativ"' in found
-    assert found.endswith('did you mean "negative"?')
-
-
 def test_a_file_of_the_users_needs_only_the_texts(tmp_path: Path) -> None:
     labels = TASKS["sst2"].names
     made = {
@@ -287,12 +228,3 @@ def test_a_file_of_the_users_needs_only_the_texts(tmp_path: Path) -> None:
     bare = write_lines(tmp_path / "dev.tsv", TRAIN["cola"][0])
     family = glue(tmp_path, "cola", "input", input=bare, labels=TASKS["cola"].names)
     assert labels_of(family.splits["input"]) == [1, 0]
-
-
-def test_long_and_empty_texts_are_counted(tmp_path: Path) -> None:
-    long = " ".join(["w1"] * 40)
-    write_lines(tmp_path / "dev.tsv", [NLI, f"0\t{long}\tw2\t0", "1\t\tw1\t1", "2\tw1\t \t1"])
-    assert glue(tmp_path, "wnli", "dev", max_length=12).notes == (
-        "dev: 1 of 3 texts are longer than 12 pieces: cut",
-        "dev: 2 of 3 texts are empty (line 3, 4)",
-    )

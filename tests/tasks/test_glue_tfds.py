@@ -97,24 +97,6 @@ def test_texts_and_labels_are_those_of_the_dataset(tmp_path: Path, name: str) ->
     assert labels_of(family.splits["test"]) == [None, None]
 
 
-def test_mnli_has_two_of_each_and_the_diagnostic_set(tmp_path: Path) -> None:
-    one = [{"premise": "w1", "hypothesis": "w2", "label": "neutral", "idx": 0}]
-    splits = {"train": one}
-    for kind in ("matched", "mismatched"):
-        splits |= {f"validation_{kind}": one, f"test_{kind}": [{**one[0], "label": -1}]}
-    prepare(tmp_path, "mnli", splits)
-    prepare(tmp_path, "ax", {"test": [{**one[0], "label": -1}] * 2})
-    family = glue(tmp_path, "mnli", "train", "dev", "test")
-    assert {name: labels_of(split) for name, split in family.splits.items()} == {
-        "train": [1],
-        "dev_matched": [1],
-        "dev_mismatched": [1],
-        "test_matched": [None],
-        "test_mismatched": [None],
-        "diagnostic": [None, None],
-    }
-
-
 def test_a_format_that_needs_tensorflow_is_refused(tmp_path: Path) -> None:
     one = [{"sentence": "w1", "label": "positive", "idx": 0}]
     path = prepare(tmp_path, "sst2", {"train": one}) / "dataset_info.json"
@@ -123,12 +105,6 @@ def test_a_format_that_needs_tensorflow_is_refused(tmp_path: Path) -> None:
         glue(tmp_path, "sst2", "train")
     assert "tfds glue/sst2: found it as tfrecord in" in str(caught.value)
     assert "allowed: array_record; another task.data_dir, or a directory" in str(caught.value)
-
-
-def test_a_split_that_is_not_there_is_named(tmp_path: Path) -> None:
-    prepare(tmp_path, "sst2", {"train": [{"sentence": "w1", "label": "positive", "idx": 0}]})
-    with pytest.raises(UserError, match='found no split "validation", allowed: train'):
-        glue(tmp_path, "sst2", "dev")
 
 
 def test_a_download_that_fails_is_said_in_one_line(

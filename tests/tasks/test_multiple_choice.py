@@ -3,7 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,14 +82,6 @@ def test_codah_has_no_header_and_no_quotes(tokenizer: Tokenizer, tmp_path: Path)
     assert family.score([{**first, "prediction": 3}, second]) == {"accuracy": 0.5}
 
 
-def test_a_row_that_was_not_predicted_is_missed(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    split = open_file(tokenizer, tmp_path, SWAG, format="swag").splits["train"]
-    collector = split.collect()
-    collector.add(1, np.zeros(4, np.float32))
-    with pytest.raises(ValueError, match="none for 1 of 2 rows, the first of them 0"):
-        collector.records()
-
-
 @pytest.mark.parametrize(
     ("label_is", "labels"),
     [
@@ -108,36 +99,6 @@ def test_the_right_choice_is_named_in_any_of_four_ways(
     family = open_file(tokenizer, tmp_path, text, label_is=label_is, **THREE)
     split = family.splits["train"]
     assert [split.row(index).targets["label"] for index in range(2)] == [2, 0]
-
-
-def test_json_lines_are_read_too(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    text = '{"q": "the", "x": "dog", "y": "mill", "z": "in", "answer": 1}\n'
-    family = open_file(tokenizer, tmp_path, text, name="f.jsonl", **THREE)
-    assert family.splits["train"].row(0).targets == {"label": 1}
-
-
-def test_a_line_that_lacks_a_column_is_named_not_the_setting(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    row = '{"q": "the", "x": "dog", "y": "mill", "z": "in", "answer": 1}\n'
-    text = row + row.replace('"y"', '"yy"')
-    with pytest.raises(
-        UserError, match=r'line 2: column "y" \(task\.choices\) is missing, found: q'
-    ):
-        open_file(tokenizer, tmp_path, text, name="f.jsonl", **THREE)
-
-
-def test_long_questions_are_cut_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    text = f"q,x,y,z,answer\n{'the ' * 10_000},dog,river,mill,0\n,dog,river,mill,0\n"
-    family = open_file(tokenizer, tmp_path, text, max_length=10, **THREE)
-    split = family.splits["train"]
-    assert split.lengths.tolist() == [10, 4]
-    assert [len(ids) for ids in split.row(0).sequences] == [10, 10, 10]
-    assert tokenizer.pieces(split.row(0).sequences[2])[-3:] == ["[SEP]", "mill", "[SEP]"]
-    assert [note.split(": ", 1)[1] for note in family.notes] == [
-        "1 questions have no text",
-        "1 questions are longer than 10 pieces and are cut",
-    ]
 
 
 @settings(deadline=None, max_examples=40)
@@ -186,20 +147,6 @@ def test_labels_may_be_missing_where_they_are_asked_for(
     assert [family.splits[role].row(index).targets for index in range(2)] == [{}, {"label": 1}]
 
 
-def test_an_id_column_is_used_and_malformed_rows_are_skipped(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    text = "id;q;x;y;z;answer\nk1;the;dog;river;mill;2\nk2;the;dog\nk3;the;dog;river;mill;9\n"
-    settings = {**THREE, "delimiter": "semicolon"}
-    with pytest.raises(UserError, match="on_error=skip would skip the row"):
-        open_file(tokenizer, tmp_path, text, **settings)
-    family = open_file(tokenizer, tmp_path, text, on_error="skip", **settings)
-    assert "skipped 2 of 3 rows: line 3: found 3 fields" in family.notes[0]
-    collector = family.splits["train"].collect()
-    collector.add(0, np.zeros(3, np.float32))
-    assert [record["id"] for record in collector.records()] == ["k1"]
-
-
 def test_predictions_are_written_by_the_ids_of_the_table(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -239,26 +186,3 @@ def test_mistakes_are_named(
     with pytest.raises(UserError, match=message) as error:
         open_file(tokenizer, tmp_path, text, **columns, **changes)
     assert "\n" not in str(error.value)
-
-
-def test_a_role_without_a_file_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    section = MultipleChoiceSection(format="swag")
-    with pytest.raises(UserError, match=r"task\.test: found none, allowed: a file"):
-        section.open(DataRequest(tokenizer, max_length=16, seed=0, roles=("test",)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "text: found nothing"),
-        ({"text": "q", "choices": ("x",), "label": "l"}, "choices: allowed: two or more"),
-        ({"text": "q", "choices": ("x", "x"), "label": "l"}, "choices: allowed: two or more"),
-        ({"format": "swag", "stem": "q"}, "stem: found with format swag, which has its own"),
-        ({**THREE, "label_is": ("A", "B")}, "label_is: allowed: 3 different names"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(pydantic.ValidationError, match=message):
-        MultipleChoiceSection(**settings)

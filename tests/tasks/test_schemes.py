@@ -2,10 +2,8 @@ import pytest
 
 from bert_jax.tasks.tokens.schemes import (
     Scheme,
-    complete_labels,
     detect_scheme,
     fits,
-    parse_label,
     violations,
 )
 
@@ -54,21 +52,6 @@ def test_labels_that_a_scheme_has_otherwise_are_found(
     scheme: Scheme, labels: str, positions: list[int]
 ) -> None:
     assert violations(labels.split(), scheme) == positions
-
-
-def test_a_type_begins_after_the_first_hyphen() -> None:
-    assert parse_label("B-per-name") == ("B", "per-name")
-    assert parse_label("B") == ("B", "")
-    assert parse_label("O") == ("O", "")
-    for label in ("B-", "O-PER", "PER", "b-PER", "BPER", "", "-PER", "U-PER"):
-        assert parse_label(label) is None
-
-
-def test_labels_missing_from_the_training_set_are_completed() -> None:
-    assert complete_labels({"B-B", "B-A"}, "IOB2") == ("B-A", "B-B", "I-A", "I-B", "O")
-    assert complete_labels({"S-A", "O"}, "BIOES") == ("B-A", "E-A", "I-A", "O", "S-A")
-    assert complete_labels({"B"}, "IOB1") == ("B", "I", "O")
-    assert complete_labels({"VB", "NN"}, "none") == ("NN", "VB")
 
 
 def test_schemes_differ_in_the_labels_they_allow() -> None:

@@ -138,41 +138,7 @@ def test_records_of_a_regression(tokenizer: Tokenizer) -> None:
     assert "probabilities" not in found[0]
 
 
-def test_large_logits_have_finite_probabilities(tokenizer: Tokenizer) -> None:
-    found = predict(split_of([TextExample(0, "w1", None, 1, 2)], ONE, tokenizer), [[-3e38, 3e38]])
-    assert found[0]["probabilities"] == {"bad": 0.0, "good": 1.0}
-
-
-@pytest.mark.parametrize("shape", [(2, 1), (), (1, 1), (2,)])
-def test_logits_of_another_shape_are_refused(tokenizer: Tokenizer, shape: tuple[int, ...]) -> None:
-    # A regression's [rows, 1] as a whole would make one number out of many.
-    collector = split_of([TextExample(0, "w1", None, 2.0, 2)] * 2, NUMBER, tokenizer).collect()
-    with pytest.raises(ValueError, match=r"allowed: \(1,\)"):
-        collector.add(0, np.zeros(shape, np.float32))
-
-
-def test_every_row_is_taken_once(tokenizer: Tokenizer) -> None:
-    collector = split_of([TextExample(0, "w1", None, 1, 2)] * 3, ONE, tokenizer).collect()
-    collector.add(1, np.zeros(2, np.float32))
-    with pytest.raises(ValueError, match="row 1: found twice"):
-        collector.add(1, np.zeros(2, np.float32))
-    with pytest.raises(ValueError, match="none for 2 of 3 rows, the first of them 0"):
-        collector.records()
-
-
 def test_a_model_that_has_diverged_makes_no_records(tokenizer: Tokenizer) -> None:
     collector = split_of([TextExample(5, "w1", None, 1, 2)], ONE, tokenizer).collect()
     with pytest.raises(Diverged, match="row 0: found NaN or infinity, allowed: finite"):
         collector.add(0, np.asarray([np.nan, 0], np.float32))
-
-
-def test_heads_name_the_labels_and_the_problem() -> None:
-    heads = NUMBER.heads
-    assert (heads.task, heads.labels, heads.problem, heads.outputs) == (
-        "sequence_classification",
-        ("similarity",),
-        "regression",
-        1,
-    )
-    assert heads.reads_pooled
-    assert not heads.pretraining

@@ -10,7 +10,6 @@ from bert_jax.tasks.squad.answers import (
     find_candidates,
     to_record,
 )
-from bert_jax.tasks.squad.split import ContextWindows
 from tests.tasks import reference_squad
 
 FIRST = 4  # [CLS] two pieces of a question [SEP]
@@ -81,51 +80,6 @@ def test_answers_are_those_of_the_reference(
     found = _answers(rows, spans, n_best=n_best, longest=longest, null=null)
     assert [(entry.text, *entry.logits) for entry in found.nbest] == expected[0]
     assert found.null_score_difference == pytest.approx(expected[1], abs=1e-12)
-
-
-def test_the_best_span_is_taken_where_the_best_starts_and_ends_make_none() -> None:
-    logits = np.zeros((FIRST + 6, 2), np.float32)
-    logits[FIRST + 4, 0] = 5  # the best start stands behind the best end
-    logits[FIRST + 1, 1] = 5
-    logits[FIRST + 4, 1] = -1
-    most = np.ones(5, np.bool_)
-    how = {"first": FIRST, "offset": 0, "n_best": 1}
-    window = find_candidates(logits, most, max_answer_length=3, **how)
-    assert (window.starts.tolist(), window.ends.tolist(), window.spare) == ([0], [1], True)
-    window = find_candidates(logits, most, max_answer_length=1, **how)
-    assert (window.starts.tolist(), window.ends.tolist()) == ([1], [1])
-
-
-def test_a_spare_span_gives_way_to_any_other() -> None:
-    rows = [np.zeros((FIRST + 4, 2), np.float32) for _ in range(2)]
-    rows[0][0] = 50  # only [CLS] is among its best: a spare span, whatever its score
-    rows[0][FIRST:-1] = 9
-    rows[1][FIRST] = 1
-    found = _answers(rows, [(0, 3), (3, 6)], n_best=1, longest=3, null=False)
-    assert [(entry.start, entry.score) for entry in found.nbest] == [(3, 2.0)]
-
-
-def test_an_empty_context_is_answered_by_nothing() -> None:
-    logits = np.array([[1, 2], [9, 9], [9, 9], [9, 9], [9, 9]], np.float32)
-    most = ContextWindows(pieces=0, room=5, stride=3).most_context(0)
-    window = find_candidates(logits, most, first=FIRST, offset=0, n_best=20, max_answer_length=30)
-    for null in (False, True):
-        found = find_answers([window], _text, n_best=20, with_null=null)
-        assert found.nbest == [RankedAnswer("", None, (1.0, 2.0))]
-        record = to_record(found, threshold=1e9)
-        assert (record["prediction"], record["start"]) == ("", None)
-        assert record.get("null_score_difference") == (3.0 if null else None)
-
-
-def test_one_best_of_version_2_keeps_the_best_text_beside_no_answer() -> None:
-    rows = [np.zeros((FIRST + 3, 2), np.float32)]
-    rows[0][FIRST] = 5
-    rows[0][0] = 4
-    found = _answers(rows, [(0, 2)], n_best=1, longest=3, null=True)
-    assert [entry.text for entry in found.nbest] == ["a", ""]
-    rows[0][0], rows[0][FIRST] = 5, 4  # now no answer is the best
-    found = _answers(rows, [(0, 2)], n_best=1, longest=3, null=True)
-    assert [entry.text for entry in found.nbest] == ["", "a"]
 
 
 def test_no_answer_is_given_above_the_threshold_only() -> None:

@@ -53,13 +53,6 @@ def test_version_is_found_in_the_file(
     assert _read(write(tmp_path / "x.json", content)).version == expected
 
 
-def test_a_file_without_title_or_version_is_read(tmp_path: Path) -> None:
-    content = squad((TOWER, [question("a", "when", ("1889", 32))]))
-    del content["version"], content["data"][0]["title"]
-    file = _read(write(tmp_path / "x.json", content))
-    assert (file.version, file.questions[0].title) == ("1.1", "")
-
-
 def test_unanswerable_questions_in_version_1_1_are_counted_in_the_error(tmp_path: Path) -> None:
     content = squad((TOWER, [question(id, "who", impossible=True) for id in "ab"]))
     path = write(tmp_path / "train.json", content)
@@ -69,16 +62,6 @@ def test_unanswerable_questions_in_version_1_1_are_counted_in_the_error(tmp_path
         f'{path}: found 2 questions with is_impossible, allowed in version "1.1": none; '
         'set version to "2.0" or "auto"'
     )
-
-
-def test_unlabelled_questions_are_allowed_only_where_no_answer_is_needed(tmp_path: Path) -> None:
-    content = squad((TOWER, [question("a", "when"), question("b", "who")]))
-    del content["data"][0]["paragraphs"][0]["qas"][1]["answers"]
-    path = write(tmp_path / "x.json", content)
-    file = _read(path, needs_answers=False)
-    assert [one.answers for one in file.questions] == [None, None]
-    with pytest.raises(UserError, match=r"data\[0\].paragraphs\[0\].qas\[0\].answers: found none"):
-        _read(path)
 
 
 def _broken(change: str) -> Any:

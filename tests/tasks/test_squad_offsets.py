@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from bert_jax.tasks.squad.offsets import OffsetEncoder, align
+from bert_jax.tasks.squad.offsets import OffsetEncoder
 from bert_jax.text.sentence_piece import SentencePieceTokenizer
 from tests.tasks.squad_data import letters_tokenizer
 from tests.text.test_sentence_piece import train as train_model
@@ -44,22 +44,6 @@ def _slices(text: str, *, cased: bool = False) -> list[str]:
 def test_pieces_are_found_in_the_text(text: str, expected: list[str]) -> None:
     found = [piece.strip("\u200b") for piece in _slices(text)]
     assert found == [piece.strip("\u200b") for piece in expected]
-
-
-def test_unknown_pieces_in_a_row_share_what_their_neighbours_leave() -> None:
-    assert _slices("a,的的,b") == ["a", ",", "的的", "的的", ",", "b"]
-
-
-def test_what_does_not_match_is_given_the_whole_word() -> None:
-    assert align("abc", ["x", "yz"]) == [(0, 3), (0, 3)]
-    assert align("abc", ["a", "b"]) == [(0, 3), (0, 3)]
-    assert align("abc", [None, "x"]) == [(0, 3), (0, 3)]
-
-
-def test_an_accent_alone_belongs_to_the_letter_before() -> None:
-    assert align("ae\u0301b", ["ae", "\u0301", "b"])[0] == (0, 2)  # spelled as it stands
-    assert align("aéb", ["ae", "\u0301", "b"]) == [(0, 2), (1, 2), (2, 3)]
-    assert align("\u0301\u0302", ["\u0302", "\u0301"]) == [(0, 2), (0, 2)]
 
 
 @pytest.mark.parametrize("cased", [False, True])

@@ -56,26 +56,6 @@ def test_answers_are_compared_without_case_punctuation_and_articles(
     assert reference_squad.bare(text) == expected
 
 
-def test_f1_by_hand() -> None:
-    """2 of 3 words found are right, 2 of 4 right ones found: 2·(2/3)(1/2)/(2/3+1/2) = 4/7."""
-    found = squad_scores.overlap_f1("the big blue steel tower", "blue tower hall")
-    assert found == pytest.approx(4 / 7, abs=1e-15)
-    # A word counts as often as both have it: 1 of 2, 1 of 1.
-    assert squad_scores.overlap_f1("tower", "tower tower") == pytest.approx(2 / 3, abs=1e-15)
-    assert squad_scores.overlap_f1("", "") == 0.0
-
-
-def test_the_nearest_of_several_answers_counts() -> None:
-    assert squad_scores.score_1_1(["in 1889", "1889"], "the 1889.") == (1.0, 1.0)
-
-
-def test_versions_differ_where_nothing_is_left_of_an_answer() -> None:
-    assert squad_scores.score_1_1(["the"], "a") == (1.0, 0.0)
-    assert squad_scores.score_2_0(["the"], "a") == (1.0, 1.0)
-    assert squad_scores.score_2_0(["the", "tower"], "a") == (0.0, 0.0)
-    assert squad_scores.score_2_0([], "tower") == (0.0, 0.0)
-
-
 def _record(id: str, golds: list[str], text: str, odds: float, threshold: float) -> dict[str, Any]:
     answers = [{"text": gold, "start": 0} for gold in golds]
     nbest = [{"text": ""}, {"text": text}] if odds > 0 else [{"text": text}, {"text": ""}]
@@ -132,17 +112,6 @@ def test_figures_2_0_equal_the_reference_to_the_last_digit(
 
 def figures_of_no_answer(records: list[dict[str, Any]]) -> float:
     return 100.0 * sum(not record["label"] for record in records) / len(records)
-
-
-def test_threshold_by_hand() -> None:
-    """By rising difference: +1 (right), −1 (no answer there), +0.5, +0: the best is 2 + 1 of 4."""
-    found = squad_scores.best_threshold(
-        [0.5, 1.0, 0.0, 0.0],
-        [3.0, -2.0, 1.0, 4.0],
-        answerable=[True, True, False, False],
-        answered=[True] * 4,
-    )
-    assert found == (75.0, -2.0)
 
 
 def test_no_answer_at_all_puts_the_threshold_below_all_differences() -> None:

@@ -1,5 +1,3 @@
-import json
-import math
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,21 +15,10 @@ from bert_jax.tasks.family import Encoded
 from bert_jax.tasks.scores import baseline_of, figures
 from bert_jax.tasks.squad.scores import figures_2_0
 from bert_jax.tasks.sweep.grid import (
-    RunResult,
-    SweepPoint,
     SweepSection,
-    best_of,
-    cells_of,
     points_of,
 )
 from bert_jax.tasks.tokens.entities import entity_scores
-
-
-def result(
-    score: float | None, *, seed: int = 0, rate: float = 1e-3, failed: bool = False
-) -> RunResult:
-    why = "predicts nothing but yes" if failed else None
-    return RunResult(SweepPoint(seed, rate, 3), score, 10, {"accuracy": score or 0.0}, why, 1.5)
 
 
 def test_a_grid_runs_every_seed_with_every_learning_rate_and_number_of_epochs() -> None:
@@ -46,13 +33,6 @@ def test_a_grid_runs_every_seed_with_every_learning_rate_and_number_of_epochs() 
         "seed8-lr2e-05-epochs3",
         "seed7-lr5e-05-epochs3",
         "seed8-lr5e-05-epochs3",
-    ]
-
-
-def test_what_a_sweep_does_not_name_stays_as_it_is_set() -> None:
-    assert points_of(SweepSection(seeds=2), seed=0, learning_rate=3e-5, epochs=4) == [
-        SweepPoint(0, 3e-5, 4),
-        SweepPoint(1, 3e-5, 4),
     ]
 
 
@@ -76,55 +56,6 @@ def test_a_sweep_that_makes_no_sense_is_refused_in_a_line(sweep: dict[str, Any],
     assert "\n" not in str(refused.value)
 
 
-def test_mean_and_deviation_are_those_of_a_sample_by_hand() -> None:
-    # Mean 2.2/3; squares of the distances: 0.0044, 0.0278, 0.0544, together 0.0867, over 2.
-    results = [result(0.8), result(0.9, seed=1), result(0.5, seed=2, failed=True)]
-    (cell,) = cells_of(results)
-    assert cell.every == pytest.approx((3, 2.2 / 3, math.sqrt(0.26 / 3 / 2)))
-    assert cell.sound == pytest.approx((2, 0.85, math.sqrt(0.005)))
-    assert (cell.least, cell.most, cell.best_seed, cell.degenerate) == (0.5, 0.9, 1, 1)
-
-
-def test_a_run_that_broke_off_counts_as_degenerate_and_in_no_mean() -> None:
-    (cell,) = cells_of([result(0.6), result(None, seed=1, failed=True)])
-    assert (cell.runs, cell.degenerate) == (2, 1)
-    assert cell.every == (1, 0.6, None)
-    assert best_of([result(None, failed=True)]) is None
-
-
-def test_the_best_run_has_the_largest_score_even_below_zero() -> None:
-    assert best_of([result(-0.5), result(-0.1, seed=1), result(math.nan, seed=2)]) == result(
-        -0.1, seed=1
-    )
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([1e-3, 1e-4]),
-            st.one_of(st.none(), st.floats(-1, 1)),
-            st.booleans(),
-        ),
-        min_size=1,
-        max_size=12,
-    )
-)
-def test_cells_count_every_run_once_and_results_survive_json(
-    rows: list[tuple[float, float | None, bool]],
-) -> None:
-    results = [
-        result(score, seed=seed, rate=rate, failed=failed)
-        for seed, (rate, score, failed) in enumerate(rows)
-    ]
-    cells = cells_of(results)
-    assert sum(cell.runs for cell in cells) == len(results)
-    for cell in cells:
-        if cell.every.mean is not None and cell.least is not None and cell.most is not None:
-            assert cell.least - 1e-9 <= cell.every.mean <= cell.most + 1e-9
-    assert [RunResult.from_json(json.loads(json.dumps(r.to_json()))) for r in results] == results
-
-
 def family(metric: str, score: Any) -> Any:
     return SimpleNamespace(best_metric=metric, score=score)
 
@@ -136,7 +67,6 @@ def records(labels: Sequence[Any], predictions: Sequence[Any], **more: Any) -> l
 
 CLASSES = family("accuracy", lambda found: figures(found, ("accuracy",)))
 NUMBERS = family("spearman", lambda found: figures(found, ("spearman",)))
-SEVERAL = family("micro_f1", lambda found: figures(found, ("micro_f1",)))
 
 
 def degenerate(task: Any, found: list[dict[str, Any]]) -> str | None:
@@ -166,16 +96,6 @@ def test_the_best_constant_answer_by_f1_is_the_positive_label() -> None:
     assert baseline_of(task, found) == ("f1", 0.5, 0.4, None)
 
 
-def test_choices_are_classes() -> None:
-    assert baseline_of(CLASSES, records([0, 1, 2, 1], [0, 1, 2, 1])) == ("accuracy", 1, 0.5, None)
-    assert degenerate(CLASSES, records([0, 1, 2, 1], [3, 3, 3, 3])) == "predicts nothing but 3"
-
-
-def test_a_dev_set_of_one_label_tells_nothing() -> None:
-    assert degenerate(CLASSES, records(["a", "a"], ["a", "a"])) is None
-    assert degenerate(NUMBERS, records([1.0, 1.0], [1.0, 1.0])) is None
-
-
 def test_a_regression_that_answers_the_mean_and_noise_is_degenerate() -> None:
     labels = np.linspace(0, 5, 50).tolist()
     noise = np.random.default_rng(0).normal(2.5, 0.005, 50).tolist()
@@ -183,12 +103,6 @@ def test_a_regression_that_answers_the_mean_and_noise_is_degenerate() -> None:
     backwards = [5 - label for label in labels]
     assert "without reading" in (degenerate(NUMBERS, records(labels, backwards)) or "")
     assert degenerate(NUMBERS, records(labels, [0.1 * label for label in labels])) is None
-
-
-def test_the_same_set_of_labels_throughout_is_degenerate() -> None:
-    labels = [["x"], ["x", "y"], []]
-    assert degenerate(SEVERAL, records(labels, [[], [], []])) == "predicts nothing but no label"
-    assert degenerate(SEVERAL, records(labels, labels)) is None
 
 
 def test_no_entity_found_is_degenerate() -> None:

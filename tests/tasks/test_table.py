@@ -65,26 +65,6 @@ def test_the_problem_is_found_in_the_training_labels(
     assert family.notes[0].startswith(f"problem: {problem}, since labels are ")
 
 
-@pytest.mark.parametrize("cell", ["n/a", "nan", "inf", '"2,5"', "1_0.5"])
-def test_a_stray_cell_among_numbers_is_no_class_unless_asked_for(tmp_path: Path, cell: str) -> None:
-    found = [str(n / 4) for n in range(8)]
-    path = csv_of(tmp_path / "train.csv", [*found, cell, "bad"])
-    spelled = cell.strip('"')
-    assert refusal(tmp_path, "train", dev="unread.csv") == (
-        f"{path}: line 10: \"label\" found '{spelled}', allowed: a number, as 8 of 10 labels are; "
-        "or finetune.task.problem=single_label, where each is the name of a class; "
-        "finetune.task.on_error=skip would skip the row"
-    )
-    asked = table(tmp_path, "train", dev="unread.csv", problem="single_label")
-    assert set(asked.heads.labels) == {*found, spelled, "bad"}
-    line = refusal(tmp_path, "train", dev="unread.csv", problem="regression")
-    assert f"line 10: \"label\" found '{spelled}', allowed: a number" in line
-    # A run that was trained on them before is still evaluated.
-    csv_of(path, [*found, cell, "bad"] * 2)
-    kept = table(tmp_path, "dev", labels=asked.heads.labels)
-    assert (kept.heads.problem, kept.heads.labels) == ("single_label", asked.heads.labels)
-
-
 def test_lists_are_several_labels(tmp_path: Path) -> None:
     path = jsonl_of(tmp_path / "train.jsonl", [["b", "a"], [], ["c", "c"], "a|c"])
     family = table(tmp_path, "train", train=str(path), dev=str(path))
@@ -116,47 +96,6 @@ def test_several_labels_in_a_text_stand_between_separators(tmp_path: Path) -> No
         labels=("a", "b"),
     )
     assert labels_of(family.splits["test"]) == [None, None]
-
-
-def test_json_and_parquet_labels_have_one_spelling(tmp_path: Path) -> None:
-    path = jsonl_of(tmp_path / "t.jsonl", [True, False, True])
-    assert table(tmp_path, "train", train=str(path), dev="d.csv").heads.labels == ("false", "true")
-    # What pandas makes of whole numbers with one missing.
-    numbers = pa.table({"text": ["w1", "w2", "w3"], "label": [1.0, float("nan"), 0.0]})
-    pq.write_table(numbers, tmp_path / "t.parquet")
-    family = table(tmp_path, "test", test=str(tmp_path / "t.parquet"), labels=("0", "1"))
-    assert labels_of(family.splits["test"]) == [1, None, 0]
-    found = refusal(tmp_path, "train", train=str(tmp_path / "t.parquet"), problem="single_label")
-    assert 't.parquet: row 2: "label" found no label, allowed: 0, 1' in found
-
-
-def test_records_have_the_users_id_and_both_texts(tmp_path: Path) -> None:
-    lines = ["key,a,b,c", "k1,w1,w2,x", "k2,w3,w4,y"]
-    path = write_lines(tmp_path / "train.csv", lines)
-    columns = {"text": "a", "pair": "b", "label": "c"}
-    family = table(tmp_path, "train", **columns, id="key", dev=str(path))
-    found = predict(family.splits["train"], [[1, 0], [1, 0]])
-    assert [(r["id"], r["text"], r["pair"], r["label"]) for r in found] == [
-        ("k1", "w1", "w2", "x"),
-        ("k2", "w3", "w4", "y"),
-    ]
-    family = table(tmp_path, "train", **columns, dev=str(path))
-    assert [record["id"] for record in predict(family.splits["train"], [[1, 0]] * 2)] == [0, 1]
-
-
-def test_a_column_named_id_is_used_without_being_asked(tmp_path: Path) -> None:
-    def found(lines: list[str], name: str = "train.csv", **changes: Any) -> list[object]:
-        path = write_lines(tmp_path / name, lines)
-        return ids(table(tmp_path, "train", train=str(path), dev="unread.csv", **changes), "train")
-
-    lines = ["id,text,label", "k1,w1,a", "k2,w2,b"]
-    assert found(lines) == ["k1", "k2"]
-    assert found(lines, id="text") == ["w1", "w2"]
-    assert found(lines, text="id", label="label") == [0, 1]
-    rows = [{"id": 7, "text": "w1", "label": "a"}, {"id": 9, "text": "w2", "label": "b"}]
-    assert found(list(map(json.dumps, rows)), "t.jsonl") == [7, 9]
-    # Not every value can be an id.
-    assert found([json.dumps(rows[0]), json.dumps(rows[1] | {"id": None})], "t.jsonl") == [0, 1]
 
 
 def test_malformed_rows_are_skipped_counted_and_said(tmp_path: Path) -> None:
@@ -201,23 +140,6 @@ def test_a_wrong_delimiter_and_a_missing_header_are_named(tmp_path: Path) -> Non
     line = refusal(tmp_path, "train", dev="unread.csv")
     assert 'task.text: found "text", allowed: a fine book, 5' in line
     assert "if this line is a row, put a line with the names of the columns before it" in line
-
-
-def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:
-    def keys(labels: list[str], **changes: Any) -> list[str]:
-        path = csv_of(tmp_path / "train.csv", labels)
-        family = table(tmp_path, "train", dev=str(path), **changes)
-        logits = [[0.0] * len(family.heads.labels)] * len(labels)
-        figures = family.score(predict(family.splits["train"], logits))
-        assert family.best_metric == next(iter(figures))
-        return list(figures)
-
-    assert keys(["a", "b"]) == ["accuracy", "macro_f1", "matthews"]
-    assert keys(["a", "b", "c"]) == ["accuracy", "macro_f1"]
-    assert keys(["a", "b", "c"], class_weights="balanced") == ["macro_f1", "accuracy"]
-    assert keys(["1.5", "2"]) == ["spearman", "pearson", "mse"]
-    several = keys(["a|b", "b"], problem="multi_label")
-    assert several == ["micro_f1", "macro_f1", "subset_accuracy"]
 
 
 def test_class_weights(tmp_path: Path) -> None:
@@ -276,19 +198,6 @@ def test_what_is_wrong_with_a_training_table_is_named(
     assert expected in refusal(tmp_path, "train", dev="unread.csv", **changes)
 
 
-def test_an_unknown_label_in_another_file_is_named(tmp_path: Path) -> None:
-    csv_of(tmp_path / "train.csv", ["good", "bad"])
-    other = str(csv_of(tmp_path / "other.csv", ["bad", "god"]))
-    expected = 'other.csv: line 3: "label" found "god", allowed: bad, good; did you mean "good"?'
-    skip = {"dev": "finetune.task.on_error=skip", "test": "finetune.task.on_error=skip"}
-    for role, setting in (skip | {"input": "--on-error=skip"}).items():
-        options = {"dev": other, "test": other, "input": Path(other), "labels": ("bad", "good")}
-        assert refusal(tmp_path, role, **options).endswith(
-            f"{expected}; {setting} would skip the row"
-        )
-    assert "missing.csv: no such file" in refusal(tmp_path, dev="missing.csv")
-
-
 def test_labels_of_other_kinds_are_refused(tmp_path: Path) -> None:
     path = jsonl_of(tmp_path / "t.jsonl", [["a"], {"b": 1}])
     found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
@@ -325,23 +234,6 @@ def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:
     assert "task.test: found none" in refusal(tmp_path, "test", labels=labels)
     found = refusal(tmp_path, "dev", dev=str(some))
     assert 'some.csv: line 3: "label" found no label, allowed: a, b' in found
-
-
-def test_the_problem_is_known_without_reading_the_training_set(tmp_path: Path) -> None:
-    path = csv_of(tmp_path / "in.csv", ["", ""])
-
-    def problem(labels: tuple[str, ...], **changes: Any) -> str | None:
-        return table(tmp_path, "input", input=path, labels=labels, **changes).heads.problem
-
-    assert problem(("label",)) == "regression"
-    assert problem(("a", "b")) == "single_label"
-    assert problem(("a", "b"), problem="multi_label") == "multi_label"
-    lists = jsonl_of(tmp_path / "lists.jsonl", [None, ["a"], ["b"]])
-    assert problem(("a", "b"), train=str(lists)) == "multi_label"
-    names = jsonl_of(tmp_path / "names.jsonl", ["a", "b"])
-    assert problem(("a", "b"), train=str(names)) == "single_label"
-    with pytest.raises(UserError, match="found regression, but the model has 2 labels: a, b"):
-        problem(("a", "b"), problem="regression")
 
 
 def test_a_dev_set_is_made_and_said(tmp_path: Path) -> None:
@@ -388,18 +280,3 @@ def ids(family: Family, name: str) -> list[object]:
     split = family.splits[name]
     outputs = len(family.heads.labels)
     return [record["id"] for record in predict(split, [[0.0] * outputs] * split.examples)]
-
-
-def test_a_table_is_submitted_nowhere(tmp_path: Path) -> None:
-    csv_of(tmp_path / "train.csv", ["a", "b"])
-    family = table(tmp_path, "train", dev="unread.csv")
-    with pytest.raises(UserError, match='found "table", which no benchmark takes'):
-        family.write_official("test", [], tmp_path)
-
-
-def test_long_and_empty_texts_are_counted(tmp_path: Path) -> None:
-    write_lines(tmp_path / "train.csv", ["text,label", ",a", f"{'w1 ' * 40},b"])
-    assert table(tmp_path, "train", dev="unread.csv").notes[1:] == (
-        "train: 1 of 2 texts are longer than 16 pieces: cut",
-        "train: 1 of 2 texts are empty (line 2)",
-    )

@@ -62,17 +62,3 @@ def test_each_label_gives_its_share() -> None:
     train, dev = hold_out(examples_of(rows), fraction=0.1, seed=0)
     assert Counter(bool(e.target) for e in train) == {False: 270, True: 90}
     assert Counter(bool(e.target) for e in dev) == {False: 30, True: 10}
-
-
-def test_a_seed_chooses_others() -> None:
-    rows: list[Row] = [(0, f"text {number}", None) for number in range(100)]
-    held = [hold_out(examples_of(rows), fraction=0.2, seed=seed)[1] for seed in (0, 1)]
-    assert [len(dev) for dev in held] == [20, 20]
-    assert len(set(held[0]) & set(held[1])) < 12
-
-
-def test_numbers_and_several_labels_are_not_sorted_by_label() -> None:
-    for target in (1.5, frozenset({1})):
-        examples = [TextExample(n, f"text {n}", None, target, n) for n in range(50)]
-        train, dev = hold_out(examples, fraction=0.1, seed=0)
-        assert (len(train), len(dev)) == (45, 5)

@@ -118,12 +118,6 @@ def test_regression_compares_each_row_with_its_own_label_only() -> None:
     assert found != pytest.approx(float(broadcast), rel=1e-2)
 
 
-def test_regression_over_several_columns_is_refused() -> None:
-    task = classification("regression", labels=("x", "y"))
-    with pytest.raises(ValueError, match="one column"):
-        found_and_logits(task, batch_of(label=np.zeros(ROWS, np.float32)))
-
-
 def test_token_classification_is_the_mean_over_labelled_pieces() -> None:
     labels = np.random.default_rng(2).integers(-1, 3, (ROWS, LENGTH)).astype(np.int32)
     task = task_of(task="token_classification", labels=LABELS, pooler=False)

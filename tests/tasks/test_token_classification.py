@@ -106,14 +106,6 @@ def test_records_have_every_sentence_in_the_order_of_the_file(
     assert [record["id"] for record in records] == [0, 1]
 
 
-def test_a_row_that_was_not_predicted_is_missed(directory: Path, tokenizer: Tokenizer) -> None:
-    family = Task(directory, tokenizer, train=TRAIN).open("train")
-    collector = family.splits["train"].collect()
-    collector.add(1, np.zeros((6, 5), np.float32))
-    with pytest.raises(ValueError, match="none for 1 of 2 rows, the first of them 0"):
-        collector.records()
-
-
 def test_long_sentences_are_read_in_windows(directory: Path, tokenizer: Tokenizer) -> None:
     text = "".join(f"{'dogs' if i % 3 else 'old'} {'B-A' if i % 3 else 'O'}\n" for i in range(40))
     family = Task(directory, tokenizer, train=text).open("train", max_length=14, stride=4)
@@ -132,21 +124,6 @@ def test_long_sentences_are_read_in_windows(directory: Path, tokenizer: Tokenize
     (record,) = predict(family, split)
     short = Task(directory, tokenizer, train=text).open("train", max_length=128)
     assert predict(short, short.splits["train"]) == [record]
-
-
-def test_a_word_without_piece_and_one_of_ten_thousand_get_a_label_each(
-    directory: Path, tokenizer: Tokenizer
-) -> None:
-    text = f"\x01 O\n{'z' * 10_000} B-A\n{'-' * 10_000} I-A\nold O\n"
-    family = Task(directory, tokenizer, train=text).open("train", max_length=12)
-    split = family.splits["train"]
-    first = split.row(0)
-    assert tokenizer.pieces(first.sequences[0]) == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
-    assert read_labels(family, first) == [None, "O", "B-A", None]
-    (record,) = predict(family, split)
-    assert len(record["prediction"]) == 4
-    assert any("1 words have no piece and are read as [UNK]" in note for note in family.notes)
-    assert any("1 words have more than 10 pieces" in note for note in family.notes)
 
 
 WORDS = st.sampled_from(["the", "dogs", "zzz", "unseen", "mill", "\x01", "old-river.", "-" * 30])
@@ -184,54 +161,6 @@ def test_every_word_of_any_file_is_learned_and_predicted_once(
         assert record["label"] == record["prediction"] == names
 
 
-def test_schemes_are_found_and_named(directory: Path, tokenizer: Tokenizer) -> None:
-    first = "old I-A\ndog I-A\nsaw O\na B-B\nin O\nmill I-B\n"
-    family = Task(directory, tokenizer, train=first).open("train")
-    assert family.notes == (
-        f"{directory / 'train.txt'}: the scheme of its labels is IOB1",
-        f"{directory / 'train.txt'}: 1 labels are not as IOB1 has them, first line 4: B-B; "
-        "spans are read as by conlleval",
-    )
-    assert (
-        Task(directory, tokenizer, train=first)
-        .open("train", scheme="IOB2")
-        .notes[0]
-        .startswith(
-            f"{directory / 'train.txt'}: 2 labels are not as IOB2 has them, first line 1: I-A"
-        )
-    )
-    one = "old S-A\ndog O\n"
-    for scheme in ("auto", "BIOES", "IOBES"):
-        family = Task(directory, tokenizer, train=one).open("train", scheme=scheme)
-        assert family.heads.labels == ("B-A", "E-A", "I-A", "O", "S-A")
-
-
-def test_figures_are_those_of_entities(directory: Path, tokenizer: Tokenizer) -> None:
-    family = Task(directory, tokenizer, train=TRAIN).open("train")
-    assert family.best_metric == "f1"
-    records: list[Record] = [
-        {"label": ["O", "B-A", "I-A"], "prediction": ["O", "I-A", "I-A"]},
-        {"label": ["B-B", "O"], "prediction": ["B-A", "O"]},
-    ]
-    assert family.score(records) == {
-        "precision": 0.5,
-        "recall": 0.5,
-        "f1": 0.5,
-        "token_accuracy": 3 / 5,
-    }
-
-
-def test_figures_of_plain_labels_are_those_of_tokens(directory: Path, tokenizer: Tokenizer) -> None:
-    text = "the DT\ndog NN\n"
-    family = Task(directory, tokenizer, train=text).open("train")
-    assert family.best_metric == "accuracy"
-    assert family.score([{"label": ["DT", "NN"], "prediction": ["DT", "DT"]}]) == pytest.approx(
-        {"accuracy": 1 / 2, "macro_f1": 1 / 3}
-    )
-    forced = Task(directory, tokenizer, train=TRAIN).open("train", scheme="none")
-    assert forced.heads.labels == ("B-A", "B-B", "I-A", "O")
-
-
 @pytest.mark.parametrize(("separator", "between"), [(None, " "), ("\t", "\t")])
 def test_predictions_are_written_in_columns(
     directory: Path, tokenizer: Tokenizer, separator: str | None, between: str
@@ -256,21 +185,6 @@ def test_predictions_are_written_in_columns(
         "test.conll",
         "train.conll",
     ]
-
-
-def test_a_file_of_the_users_is_read_with_the_labels_of_the_model(
-    directory: Path, tokenizer: Tokenizer
-) -> None:
-    labels = ("B-A", "I-A", "O")
-    for text, labelled in (("dogs\nsaw\n", None), ("dogs I-A\nsaw O\n", ["I-A", "O"])):
-        # The training set need not be there.
-        task = Task(directory, tokenizer, input=text)
-        family = task.open("input", labels=labels, train="gone.txt")
-        assert family.heads.labels == labels
-        assert list(family.splits) == ["input"]
-        (record,) = predict(family, family.splits["input"])
-        assert record["label"] == labelled
-        assert (family.splits["input"].row(0).targets == {}) is (labelled is None)
 
 
 def test_labels_of_the_training_set_hold_for_the_dev_set(
@@ -308,12 +222,3 @@ def test_mistakes_are_named(
     with pytest.raises(UserError, match=message) as error:
         Task(directory, tokenizer, train=train).open(*roles, **settings)
     assert "\n" not in str(error.value)
-
-
-def test_a_test_set_with_some_labels_is_noted_and_read_without(
-    directory: Path, tokenizer: Tokenizer
-) -> None:
-    task = Task(directory, tokenizer, train="a\tO\nb\tB-A\n", test="a\tO\nb\t\n")
-    family = task.open("train", "test", separator="\t")
-    assert "1 tokens have a label and others none" in family.notes[-1]
-    assert predict(family, family.splits["test"])[0]["label"] is None

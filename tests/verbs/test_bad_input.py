@@ -82,11 +82,6 @@ def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
     assert "none.yaml: no such file" in refused("pretrain", tmp_path / "none.yaml")
 
 
-def test_a_broken_yaml_file_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text("seed: 1\ntrain: [1, 2\n")
-    assert "bad.yaml, line" in refused("pretrain", tmp_path / "bad.yaml")
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -174,15 +169,6 @@ def test_an_input_that_is_a_pipe_is_refused_and_not_waited_for(
         line = mistake(tmp_path, verb, config)
         assert f"{tmp_path / name}: found a device, a pipe or a socket, allowed: a file" in line
     assert not (tmp_path / "output").exists()
-
-
-def test_a_dataset_in_a_place_that_cannot_be_written_to_is_named(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    output = f"{tmp_path}/file/dataset"
-    line = mistake(tmp_path, "examples", config, f"examples.output={output}")
-    assert f"{output}: cannot be written (File exists)" in line
 
 
 def test_a_vocabulary_without_mask_is_refused(

@@ -11,7 +11,7 @@ from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.train.writer import read_metrics
 from tests.corpus import SPECIAL
 from tests.data.chinese import LEXICON
-from tests.project import invoke, project_config, write_config
+from tests.project import ok, project_config, write_config
 
 CHARACTERS = "我他在是去的看有来上"
 
@@ -65,13 +65,12 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_chinese_words_are_masked_whole_from_text_to_model(config: Path) -> None:
     root = config.parent
-    result = invoke("examples", config, "--inspect", 30)
-    assert result.exit_code == 0, result.output
+    result = ok("examples", config, "--inspect", 30)
     made = read_provenance(root / "dataset32")
     assert (made.corpus.documents, made.corpus.sentences) == (30, 240)
     assert made.corpus.unknown_rate == 0
     words: dict[str, set[int]] = {word: set() for word in LEXICON}
-    for line in result.output.splitlines():
+    for line in result.splitlines():
         if line[:3] in ("A  ", "B  "):
             changed = [piece.endswith("⟩") for piece in line[3:].split()]
             text = "".join(map(original, line[3:].split()))
@@ -80,8 +79,7 @@ def test_chinese_words_are_masked_whole_from_text_to_model(config: Path) -> None
     # All of a word's characters are to be predicted, or none.
     assert words == {word: {0, 2} for word in LEXICON}
 
-    result = invoke("pretrain", config)
-    assert result.exit_code == 0, result.output
+    ok("pretrain", config)
     metrics = read_metrics(root / "run", kind="train")
     assert [line["step"] for line in metrics] == [1, 2]
     assert all(np.isfinite(line["mlm_loss"]) for line in metrics)

@@ -1,7 +1,6 @@
 """`evaluate`: which file holds which figures, and what `predict` makes of them."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from bert_jax.model.config import HeadsSection
 from bert_jax.tasks.labels import Labelling
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.interop.hf_checkpoints import hf_config, hf_model
-from tests.project import VOCAB_SIZE, invoke, ok, refused
+from tests.project import VOCAB_SIZE, ok, refused
 from tests.tasks.runs import tiny_run
 from tests.tasks.squad_data import question, squad, write
 
@@ -81,15 +80,6 @@ def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
         (run / "evaluation.json").write_text(json.dumps(whole | change))
         line = refused("predict", run, tmp_path / "o.jsonl", "--input", file, "--force")
         assert f"{run / 'evaluation.json'}: {next(iter(change))}" in line
-
-
-def test_figures_are_shown_where_they_cannot_be_written(tmp_path: Path) -> None:
-    run, _ = squad_run(tmp_path)
-    (run / "evaluations").write_text("a file, where a directory would have to be")
-    result = invoke("evaluate", run, "--checkpoint", LAST)
-    assert result.exit_code == 2
-    assert re.search(r"step 20 dev \(2 examples\): .*f1 ", result.output)
-    assert f"evaluations/dev-{LAST}.json: cannot be written" in result.stderr
 
 
 def test_probabilities_are_refused_before_anything_is_predicted(tmp_path: Path) -> None:

@@ -4,20 +4,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from bert_jax.config import RunConfig, parse_config
-from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
-from bert_jax.data.dataset.reader import Dataset, open_dataset
+from bert_jax.data.dataset.provenance import read_provenance
+from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.errors import UserError
-from bert_jax.report.dataset import collect as examples_report
 from bert_jax.text import load_tokenizer
 from bert_jax.verbs.examples import ExtraOutputs, examples
 from tests.corpus import section, write_corpus, write_tokenizer
-from tests.project import bert_jax, said, write_config
+from tests.project import ok, refused, write_config
 from tests.report.strict_html import read
 
 
@@ -28,17 +26,6 @@ def values(root: Path, **changes: Any) -> dict[str, Any]:
 
 def config(root: Path, *overrides: str, **changes: Any) -> RunConfig:
     return parse_config(values(root, **changes), overrides, source="test")
-
-
-def test_many_shards_are_told_at_their_first_and_last(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "text.txt", documents=range(60))
-    write_tokenizer(tmp_path / "tokenizer")
-    output = io.StringIO()
-    examples(config(tmp_path, num_shards=11), console=Console(file=output, width=200))
-    told = [line.partition(":")[0] for line in output.getvalue().splitlines() if "shard " in line]
-    total = told[0].rpartition(" ")[2]
-    assert int(total) > 10
-    assert told == [f"shard 1 of {total}", f"shard {total} of {total}"]
 
 
 @pytest.fixture
@@ -84,26 +71,6 @@ def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made
     del counts[tokenizer.special.cls], counts[tokenizer.special.sep]
     (top, count), *_ = counts.most_common(1)
     assert f"{tokenizer.pieces([top])[0]} {count / tokens:.2%} {count:,}" in text
-
-
-def test_the_sample_is_spread_over_the_split(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examples_report, "SAMPLE", 50)
-    monkeypatch.setattr(examples_report, "_CHUNK", 7)
-    monkeypatch.setattr(examples_report, "_LENGTHS", 11)
-    look(made, report=True)
-    text = read((made / "dataset.report.html").read_text()).text
-    assert "in a sample of 50 examples" in text
-    train = open_dataset(made / "dataset", "train")
-    assert f"{len(train):,} {int(train.lengths.sum()):,}" in text  # lengths are read in full
-
-
-def test_a_dataset_is_made_where_there_is_none_and_then_looked_at(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "text.txt", documents=range(60))
-    write_tokenizer(tmp_path / "tokenizer")
-    printed = look(tmp_path, report=True, inspect=2)
-    assert (tmp_path / "dataset" / PROVENANCE_NAME).exists()
-    assert (tmp_path / "dataset.report.html").exists()
-    assert printed.count("to predict\n") == 2
 
 
 def test_inspected_examples_give_back_the_text(made: Path) -> None:
@@ -169,28 +136,8 @@ def test_a_finished_dataset_is_looked_at_only_by_its_own_settings(made: Path) ->
 
 def test_the_command_line_takes_the_options(made: Path) -> None:
     written = write_config(made / "run.yaml", values(made))
-    result = bert_jax("examples", written, "--inspect", 1, "--report")
-    assert result.returncode == 0, result.stderr
-    assert "dataset.report.html: written" in result.stdout
-    assert "example 0: " in result.stdout
-    line = said(bert_jax("examples", written, "examples.dupe_factor=9", "--report"))
+    shown = ok("examples", written, "--inspect", 1, "--report")
+    assert "dataset.report.html: written" in shown
+    assert "example 0: " in shown
+    line = refused("examples", written, "examples.dupe_factor=9", "--report")
     assert "examples.dupe_factor: found 9" in line
-
-
-def test_memory_stays_flat_as_the_dataset_grows(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No more than a chunk of examples is asked for at once."""
-    monkeypatch.setattr(examples_report, "_CHUNK", 16)
-    asked: list[int] = []
-    read_all = Dataset.__getitems__
-
-    def counted(self: Dataset, indices: Any) -> Any:
-        asked.append(len(indices))
-        return read_all(self, indices)
-
-    monkeypatch.setattr(Dataset, "__getitems__", counted)
-    look(made, report=True)
-    assert max(asked) == 16
-    assert sum(asked) == len(open_dataset(made / "dataset", "train"))
-    assert np.ceil(sum(asked) / 16) == len(asked)

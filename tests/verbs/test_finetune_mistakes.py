@@ -1,7 +1,5 @@
 """Every mistake of who fine-tunes gets one line that names it, and nothing is written."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,49 +88,6 @@ def test_a_bad_table_is_named_with_its_line(
     line = mistake(tmp_path, values)
     for part in expected:
         assert part in line
-
-
-def squad(tmp_path: Path, edit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    question = {
-        "id": "q",
-        "question": "word1",
-        "answers": [{"text": "word3", "answer_start": 6}],
-        "is_impossible": False,
-    }
-    edit(question)
-    paragraphs = [{"context": "word2 word3 word4", "qas": [question]}]
-    path = tmp_path / "squad.json"
-    path.write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
-    paths = {"train": str(path), "dev": str(path)}
-    return {"kind": "squad", "stride": 4, "max_query_length": 4, **paths}
-
-
-@pytest.mark.parametrize(
-    ("edit", "version", "expected"),
-    [
-        (lambda q: q.pop("id"), "auto", ['data[0].paragraphs[0].qas[0]: no "id"']),
-        (lambda q: q.update(is_impossible=True, answers=[]), "1.1", ["squad.json", "1.1"]),
-    ],
-    ids=["no id", "v2 as v1"],
-)
-def test_a_bad_squad_file_is_named_with_the_place(
-    tmp_path: Path, base: dict[str, Any], edit: Any, version: str, expected: list[str]
-) -> None:
-    task = squad(tmp_path, edit) | {"version": version}
-    line = mistake(tmp_path, base | {"finetune": base["finetune"] | {"task": task}})
-    for part in expected:
-        assert part in line
-
-
-def test_a_file_without_an_answer_that_is_in_its_context_is_refused(
-    tmp_path: Path, base: dict[str, Any]
-) -> None:
-    def elsewhere(question: dict[str, Any]) -> None:
-        question["answers"][0]["answer_start"] = 0
-
-    task = squad(tmp_path, elsewhere)
-    line = mistake(tmp_path, base | {"finetune": base["finetune"] | {"task": task}})
-    assert "found no answer that is in its context" in line
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import open_run, write_run
 from bert_jax.train.writer import read_metrics
-from tests.project import ROOT, environment, invoke, ok, one_phase, write_config
+from tests.project import ROOT, environment, invoke, ok, one_phase, refused, write_config
 
 STEPS = 12
 
@@ -42,7 +42,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     run_dir = tmp_path_factory.mktemp("trained") / "run"
-    assert invoke("pretrain", config, f"run_dir={run_dir}").exit_code == 0
+    ok("pretrain", config, f"run_dir={run_dir}")
     return run_dir
 
 
@@ -62,9 +62,8 @@ def test_a_run_directory_holds_all_that_the_other_verbs_need(trained: Path, tmp_
         "tensorboard",
         "provenance.json",
     } <= names
-    result = invoke("fill-mask", moved, "the [MASK] of a [MASK] .", "--top-k", 3)
-    assert result.exit_code == 0, result.output
-    shown = [line for line in result.output.splitlines() if line.startswith("  ")]
+    result = ok("fill-mask", moved, "the [MASK] of a [MASK] .", "--top-k", 3)
+    shown = [line for line in result.splitlines() if line.startswith("  ")]
     assert len(shown) == 2
     for line in shown:
         chances = [float(chance) for chance in re.findall(r"([\d.]+)%", line)]
@@ -99,31 +98,11 @@ def test_reports_go_to_the_terminal_to_json_lines_and_to_tensorboard(
 def test_evaluation_is_the_same_for_any_batch_size_and_number_of_devices(trained: Path) -> None:
     scores = []
     for batch_size in (8, 32):
-        result = invoke("evaluate", trained, "--batch-size", batch_size)
-        assert result.exit_code == 0, result.output
+        ok("evaluate", trained, "--batch-size", batch_size)
         scores.append(json.loads((trained / "evaluation.json").read_text()))
     assert scores[0]["examples"] == scores[1]["examples"] > 64
     for name, value in scores[0]["scores"].items():
         assert scores[1]["scores"][name] == pytest.approx(value, rel=1e-5)
-
-
-def test_evaluation_takes_no_more_rows_at_a_time_than_training_does(
-    config: Path, tmp_path: Path
-) -> None:
-    """Of 32 rows in two microbatches; and as many as asked for, where they are."""
-    run_dir, phase = tmp_path / "run", "train.phases.0"
-    parts = (f"{phase}.batch_size=32", f"{phase}.accumulation=2", f"{phase}.steps=2")
-    often = ("train.evaluation.every=1", "train.checkpoint.every=2", "optimizer.warmup_steps=0")
-    rows = re.compile(r"compiling the evaluation \((\d+) × 32 tokens\)")
-    said = ok("pretrain", config, f"run_dir={run_dir}", *parts, *often)
-    assert set(rows.findall(said)) == {"16"}
-    assert set(rows.findall(ok("evaluate", run_dir))) == {"16"}
-    assert set(rows.findall(ok("evaluate", run_dir, "--batch-size", 24))) == {"24"}
-    other = (f"run_dir={tmp_path / 'other'}", "train.evaluation.batch_size=8")
-    assert set(rows.findall(ok("pretrain", config, *parts, *often, *other))) == {"8"}
-    scores = [read_metrics(each, kind="validation") for each in (run_dir, tmp_path / "other")]
-    for one, another in zip(*scores, strict=True):
-        assert one["loss"] == pytest.approx(another["loss"], rel=1e-5)
 
 
 def test_only_the_last_and_the_best_checkpoints_are_kept(trained: Path) -> None:
@@ -131,9 +110,8 @@ def test_only_the_last_and_the_best_checkpoints_are_kept(trained: Path) -> None:
     best = min(lines, key=lambda line: line["loss"])["step"]
     steps = {int(path.name) for path in (trained / "checkpoints").iterdir()}
     assert steps == {STEPS, best}
-    result = invoke("evaluate", trained, "--checkpoint", "7")
-    assert result.exit_code == 2
-    assert f'--checkpoint: found "7", allowed: last, best, {min(steps)}' in result.stderr
+    result = refused("evaluate", trained, "--checkpoint", "7")
+    assert f'--checkpoint: found "7", allowed: last, best, {min(steps)}' in result
 
 
 def test_a_finished_run_goes_on_when_steps_are_added_even_on_another_mesh(
@@ -142,11 +120,10 @@ def test_a_finished_run_goes_on_when_steps_are_added_even_on_another_mesh(
     run_dir = tmp_path / "run"
     shutil.copytree(trained, run_dir)
     more = ("train.phases.0.steps=14", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    result = invoke("pretrain", config, f"run_dir={run_dir}", *more)
-    assert result.exit_code == 0, result.output
-    assert "resuming at step 12 of 14" in result.output
-    assert "step 14/14" in result.output
-    assert "step 12/14" not in result.output
+    result = ok("pretrain", config, f"run_dir={run_dir}", *more)
+    assert "resuming at step 12 of 14" in result
+    assert "step 14/14" in result
+    assert "step 12/14" not in result
     assert [line["step"] for line in read_metrics(run_dir, kind="train")][-2:] == [12, 14]
 
 
@@ -167,9 +144,8 @@ def test_a_finished_run_is_not_described_by_settings_it_never_used(
     config: Path, trained: Path, override: str, found: str
 ) -> None:
     before = [(trained / name).read_bytes() for name in FINISHED]
-    result = invoke("pretrain", config, f"run_dir={trained}", override)
-    assert result.exit_code == 2, result.output
-    assert f"{found}, but {trained} holds a finished run with" in result.stderr
+    result = refused("pretrain", config, f"run_dir={trained}", override)
+    assert f"{found}, but {trained} holds a finished run with" in result
     assert [(trained / name).read_bytes() for name in FINISHED] == before
 
 
@@ -182,10 +158,9 @@ def test_a_finished_run_allows_settings_that_decide_no_number(config: Path, trai
         "mesh.fsdp=1",
         "loader.workers=1",
     )
-    result = invoke("pretrain", config, f"run_dir={trained}", *free)
-    assert result.exit_code == 0, result.output
+    ok("pretrain", config, f"run_dir={trained}", *free)
     # As it was, for the other tests.
-    assert invoke("pretrain", config, f"run_dir={trained}").exit_code == 0
+    ok("pretrain", config, f"run_dir={trained}")
 
 
 def test_steps_to_come_may_have_other_settings_which_are_written_down(
@@ -194,9 +169,8 @@ def test_steps_to_come_may_have_other_settings_which_are_written_down(
     run_dir = tmp_path / "run"
     shutil.copytree(trained, run_dir)
     more = ("train.phases.0.steps=14", "optimizer.learning_rate=0.5")
-    result = invoke("pretrain", config, f"run_dir={run_dir}", *more)
-    assert result.exit_code == 0, result.output
-    assert "optimizer.learning_rate: 0.001 up to step 12, 0.5 from here on" in result.output
+    result = ok("pretrain", config, f"run_dir={run_dir}", *more)
+    assert "optimizer.learning_rate: 0.001 up to step 12, 0.5 from here on" in result
     assert json.loads((run_dir / "provenance.json").read_text())["changes"] == [
         {"step": 12, "key": "optimizer.learning_rate", "was": 0.001, "now": 0.5},
         {"step": 12, "key": "train.phases.0.steps", "was": 12, "now": 14},
@@ -204,9 +178,8 @@ def test_steps_to_come_may_have_other_settings_which_are_written_down(
     # The phase that has ended by now keeps its settings when another one is added.
     phase = load_config(config).train.phases[0].model_dump()  # pyright: ignore
     phases = [phase | {"steps": 14, "learning_rate": 0.25}, phase | {"steps": 1}]
-    result = invoke("pretrain", config, f"run_dir={run_dir}", f"train.phases={json.dumps(phases)}")
-    assert result.exit_code == 2
-    assert "optimizer.learning_rate: found 0.001, allowed: 0.25" in result.stderr
+    result = refused("pretrain", config, f"run_dir={run_dir}", f"train.phases={json.dumps(phases)}")
+    assert "optimizer.learning_rate: found 0.001, allowed: 0.25" in result
 
 
 @pytest.mark.parametrize(
@@ -221,17 +194,16 @@ def test_init_from_starts_the_heads_that_an_import_lacks_fresh(
 ) -> None:
     source, run_dir = import_of(trained, tmp_path / "imported", heads=heads), tmp_path / "run"
     one_step = ("train.phases.0.steps=1", "optimizer.warmup_steps=1")  # a rate of zero
-    result = invoke("pretrain", config, f"run_dir={run_dir}", *one_step, "--init-from", source)
-    assert result.exit_code == 0, result.output
+    result = ok("pretrain", config, f"run_dir={run_dir}", *one_step, "--init-from", source)
     said = f"--init-from {source}: start fresh: the pooler, the next-sentence head"
-    assert (said in result.output) == bool(fresh)
+    assert (said in result) == bool(fresh)
     found, given = params_of(run_dir), params_of(trained)
     for part in found:
         same = jax.tree.map(np.array_equal, found[part], given[part])
         assert all(jax.tree.leaves(same)) == (part not in fresh), part
     # The origin need not be there any more when the run goes on.
     shutil.rmtree(source)
-    assert invoke("pretrain", config, f"run_dir={run_dir}", *one_step).exit_code == 0
+    ok("pretrain", config, f"run_dir={run_dir}", *one_step)
     origin = json.loads((run_dir / "provenance.json").read_text())["init_from"]
     assert origin == str(source)
 
@@ -271,12 +243,10 @@ def test_init_from_takes_the_parameters_and_nothing_else(
         trained,
     )
     rows = open_run(trained).architecture.vocab_size
-    other = invoke(*command, f"model.architecture.vocab_size={rows + 1}")
-    assert other.exit_code == 2
-    assert f"model.architecture.vocab_size: found {rows + 1}, " in other.stderr
-    assert f"allowed: {rows}" in other.stderr
-    result = invoke(*command, f"model.architecture.vocab_size={rows}")
-    assert result.exit_code == 0, result.output
+    other = refused(*command, f"model.architecture.vocab_size={rows + 1}")
+    assert f"model.architecture.vocab_size: found {rows + 1}, " in other
+    assert f"allowed: {rows}" in other
+    ok(*command, f"model.architecture.vocab_size={rows}")
     assert [line["step"] for line in read_metrics(run_dir, kind="train")] == [1]
     assert read_metrics(run_dir, kind="train")[0]["learning_rate"] == 0.0
     source, started = params_of(trained), params_of(run_dir)
@@ -300,28 +270,9 @@ def test_a_run_does_not_resume_as_another_one(
     names = ("metrics.jsonl", "config.yaml", "provenance.json")
     before = [(run_dir / name).read_text() for name in names]
     more = "train.phases.0.steps=20"
-    result = invoke("pretrain", config, f"run_dir={run_dir}", more, override)
-    assert result.exit_code == 2, result.output
-    assert expected in result.stderr
+    result = refused("pretrain", config, f"run_dir={run_dir}", more, override)
+    assert expected in result
     assert [(run_dir / name).read_text() for name in names] == before
-
-
-def test_a_run_that_diverges_stops_itself_and_leaves_finite_parameters(
-    config: Path, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    overrides = ("optimizer.learning_rate=1e30", "optimizer.warmup_steps=0")
-    result = invoke("pretrain", config, f"run_dir={run_dir}", *overrides)
-    assert result.exit_code == 1, result.output
-    (folder,) = run_dir.glob("bad_step_*")
-    assert str(folder) in result.stderr
-    assert "Traceback" not in result.stderr
-    step = int(folder.name.split("_")[-1])
-    assert json.loads((folder / "dump.json").read_text())["step"] == step
-    with np.load(folder / "state_0.npz") as state:
-        names = [name for name in state.files if name.startswith("params/")]
-        assert names
-        assert all(np.isfinite(state[name]).all() for name in names)
 
 
 def test_sigterm_saves_and_the_same_command_goes_on(config: Path, tmp_path: Path) -> None:

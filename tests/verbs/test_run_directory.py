@@ -16,7 +16,7 @@ from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK, hold_output, hold_run
 from bert_jax.train.time_account import describe_goodput, read_goodput
-from tests.project import invoke, one_phase, refused, write_config
+from tests.project import invoke, ok, one_phase, refused, write_config
 from tests.tasks.runs import tiny_config
 
 FIRST, LAST = 2, 4
@@ -37,8 +37,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("trained") / "run"
-    result = invoke("pretrain", config, f"run_dir={run_dir}")
-    assert result.exit_code == 0, result.output
+    ok("pretrain", config, f"run_dir={run_dir}")
     return run_dir
 
 
@@ -61,9 +60,8 @@ def test_readers_pass_a_damaged_checkpoint_over_and_refuse_it_when_asked(run: Pa
     assert older.stdout == fallen_back.stdout
     assert f"checkpoint {LAST}: params/manifest.ocdbt has SHA-256" in fallen_back.stderr
     assert f"using {FIRST} instead" in fallen_back.stderr
-    named = invoke("fill-mask", run, SENTENCE, "--checkpoint", LAST)
-    assert named.exit_code == 2
-    assert "damaged" in named.stderr
+    named = refused("fill-mask", run, SENTENCE, "--checkpoint", LAST)
+    assert "damaged" in named
 
 
 def test_a_run_with_no_whole_checkpoint_is_neither_read_nor_trained(
@@ -108,7 +106,7 @@ def test_numbers_that_are_not_finite_are_refused_by_every_reader(
 
 def test_weights_that_are_not_finite_are_not_imported(run: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported"
-    assert invoke("export", run, exported).exit_code == 0
+    ok("export", run, exported)
     tensors = load_file(exported / "model.safetensors")
     name = "bert.pooler.dense.weight"
     tensors[name][0, 0] = np.inf
@@ -125,11 +123,11 @@ def test_a_second_writer_is_refused_and_a_dead_one_forgotten(
         assert "another process is writing" in refused("export", run, tmp_path / "exported")
         assert "another process is writing" in refused("import", run, run, "--force")
     (run / LOCK).write_text("elsewhere 1\n")  # its holder was killed
-    assert invoke("pretrain", config, f"run_dir={run}").exit_code == 0
+    ok("pretrain", config, f"run_dir={run}")
     assert not (run / LOCK).exists()
     for name in (f"exported.{'0a' * 16}.tmp", "exported.tmp"):  # of a killed export, and a user's
         (tmp_path / name).mkdir()
-    assert invoke("export", run, tmp_path / "exported").exit_code == 0
+    ok("export", run, tmp_path / "exported")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "exported.tmp", "run"]
 
 
@@ -172,14 +170,13 @@ def test_no_verb_takes_a_damaged_record_for_what_the_run_was(
 
 
 def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> None:
-    whole = invoke("doctor", run)
-    assert whole.exit_code == 0, whole.output
-    assert f"checkpoint {LAST}: whole: optimizer, params, progress" in whole.stdout
+    whole = ok("doctor", run)
+    assert f"checkpoint {LAST}: whole: optimizer, params, progress" in whole
     account = read_goodput(run)
     assert account is not None
     assert account.shares["train"] > 0
-    assert f"where the time went: {describe_goodput(account)}" in " ".join(whole.stdout.split())
-    assert "is what the run was trained on" in whole.stdout
+    assert f"where the time went: {describe_goodput(account)}" in " ".join(whole.split())
+    assert "is what the run was trained on" in whole
 
     flip(run / "checkpoints" / str(FIRST) / "progress" / "metadata")
     (run / "checkpoints" / "999").mkdir()

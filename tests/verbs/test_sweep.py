@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
@@ -21,16 +20,12 @@ from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.sweep import run as sweep_verb
-from bert_jax.tasks.training import setup
-from bert_jax.tasks.training.run import FinishedRun, run_finetuning
-from bert_jax.train import writer
-from bert_jax.train.loop import Outcome
+from bert_jax.tasks.training.run import run_finetuning
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
 from tests.project import invoke, ok
 from tests.tasks.runs import tiny_config
-from tests.traces import traces
 
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
 
@@ -54,20 +49,17 @@ def told(config: RunConfig, **options: Any) -> str:
 
 
 class Killed:
-    """In place of `run_finetuning`: dies before a run, and records runs and what they trace."""
+    """In place of `run_finetuning`: dies before a run, and records runs."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
-        self.traced: list[list[str]] = []
 
     def after(self, count: int) -> Any:
         def run(prepared: Any, root: Any, predictor: Predictor, **options: Any) -> Any:
             if len(self.ran) == count:
                 raise KeyboardInterrupt
             self.ran.append(root.name)
-            with traces() as found:
-                self.traced.append(found)
-                return run_finetuning(prepared, root, predictor, **options)
+            return run_finetuning(prepared, root, predictor, **options)
 
         return run
 
@@ -121,12 +113,6 @@ def test_each_run_of_a_sweep_is_the_ordinary_run_bit_for_bit(
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_only_the_first_run_traces_its_programs(swept: Path, killed: Killed) -> None:
-    # 8 positions: one shape. In the first run too, where an earlier test has run equal steps.
-    _, *others = [{"step", "forward", "maps", "draw"} & set(names) for names in killed.traced]
-    assert others == [set()] * 5
-
-
 def test_runs_that_fail_are_flagged_and_the_others_go_on(swept: Path) -> None:
     found = runs(swept)
     for seed in (0, 1):
@@ -159,13 +145,11 @@ def test_the_run_directory_of_a_sweep_is_an_ordinary_run(swept: Path, tmp_path: 
     section = own["finetune"]
     rate = section["optimizer"]["learning_rate"]
     assert best == f"seed{own['seed']}-lr{rate}-epochs{section['epochs']}"
-    evaluated = invoke("evaluate", swept)
-    assert evaluated.exit_code == 0, evaluated.output
-    assert f"{runs(swept)[best]['score']:.1%}" in evaluated.output
+    evaluated = ok("evaluate", swept)
+    assert f"{runs(swept)[best]['score']:.1%}" in evaluated
     texts = tmp_path / "texts.csv"
     texts.write_text("text\ngood1 word3 good2\nbad1 word3 bad0 bad3\n")
-    predicted = invoke("predict", swept, tmp_path / "out.jsonl", "--input", texts)
-    assert predicted.exit_code == 0, predicted.output
+    ok("predict", swept, tmp_path / "out.jsonl", "--input", texts)
     answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [answer["prediction"] for answer in answers] == ["good", "bad"]
     export(str(swept), str(tmp_path / "hf"))
@@ -188,16 +172,6 @@ def test_a_sweep_that_was_killed_goes_on_with_the_runs_that_are_left(
 ) -> None:
     assert len(killed.ran) == len(set(killed.ran)) == 6
     assert list(runs(swept)) == killed.ran
-
-
-def test_a_signal_stops_a_sweep_and_the_run_resumes(
-    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped = FinishedRun(Outcome(3, True, {}), None)
-    monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: stopped)
-    assert finetune(config(base, tmp_path), seeds=2, console=Console(quiet=True)).interrupted
-    assert not runs(tmp_path)
-    assert not (tmp_path / "config.yaml").exists()
 
 
 def test_a_sweep_of_which_no_run_ends_well_says_so_and_writes_no_best_run(
@@ -245,29 +219,6 @@ def test_a_sweep_that_loses_its_lock_ends_there_and_goes_on_with_the_same_run(
     assert all(run["score"] is not None for run in runs(root).values())
 
 
-def test_a_sweep_that_loses_its_lock_after_its_runs_writes_no_best_run(
-    base: dict[str, Any], swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, checks = tmp_path / "run", []
-    shutil.copytree(swept, root, ignore=shutil.ignore_patterns("sweep.csv"))
-    for name in ("config.yaml", "evaluation.json", "report.html"):
-        (root / name).unlink()
-    shutil.rmtree(root / "checkpoints")
-    content = json.loads((root / "sweep.json").read_text()) | {"done": False}
-    (root / "sweep.json").write_text(json.dumps(content))
-    before = sorted(root.rglob("*"))
-
-    def lose_it(lock: LocalLock) -> None:
-        checks.append(lock)
-        if len(checks) == 2:  # the first is of the record, which is written again
-            raise RunStopped("another process has taken the lock")
-
-    monkeypatch.setattr(LocalLock, "check", lose_it)
-    with pytest.raises(RunStopped, match="taken the lock"):
-        told(config(base, root, sweep=SWEEP))
-    assert sorted(root.rglob("*")) == before
-
-
 def refused(
     base: dict[str, Any], directory: Path, run_dir: Path, *more: str, **changes: Any
 ) -> str:
@@ -306,54 +257,22 @@ def test_a_sweep_of_other_settings_is_refused(
     assert sorted(swept.rglob("*")) == before
 
 
-def test_a_sweep_resumes_with_other_settings_that_decide_no_number(
-    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is killed after the first of its runs."""
-    changed = {
-        "log_every": 7,
-        "report_sentence": "good1 word3",
-        "example_log": True,
-        "checksum_every": 10,
-        "watchdog": None,
-        "bad_steps": {"window": 64},
-        "trackers": ["mlflow"],
-    }
-    monkeypatch.setattr(setup, "require_trackers", lambda *_, **__: None)
-    monkeypatch.setattr(writer, "Trackers", mock.MagicMock())  # the package is not there
-    assert changed.keys() == {name.split(".")[1] for name in setup.FREE}
-    dies = Killed()
-    monkeypatch.setattr(sweep_verb, "run_finetuning", dies.after(1))
-    with pytest.raises(KeyboardInterrupt):
-        told(config(base, tmp_path), seeds=2)
-    monkeypatch.setattr(sweep_verb, "run_finetuning", dies.after(2))
-    assert "1 of them done" in told(config(base, tmp_path, **changed), seeds=2)
-    assert dies.ran == list(runs(tmp_path))
-    settings = json.loads((tmp_path / "sweep.json").read_text())["settings"]["finetune"]
-    assert (settings["watchdog"], settings["bad_steps"]["window"]) == (None, 64)
-
-
-def test_a_record_with_another_score_is_refused_and_one_of_an_earlier_version_taken(
-    base: dict[str, Any], swept: Path, tmp_path: Path
-) -> None:
-    root = tmp_path / "run"
-    shutil.copytree(swept, root)
-    content = json.loads((root / "sweep.json").read_text())
-    changed = content["runs"][1]
-    score, changed["score"] = changed["score"], 0.99
-    (root / "sweep.json").write_text(json.dumps(content))
-    said = refused(base, tmp_path, root, sweep=SWEEP)
-    assert f"{root / 'sweep.json'}: run {changed['name']}: found other values than were" in said
-    changed["score"] = score
-    for run in content["runs"]:
-        del run["sha256"]
-    (root / "sweep.json").write_text(json.dumps(content))
-    assert "6 runs" in told(config(base, root, sweep=SWEEP))
-
-
 def test_one_point_is_an_ordinary_run(base: dict[str, Any], tmp_path: Path) -> None:
     asked = config(base, tmp_path, sweep={"learning_rates": [3e-4], "epochs": [5]})
     wanted, points = sweep_verb.plan(finetune_settings(asked), seeds=None)
     assert len(points) == 1
     assert wanted.finetune.optimizer.learning_rate == 3e-4
     assert (wanted.finetune.epochs, wanted.finetune.sweep) == (5, None)
+
+
+def test_a_record_with_another_score_is_refused(
+    base: dict[str, Any], swept: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "run"
+    shutil.copytree(swept, root)
+    content = json.loads((root / "sweep.json").read_text())
+    changed = content["runs"][1]
+    changed["score"] = 0.99
+    (root / "sweep.json").write_text(json.dumps(content))
+    said = refused(base, tmp_path, root, sweep=SWEEP)
+    assert f"{root / 'sweep.json'}: run {changed['name']}: found other values than were" in said
