@@ -1,11 +1,10 @@
-import json
 from pathlib import Path
 
 import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
-from tests.corpus import section, sentences, write_corpus, write_tokenizer
+from tests.corpus import section, write_corpus, write_tokenizer
 
 
 @pytest.fixture
@@ -38,15 +37,6 @@ def test_a_run_that_made_nothing_of_use_stands_in_nobodys_way(
     assert sorted(corpus.iterdir()) == before
     (corpus / "text.txt").write_bytes(good)
     make_examples(asked)
-
-
-def test_ids_given_twice_leave_nothing_in_the_way_of_another_id_field(corpus: Path) -> None:
-    records = [{"id": "same", "own": n, "text": "\n".join(sentences(n))} for n in range(40)]
-    (corpus / "text.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    asked = {"input": (str(corpus / "text.jsonl"),), "validation_fraction": 0.0}
-    with pytest.raises(UserError, match="with the id of another"):
-        make_examples(section(corpus, id_field="id", **asked))
-    make_examples(section(corpus, id_field="own", **asked))
 
 
 def test_what_differs_from_a_finished_dataset_is_named(corpus: Path) -> None:

@@ -211,13 +211,6 @@ def test_a_cleaned_dataset_has_each_document_once(corpus: Path) -> None:
         make_examples(cleaned(corpus, cleaning=CleaningSection()))
 
 
-def test_a_plain_dataset_has_no_record_of_its_preparation(corpus: Path) -> None:
-    make_examples(section(corpus))
-    assert read_preparation(corpus / "dataset") is None
-    with pytest.raises(UserError, match=r"settings: examples\.cleaning\.\w+ was .*, now"):
-        make_examples(section(corpus, cleaning=EVERYTHING))
-
-
 def test_a_cleaned_dataset_depends_neither_on_workers_nor_on_parts(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,28 +308,3 @@ def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
         make_examples(changed, progress=interrupt_at_shards)
     with pytest.raises(UserError, match=r"text7\.txt: cannot be read"):
         make_examples(changed.model_copy(update={"on_error": "fail"}))
-
-
-def test_a_directory_of_empty_files_is_one_line(corpus: Path) -> None:
-    for name in ("a.txt", "b.jsonl", "c.txt.gz"):
-        (corpus / "empty").mkdir(exist_ok=True)
-        (corpus / "empty" / name).touch()
-    for cleaning in (CleaningSection(), EVERYTHING):
-        with pytest.raises(UserError, match=r"^input: no document in any of its files; [^\n]*$"):
-            make_examples(
-                cleaned(
-                    corpus,
-                    input=f"{corpus}/empty/*",
-                    cleaning=cleaning,
-                    output=str(corpus / f"out{cleaning.duplicate_documents}"),
-                )
-            )
-
-
-def test_ids_that_occur_twice_are_named(corpus: Path) -> None:
-    records = [{"text": "\n".join(sentences(d)), "id": d % 19} for d in range(20)]
-    (corpus / "ids.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
-    with pytest.raises(UserError, match=r"1 documents with the id of another.* ids\.jsonl#0,"):
-        make_examples(
-            cleaned(corpus, input=f"{corpus}/ids.jsonl", id_field="id", cleaning=CleaningSection())
-        )

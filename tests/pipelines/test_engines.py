@@ -1,13 +1,11 @@
-import contextlib
 import hashlib
 import os
-import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,48 +107,6 @@ def test_beam_with_several_processes_gives_the_same_bytes(corpus: Path, tmp_path
     assert_same(settings, corpus)
 
 
-@contextlib.contextmanager
-def dask_cluster(directory: Path) -> Iterator[Path]:
-    """A scheduler and two workers, processes on loopback that started in another directory.
-
-    Gives the file that tells a client where the scheduler is.
-    """
-    where = directory / "scheduler.json"
-    program = [sys.executable, "-m", "distributed.cli.dask_"]
-    common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
-    commands = [
-        [*program[:-1], f"{program[-1]}scheduler", "--port", "0", *common],
-        *[[*program[:-1], f"{program[-1]}worker", "--nthreads", "1", "--no-nanny", *common]] * 2,
-    ]
-    with contextlib.ExitStack() as stack:
-        for number, command in enumerate(commands):
-            log = stack.enter_context((directory / f"{number}.log").open("w"))
-            process = subprocess.Popen(
-                command, cwd=directory, env=environment(), stdout=log, stderr=log
-            )
-            stack.callback(process.wait, timeout=30)
-            stack.callback(process.kill)
-        yield where
-
-
-@pytest.mark.slow
-def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    with dask_cluster(tmp_path) as scheduler:
-        settings = wanted(
-            corpus,
-            engine="beam",
-            workers=None,
-            input=("text*.txt",),
-            tokenizer="tokenizer",
-            beam=BeamSection(runner="DaskRunner", options=(f"--dask_scheduler_file={scheduler}",)),
-            output=str(tmp_path / "dataset"),
-        )
-        run(settings, cwd=corpus)
-        logs = [(tmp_path / f"{number}.log").read_text() for number in range(3)]
-    assert_same(settings, corpus)
-    assert logs[0].count("Register worker addr") == 2, logs
-
-
 @pytest.mark.slow
 def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Path) -> None:
     bad = tmp_path / "text.txt"
@@ -168,42 +124,6 @@ def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Pa
     config = write_config(tmp_path / "run.yaml", {"examples": settings.model_dump(mode="json")})
     assert f"text.txt: byte {size + 1} is not UTF-8" in said(bert_jax("examples", config))
     assert not (tmp_path / "dataset").exists()
-
-
-def number_of(job: int) -> int:
-    """A job that fails on 3 as a user's mistake does, and on 5 as a bug does."""
-    if job == 3:
-        raise UserError("job 3: found 3, allowed: others")
-    if job == 5:
-        raise ZeroDivisionError("five")
-    return job * job
-
-
-IN_MEMORY = BeamSection(options=("--direct_running_mode=in_memory", "--direct_num_workers=1"))
-
-
-def test_beam_gives_every_job_with_its_result(tmp_path: Path) -> None:
-    with open_engine("beam", workers=None, beam=IN_MEMORY, directory=tmp_path) as engine:
-        assert sorted(engine.run(number_of, [4, 2, 7])) == [(2, 4), (4, 16), (7, 49)]
-        assert list(engine.run(number_of, [])) == []
-        with pytest.raises(UserError, match=r"^job 3: found 3"):
-            list(engine.run(number_of, [3, 2]))
-        with pytest.raises(Exception, match="five"):
-            list(engine.run(number_of, [5, 2]))
-        assert sorted(engine.run(number_of, [1])) == [(1, 1)]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_results_that_do_not_arrive_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As on a worker whose disk is another.
-    monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
-    with (
-        open_engine("beam", workers=None, beam=IN_MEMORY, directory=tmp_path) as engine,
-        pytest.raises(UserError, match="2 of 2 jobs left no result; allowed: an output that all"),
-    ):
-        list(engine.run(number_of, [1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -239,14 +159,6 @@ def test_settings_of_beam_that_cannot_be_met_are_named(
         open_engine("beam", workers=workers, beam=BeamSection(**beam), directory=tmp_path)
 
 
-def test_without_beam_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "apache_beam", None)
-    with pytest.raises(UserError, match=r"pip install '\.\[beam\]'"):
-        open_engine("beam", workers=None, beam=BeamSection(), directory=tmp_path)
-    with open_engine("local", workers=1, beam=BeamSection(), directory=tmp_path) as engine:
-        assert list(engine.run(number_of, [4])) == [(4, 16)]
-
-
 def test_the_pools_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = textwrap.dedent(
         f"""
@@ -273,24 +185,6 @@ def test_the_pools_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> N
     assert alive == []
 
 
-def facts_of_a_worker(variable: str) -> tuple[int, str | None, bool]:
-    time.sleep(0.2)  # so that no worker takes both jobs before the other has started
-    return os.getppid(), os.environ.get(variable), "jax" in sys.modules
-
-
-def test_workers_are_forks_of_one_light_process_with_the_environment_of_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SET_AFTER_THAT", "yes")
-    with WorkerPool(2) as pool:
-        facts = [fact for _, fact in pool.run(facts_of_a_worker, ["SET_AFTER_THAT"] * 2)]
-    parents, values, heavy = zip(*facts, strict=True)
-    assert len(set(parents)) == 1
-    assert parents[0] != os.getpid()
-    assert set(values) == {"yes"}
-    assert not any(heavy)
-
-
 def die(job: int) -> None:
     """What the system does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -306,35 +200,3 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-def killed_after(settings: ExamplesSection, line: str) -> None:
-    """Starts a run and kills it with all its workers soon after it has said something."""
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    with process:
-        assert process.stdout is not None
-        for said_line in process.stdout:
-            if said_line.startswith(line):
-                break
-        time.sleep(random.uniform(0, 0.02))
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_at_any_stage_ends_with_the_same_bytes(
-    corpus: Path, tmp_path: Path
-) -> None:
-    settings = wanted(corpus, workers=2, output=str(tmp_path / "dataset"))
-    for line in ("cleaned part 2 ", "tokenised part 5 ", "shard 1 "):
-        killed_after(settings, line)
-        assert not (tmp_path / "dataset").exists()
-    run(settings)
-    assert_same(settings, corpus)

@@ -1,9 +1,6 @@
-import gzip
 import hashlib
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,19 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pydantic
 import pytest
-import tensorflow_datasets as tfds
 
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.data.google_bert.index import unigram_entropy
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
-from bert_jax.pipelines.shards.document_buckets import bucket_ranges, default_shards
-from bert_jax.pipelines.tokenised import tokenise
 from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
-from tests.corpus import make_dataset, marker, section, sentences, write_corpus, write_tokenizer
+from tests.corpus import marker, section, sentences, write_corpus, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SHARD = re.compile(r"array_record-\d{5}-of-\d{5}$")
@@ -151,92 +143,6 @@ def test_the_seed_decides_the_examples_but_not_who_is_held_out(corpus: Path) -> 
     assert files(corpus / "dataset").keys() == files(corpus / "other").keys()
 
 
-def test_moving_the_corpus_changes_nothing(corpus: Path, tmp_path: Path) -> None:
-    make_examples(section(corpus))
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    shutil.copy(corpus / "text.txt", elsewhere)
-    make_examples(section(corpus, input=f"{elsewhere}/text.txt", output=str(elsewhere / "dataset")))
-    assert files(elsewhere / "dataset") == files(corpus / "dataset")
-
-
-def test_figures_of_the_corpus(corpus: Path) -> None:
-    with (corpus / "text.txt").open("a") as file:
-        file.write("\nzebra quux\nthe xyzzy .\n")
-    made = make_examples(section(corpus)).corpus
-    tokenizer = load_tokenizer(corpus / "tokenizer")
-    lines = [line for line in (corpus / "text.txt").read_text().splitlines() if line]
-    counts = Counter(token for ids in tokenizer.encode_batch(lines) for token in ids)
-    total = counts.total()
-    shares = np.array(list(counts.values())) / total
-    assert (made.documents, made.sentences, made.tokens) == (41, len(lines), total)
-    assert made.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), rel=1e-12)
-    assert made.unknown_rate == pytest.approx(3 / total)
-    assert unigram_entropy(np.array([2, 0, 2])) == pytest.approx(np.log(2))
-
-
-def test_prose_is_split_into_the_sentences_of_the_other_layout(corpus: Path) -> None:
-    documents = [
-        [f"Mark{d} saw the old mill.", f"The dog of mark{d} crossed the bridge!", "Again?"]
-        for d in range(30)
-    ]
-    (corpus / "text.txt").write_text("\n\n".join("\n".join(d) for d in documents))
-    (corpus / "prose.txt").write_text("\n\n".join(f"{d[0]} {d[1]}\n{d[2]}" for d in documents))
-    lines = make_examples(section(corpus))
-    made = make_examples(
-        section(
-            corpus,
-            input=str(corpus / "prose.txt"),
-            output=str(corpus / "other"),
-            layout="prose",
-        )
-    )
-    assert made.corpus == lines.corpus
-    assert made.corpus.sentences == 90
-    assert (made.text.layout, made.text.language) == ("prose", "en")
-
-
-def test_lines_that_are_paragraphs_are_named(corpus: Path) -> None:
-    articles = "".join(
-        f'<doc id="{n}" url="u" title="t">\n{" ".join(sentences(n))}\n</doc>\n' for n in range(40)
-    )
-    (corpus / "wiki.txt").write_text(articles, encoding="utf-8")
-    lines: list[str] = []
-    wiki = {"input": (str(corpus / "wiki.txt"),), "validation_fraction": 0.0}
-    make_examples(section(corpus, **wiki), progress=lines.append)
-    assert any("layout: prose" in line for line in lines)
-    lines.clear()
-    output = str(corpus / "prose")
-    make_examples(section(corpus, **wiki, layout="prose", output=output), progress=lines.append)
-    assert not any("layout: prose" in line for line in lines)
-
-
-def test_each_file_can_be_a_document(corpus: Path) -> None:
-    (corpus / "text.txt").unlink()
-    for document in range(30):
-        write_corpus(corpus / f"text{document}.txt", documents=range(document, document + 1))
-    with (corpus / "text7.txt").open("a") as file:
-        file.write("\n\nthe dog .\n")
-    made = make_examples(section(corpus, documents="file"))
-    assert made.corpus.documents == 30
-    assert len(made.text.files) == 30
-
-
-def test_packed_text_gives_the_same_corpus(corpus: Path) -> None:
-    plain = make_examples(section(corpus))
-    packed = corpus / "packed.gz"
-    packed.write_bytes(gzip.compress((corpus / "text.txt").read_bytes()))
-    made = make_examples(section(corpus, input=str(packed), output=str(corpus / "other")))
-    assert made.corpus == plain.corpus
-
-
-def test_without_a_validation_fraction_there_is_one_split(corpus: Path) -> None:
-    made = make_examples(section(corpus, validation_fraction=0.0))
-    assert list(made.splits) == ["train"]
-    assert list(tfds.builder_from_directory(corpus / "dataset").info.splits) == ["train"]
-    assert made.splits["train"].documents == 40
-
-
 def killed_run(corpus: Path) -> None:
     """Runs in a process of its own, and kills it when the second shard is finished."""
     program = textwrap.dedent(
@@ -293,15 +199,6 @@ def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
         make_examples(section(corpus))
 
 
-def test_an_unfinished_run_of_another_release_is_refused(corpus: Path) -> None:
-    killed_run(corpus)
-    settings = corpus / "dataset.partial" / "work" / "settings.json"
-    held = json.loads(settings.read_text())
-    settings.write_text(json.dumps({**held, "work_version": held["work_version"] - 1}))
-    with pytest.raises(UserError, match=r"an unfinished run of another version"):
-        make_examples(section(corpus))
-
-
 def test_a_mistake_leaves_the_finished_parts_of_a_killed_run(corpus: Path) -> None:
     killed_run(corpus)
     partial = corpus / "dataset.partial"
@@ -327,17 +224,6 @@ def test_a_finished_dataset_is_left_alone(corpus: Path) -> None:
         make_examples(section(corpus, seed=12))
 
 
-def test_other_files_are_never_overwritten(corpus: Path) -> None:
-    (corpus / "dataset").mkdir()
-    make_examples(section(corpus))  # an empty directory is as good as none
-    (corpus / "other").mkdir()
-    (corpus / "other" / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="holds other files"):
-        make_examples(section(corpus, output=str(corpus / "other")))
-    with pytest.raises(UserError, match="is a file"):
-        make_examples(section(corpus, output=str(corpus / "text.txt")))
-
-
 def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
     with (
         Workspace(corpus / "dataset"),
@@ -345,111 +231,6 @@ def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
     ):
         make_examples(section(corpus))
     make_examples(section(corpus))  # the lock went with its holder
-
-
-def test_a_missing_input_is_named(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r'no file .*texd\.txt; did you mean "text\.txt"'):
-        make_examples(section(corpus, input=str(corpus / "texd.txt")))
-    with pytest.raises(UserError, match="tokeniser: found no such directory"):
-        make_examples(section(corpus, tokenizer=str(corpus / "tokeniser")))
-
-
-@pytest.mark.parametrize("text", ["", "\n \n\t\n", "\u200b\n\n\x00\n"])
-def test_an_empty_corpus_is_refused(corpus: Path, text: str) -> None:
-    # Zero-width spaces and NULs are lines, but have no tokens.
-    (corpus / "text.txt").write_text(text)
-    with pytest.raises(UserError, match="input: no document"):
-        make_examples(section(corpus))
-    assert not (corpus / "dataset").exists()
-
-
-def test_one_document_is_refused(corpus: Path) -> None:
-    write_corpus(corpus / "text.txt", documents=range(1))
-    with pytest.raises(UserError, match="input: 1 document, kind: nsp needs at least 2"):
-        make_examples(section(corpus))
-
-
-def test_a_split_with_fewer_than_two_documents_names_the_fraction(corpus: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"0\.001 of 40 .* for validation, which needs \d+; allowed: another"
-    ):
-        make_examples(section(corpus, validation_fraction=0.001))
-
-
-@pytest.mark.parametrize(
-    ("refused", "taken", "again"),
-    [
-        ({"validation_fraction": 0.001}, {"validation_fraction": 0.0}, True),
-        ({"num_shards": 1000}, {"num_shards": 3}, False),
-    ],
-)
-def test_the_setting_that_a_refusal_asks_for_works(
-    corpus: Path, refused: dict[str, Any], taken: dict[str, Any], again: bool
-) -> None:
-    """Both are found wanting only after the text was tokenised."""
-    make_examples(section(corpus, output=str(corpus / "whole"), **taken))
-    with pytest.raises(UserError, match=f"^{next(iter(refused))}: "):
-        make_examples(section(corpus, **refused))
-    lines: list[str] = []
-    make_examples(section(corpus, **taken), progress=lines.append)
-    assert any("tokenised" in line for line in lines) == again
-    assert files(corpus / "dataset") == files(corpus / "whole")
-
-
-def test_a_shard_without_two_documents_is_refused(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r"num_shards: 30, allowed: at most 1\d"):
-        make_examples(section(corpus, num_shards=30))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bytes_that_are_not_utf8_are_named_with_their_offset(corpus: Path, workers: int) -> None:
-    path = corpus / "text.txt"
-    size = path.stat().st_size
-    with path.open("ab") as file:
-        file.write(b"\nf\xfcr\n")
-    (corpus / "text2.txt").write_text("fine\n" * (1 << 19))  # a part of its own
-    with pytest.raises(UserError, match=rf"text\.txt: byte {size + 2} is not UTF-8"):
-        make_examples(section(corpus, workers=workers))
-    assert not (corpus / "dataset").exists()
-
-
-def test_a_line_of_a_million_characters_is_named(corpus: Path) -> None:
-    path = corpus / "text.txt"
-    lines = len(path.read_text().splitlines())
-    with path.open("a") as file:
-        file.write("x" * 1_000_000 + "\n")
-    with pytest.raises(UserError, match=rf"text\.txt: line {lines + 1} has 1,000,000 characters"):
-        make_examples(section(corpus))
-
-
-def test_a_vocabulary_without_mask_is_refused(corpus: Path) -> None:
-    vocabulary = corpus / "tokenizer" / "vocab.txt"
-    vocabulary.write_text(vocabulary.read_text().replace("[MASK]", "[MUSK]"))
-    with pytest.raises(UserError, match=r"\[MASK\]"):
-        make_examples(section(corpus))
-
-
-class Shrunken:
-    """A tokenizer that claims fewer ids than it gives."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.vocab_size = 40
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-
-def test_a_token_id_beyond_the_vocabulary_is_refused(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenise, "load_tokenizer", lambda d: Shrunken(load_tokenizer(d)))
-    tokenise._tokenizer.cache_clear()
-    try:
-        with pytest.raises(UserError, match=r"tokenizer: gives token id 66, allowed: 0 to 39"):
-            make_examples(section(corpus))
-    finally:
-        tokenise._tokenizer.cache_clear()
 
 
 def limited_run(corpus: Path, *, bytes_per_file: int) -> str:
@@ -506,51 +287,3 @@ def test_settings_that_cannot_be_met_are_named(
 ) -> None:
     with pytest.raises(UserError, match=f"^{named}: "):
         make_examples(section(corpus, **changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"layout": "verse"}, {"documents": "page"}, {"validation_fraction": 0.7}, {"workers": 0}],
-)
-def test_settings_out_of_range_are_refused(corpus: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(pydantic.ValidationError, match=next(iter(changes))):
-        section(corpus, **changes)
-
-
-def test_buckets_are_equal_ranges_of_the_order_of_keys() -> None:
-    keys = np.sort(np.random.default_rng(0).integers(0, 2**64, 1003, dtype=np.uint64))
-    ranges = bucket_ranges(keys, 10)
-    sizes = [int(((keys >= first) & (keys <= last)).sum()) for first, last in ranges]
-    assert sum(sizes) == 1003
-    assert set(sizes) <= {100, 101}
-
-
-@pytest.mark.parametrize(
-    ("documents", "tokens", "shards"),
-    [(2, 10, 1), (370, 2_200_000, 3), (20, 50_000_000, 1), (7_000_000, 3_000_000_000, 1024)],
-)
-def test_the_default_number_of_shards_follows_the_corpus(
-    documents: int, tokens: int, shards: int
-) -> None:
-    assert default_shards(documents=documents, tokens=tokens) == shards
-
-
-def test_the_lengths_index_is_a_npy_file_of_all_examples(tmp_path: Path) -> None:
-    made = make_dataset(tmp_path)
-    for name, split in made.splits.items():
-        path = tmp_path / "dataset" / f"{name}.lengths.npy"
-        lengths = np.load(path)
-        dataset = open_dataset(tmp_path / "dataset", name)
-        assert lengths.dtype == np.uint16
-        assert lengths.tolist() == [len(dataset[i].input_ids) for i in range(split.examples)]
-        np.save(tmp_path / "again.npy", lengths)
-        assert path.read_bytes() == (tmp_path / "again.npy").read_bytes()
-
-
-def test_tfds_files_name_the_splits_and_their_sizes(tmp_path: Path) -> None:
-    made = make_dataset(tmp_path)
-    info = json.loads((tmp_path / "dataset" / "dataset_info.json").read_text())
-    for split in info["splits"]:
-        shards = made.splits[split["name"]].shards
-        assert [int(n) for n in split["shardLengths"]] == [shard.examples for shard in shards]
-        assert int(split["numBytes"]) == sum(shard.bytes for shard in shards)

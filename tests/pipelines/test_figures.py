@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.pipelines.examples import make_examples
-from bert_jax.pipelines.pairing.spans import Pair
 from bert_jax.pipelines.shards import figures
-from bert_jax.pipelines.shards import write_shard as shards
 from bert_jax.pipelines.shards.figures import (
-    SKETCH,
-    PairTally,
-    count_distinct,
     sentence_hashes,
-    sketch,
 )
 from bert_jax.text import load_tokenizer
 from tests.corpus import from_lists, make_dataset, section, sentences
@@ -44,30 +38,6 @@ def _check_hashes(documents: list[list[list[int]]]) -> None:
     assert len(set(hashes)) == len(set(spelled)) == len(set(zip(hashes, spelled, strict=True)))
 
 
-def test_different_sentences_are_counted_exactly_if_few_and_nearly_if_many() -> None:
-    rng = np.random.default_rng(0)
-    few = rng.integers(2**63, size=SKETCH - 1).astype(np.uint64)
-    assert count_distinct(sketch(np.repeat(few, 3))) == SKETCH - 1
-    many = figures.mix64(np.arange(500_000, dtype=np.uint64))
-    parts = np.split(rng.permutation(np.concatenate([many, many[:250_000]])), 30)
-    joined = np.zeros(0, np.uint64)
-    for part in parts:
-        joined = sketch(np.concatenate([joined, sketch(part)]))
-    assert np.array_equal(joined, sketch(many))
-    assert count_distinct(joined) == pytest.approx(500_000, rel=0.03)
-
-
-def test_pairs_are_counted_by_the_documents_of_their_spans() -> None:
-    documents = from_lists(range(3), [[[1, 2], [3]], [[4, 5, 6]], [[7], [8]]], np.dtype(np.uint16))
-    tally = PairTally(documents)
-    tally.add(Pair(0, 2, 2, 3, 0))  # both in document 0
-    tally.add(Pair(1, 2, 2, 3, 1))  # both in document 0, said to be random
-    tally.add(Pair(6, 7, 3, 4, 1))
-    tally.add(Pair(6, 7, 3, 4, 1))
-    found = tally.record()
-    assert (found.same_document, found.other_document) == ((1, 1), (0, 2))
-
-
 def test_a_dataset_says_that_no_random_next_is_of_the_same_document(tmp_path: Path) -> None:
     made = make_dataset(tmp_path)
     for name, split in made.splits.items():
@@ -78,22 +48,6 @@ def test_a_dataset_says_that_no_random_next_is_of_the_same_document(tmp_path: Pa
         assert split.pairs.other_document == (0, labels[1])
         assert labels[1] > 0
     assert read_provenance(tmp_path / "dataset") == made
-
-
-def test_a_random_next_of_the_same_document_would_be_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def impure(documents, section, **others):
-        del section, others
-        bounds = documents.sentence_starts
-        for first in documents.document_starts[:-1].tolist():
-            yield Pair(bounds[first], bounds[first + 1], bounds[first], bounds[first + 1], 1)
-
-    monkeypatch.setattr(shards, "pair_documents", impure)
-    made = make_dataset(tmp_path)
-    pairs = made.splits["train"].pairs
-    assert pairs is not None
-    assert pairs.same_document == (0, made.splits["train"].documents)
 
 
 def test_repeated_sentences_are_counted_over_all_shards(tmp_path: Path) -> None:
@@ -107,8 +61,3 @@ def test_repeated_sentences_are_counted_over_all_shards(tmp_path: Path) -> None:
     train = made.splits["train"]
     assert train.sentences == len(texts)
     assert train.repeated_sentences == pytest.approx(1 - len(different) / len(texts))
-
-
-def test_without_a_pair_task_there_are_no_pairs_to_count(tmp_path: Path) -> None:
-    made = make_dataset(tmp_path, kind="doc_sentences", dupe_factor=1, short_seq_prob=0.0)
-    assert made.splits["train"].pairs is None

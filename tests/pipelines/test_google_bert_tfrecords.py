@@ -3,15 +3,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
-from bert_jax.pipelines.shards.google_bert_tfrecords import FeistelPermutation, write_tfrecords
+from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.google_bert_writer import read_release
@@ -25,24 +23,6 @@ def rows_of(directory: Path, **masking: object) -> MaskingTransform:
         seq_length=LENGTH,
         masking=MaskingSection.model_validate(masking),
     )
-
-
-@given(count=st.integers(1, 3000), seed=st.integers(0, 2**40))
-@settings(deadline=None, max_examples=60)
-def test_a_permutation_has_everything_once(count: int, seed: int) -> None:
-    order = FeistelPermutation(count, seed=seed)
-    found = order(np.arange(count))
-    assert np.array_equal(np.sort(found), np.arange(count))
-    assert np.array_equal(order(np.arange(count)[::-1]), found[::-1])
-
-
-def test_a_permutation_of_few_things_is_every_order_equally_often() -> None:
-    found = Counter(
-        tuple(FeistelPermutation(4, seed=seed)(np.arange(4)).tolist()) for seed in range(4800)
-    )
-    assert len(found) == 24
-    chi_square = sum((count - 200) ** 2 / 200 for count in found.values())
-    assert chi_square < 50  # 23 degrees of freedom: beyond it once in a thousand times
 
 
 def test_tensorflow_reads_the_examples_with_fresh_masks_in_each_copy(tmp_path: Path) -> None:

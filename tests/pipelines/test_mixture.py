@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from bert_jax.config import parse_config
 from bert_jax.data.dataset.provenance import read_provenance
@@ -19,10 +18,8 @@ from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.text import load_wordpiece
-from bert_jax.verbs.examples import ExtraOutputs, examples
 from tests.corpus import SPECIAL
 from tests.corpus import section as plain_section
-from tests.report.strict_html import read
 
 DOCUMENTS = {"en": 540, "is": 20, "zh": 40}
 WORDS = 30
@@ -140,15 +137,6 @@ def test_examples_hold_the_languages_in_the_smoothed_shares(
     assert shards(tmp_path / "dataset", "validation") == shards(tmp_path / "plain", "validation")
 
 
-def test_without_smoothing_the_examples_are_those_without_a_mixture(
-    corpus: Path, tmp_path: Path
-) -> None:
-    make_examples(section(corpus, tmp_path / "plain"))
-    make_examples(section(corpus, tmp_path / "mixed", mixture=MixtureSection(smoothing=1.0)))
-    assert shards(tmp_path / "mixed") == shards(tmp_path / "plain")
-    assert len(shards(tmp_path / "mixed")) == 5
-
-
 def test_the_bytes_of_a_mixture_do_not_depend_on_the_workers_nor_on_the_parts(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,30 +215,6 @@ def load_vocabulary(root: Path, text: str) -> None:
     load_wordpiece(root / "vocab.txt", lower_case=False).save(root / "tokenizer")
 
 
-def test_one_language_by_its_code_gives_what_the_list_gives(corpus: Path, tmp_path: Path) -> None:
-    files = (f"{corpus}/en.txt",)
-    listed = make_examples(section(corpus, tmp_path / "listed", input=files))
-    coded = make_examples(section(corpus, tmp_path / "coded", input={"en": files}))
-    assert shards(tmp_path / "coded") == shards(tmp_path / "listed")
-    assert (listed.splits["train"].languages, listed.text.language) == (None, None)
-    assert coded.splits["train"].languages is not None
-    spelled = (tmp_path / "listed" / "provenance.json").read_text()
-    assert "languages" not in spelled
-    assert "mixture" not in spelled
-
-
-def test_what_is_asked_otherwise_is_not_taken_for_the_same(corpus: Path, tmp_path: Path) -> None:
-    make_examples(section(corpus, tmp_path / "dataset", mixture=MixtureSection()))
-    with pytest.raises(UserError, match=r"examples\.mixture was \{\"smoothing\": 0\.7\}, now null"):
-        make_examples(section(corpus, tmp_path / "dataset"))
-    swapped = {"en": (f"{corpus}/zh.txt",), "zh": (f"{corpus}/en.txt",)}
-    swapped["is"] = (f"{corpus}/is.txt",)
-    with pytest.raises(UserError, match=r"examples\.input: en\.txt was in en, now in zh, zh\.txt"):
-        make_examples(
-            section(corpus, tmp_path / "dataset", mixture=MixtureSection(), input=swapped)
-        )
-
-
 def test_a_language_with_one_document_held_out_is_left_out_of_validation(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -297,30 +261,6 @@ def test_languages_that_cannot_be_had_are_named(
     with pytest.raises(UserError, match=f"^{message}"):
         make_examples(changed)
     assert not (tmp_path / "dataset").exists()
-
-
-def test_a_language_without_files_is_named(corpus: Path, tmp_path: Path) -> None:
-    files = {"en": (f"{corpus}/en.txt",), "zh": ()}
-    with pytest.raises(UserError, match=r"^input: zh has no file"):
-        make_examples(section(corpus, tmp_path / "dataset", input=files))
-
-
-def test_the_report_shows_the_languages_and_refuses_another_mixture(
-    corpus: Path, tmp_path: Path
-) -> None:
-    settings = section(corpus, tmp_path / "dataset", mixture=MixtureSection())
-    values = {"examples": settings.model_dump(mode="json", exclude_unset=True)}
-    quiet = Console(quiet=True)
-    examples(parse_config(values, source="test"), extra=ExtraOutputs(report=True), console=quiet)
-    document = read((tmp_path / "dataset.report.html").read_text())
-    languages = read_provenance(tmp_path / "dataset").splits["train"].languages
-    assert languages is not None
-    for name, record in languages.items():
-        share = f"{record.share:.2%} {record.mixture_share:.2%}"
-        assert f"{name} {record.documents:,} {record.tokens:,} {share}" in document.text
-    changed = parse_config(values, ["examples.mixture.smoothing=0.5"], source="test")
-    with pytest.raises(UserError, match=r"examples\.mixture: found smoothing=0\.5, but .*0\.7"):
-        examples(changed, extra=ExtraOutputs(report=True), console=quiet)
 
 
 @pytest.mark.parametrize(

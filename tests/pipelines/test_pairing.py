@@ -1,15 +1,12 @@
 import random
 
 import numpy as np
-import pydantic
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.rng import stream
-from bert_jax.pipelines.pairing.pair_documents import pair_documents
 from bert_jax.pipelines.pairing.sentence_pairs import pair_document, truncate
 from bert_jax.pipelines.pairing.spans import Pair, SentenceOffsets
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
@@ -30,19 +27,6 @@ def passes(
         for number in range(count)
         for document in range(len(documents))
     ]
-
-
-@settings(deadline=None, max_examples=150)
-@given(LENGTHS, st.integers(5, 60), st.floats(0, 1), st.integers(0, 2**32))
-def test_examples_fit_and_both_spans_hold_tokens(
-    lengths: list[list[int]], max_seq_length: int, short: float, seed: int
-) -> None:
-    section = PairingSection(max_seq_length=max_seq_length, dupe_factor=2, short_seq_prob=short)
-    for pair in pairs_of(numbered(lengths), section, seed=seed):
-        assert pair.first_stop > pair.first_start
-        assert pair.second_stop > pair.second_start
-        assert pair.length <= max_seq_length
-        assert pair.first_length == pair.first_stop - pair.first_start + 2
 
 
 @settings(deadline=None, max_examples=150)
@@ -85,41 +69,6 @@ def test_every_sentence_is_used_and_displaced_ones_come_back(
             assert pair.first_start == position
             position = pair.first_stop if pair.next_sentence_label else pair.second_stop
         assert position == starts[document + 1]
-
-
-def test_the_same_seed_gives_the_same_pairs_and_another_seed_others() -> None:
-    documents = numbered([[5, 9, 3, 12, 7, 4]] * 6)
-    section = PairingSection(max_seq_length=24, dupe_factor=4)
-    once = pairs_of(documents, section, seed=1)
-    assert once == pairs_of(documents, section, seed=1)
-    assert once != pairs_of(documents, section, seed=2)
-
-
-def test_each_pass_over_a_document_draws_anew() -> None:
-    documents = numbered([[5, 9, 3, 12, 7, 4]] * 3)
-    section = PairingSection(max_seq_length=24, dupe_factor=20)
-    pairs = pairs_of(documents, section, seed=1)
-    assert len(set(pairs)) > len(pairs) / 2
-
-
-def test_one_document_is_refused_since_a_random_next_has_nowhere_to_come_from() -> None:
-    with pytest.raises(ValueError, match="kind nsp needs at least 2"):
-        list(pair_documents(numbered([[3, 4]]), PairingSection(), seed=0))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("max_seq_length", 4),
-        ("max_seq_length", 1 << 16),
-        ("dupe_factor", 0),
-        ("short_seq_prob", 1.1),
-        ("kind", "nps"),
-    ],
-)
-def test_settings_out_of_range_are_refused(key: str, value: float | str) -> None:
-    with pytest.raises(pydantic.ValidationError, match=key):
-        PairingSection.model_validate({key: value})
 
 
 def test_truncation_keeps_the_lengths_that_the_release_keeps() -> None:
@@ -205,18 +154,3 @@ def test_pairs_are_distributed_as_the_release_distributes_them() -> None:
             )
             assert p > 1e-3, (name, place, p)
     assert same_distribution([len(p) for p in ours], [len(p) for p in theirs]) > 1e-3
-
-
-def test_a_tenth_of_the_passes_aims_at_a_shorter_length_drawn_uniformly() -> None:
-    # With sentences of one token, no example of a pass is longer than its target.
-    documents = numbered([[1] * 100, [1] * 100])
-    section = PairingSection(max_seq_length=43, short_seq_prob=0.1)
-    longest = [
-        max(p.length for p in pairs) for pairs in passes(documents, section, seed=8, count=4000)
-    ]
-    # 1 of the 39 lengths drawn is the full one.
-    expected = 0.1 * 38 / 39
-    share = np.mean([length < 43 for length in longest])
-    assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / len(longest))
-    short = np.bincount([length for length in longest if length < 43], minlength=43)[5:]
-    assert stats.chisquare(short).pvalue > 1e-3

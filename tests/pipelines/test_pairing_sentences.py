@@ -1,6 +1,5 @@
 import itertools
 
-import numpy as np
 import pydantic
 import pytest
 from hypothesis import given, settings
@@ -93,29 +92,6 @@ def test_documents_are_separated_and_a_separator_never_ends_an_example() -> None
         Single(((7, 13),)),
         Single(((13, 15), (15, 16))),
     ]
-
-
-def test_each_pass_walks_the_documents_in_another_order() -> None:
-    documents = numbered([[5, 9, 3, 12, 7, 4]] * 6)
-    section = PairingSection(kind="full_sentences", max_seq_length=24, dupe_factor=3)
-    places = np.concatenate(
-        [np.arange(*s) for single in singles_of(documents, section) for s in single.token_ranges]
-    ).reshape(3, -1)
-    for walk in places:
-        np.testing.assert_array_equal(np.sort(walk), np.arange(len(documents.tokens)))
-    assert len({walk.tobytes() for walk in places}) == 3
-    assert singles_of(documents, section) == singles_of(documents, section)
-    assert singles_of(documents, section) != singles_of(documents, section, seed=1)
-
-
-@pytest.mark.parametrize("kind", ["full_sentences", "doc_sentences"])
-def test_without_a_pair_task_documents_are_used_once_and_at_full_length_unless_set(
-    kind: str,
-) -> None:
-    section = PairingSection.model_validate_json(f'{{"kind": "{kind}"}}')
-    assert (section.dupe_factor, section.short_seq_prob) == (1, 0.0)
-    assert PairingSection.model_validate(section.model_dump()) == section
-    assert (PairingSection().dupe_factor, PairingSection().short_seq_prob) == (10, 0.1)
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,3 @@ def test_half_of_the_pairs_are_swapped_and_their_lengths_do_not_tell_which() -> 
     assert len(table[0][0]) > 1
     found = stats.chi2_contingency(np.stack([table[0][1], table[1][1]]))
     assert found.pvalue > 1e-3  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_the_same_seed_gives_the_same_pairs_whatever_documents_stand_around() -> None:
-    section = PairingSection(kind="sop", max_seq_length=24, dupe_factor=4)
-    few, many = numbered([[5, 9, 3, 12]] * 2), numbered([[5, 9, 3, 12]] * 4)
-    once = pairs_of(few, section, seed=1)
-    assert once == pairs_of(few, section, seed=1) != pairs_of(few, section, seed=2)
-    assert set(once) < set(pairs_of(many, section, seed=1))
-
-
-def test_a_single_document_is_enough() -> None:
-    section = PairingSection(kind="sop", max_seq_length=24, dupe_factor=1)
-    assert pairs_of(numbered([[5, 9]]), section, seed=0)

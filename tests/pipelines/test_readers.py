@@ -21,7 +21,6 @@ from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document, Problems, document_id
 from bert_jax.pipelines.sources.files import Cutting
-from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
 from tests.tensorflow_alone import tf
 
@@ -159,24 +158,6 @@ def test_parquet_is_read_by_row_group_and_column(tmp_path: Path) -> None:
     assert [i for i, _ in given] == [f"a.parquet#{n}" for n in range(100, 120)]
 
 
-def test_a_wrong_column_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"content": ["x"], "number": [1]}), path)
-    with pytest.raises(
-        UserError,
-        match=r'a\.parquet: found no column "contents" \(text_field\), allowed: content, number; '
-        r'did you mean "content"\?',
-    ):
-        read(sources(path, text_field="contents"))
-    with pytest.raises(UserError, match=r'column "number" holds int64, allowed: string'):
-        read(sources(path, text_field="number"))
-    with pytest.raises(UserError, match=r'found no column "key" \(id_field\)'):
-        read(sources(path, text_field="content", id_field="key"))
-    path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(UserError, match=r"^\S*a\.parquet: cannot be read as Parquet \([^\n]*\)$"):
-        read(sources(path))
-
-
 def wikiextractor_text() -> str:
     return "".join(
         f'<doc id="{n}" url="https://x.org/?curid={n}" title="The "{n}" &amp; co">\n'
@@ -193,18 +174,6 @@ def test_wikiextractor_output(tmp_path: Path, part_bytes: int) -> None:
     assert [d.lines for _, d in found] == [[*lines, "A <b> line."] for lines in EXPECTED]
     assert found[3][0] == "wiki_00#3"
     assert found[3][1].source == 'The "3" & co'
-
-
-def test_wikiextractor_json(tmp_path: Path) -> None:
-    path = tmp_path / "wiki_00"
-    records = [
-        {"id": str(n), "revid": "1", "url": "u", "title": f"T{n}", "text": f"T{n}\n\n{text}"}
-        for n, text in enumerate(TEXTS)
-    ]
-    path.write_text("".join(f"{json.dumps(r)}\n" for r in records))
-    found = read(sources(path), part_bytes=200)
-    assert [d.lines for _, d in found] == EXPECTED
-    assert found[7][0] == "wiki_00#7"
 
 
 @pytest.mark.parametrize(
@@ -263,26 +232,6 @@ def test_wikipedia_dumps(tmp_path: Path, name: str) -> None:
     problems = Problems("skip")
     assert len(read(sources(path, on_error="skip"), problems=problems)) == 3
     assert problems.count == 1
-
-
-def test_xml_that_is_no_dump_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.xml").write_text("<rss></rss>")
-    with pytest.raises(UserError, match=r"a\.xml: found <rss>, allowed: <mediawiki>"):
-        read(sources(tmp_path / "a.xml"))
-
-
-def test_wikitext_keeps_text_passages_only() -> None:
-    wikitext = (
-        "{{Box|\n* a = [[b]]\n}}\n'''One''' is [[two|2]]<ref>{{cite|x}} no</ref> ({{lang|y}}; ) of "
-        "[https://x.org three]&nbsp;&amp; four<!-- no -->. [[File:a.jpg|thumb|A [[no]].]] Yes.\n"
-        "== No ==\n* no [[no]] no\n* {{t|\nno}} no\n:no\nH<sub>2</sub>O.\n"
-        '{| class="a"\n| no || no\n|}\n__NOTOC__\n[[Category:No]]\n# no\n<nowiki>[[x]]</nowiki> y'
-    )
-    assert wikitext_paragraphs(wikitext, dropped_namespaces={"file", "category"}) == [
-        "One is 2 of three & four. Yes.",
-        "H2O.",
-        "[[x]] y",
-    ]
 
 
 def write_tfds(directory: Path, *, suffix: str) -> Path:

@@ -1,5 +1,4 @@
 import tempfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
     concatenate,
     join_key,
-    key_order,
     load_high_keys,
-    split_keys,
 )
 from tests.corpus import from_lists
 
@@ -57,16 +54,6 @@ def test_documents_survive_laying_out_joining_and_choosing(
     assert selected.keys[:, 1].tolist() == chosen
 
 
-def test_documents_on_disk_are_read_back(tmp_path: Path) -> None:
-    lists = [[[1, 2], [3]], [[65535]]]
-    laid_out(lists).save(tmp_path / "run")
-    loaded = TokenisedDocuments.load(tmp_path / "run")
-    assert to_lists(loaded) == lists
-    assert loaded.tokens.dtype == np.uint16
-    with pytest.raises(FileExistsError):
-        laid_out(lists).save(tmp_path / "run")
-
-
 def test_a_file_that_is_cut_short_or_another_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "run"
     laid_out([[[1, 2], [3]], [[65535]]]).save(path)
@@ -102,31 +89,3 @@ def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
     assert [join_key(key) for key in found.keys] == [keys[place] for place in chosen]
     assert to_lists(found) == [lists[place] for place in chosen]
     assert halves.tolist() == sorted(2 * [key >> 64 for key in keys])
-
-
-def test_reading_a_range_takes_the_memory_of_the_range(tmp_path: Path) -> None:
-    count = 100_000
-    everything = TokenisedDocuments(
-        np.stack([np.arange(count, dtype=np.uint64)] * 2, axis=1),
-        np.arange(count + 1),
-        np.arange(count + 1) * 8,
-        np.zeros(count * 8, np.uint16),
-    )
-    everything.save(tmp_path / "run")
-    tracemalloc.start()
-    try:
-        found = TokenisedDocuments.load(tmp_path / "run", first_key=70_000, last_key=70_099)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(found) == 100
-    assert peak < 200_000  # bytes, of 4.8 million on disk
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.integers(0, 2**128 - 1), max_size=20))
-def test_keys_keep_all_their_bits_and_their_order(keys: list[int]) -> None:
-    halves = split_keys(keys)
-    assert halves.shape == (len(keys), 2)
-    assert [join_key(row) for row in halves] == keys
-    assert [join_key(row) for row in halves[key_order(halves)]] == sorted(keys)

@@ -25,12 +25,6 @@ def test_an_output_that_cannot_be_made_is_named(corpus: Path, place: str) -> Non
         make_examples(section(corpus, output=str(corpus / place)))
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="Linux has a /proc")
-def test_where_no_file_can_be_made_nobody_is_said_to_hold_the_lock(corpus: Path) -> None:
-    with pytest.raises(UserError, match=r"^/proc/dataset: cannot be written \("):
-        make_examples(section(corpus, output="/proc/dataset"))
-
-
 def test_a_read_only_place_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Any, *_: Any, **__: Any) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
