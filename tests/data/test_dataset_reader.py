@@ -1,5 +1,3 @@
-import json
-import pickle
 import shutil
 from pathlib import Path
 
@@ -7,9 +5,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from bert_jax.data.dataset.provenance import FORMAT_VERSION, Provenance, read_provenance
-from bert_jax.data.dataset.reader import Dataset, open_dataset
-from bert_jax.data.dataset.schema import ExampleEncoder, decode, token_dtype
+from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.dataset.schema import ExampleEncoder, decode
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from tests.corpus import SPECIAL, make_dataset, marker, section, write_corpus, write_tokenizer
@@ -42,53 +39,12 @@ def test_tfds_reads_the_same_examples(directory: Path, split: str) -> None:
         assert theirs["next_sentence_label"] == ours.next_sentence_label
 
 
-def test_an_example_is_cls_a_sep_b_sep(directory: Path) -> None:
-    dataset = open_dataset(directory, "train")
-    for example in dataset.__getitems__(range(len(dataset))):
-        ids = example.input_ids
-        assert 5 <= len(ids) <= 48
-        assert ids[0] == CLS
-        assert np.flatnonzero(ids == SEP).tolist() == [example.first_length - 1, len(ids) - 1]
-        assert 3 <= example.first_length <= len(ids) - 2
-        assert example.next_sentence_label in (0, 1)
-
-
-def test_examples_come_in_the_order_asked_for(directory: Path) -> None:
-    dataset = open_dataset(directory, "train")
-    indices = np.random.default_rng(0).permutation(len(dataset)).tolist()
-    indices += [0, 0, -1, len(dataset) - 1]
-    for index, example in zip(indices, dataset.__getitems__(indices), strict=True):
-        assert example.input_ids.tolist() == dataset[index].input_ids.tolist()
-    assert dataset[-1].input_ids.tolist() == dataset[len(dataset) - 1].input_ids.tolist()
-    assert dataset.__getitems__([]) == []
-
-
-@pytest.mark.parametrize("offset", [0, 1, 1000])
-def test_an_index_out_of_range_raises(directory: Path, offset: int) -> None:
-    dataset = open_dataset(directory, "train")
-    with pytest.raises(IndexError):
-        dataset[len(dataset) + offset]
-    with pytest.raises(IndexError):
-        dataset[-len(dataset) - 1 - offset]
-
-
 def test_the_lengths_index_tells_each_examples_length(directory: Path) -> None:
     dataset = open_dataset(directory, "validation")
     examples = dataset.__getitems__(range(len(dataset)))
     assert isinstance(dataset.lengths, np.memmap)
     assert dataset.lengths.tolist() == [len(example.input_ids) for example in examples]
     assert dataset.provenance.splits["validation"].tokens == dataset.lengths.sum()
-
-
-def test_a_pickled_dataset_reads_on(directory: Path) -> None:
-    dataset = open_dataset(directory, "train")
-    before = dataset[5]
-    spelled = pickle.dumps(dataset)
-    assert len(spelled) < 20_000  # names, no readers and no data
-    again: Dataset = pickle.loads(spelled)
-    assert repr(again) == repr(dataset)
-    assert again[5].input_ids.tolist() == before.input_ids.tolist()
-    assert again.lengths.tolist() == dataset.lengths.tolist()
 
 
 def test_the_fingerprint_follows_the_content(directory: Path, tmp_path: Path) -> None:
@@ -101,16 +57,6 @@ def test_the_fingerprint_follows_the_content(directory: Path, tmp_path: Path) ->
     assert open_dataset(same / "dataset", "train").fingerprint == fingerprint
     assert open_dataset(other / "dataset", "train").fingerprint != fingerprint
     assert open_dataset(directory, "validation").fingerprint != fingerprint
-
-
-def test_verify_passes_on_what_was_written(directory: Path) -> None:
-    for split in ("train", "validation"):
-        assert open_dataset(directory, split).verify() is None  # it raises on a damaged byte
-
-
-def test_a_missing_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere: no such directory"):
-        open_dataset(tmp_path / "nowhere", "train")
 
 
 def test_a_directory_without_provenance_is_not_a_dataset(copy: Path) -> None:
@@ -177,28 +123,12 @@ def test_a_damaged_or_missing_lengths_index_is_named(copy: Path) -> None:
         open_dataset(copy, "train")
 
 
-def test_a_newer_format_is_refused(copy: Path) -> None:
-    path = copy / "provenance.json"
-    content = json.loads(path.read_text())
-    content["format_version"] = FORMAT_VERSION + 1
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=f"format_version is {FORMAT_VERSION + 1}"):
-        open_dataset(copy, "train")
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format_version": 1}', '{"seed": 1}'])
 def test_a_damaged_provenance_is_one_line(copy: Path, text: str) -> None:
     (copy / "provenance.json").write_text(text)
     with pytest.raises(UserError, match=r"provenance\.json: ") as error:
         open_dataset(copy, "train")
     assert "\n" not in str(error.value)
-
-
-def test_provenance_survives_its_file(directory: Path) -> None:
-    provenance = read_provenance(directory)
-    assert Provenance.model_validate_json(provenance.model_dump_json()) == provenance
-    assert provenance.pairing.max_seq_length == 48
-    assert provenance.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
 def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None:
@@ -214,13 +144,6 @@ def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None
     assert dataset[0].input_ids.dtype == source[0]["input_ids"].dtype == np.uint32
     assert dataset[0].input_ids.max() > 1 << 16
     assert dataset[0].input_ids.tolist() == source[0]["input_ids"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(30_522, np.uint16), (1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)]
-)
-def test_ids_take_two_bytes_where_the_vocabulary_allows(vocab_size: int, dtype: type) -> None:
-    assert np.dtype(token_dtype(vocab_size)) == dtype
 
 
 def test_encode_and_decode_are_inverse_and_equal_examples_equal_bytes() -> None:

@@ -1,4 +1,3 @@
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -6,14 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.google_bert.reader import GoogleBertDataset, is_google_bert, open_google_bert
+from bert_jax.data.google_bert.reader import GoogleBertDataset, open_google_bert
 from bert_jax.data.google_bert.schema import FEATURES, decode_row, encode_row
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.static_masks import StaticExample, StaticMaskTransform
 from bert_jax.errors import UserError
-from tests.corpus import make_dataset
 from tests.data.google_bert_writer import (
     LENGTH,
     SLOTS,
@@ -98,25 +96,6 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(
     assert len(changed) == 23
 
 
-def test_a_place_that_cannot_be_written_to_gets_no_index(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
-    dataset = open_google_bert(files)
-    assert not list(files.glob(".*"))
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert copy[-1].input_ids.tolist() == dataset[22].input_ids.tolist()
-
-
-def test_the_names_of_files_do_not_matter_but_their_content_does(files: Path) -> None:
-    first = open_google_bert(files)
-    for path in sorted(files.glob("tf_*")):
-        path.rename(path.with_name(f"other_{path.name}"))
-    assert open_google_bert(f"{files}/other*").fingerprint == first.fingerprint
-    assert open_google_bert(files / "other_tf_examples.tfrecord-2").fingerprint != first.fingerprint
-
-
 def test_the_loader_walks_every_record_once_an_epoch_with_its_masks(files: Path) -> None:
     loader = Loader(
         open_google_bert(files),
@@ -196,14 +175,6 @@ def test_what_is_no_such_row_is_named_with_its_record(files: Path) -> None:
     )
 
 
-def test_a_damaged_row_among_hundreds_is_named(files: Path) -> None:
-    rows = [example_bytes(row) for row in random_rows(600)]
-    rows[519] = example_bytes(ROWS[3] | {"next_sentence_labels": [2]})
-    (files / "tf_examples.tfrecord-1").write_bytes(b"".join(map(frame, rows)))
-    with pytest.raises(UserError, match=r"tfrecord-1: record 520: found next_sentence_labels"):
-        open_google_bert(files)
-
-
 def test_rows_that_do_not_fit_the_run_are_refused(files: Path) -> None:
     dataset: GoogleBertDataset = open_google_bert(files)
     with pytest.raises(UserError, match=r"max_predictions: found 1, but .* has 2 predictions"):
@@ -220,21 +191,6 @@ def test_rows_that_do_not_fit_the_run_are_refused(files: Path) -> None:
             seed=0,
             section=LoaderSection(),
         )
-
-
-def test_paths_say_what_they_are(files: Path) -> None:
-    assert is_google_bert(files)
-    assert is_google_bert(f"{files}/*")
-    assert is_google_bert(files / "tf_examples.tfrecord-0")
-    assert not is_google_bert(files / "none")
-    made = files / "ours"
-    made.mkdir()
-    make_dataset(made)
-    assert not is_google_bert(made / "dataset")
-    with pytest.raises(UserError, match=r"none\*: no such TFRecord file"):
-        open_google_bert(f"{files}/none*")
-    with pytest.raises(UserError, match='no split "validation", it has: train'):
-        open_google_bert(files, "validation")
 
 
 def varint(number: int) -> bytes:

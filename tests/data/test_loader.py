@@ -13,10 +13,8 @@ from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.data.loader.loader import evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rng import stream
-from bert_jax.data.rows.collate import count_tokens
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import (
-    SEQ_LENGTH,
     Batch,
     MemoryDataset,
     assert_equal,
@@ -62,14 +60,6 @@ def test_order_differs_between_epochs_seeds_and_the_disk():
     assert len({*orders, tuple(range(count))}) == 7
 
 
-def test_masks_are_a_function_of_seed_epoch_and_example():
-    dataset, make = MemoryDataset(10), row_maker()
-    for step, batch in enumerate(take(make_loader(dataset, batch_size=5, seed=3), 6)):
-        for at, index in enumerate(indices_of(batch)):
-            row = make(dataset[index], stream(3, "mask", 0, step // 2, index))
-            assert_equal({name: value[at] for name, value in batch.items()}, row)
-
-
 def test_phases_over_one_dataset_differ_in_order_and_masks():
     dataset, batches = MemoryDataset(40), []
     for phase in (0, 1):
@@ -82,12 +72,6 @@ def test_phases_over_one_dataset_differ_in_order_and_masks():
         for batch in batches
     ]
     assert positions[0] != positions[1]
-
-
-def test_epochs_mask_the_same_example_differently():
-    with make_loader(MemoryDataset(1), batch_size=1).batches(first_step=26) as batches:
-        masks = {next(batches)["masked_lm_positions"].tobytes() for _ in range(20)}
-    assert len(masks) > 1
 
 
 @pytest.mark.parametrize("make", LOADERS)
@@ -132,12 +116,6 @@ def test_seeking_equals_walking_and_takes_no_time(make):
     assert time.monotonic() - started < 5
 
 
-def test_an_error_in_this_process_reaches_the_caller():
-    loader = make_loader(MemoryDataset(8, damaged=5), batch_size=8)
-    with pytest.raises(UserError, match="train-00003: damaged shard"):
-        take(loader, 1)
-
-
 @settings
 @hypothesis.given(
     st.integers(1, 30), st.integers(1, 8), st.sampled_from([1, 2]), st.none() | st.integers(1, 40)
@@ -165,12 +143,6 @@ def test_evaluation_counts_every_example_once(count, share, hosts, limit):
         assert_equal(row, make(dataset[index], stream(3, "evaluate", index)))
     for value in rows.values():
         assert not value[total:].any()
-
-
-def test_padding_is_not_counted_as_tokens():
-    dataset = MemoryDataset(10)
-    batches = list(evaluation_batches(dataset, row_maker(), batch_size=4, seed=0, limit=None))
-    assert sum(count_tokens(batch) for batch in batches) == dataset.lengths.sum()
 
 
 def test_position_survives_json_and_tells_the_step():
@@ -214,14 +186,6 @@ def test_position_of_another_run_is_an_error_that_names_the_field(name, change):
     assert "\n" not in str(error.value)
 
 
-def test_position_with_a_field_that_is_not_known_here_is_an_error():
-    loader = make_loader(MemoryDataset(37), batch_size=8)
-    position = loader.position(6)
-    later = position.model_copy(update={"fingerprint": {**position.fingerprint, "span": 3}})
-    with pytest.raises(UserError, match=r"^span: found nothing"):
-        loader.check(later)
-
-
 def test_a_batch_that_does_not_divide_among_the_hosts_is_refused():
     with pytest.raises(UserError, match=r"batch_size: found 9, allowed: a multiple of .* 2"):
         make_loader(MemoryDataset(10), batch_size=9, share=HostShare(0, 2))
@@ -229,15 +193,3 @@ def test_a_batch_that_does_not_divide_among_the_hosts_is_refused():
         evaluation_batches(
             MemoryDataset(10), row_maker(), batch_size=9, seed=0, limit=None, share=HostShare(0, 2)
         )
-
-
-def test_an_example_longer_than_a_row_is_refused_before_any_row_is_made():
-    dataset = MemoryDataset(10)
-    dataset.lengths[4] = SEQ_LENGTH + 1
-    with pytest.raises(UserError, match=r"seq_length: found 32, .* longest example has 33 tokens"):
-        make_loader(dataset, batch_size=2)
-
-
-def test_an_empty_split_is_refused():
-    with pytest.raises(UserError, match="found no examples"):
-        make_loader(MemoryDataset(0), batch_size=2)

@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bert_jax.data.rng import stream
-from bert_jax.data.rows import masking
 from bert_jax.data.rows.mask_selection import (
     Words,
     choose_spans,
     find_words,
-    geometric_chances,
-    ngram_chances,
 )
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection
 from tests.data.test_masking import (
@@ -56,19 +53,6 @@ def test_spans_take_whole_words_and_keep_to_the_budget(example, seed, unit, most
     np.testing.assert_array_equal(masked.input_ids[untouched], ids[untouched])
 
 
-@pytest.mark.parametrize("unit", ["ngram", "span"])
-def test_masks_are_a_function_of_the_stream(unit):
-    make = row_maker(128, unit=unit)
-    example = make_example(list(range(10, 60)), list(range(690, 740)))
-
-    def positions(*key: int) -> list[int]:
-        return make(example, stream(5, "mask", *key))["masked_lm_positions"].tolist()
-
-    assert positions(0, 3) == positions(0, 3)
-    assert positions(0, 3) != positions(1, 3)
-    assert positions(0, 3) != positions(0, 4)
-
-
 def one_word_each(count: int) -> Words:
     return find_words(np.arange(count), np.zeros(count, bool))
 
@@ -97,36 +81,10 @@ def test_lengths_follow_the_papers_law(unit, law):
     assert stats.chisquare(counts, law * len(inside)).pvalue > 1e-3
 
 
-def test_lengths_of_all_spans_of_a_row_stay_near_the_law():
-    # 15% of 510 words: spans are cut where they meet, and the last one by the budget.
-    section = MaskingSection(unit="span")
-    found = list(drawn(section, one_word_each(510), budget=77, trials=400))
-    sizes = [[span.size for span in spans] for spans in found]
-    assert all(sum(held) == 77 for held in sizes)
-    mean = np.concatenate(sizes).mean()
-    assert 3.3 < mean < 3.8  # 3.8 in the paper, before any cut
-
-
 def test_spans_begin_at_every_word_with_the_same_chance():
     spans = drawn(MaskingSection(unit="span"), one_word_each(100), budget=10, trials=5000)
     counts = np.bincount([s[0].first for s in spans], minlength=100)
     assert stats.chisquare(counts).pvalue > 1e-3
-
-
-def test_laws_are_those_of_the_papers():
-    np.testing.assert_allclose(ngram_chances(3), [6 / 11, 3 / 11, 2 / 11])
-    chances = geometric_chances(0.2, 10)
-    np.testing.assert_allclose(chances[1:] / chances[:-1], 0.8)
-    assert chances @ np.arange(1, 11) == pytest.approx(3.8, abs=0.05)  # "mean(l) = 3.8"
-
-
-def test_a_span_ends_at_a_special_token(monkeypatch):
-    monkeypatch.setattr(masking, "SPAN_STOP", 1e-9)
-    ids = np.array([2, 10, 3, 11, 12, 3])
-    section = MaskingSection(unit="span", rate=0.34)
-    chosen = {tuple(mask(ids, seed, section).positions.tolist()) for seed in range(60)}
-    # Two tokens: from 11 on they are one span, from 10 on it ends at once and another follows.
-    assert chosen == {(1, 3), (1, 4), (3, 4)}
 
 
 masked_rows = functools.partial(make_example, [10] * 250, [10] * 247)
@@ -169,23 +127,6 @@ def test_a_span_is_replaced_as_a_whole_and_random_tokens_differ_within_it():
             counts[1] += 1
             assert len(set(seen.tolist())) > 1
     assert stats.chisquare(counts, counts.sum() * np.array([0.8, 0.1, 0.1])).pvalue > 1e-3
-
-
-def test_ngrams_are_replaced_token_by_token():
-    ids = make_example([10] * 20, [11] * 10).input_ids
-    section = MaskingSection(unit="ngram")
-    mixed = 0
-    for seed in range(200):
-        mixed += len(set(replaced(mask(ids, seed, section)).tolist())) > 1
-    assert mixed > 100
-
-
-def test_words_of_continuations_count_as_words_not_tokens():
-    # Words of three tokens: spans of at most two words have 3 or 6.
-    word = [10, FIRST_CONTINUATION, FIRST_CONTINUATION + 1]
-    ids = make_example(word * 30, word * 30).input_ids
-    section = MaskingSection(unit="span", max_words=2, rate=0.04)  # 7 tokens: two words
-    assert len(mask(ids, 0, section, 100).positions) == 6
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rng import stream
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import (
@@ -13,7 +12,6 @@ from tests.data.memory_dataset import (
     SPECIAL,
     Batch,
     MemoryDataset,
-    assert_equal,
     make_loader,
     packed_loader,
     row_maker,
@@ -78,15 +76,6 @@ def test_an_example_is_masked_as_it_is_without_packing():
                 np.testing.assert_array_equal(batch["input_ids"][at][places], seen)
                 found += int((seen == SPECIAL.mask).sum())
     assert found > 100
-
-
-def test_workers_change_nothing():
-    dataset = MemoryDataset(60)
-    expected = take(packed_loader(dataset, batch_size=8), 4, first_step=3)
-    section = LoaderSection(workers=1)
-    loader = packed_loader(dataset, batch_size=8, section=section)
-    for batch, reference in zip(take(loader, 4, first_step=3), expected, strict=True):
-        assert_equal(batch, reference)
 
 
 def test_a_position_is_good_for_the_same_packing_only():

@@ -101,12 +101,6 @@ def test_a_full_row_of_any_examples_has_room_for_every_prediction(
     assert row["masked_lm_weights"].sum() == sum(one["masked_lm_weights"].sum() for one in alone)
 
 
-def test_slots_for_predictions_in_a_packed_row():
-    assert row_maker().packed(8).max_predictions == 5 + 7
-    assert row_maker(max_predictions=1).packed(8).max_predictions == 8
-    assert row_maker(max_predictions=7).packed(1).max_predictions == 7
-
-
 @pytest.mark.parametrize("lengths", [[20, 13], [4] * 5])
 def test_examples_that_do_not_fit_are_an_error_and_not_cut(lengths):
     examples = [make_example(length) for length in lengths]

@@ -8,11 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bert_jax.data.row_errors import RowErrors
-from bert_jax.data.tables import read_lines, read_table
+from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError
 
 
@@ -46,12 +44,6 @@ def test_json_and_parquet_keep_types(tmp_path: Path) -> None:
     assert first.place == f"{tmp_path}/t.parquet: row 1"
 
 
-def test_rows_of_a_parquet_are_numbered_through_its_batches(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"a": list(range(3000))}), path, row_group_size=700)
-    assert rows(path) == [(number + 1, {"a": number}) for number in range(3000)]
-
-
 def test_a_field_longer_than_the_csv_modules_own_limit_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a\n" + "x" * 200_000 + "\n")
@@ -82,16 +74,6 @@ def test_a_blank_line_is_no_row_as_the_csv_module_has_it(
     with path.open(newline="") as file:
         expected = list(csv.DictReader(file, delimiter="\t" if tsv else ","))
     assert [values for _, values in rows(path)] == expected
-
-
-def test_blank_lines_are_counted_and_no_rows_of_jsonl(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('\n{"a": "x"}\n\n  \n{"a": ""}\n\n')
-    assert rows(path) == [(2, {"a": "x"}), (5, {"a": ""})]
-    path = tmp_path / "t.csv"
-    path.write_text('\n\na,b\n\nx,1\n\n"",""\n')
-    assert rows(path) == [(5, {"a": "x", "b": "1"}), (7, {"a": "", "b": ""})]
-    assert "t.csv: line 2: found the column" in refusal(path, b"\na,a\n")
 
 
 @pytest.mark.parametrize(
@@ -178,25 +160,3 @@ def test_the_row_of_a_parquet_that_cannot_be_read_is_found(tmp_path: Path) -> No
     pq.write_table(pa.Table.from_arrays([broken, broken], ["a", "a"]), path)
     with pytest.raises(UserError, match='found the column "a" twice'):
         rows(path)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    for path in (tmp_path / "no.csv", tmp_path / "no.parquet"):
-        with pytest.raises(UserError, match="no such file"):
-            rows(path)
-    with pytest.raises(UserError, match="no such file"):
-        list(read_lines(tmp_path / "no.txt"))
-
-
-FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(FIELD, FIELD), max_size=5))
-def test_what_the_csv_module_writes_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, table: list[tuple[str, str]]
-) -> None:
-    path = tmp_path_factory.mktemp("csv") / "t.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *table])
-    assert [tuple(values.values()) for _, values in rows(path)] == table

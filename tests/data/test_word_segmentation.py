@@ -70,16 +70,6 @@ def test_chinese_words_are_masked_whole_also_in_another_process(unit: str) -> No
     assert seen == set(range(len(ids))) - {0, 9, 17}
 
 
-def test_without_a_segmenter_each_character_is_a_word() -> None:
-    make = MaskingTransform.from_tokenizer(
-        tokenizer(), seq_length=32, masking=MaskingSection(unit="whole_word")
-    )
-    assert make.masker.segmenter is None
-    ids = ids_of("[CLS] 北 京 [SEP] 大 学 [SEP]")
-    chosen = {tuple(make.masker(ids, stream(0, e)).positions.tolist()) for e in range(40)}
-    assert chosen == {(1,), (2,), (4,), (5,)}
-
-
 @pytest.mark.parametrize(
     ("hook", "message"),
     [

@@ -16,7 +16,6 @@ from transformers import AutoTokenizer, BertConfig, PreTrainedModel
 
 from bert_jax.errors import UserError
 from bert_jax.interop.hf_config import CLASSES, ClassName
-from bert_jax.interop.hf_tokenizer import write_hf_tokenizer
 from bert_jax.interop.safetensors_file import SafetensorsFile
 from bert_jax.text import load_tokenizer
 from bert_jax.verbs.export import export
@@ -220,26 +219,6 @@ def test_a_run_of_our_own_loads_without_a_missing_or_unexpected_key_and_computes
     found = [answer[real] if answer.ndim == 3 else answer for answer in answers(model)]
     for answer, expected in zip(found, wanted[kind], strict=True):
         np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
-
-
-def test_the_fullest_class_is_exported_where_none_is_named(where: Path, own_run: Imported) -> None:
-    export(str(own_run.run.directory), str(where / "unnamed"), to="hf")
-    config = json.loads((where / "unnamed" / "config.json").read_text())
-    assert config["architectures"] == ["BertForPreTraining"]
-
-
-@pytest.mark.parametrize("character", ["\ue000", "\uf8ff", "\U000f0000", "\U0010fffd"])
-def test_private_use_characters_are_unknown_here_and_dropped_by_tokenizer_json(
-    where: Path, own_run: Imported, character: str
-) -> None:
-    """docs/interop.md says so: the library's BertNormalizer takes category Co for controls."""
-    output = where / f"private-{ord(character):x}"
-    write_hf_tokenizer(output, own_run.run.tokenizer, max_length=40)
-    theirs = AutoTokenizer.from_pretrained(output)
-    text, known = f"w1 {character} w2", [own_run.run.tokenizer.encode(w)[0] for w in ("w1", "w2")]
-    unknown = own_run.run.tokenizer.special.unk
-    assert list(own_run.run.tokenizer.encode(text)) == [known[0], unknown, known[1]]
-    assert theirs(text, add_special_tokens=False)["input_ids"] == known
 
 
 def test_what_is_exported_tokenizes_as_the_run(where: Path, own_run: Imported) -> None:

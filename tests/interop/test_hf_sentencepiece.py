@@ -69,16 +69,6 @@ def test_tokenizer_json_gives_the_same_pieces(tokenizer: SentencePieceTokenizer)
         assert sorted(a) == sorted(b)
 
 
-def test_half_width_kana_with_a_mark_is_taken_apart_by_tokenizer_json(
-    tokenizer: SentencePieceTokenizer,
-) -> None:
-    """docs/interop.md says so."""
-    ids = sentencepiece_pipeline(tokenizer).encode("ｶﾞ", add_special_tokens=False).ids
-    ours = tokenizer.encode("ｶﾞ")
-    assert len(ours) == 2
-    assert ids != ours
-
-
 def test_an_export_loads_as_its_card_says_and_comes_back(
     tokenizer: SentencePieceTokenizer, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from bert_jax.verbs.import_checkpoint import find_origin
 from tests.feature_extraction.runs import PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model
 from tests.interop.hub_server import COMMIT, Hub, go_online, serve
+from tests.project import ok, refused
 
 NAME = "someone/tiny-bert"
 TOKEN = "hf_secretsecretsecretsecret"
@@ -49,8 +50,7 @@ def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = invoke("import", f"{NAME}@main", "run")
-    assert done.exit_code == 0, (done.output, done.exception)
+    done = ok("import", f"{NAME}@main", "run")
     origin = json.loads((tmp_path / "run" / "provenance.json").read_text())["imported_from"]
     assert (origin["hub"], origin["revision"]) == (NAME, COMMIT)
     assert {"config.json", "model.safetensors", "vocab.txt"} <= origin["sha256"].keys()
@@ -58,7 +58,7 @@ def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
     assert {found for *_, found in hub.requests} == {f"Bearer {TOKEN}"}
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert TOKEN.encode() not in b"".join(file.read_bytes() for file in files)
-    assert TOKEN not in done.output
+    assert TOKEN not in done
     # The cache serves the rest, without the network.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fetched = len(hub.requests)
@@ -74,10 +74,9 @@ def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
 
 
 def test_an_export_is_pushed(hub: Hub, tmp_path: Path) -> None:
-    assert invoke("import", NAME, "run").exit_code == 0
-    done = invoke("export", "run", "out", "--push", "me/mine")
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert f"{hub.address}/me/mine/commit/{COMMIT}" in done.output
+    ok("import", NAME, "run")
+    done = ok("export", "run", "out", "--push", "me/mine")
+    assert f"{hub.address}/me/mine/commit/{COMMIT}" in done
     pushed = hub.pushed["me/mine"]
     assert pushed["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert {"README.md", "config.json", "vocab.txt"} <= pushed.keys()
@@ -96,9 +95,8 @@ def test_an_export_is_pushed(hub: Hub, tmp_path: Path) -> None:
 )
 def test_what_is_not_there_or_not_allowed_is_one_line(hub: Hub, name: str, message: str) -> None:
     hub.gated.add("someone/gated")
-    done = invoke("import", name, "run")
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert message in done.output
+    done = refused("import", name, "run")
+    assert message in done
     assert not Path("run").exists()
 
 

@@ -185,22 +185,6 @@ def test_every_head_gives_the_models_numbers(tmp_path: Path, heads: HeadsSection
     assert_same(found, expected(bert, batch))
 
 
-@pytest.mark.parametrize(
-    ("heads", "outputs"),
-    [
-        ("encoder alone", {"last_hidden_state"}),
-        ("masked words alone", {"last_hidden_state", "mlm_logits"}),
-        ("pretraining", {"last_hidden_state", "pooled", "next_sentence_logits"}),
-        ("sequences", {"last_hidden_state", "pooled", "task_logits"}),
-        ("answers", {"last_hidden_state", "task_logits"}),
-    ],
-)
-def test_the_vocabulary_is_a_default_output_only_without_another_head(
-    heads: str, outputs: set[str]
-) -> None:
-    assert set(default_outputs(HEADS[heads])) == outputs
-
-
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
 def test_one_program_serves_three_platforms_with_standard_operations_alone(
     tmp_path: Path, activation: str
@@ -239,18 +223,6 @@ def test_the_program_compiles_for_a_tpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.splitlines()[-2:] == [f"TPU v5 lite {each}" for each in directories]
-
-
-def test_padding_does_not_change_what_a_token_gets(tmp_path: Path) -> None:
-    write(tmp_path, HEADS["encoder alone"])
-    short = make_batch(rows=1, length=12)
-    short["attention_mask"][:] = 1
-    padded = {name: np.pad(array, ((0, 0), (0, 20))) for name, array in short.items()}
-    padded["input_ids"][:, 12:] = 77
-    alone = call(tmp_path, short)["last_hidden_state"]
-    np.testing.assert_allclose(
-        call(tmp_path, padded)["last_hidden_state"][:, :12], alone, atol=1e-5
-    )
 
 
 def test_the_vocabularys_padding_stays_at_home(tmp_path: Path) -> None:
@@ -310,12 +282,6 @@ def test_bfloat16_is_computed_in_bfloat16_and_given_in_float32(tmp_path: Path) -
     assert np.abs(found["last_hidden_state"] - wanted).max() <= 2**-6 * np.abs(wanted).max()
 
 
-def test_a_length_beyond_the_models_positions_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, HEADS["encoder alone"])
-    with pytest.raises(ValueError, match="Error refining shapes"):
-        call(tmp_path, make_batch(rows=1, length=65))
-
-
 @pytest.mark.parametrize(
     ("outputs", "line"),
     [
@@ -338,27 +304,4 @@ def test_an_output_that_is_not_there_is_refused_in_one_line(
     with pytest.raises(UserError) as refusal:
         write(tmp_path, HEADS["sequences"], outputs=outputs)
     assert str(refusal.value) == line
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("heads", "changes", "named"),
-    [
-        ("choices", {}, "pooler/dense/bias, pooler/dense/kernel, task/bias, task/kernel"),
-        ("encoder alone", {"max_position_embeddings": 48}, "encoder/embeddings/position"),
-        ("encoder alone", {"vocab_size": 100}, "encoder/embeddings/word"),
-    ],
-)
-def test_parameters_of_another_model_are_refused(
-    tmp_path: Path, heads: str, changes: dict[str, Any], named: str
-) -> None:
-    _, _, params = model(HEADS["encoder alone"])
-    with pytest.raises(ValueError, match=f": {named}$"):
-        export_stablehlo(
-            tmp_path,
-            architecture=small_architecture(**changes),
-            execution=FLOAT32,
-            heads=HEADS[heads],
-            params=params,
-        )
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,6 @@ from flax import nnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bert_jax.errors import UserError
 from bert_jax.interop.mapping import Pretrained, expand, model_shapes
 from bert_jax.interop.names import google_names
 from bert_jax.interop.tf_bert import read_tf, write_tf
@@ -124,22 +123,6 @@ def test_a_checkpoint_with_slots_and_step_comes_back_byte_for_byte(tmp_path: Pat
     assert again == json.loads((tmp_path / "bert_config.json").read_text())
 
 
-def test_moments_lie_where_their_parameters_do(tmp_path: Path) -> None:
-    variables = draw(pretraining_shapes(SMALL), seed=3)
-    slots = {f"{name}/adam_m": 2 * value for name, value in variables.items()}
-    slots |= {f"{name}/adam_v": value * value for name, value in variables.items()}
-    found = read_tf(saved(tmp_path, variables | slots), tokenizer=wordpiece())
-    assert found.moments is not None
-    assert found.step is None
-    jax.tree.map(np.testing.assert_array_equal, found.moments.mu, doubled(found.params))
-    squared = jax.tree.map(np.square, found.params)
-    jax.tree.map(np.testing.assert_array_equal, found.moments.nu, squared)
-
-
-def doubled(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: 2 * leaf, tree)
-
-
 @pytest.mark.parametrize(
     ("shapes", "heads", "untrained"),
     [
@@ -188,14 +171,6 @@ def test_a_fine_tuned_head_computes_what_google_research_computes(
     np.testing.assert_allclose(ours, hidden @ weights.T + bias, rtol=0, atol=1e-5)
 
 
-def test_labels_that_are_given_name_the_outputs(tmp_path: Path) -> None:
-    prefix = saved(tmp_path, draw(encoder_shapes(SMALL) | LABELLED, seed=8))
-    names = ("contradiction", "entailment", "neutral")
-    assert read_tf(prefix, tokenizer=wordpiece(), labels=names).heads.labels == names
-    with pytest.raises(UserError, match="labels found 2 names, but the classifier has 3 outputs"):
-        read_tf(prefix, tokenizer=wordpiece(), labels=names[:2])
-
-
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     layers=st.integers(1, 12),
@@ -224,10 +199,3 @@ def test_the_table_names_every_variable_of_google_research_and_no_other(
         theirs |= {"cls/squad/output_bias": (2,)}
     assert {each.name: each.shape for each in placements} == theirs
     assert len(placements) == len(theirs)
-
-
-def test_read_only_arrays_of_jax_are_written_too(tmp_path: Path) -> None:
-    variables = draw(pretraining_shapes(SMALL), seed=9)
-    found = read_tf(saved(tmp_path, variables), tokenizer=wordpiece())
-    on_device = jax.tree.map(jnp.asarray, found.params)
-    assert_same_bytes(read_tf1(written(tmp_path / "again", found, params=on_device)), variables)

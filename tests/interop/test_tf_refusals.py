@@ -1,8 +1,6 @@
 """Damaged or foreign google-research/bert checkpoints, and models it cannot express."""
 
-import pydoc_data.topics
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,7 @@ from bert_jax.interop.mapping import Pretrained
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.interop.tf_bundle import TfBundle
 from bert_jax.model.config import Architecture, HeadsSection
-from bert_jax.pipelines.vocabulary.algorithms import train_sentencepiece
-from bert_jax.text.sentence_piece import SentencePieceTokenizer
-from tests.interop.reference_modeling import draw, encoder_shapes, pretraining_shapes
+from tests.interop.reference_modeling import draw, pretraining_shapes
 from tests.interop.tf1_writer import (
     LABELLED,
     SMALL,
@@ -35,17 +31,6 @@ def refused(path: Path, *, vocab_size: int = SMALL.vocab_size) -> str:
         read_tf(path, tokenizer=wordpiece(vocab_size=vocab_size))
     (line,) = str(raised.value).splitlines()
     return line
-
-
-def test_a_directory_means_its_one_checkpoint(tmp_path: Path) -> None:
-    variables = draw(encoder_shapes(SMALL), seed=10)
-    prefix = saved(tmp_path, variables)
-    assert read_tf(tmp_path, tokenizer=wordpiece()).heads.mlm is False
-    assert "did you mean" in refused(prefix.with_name("bert_modl.ckpt"))
-    (tmp_path / "model.ckpt-7.index").write_bytes(b"")
-    assert "found checkpoints bert_model.ckpt, model.ckpt-7, allowed: one" in refused(tmp_path)
-    (tmp_path / "empty").mkdir()
-    assert "found no checkpoint" in refused(tmp_path / "empty")
 
 
 def drop(variables: dict[str, np.ndarray]) -> None:
@@ -149,14 +134,6 @@ def test_an_entry_that_is_impossible_is_named(tmp_path: Path, value: bytes) -> N
     )
 
 
-def test_an_index_whose_header_is_missing_or_no_message_is_named(tmp_path: Path) -> None:
-    index = tmp_path / "bert_model.ckpt.index"
-    for pairs in ([], [(b"", b"")], [(b"", b"\xff")], [(b"", b"\x08\x01\x10\x01")]):
-        assert f"{index}: no index of a TensorFlow checkpoint (" in refused(
-            written_index(index, *pairs)
-        )
-
-
 def test_a_tensor_beyond_the_end_of_its_file_takes_no_memory(tmp_path: Path) -> None:
     index = tmp_path / "bert_model.ckpt.index"
     shape = b"\x12\x08\x12\x06\x08\x80\x80\x80\x80\x40"  # [2^34]
@@ -230,35 +207,3 @@ def test_what_the_format_cannot_express_is_refused_before_anything_is_written(
     assert said in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_sentencepiece_vocabulary_is_refused(tmp_path: Path) -> None:
-    trained = train_sentencepiece(
-        pydoc_data.topics.topics["assignment"].splitlines(),
-        algorithm="unigram",
-        size=200,
-        unused_slots=0,
-        character_coverage=1.0,
-        max_line_bytes=8192,
-    )
-    tokenizer = SentencePieceTokenizer(trained, lower_case=True)
-    model = Pretrained(Architecture(**SMALL._asdict()), HeadsSection(), {}, tokenizer)
-    with pytest.raises(UserError, match="found a SentencePieceTokenizer, allowed in google-resea"):
-        write_tf(tmp_path, model)
-
-
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    found = read_tf(saved(tmp_path, draw(encoder_shapes(SMALL), seed=14)), tokenizer=wordpiece())
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UserError, match=r"bert_model\.ckpt: cannot be written"):
-        write_tf(tmp_path / "file", found)
-
-
-def test_without_tensorflow_one_line_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefix = saved(tmp_path, draw(encoder_shapes(SMALL), seed=15))
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    found = read_tf(prefix, tokenizer=wordpiece())
-    with pytest.raises(UserError, match=r"pip install '\.\[tf\]'"):
-        write_tf(tmp_path / "written", found)

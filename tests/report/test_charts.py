@@ -1,23 +1,14 @@
-import numpy as np
 import pytest
 
 from bert_jax.report.charts import (
-    CLOUD,
-    DOTTED,
     POINTS,
     Chart,
     Series,
     Spec,
     bar_chart,
-    chart_spec,
     histogram,
     line_chart,
-    scatter,
 )
-from bert_jax.report.finetuning.classification import Choices, Matrix
-from bert_jax.report.finetuning.selection import Selection
-from bert_jax.report.rendering import render_fragment
-from tests.report.strict_html import read_section, words
 
 
 def points(spec: Spec) -> list[tuple[float, float]]:
@@ -57,32 +48,6 @@ def test_a_long_line_is_averaged_and_keeps_its_mean() -> None:
     assert points(made.spec) == [(4 * at + 3, 0.5) for at in range(POINTS)]
 
 
-def test_only_short_lines_have_dots() -> None:
-    series = [
-        Series(name, [(at, 0.5) for at in range(DOTTED + more)])
-        for name, more in (("a", 0), ("b", 1))
-    ]
-    (hovered, short) = lines(line_chart("t", series))["layer"][1]["encoding"]["opacity"][
-        "condition"
-    ]
-    assert hovered["param"] == "hover"
-    assert short["test"] == {"field": "line", "oneOf": ["a"]}
-
-
-def test_lines_can_be_told_apart_without_colour() -> None:
-    made = line_chart("t", [Series(name, [(1, 1.0), (2, 2.0)]) for name in "abcd"])
-    scale = lines(made)["layer"][0]["encoding"]["strokeDash"]["scale"]
-    assert scale["domain"] == list("abcd")
-    assert len({tuple(dash) for dash in scale["range"]}) == 4
-    with pytest.raises(ValueError, match="found 5 lines"):
-        line_chart("t", [Series("a", [(1, 1.0)])] * 5)
-
-
-def test_colours_follow_the_theme_of_the_page() -> None:
-    made = line_chart("t", [Series("a", [(1, 1.0)])])
-    assert lines(made)["encoding"]["color"]["scale"]["range"] == ["var(--series-0)"]
-
-
 def test_bars_are_stacked_of_the_same_parts_and_told_in_words() -> None:
     made = bar_chart("HBM", [("v3", {"held": 1.0, "free": 3.0}), ("v4", {"held": 2})], unit="GiB")
     values = made.spec["data"]["values"]
@@ -97,18 +62,6 @@ def test_bars_are_stacked_of_the_same_parts_and_told_in_words() -> None:
         bar_chart("HBM", [("v3", {str(part): 1.0 for part in range(5)})], unit="GiB")
 
 
-def test_a_scatter_plot_rings_the_points_farthest_from_the_diagonal() -> None:
-    values = [(float(at), float(at)) for at in range(CLOUD + 2)]
-    values[7], values[50] = (7.0, 90.0), (50.0, float("nan"))
-    made = scatter("t", values, x_label="x", y_label="y", worst=1)
-    diagonal, dots, rings = made.spec["layer"]
-    assert points(diagonal) == [(0, 0), (CLOUD + 1, CLOUD + 1)]
-    assert len(points(dots)) == CLOUD // 2 + 1
-    assert points(rings) == [(7, 90)]
-    assert f"{CLOUD // 2 + 1:,} of {CLOUD + 1:,} points." in made.remarks
-    assert "1 that are not finite are left out." in made.remarks
-
-
 def test_a_histogram_has_every_count_between_its_edges() -> None:
     made = histogram("t", [1, 0, 99999], edges=[1, 11, 21, 31], x_label="tokens")
     assert made.spec["data"]["values"] == [
@@ -118,21 +71,3 @@ def test_a_histogram_has_every_count_between_its_edges() -> None:
     ]
     assert made.spec["encoding"]["y"]["axis"]["values"] == [0, 1, 10, 100, 1000, 10000]
     assert made.label == "t: 3 bars from 1 to 30, the highest from 21: 99,999"
-
-
-def test_a_weight_map_labels_equal_tokens_apart() -> None:
-    made = chart_spec("weights", tokens=["[CLS]", "a", "a"])
-    assert made["params"] == [{"name": "tokens", "value": ["[CLS]", "a", "a"]}]
-    assert made["width"] == made["height"] == 51
-
-
-def test_a_matrix_is_a_table_of_counts_shaded_by_their_share_of_the_row() -> None:
-    matrix = Matrix(("a", "b"), ("a", "b"), np.array([[3, 1], [0, 0]]).tolist())
-    view = Choices(matrix, errors=Selection((), 0), correct=Selection((), 0))
-    html = render_fragment(view.template, view=view)
-    cells = list(read_section(html).iter("td"))
-    assert [words(cell) for cell in cells] == ["375%", "125%", "0", "0"]
-    assert [cell.attrib["style"] for cell in cells] == [
-        "--share:0.750", "--share:0.250", "--share:0.000", "--share:0.000",
-    ]  # fmt: skip
-    assert [cell.get("class") for cell in cells] == ["right", None, None, "right"]

@@ -1,8 +1,6 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bert_jax.data.dataset.provenance import LanguageRecord
 from bert_jax.data.dataset.schema import Example
@@ -109,40 +107,6 @@ def test_languages_are_shown_with_their_shares() -> None:
     assert "Languages" not in sections(inputs())
 
 
-def test_impure_pairs_are_pointed_out() -> None:
-    assert "Some random pairs" not in sections(inputs())
-    split = inputs().splits[0]._replace(impure=(2, 48))
-    text = sections(inputs(splits=[split]))
-    assert "Some random pairs are from the same document." in text
-    assert "impure random pairs 2" in text
-
-
-def test_what_was_not_counted_is_named() -> None:
-    bare = inputs().splits[0]._replace(impure=None, sentences=None, repeated_sentences=None)
-    text = sections(inputs(splits=[bare], dropped=None, overlaps=None))
-    assert "purity of pairs was not counted" in text
-    assert "Duplicate lines were not counted" in text
-    assert "Cleaning was not configured" in text
-    assert "Contamination was not checked" in text
-    single = sections(inputs(splits=[bare], labels={"one span, no label": 100}))
-    assert "purity" not in single
-
-
-@given(text=st.text(st.characters(), min_size=1, max_size=20))
-@settings(deadline=None, max_examples=25)
-def test_any_text_is_shown_as_text(text: str) -> None:
-    read(render(inputs(sample=[sampled(text)], pieces=[(text, 300)], title=text)))
-
-
-def test_marks_say_what_the_model_sees_and_what_it_was() -> None:
-    document = read(render(inputs()))
-    marks = [tag.attributes for tag in document.named("mark") if "ol" in tag.parents]
-    assert [mark["class"] for mark in marks] == ["masked", "random", "kept"]
-    assert marks[0]["title"] == "the model sees [MASK]; it was bark"
-    assert marks[1]["title"] == "the model sees cat; it was dog"
-    assert "A dog [MASK] bark B cat dog ed example 7 label B is random" in document.text
-
-
 def test_an_example_is_spelled_with_its_masks() -> None:
     # [CLS] dog bark ##ed [SEP] cat [SEP], of which bark, ##ed and cat are to be predicted.
     example = Example(np.array([CLS, DOG, BARK, ED, SEP, CAT, SEP], np.uint16), 5, 0)
@@ -163,13 +127,3 @@ def test_an_example_is_spelled_with_its_masks() -> None:
     )
     after = masked.input_ids[masked.positions]
     assert tuple(count_changes(masked.ids, after, mask=MASK)) == (1, 1, 1)
-
-
-def test_an_example_without_a_pair_has_one_span_with_its_separators() -> None:
-    ids = np.array([CLS, DOG, SEP, CAT, SEP], np.uint16)
-    nothing = MaskedExample(ids.astype(np.int32), np.zeros(0, np.int64), np.zeros(0, np.int32))
-    found = sample_example(
-        Example(ids, 5, 0), nothing, number=0, kind="full_sentences", tokenizer=TOKENIZER
-    )
-    assert [[piece.text for piece in span] for span in found.spans] == [["dog", "[SEP]", "cat"]]
-    assert found.label == "one span, no label"

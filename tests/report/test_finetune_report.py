@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.report.finetuning.attention import AttentionExample, attention_example
-from bert_jax.report.finetuning.page import ReportInputs, render
+from bert_jax.report.finetuning.attention import attention_example
+from bert_jax.report.finetuning.page import render
 from tests.report.records import (
     EVIL,
     choice,
@@ -20,7 +20,6 @@ from tests.report.records import (
     question,
     single,
     tagged,
-    weights,
 )
 from tests.report.strict_html import read, words
 
@@ -81,24 +80,6 @@ def test_the_page_is_valid_loads_nothing_and_escapes_every_text(kind: str) -> No
     assert "\x00" not in made
 
 
-def test_the_header_has_the_best_metric_the_counts_and_the_time() -> None:
-    text = read(render(inputs())).text
-    assert "classification, 3 labels (no, yes, " in text
-    assert "accuracy, dev 0.8431" in text
-    assert "examples, dev 90" in text
-    assert "step 180" in text
-    assert "time 1 min 15 s" in text
-
-
-def test_settings_notes_and_properties_of_the_run_are_listed() -> None:
-    text = read(render(inputs(run={"versions": {"jax": "0.10"}, "checkpoint": "c/180"}))).text
-    assert "optimizer.learning_rate 2e-05" in text
-    assert "epochs 3" in text
-    assert "versions.jax 0.10" in text
-    assert "checkpoint c/180" in text
-    assert "Notes on the data dev: <script>" in text
-
-
 def test_the_best_evaluation_is_marked_in_the_curve_and_in_the_table() -> None:
     lines = metrics()
     lines[-1]["accuracy"] = 0.1  # the last evaluation is the worst
@@ -146,46 +127,6 @@ def test_diverged_and_empty_runs_still_give_a_report() -> None:
     assert "Training" not in read(render(bare)).text
 
 
-def test_examples_without_a_label_are_counted_and_left_out() -> None:
-    records = single(10, labels=("no", "yes"))
-    for record in records[:4]:
-        record["label"] = None
-    text = read(render(inputs(labels=("no", "yes"), records={"dev": records}))).text
-    assert "4 examples without a label, not included below." in text
-    assert "macro average" in text
-    for record in records:
-        record["label"] = None
-    unlabelled = read(render(inputs(labels=("no", "yes"), records={"test": records}))).text
-    assert "10 examples without a label" in unlabelled
-    assert "macro average" not in unlabelled
-
-
-def test_questions_that_have_no_answer_count_as_labelled() -> None:
-    text = read(render(inputs(**KINDS["questions"]))).text
-    assert "without a label" not in text
-    assert "1 question with F1 1." in text
-    with pytest.raises(ValueError, match="found 0 F1 values for 2 questions"):
-        render(inputs(**{**KINDS["questions"], "f1": {}}))
-
-
-def test_seeds_give_mean_deviation_best_and_the_degenerate() -> None:
-    rows = [
-        {
-            "seed": seed,
-            "learning_rate": rate,
-            "epochs": 3,
-            "score": score,
-            "degenerate": score < 0.7,
-        }
-        for seed, rate, score in ((1, 2e-5, 0.80), (2, 2e-5, 0.84), (1, 5e-5, 0.68))
-    ]
-    text = read(render(inputs(seeds=rows))).text
-    assert "3 runs, of which 1 degenerate." in text
-    assert "2e-05 · 3 2 0.8200 0.0283 0.8400" in text
-    assert "5e-05 · 3 1 0.6800 – 0.6800" in text
-    assert "1 5e-05 3 0.6800 degenerate" in text
-
-
 def test_every_head_has_its_map_and_says_in_words_what_it_does() -> None:
     tokens = ("[CLS]", "it", "was", "[SEP]")
     maps = np.tile(np.eye(4, dtype=np.float32), (2, 3, 1, 1))
@@ -204,40 +145,3 @@ def test_every_head_has_its_map_and_says_in_words_what_it_does() -> None:
     stored = np.frombuffer(gzip.decompress(base64.b64decode(levels)), np.uint8)
     np.testing.assert_array_equal(stored.reshape(maps.shape), 255 * maps)
     assert "A title" in document.text
-
-
-def test_the_heads_of_two_sentences_are_separate_choices() -> None:
-    document = read(render(inputs(attention=[example(), example()])))
-    checked = [tag for tag in document.named("input") if "checked" in tag.attributes]
-    assert [tag.attributes["name"] for tag in checked] == ["head-1", "head-2"]
-
-
-def test_a_base_model_over_thirty_tokens_stays_small() -> None:
-    for layers, heads, size, limit in ((6, 12, 30, 250_000), (12, 12, 128, 2_000_000)):
-        tokens = [f"token{at}" for at in range(size)]
-        made = attention_example(tokens, weights(layers, heads, size))
-        with_maps = len(render(inputs(attention=[made]))) - len(render(inputs()))
-        assert with_maps < limit
-
-
-def test_a_long_sentence_is_cut_and_says_so() -> None:
-    made = attention_example([f"t{at}" for at in range(100)], weights(1, 1, 100))
-    assert "The first 96 of 100 tokens." in read(render(inputs(attention=[made]))).text
-
-
-def test_padding_is_cut_off_and_weights_of_another_text_are_refused() -> None:
-    tokens = ("[CLS]", "a", "[SEP]")
-    padded = weights(2, 2, 3, padded=5)
-    made = attention_example(tokens, padded)
-    assert isinstance(made, AttentionExample)
-    np.testing.assert_array_equal(made.weights, padded[:, :, :3, :3])
-    for wrong in (padded[0], padded[..., :2], weights(2, 2, 2), weights(2, 2, 4), padded * 2):
-        with pytest.raises(ValueError, match="found weights"):
-            attention_example(tokens, wrong)
-
-
-def test_the_inputs_have_what_a_plain_run_needs_and_no_more() -> None:
-    needed = [name for name in ReportInputs._fields if name not in ReportInputs._field_defaults]
-    assert needed == [
-        "title", "kind", "problem", "labels", "best_metric", "scores", "records", "settings",
-    ]  # fmt: skip
