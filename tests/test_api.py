@@ -41,11 +41,6 @@ def test_every_exported_name_is_there_with_a_docstring() -> None:
         assert name == "__version__" or inspect.getdoc(found), name
 
 
-def test_completion_proposes_public_names_alone() -> None:
-    shown = {name for name in dir(bert_jax) if not name.startswith("__")}
-    assert shown == {name for name in bert_jax.__all__ if not name.startswith("__")}
-
-
 def test_every_section_of_a_configuration_is_exported() -> None:
     found: set[type[pydantic.BaseModel]] = set()
 

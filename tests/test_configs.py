@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import bert_jax
 from bert_jax.cli.commands import cli
-from bert_jax.config import RunConfig, dump_config, load_config, parse_config
+from bert_jax.config import load_config
 from bert_jax.errors import UserError
 from bert_jax.model.config import resolve_architecture
 from bert_jax.train.sections import schedule_segments
@@ -28,35 +28,6 @@ def test_a_committed_configuration_is_whole(path: Path) -> None:
         config.train.total_steps
     )
     assert resolve_architecture(config.model, vocab_size=30522).vocab_size == 30522
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_resolved_configuration_reads_back_as_itself(path: Path, tmp_path: Path) -> None:
-    config = load_config(path)
-    resolved = tmp_path / "config.yaml"
-    resolved.write_text(dump_config(config))
-    assert load_config(resolved) == config
-
-
-def test_overrides_reach_nested_keys_and_list_items() -> None:
-    config = load_config(
-        ROOT / "configs" / "demo.yaml",
-        [
-            "train.phases.0.steps=7",
-            "optimizer.learning_rate=1e-5",
-            "model.execution.dtype=bfloat16",
-        ],
-    )
-    assert config.train is not None
-    assert config.model is not None
-    assert config.train.phases[0].steps == 7
-    assert config.optimizer.learning_rate == 1e-5
-    assert config.model.execution.dtype == "bfloat16"
-
-
-def test_a_number_without_a_dot_is_a_number_as_in_every_other_language() -> None:
-    config = parse_config({}, ["optimizer.learning_rate=1e-4"], source="test")
-    assert config.optimizer.learning_rate == 1e-4
 
 
 @pytest.mark.parametrize(
@@ -83,11 +54,6 @@ def test_a_size_beside_another_architecture_is_refused_with_both_keys(
     assert resolve_architecture(mended.model, vocab_size=30522).hidden_size == 768
     tiny = "{hidden_size: 128, num_hidden_layers: 2, num_attention_heads: 2}"
     assert load_config(demo, ["model.size=tiny", f"model.architecture={tiny}"]).model is not None
-
-
-def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
-    (tmp_path / "empty.yaml").write_text("# nothing\n")
-    assert load_config(tmp_path / "empty.yaml") == RunConfig()
 
 
 def test_a_configuration_of_the_package_is_found_by_its_name_from_anywhere(
@@ -159,12 +125,6 @@ def test_a_place_without_a_configuration_is_told_with_what_to_type(tmp_path: Pat
         load_config(tmp_path / "bse.yaml")
 
 
-def test_an_override_changes_no_values_of_the_caller() -> None:
-    values = {"optimizer": {"learning_rate": 1e-3}}
-    parse_config(values, ["optimizer.learning_rate=1e-4"], source="test")
-    assert values == {"optimizer": {"learning_rate": 1e-3}}
-
-
 @pytest.mark.parametrize(
     ("name", "override", "line"),
     [
@@ -187,12 +147,3 @@ def test_a_setting_that_nothing_would_read_is_refused(name: str, override: str, 
         load_config(ROOT / "configs" / f"{name}.yaml", [override])
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["learning_rate", "warmup_steps"])
-def test_a_schedule_that_the_first_phase_replaces_is_refused(name: str) -> None:
-    path = ROOT / "configs" / "pretrain" / "large_lamb.yaml"
-    config = load_config(path, [f"optimizer.{name}=7"])
-    assert config.train is not None
-    with pytest.raises(UserError, match=rf"^optimizer\.{name}: found 7.*train\.phases\.0\.{name}"):
-        schedule_segments(config.train, config.optimizer)

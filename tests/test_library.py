@@ -16,7 +16,6 @@ from transformers import (
 )
 
 import bert_jax
-from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from tests.feature_extraction.runs import IDS, PIECES, pieces_of
 from tests.interop.hf_checkpoints import hf_config, hf_model
@@ -214,20 +213,3 @@ def test_an_argument_that_is_none_of_its_choices_is_named(
         model.features("w1", level=cast(Any, "wrod"))
     with pytest.raises(UserError, match=r'rows: row 1: found the columns name, .*column to "text"'):
         model.encode({"name": ["w1"]})
-
-
-def test_numpy_and_missing_values_become_plain() -> None:
-    import pandas
-
-    expected = ({"text": "a", "label": 3, "pair": None},)
-    rows = [{"text": np.str_("a"), "label": np.int64(3), "pair": float("nan")}]
-    assert MemoryTable.of(rows).rows == expected
-    frame = pandas.DataFrame(
-        {"text": ["a"], "label": pandas.array([3], "Int64"), "pair": [pandas.NA]}
-    )
-    assert MemoryTable.of(frame).rows == expected
-
-
-def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="found no checkpoint, allowed: a Hugging Face directory"):
-        bert_jax.load(tmp_path)

@@ -1,16 +1,10 @@
 """What `bert-jax features` refuses: one line, exit code 2, and nothing left behind."""
 
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.feature_extraction.runs import features, make_run, refusal, write_lines
-
-Refused = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +70,6 @@ def test_a_mistake_is_named_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_bytes_that_are_no_utf8_are_refused(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_bytes(b"w1\nw\xff\n")
-    line = refusal(run, tmp_path / "t.txt", tmp_path / "o.npz")
-    assert "found byte 0xff" in line
-    assert "allowed: UTF-8" in line
-    table = pa.table({"a": pa.array([b"w1", b"w\xff"]).view(pa.string())})
-    pq.write_table(table, tmp_path / "t.parquet")
-    line = refusal(run, tmp_path / "t.parquet", tmp_path / "o.npz")
-    assert "t.parquet: row 2: found byte 0xff, allowed: UTF-8" in line
-
-
-def test_a_text_that_is_not_there_is_refused(run: Path, tmp_path: Path) -> None:
-    line = refusal(run, tmp_path / "none.txt", tmp_path / "o.npz")
-    assert "none.txt: no such file" in line
-
-
 def test_a_file_is_replaced_only_by_force(run: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "t.txt", ["w1"])
     output = write_lines(tmp_path / "o.npz", ["mine"])
@@ -113,11 +91,3 @@ def test_a_mistake_in_the_last_line_leaves_no_output(run: Path, tmp_path: Path) 
         line = refusal(run, source, tmp_path / output, *options)
         assert "line 3002: found 1 field, allowed: 2" in line
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
-
-
-def test_a_shallow_model_has_a_default_too(run: Path, tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "t.txt", ["w1", "w2 w3"])
-    assert "layers last, 32 wide" in features(run, source, tmp_path / "default.npz").output
-    assert features(run, source, tmp_path / "last.npz", "--layers", "last").exit_code == 0
-    found, last = (np.load(tmp_path / f"{name}.npz")["vectors"] for name in ("default", "last"))
-    np.testing.assert_array_equal(found, last)

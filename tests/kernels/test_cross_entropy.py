@@ -12,7 +12,6 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.kernels import cross_entropy as kernels
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.kernels.cross_entropy_shape import Shape, groups_of, widest
 from bert_jax.model.config import Execution
 from bert_jax.model.cpu_cross_entropy import cpu_cross_entropy
 from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
@@ -116,16 +115,6 @@ def test_great_logits_neither_overflow_nor_vanish(core: Any) -> None:
     assert found[1].loss.max() > 1e4
 
 
-@BOTH
-def test_a_label_as_large_as_the_largest_is_right(core: Any) -> None:
-    arrays = drawn(12, 64, 256)
-    arrays[1] = jnp.tile(arrays[1][:1], (256, 1))  # all logits of a row alike
-    arrays[2] = jnp.zeros(256)
-    _, found = score(core, *arrays)
-    assert (found.right == 1).all()
-    np.testing.assert_allclose(found.loss, np.log(256), rtol=1e-5)
-
-
 def test_in_bfloat16_it_is_as_close_to_float32_as_the_loss_of_logits_is() -> None:
     wide = drawn(96, 64, 640, vocab_size=601)
     narrow = [wide[0].astype(jnp.bfloat16), *wide[1:]]
@@ -149,49 +138,6 @@ def test_on_a_mesh_every_device_has_its_own_rows_and_pieces(shape: dict[str, int
     expected = score(xla, *arrays)
     with jax.set_mesh(make_mesh(MeshSection.model_validate(shape))):
         assert_same(score(fused, *arrays), expected)
-
-
-def shape_of(**changes: Any) -> Shape:
-    sizes = {"rows": 1232, "groups": 1, "hidden": 768, "pieces": 30592, "itemsize": 2, "cores": 1}
-    return Shape(**{**sizes, "forward": True, **changes})
-
-
-def test_grids_are_tiles_of_pieces_one_part_for_each_core() -> None:
-    assert shape_of().grid == (1, 1, 60)
-    assert shape_of(cores=2, groups=3).grid == (2, 3, 30)
-    assert shape_of(cores=2, groups=3, forward=False).grid == (2, 1, 60)
-    assert shape_of(cores=2, pieces=28_996).grid == (1, 1, 57)  # one core has none of an odd number
-
-
-@pytest.mark.parametrize(
-    ("rows", "hidden", "itemsize", "groups"),
-    [
-        (1232, 768, 2, (1, 1232)),
-        (1216, 768, 2, (1, 1216)),
-        (12, 64, 4, (1, 16)),
-        (1232, 1024, 2, (1, 1232)),
-        (2464, 1024, 2, (3, 832)),  # beside the gradient of the groups before
-        (4928, 768, 2, (4, 1232)),
-        (1232, 768, 4, (2, 624)),
-    ],
-)
-def test_a_group_has_as_many_rows_as_fit_into_vmem(
-    rows: int, hidden: int, itemsize: int, groups: tuple[int, int]
-) -> None:
-    assert groups_of(rows, hidden=hidden, pieces=30592, itemsize=itemsize) == groups
-
-
-@pytest.mark.parametrize(("pieces", "itemsize", "hidden"), [(30592, 2, 2304), (30592, 4, 1920)])
-def test_of_the_widest_model_a_strip_of_rows_fits_into_vmem(
-    pieces: int, itemsize: int, hidden: int
-) -> None:
-    assert widest(pieces=pieces, itemsize=itemsize) == hidden
-    groups, rows = groups_of(1232, hidden=hidden, pieces=pieces, itemsize=itemsize)
-    assert rows >= 128
-    for forward in (True, False):
-        shape = {"rows": rows, "groups": groups, "pieces": pieces, "itemsize": itemsize}
-        found = Shape(**shape, hidden=hidden, cores=1, forward=forward, adds=True)
-        assert found.held < 16 * 2**20
 
 
 def chip(kind: str) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.kernels.gelu_product import Shape, fits
+from bert_jax.kernels.gelu_product import fits
 from bert_jax.model.config import Execution
 from bert_jax.model.elementwise import gelu_tanh
 from bert_jax.model.execution import choose_ffn, resolve_execution
@@ -111,25 +111,6 @@ def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla(remat: str)
         each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero but for rounding
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
     assert max(relative_error(*pair) for pair in pairs) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("rows", "width", "inner", "itemsize", "padded", "block"),
-    [
-        (8192, 768, 3072, 2, 8192, (1024, 768)),
-        (8192, 1024, 4096, 2, 8192, (1024, 512)),
-        (1000, 768, 3072, 2, 1024, (1024, 768)),
-        (40, 128, 512, 2, 48, (48, 512)),
-        (1280, 768, 384, 2, 1280, (256, 384)),
-        (8192, 768, 3072, 4, 8192, (1024, 256)),
-    ],
-)
-def test_a_block_has_as_many_rows_and_columns_as_fit(
-    rows: int, width: int, inner: int, itemsize: int, padded: int, block: tuple[int, int]
-) -> None:
-    shape = Shape(rows=rows, width=width, inner=inner, itemsize=itemsize)
-    assert (shape.padded, shape.block) == (padded, block)
-    assert shape.grid == (inner // block[1], padded // block[0])
 
 
 def test_auto_is_fused_where_the_kernel_runs_and_an_obstacle_is_named() -> None:

@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 
 from bert_jax.errors import UserError
-from bert_jax.kernels.norm_shape import Shape
 from bert_jax.model.add_norm import add_norm
 from bert_jax.model.config import Execution
 from bert_jax.model.encoder import REMAT
@@ -118,13 +117,6 @@ def test_the_kernels_run_where_the_setting_says_so(norm: str) -> None:
     assert found == [norm == "fused"] * 2
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_computed_again_it_is_the_same(remat: str) -> None:
-    arrays, vectors = drawn(2, 32, 128)
-    expected = end("fused", arrays, vectors, rate=0.1)
-    assert_same(end("fused", arrays, vectors, rate=0.1, remat=remat), expected)
-
-
 def test_on_a_mesh_every_device_runs_its_own_rows() -> None:
     arrays, vectors = drawn(8, 48, 128)
     expected = end("xla", arrays, vectors, rate=0.2)
@@ -154,45 +146,6 @@ def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla() -> None:
     expected_gradients["encoder"]["layers"]["attention"]["key"].pop("bias")
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
     assert max(relative_error(*pair) for pair in pairs) < 1e-5
-
-
-def shape_of(*, batch: int, length: int, width: int = 768, itemsize: int = 2) -> Shape:
-    return Shape(
-        batch=batch,
-        length=length,
-        width=width,
-        itemsize=itemsize,
-        factors=1,
-        scale_up=1.0,
-        eps=1e-12,
-        forward=False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("batch", "length", "padded", "rows", "tile", "side_by_side"),
-    [
-        (16, 512, 512, 1, 512, 8),
-        (64, 128, 128, 4, 128, 8),
-        (16, 77, 80, 4, 80, 5),
-        (7, 1000, 1024, 1, 512, 8),
-        (7, 640, 640, 1, 128, 8),
-        (3, 96, 96, 3, 96, 6),
-    ],
-)
-def test_a_block_has_whole_rows_if_they_fit_and_tiles_of_them_else(
-    batch: int, length: int, padded: int, rows: int, tile: int, side_by_side: int
-) -> None:
-    shape = shape_of(batch=batch, length=length)
-    assert (shape.padded, shape.rows, shape.tile) == (padded, rows, tile)
-    assert shape.side_by_side == side_by_side
-    assert shape.grid == (batch // rows, padded // tile)
-    assert shape.words % 128 == 0
-
-
-def test_wider_numbers_have_smaller_blocks() -> None:
-    assert shape_of(batch=2, length=512, itemsize=4).tile == 256
-    assert shape_of(batch=2, length=512, width=2048, itemsize=4).tile == 128
 
 
 @pytest.mark.parametrize(

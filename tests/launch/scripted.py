@@ -240,3 +240,12 @@ class World:
                 self.keep_beating(attempt, steps, workers=workers, loss=loss)
 
         self.clock.after(after, start)
+
+    def becomes(self, state: State, message: str = "", *, at: float) -> None:
+        """Changes the first machines later."""
+        self.clock.after(at, lambda: self.launcher.become("base-1", state, message))
+
+    def run_until_done(self, attempt: int, *, at: float, step: int) -> None:
+        """Runs a supervisor; the run of an attempt is done at a time."""
+        self.clock.after(at, lambda: self.beat(attempt, "done", exit_code=0, step=step))
+        self.supervisor().run()

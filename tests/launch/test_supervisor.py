@@ -27,6 +27,13 @@ def steps(first: int = 0) -> Any:
     return itertools.count(first, 10)
 
 
+def running(directory: Path, **submit: Any) -> World:
+    """Returns a job whose first machines come after two minutes."""
+    world = World(directory, **submit)
+    world.activate(1, steps=steps())
+    return world
+
+
 def ends(world: World, outcome: str) -> supervisor_state.SupervisorState:
     """Checks how a job ended: as it should, written down, and with nothing left."""
     found = read_state(world.files)
@@ -37,10 +44,8 @@ def ends(world: World, outcome: str) -> supervisor_state.SupervisorState:
 
 
 def test_a_job_is_made_watched_and_deleted(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
-    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=500))
-    world.supervisor().run()
+    world = running(tmp_path)
+    world.run_until_done(1, at=HOUR, step=500)
     found = ends(world, "done")
     assert found.message == "at step 500"
     assert world.launcher.created == ["base-1"]
@@ -52,12 +57,10 @@ def test_a_job_is_made_watched_and_deleted(tmp_path: Path) -> None:
 
 
 def test_what_was_suspended_is_deleted_and_made_again(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
-    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED, "preempted"))
+    world = running(tmp_path)
+    world.becomes(State.SUSPENDED, "preempted", at=HOUR)
     world.clock.after(HOUR + 70, lambda: world.activate(2, steps=steps(400)))
-    world.clock.after(2 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=900))
-    world.supervisor().run()
+    world.run_until_done(2, at=2 * HOUR, step=900)
     found = ends(world, "done")
     assert world.launcher.created == ["base-1", "base-2"]
     assert [record.end for record in found.attempts] == ["taken", "over"]
@@ -68,8 +71,7 @@ def test_what_was_suspended_is_deleted_and_made_again(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_done_before_its_machines_were_taken_is_done(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
 
     def end() -> None:
         world.beat(1, "done", exit_code=0, step=900)
@@ -90,8 +92,7 @@ def test_without_quota_the_next_place_is_tried(tmp_path: Path) -> None:
 
     world.launcher.on_create = refuse
     world.activate(2, steps=steps())
-    world.clock.after(HOUR, lambda: world.beat(2, "done", exit_code=0, step=9))
-    world.supervisor().run()
+    world.run_until_done(2, at=HOUR, step=9)
     found = ends(world, "done")
     assert [record.end for record in found.attempts] == ["quota", "over"]
     assert found.attempts[1].placement == 1
@@ -167,8 +168,7 @@ def test_credentials_that_run_out_after_a_lost_answer_lose_no_machines(tmp_path:
     world.launcher.on_create = login.make_without_answer
     world.clock.after(HOUR, lambda: setattr(login, "valid", True))
     world.activate(1, after=HOUR + 60, steps=steps())
-    world.clock.after(2 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=9))
-    world.supervisor().run()
+    world.run_until_done(1, at=2 * HOUR, step=9)
     ends(world, "done")
     assert world.launcher.created == ["base-1"]
     assert "base-1: trying again: tpu.googleapis.com: no credentials" in world.said
@@ -193,7 +193,7 @@ def test_credentials_that_run_out_before_machines_are_asked_for_again_are_waited
     world = World(tmp_path)
     login = Login(world)
     world.activate(1, steps=steps())
-    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
+    world.becomes(State.SUSPENDED, at=HOUR)
 
     def expire(attempt: Attempt) -> None:
         login.valid = False
@@ -201,8 +201,7 @@ def test_credentials_that_run_out_before_machines_are_asked_for_again_are_waited
 
     world.launcher.on_delete = expire
     world.activate(2, after=2.5 * HOUR, steps=steps(400))
-    world.clock.after(3 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=900))
-    world.supervisor().run()
+    world.run_until_done(2, at=3 * HOUR, step=900)
     assert [record.end for record in ends(world, "done").attempts] == ["taken", "over"]
 
 
@@ -256,8 +255,7 @@ def test_a_service_that_fails_now_and_then_or_for_an_hour_changes_nothing(tmp_pa
     world.activate(1, after=180, steps=steps())
     world.clock.after(HOUR, lambda: setattr(world.launcher, "down", True))
     world.clock.after(2 * HOUR, lambda: setattr(world.launcher, "down", False))
-    world.clock.after(3 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
-    world.supervisor().run()
+    world.run_until_done(1, at=3 * HOUR, step=70)
     ends(world, "done")
     assert world.launcher.created == ["base-1"]
     assert any("trying again: 503" in line for line in world.said)
@@ -275,8 +273,7 @@ def test_a_fault_that_nobody_foresaw_is_said_once_and_looked_at_again(tmp_path: 
 
     world.clock.after(HOUR, lambda: setattr(world.launcher, "observe", fail))
     world.clock.after(2 * HOUR, lambda: setattr(world.launcher, "observe", observe))
-    world.clock.after(3 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
-    world.supervisor().run()
+    world.run_until_done(1, at=3 * HOUR, step=70)
     assert len(ends(world, "done").attempts) == 1
     said = [line for line in world.said if "KeyError" in line]
     assert len(said) == 1
@@ -323,8 +320,7 @@ def test_a_host_that_falls_silent_is_replaced(tmp_path: Path) -> None:
 
     world.clock.after(60, start)
     world.activate(2, after=2000, steps=steps(100))
-    world.clock.after(HOUR, lambda: world.beat(2, "done", exit_code=0, step=600))
-    world.supervisor().run()
+    world.run_until_done(2, at=HOUR, step=600)
     found = ends(world, "done")
     assert found.attempts[0].end == "broken"
     assert found.attempts[0].reason == "worker 1 has been silent for 11 min"
@@ -359,8 +355,7 @@ def test_a_supervisor_killed_about_a_creation_leaves_one_set_of_machines(
     assert [record.created for record in written.attempts] == [None]
     world.launcher.on_create = lambda attempt: None
     world.activate(1, steps=steps())
-    world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
-    world.supervisor().run()
+    world.run_until_done(1, at=HOUR, step=70)
     ends(world, "done")
     assert world.launcher.created == ["base-1"]
 
@@ -377,8 +372,7 @@ def test_a_supervisor_killed_at_the_end_is_followed_by_one_that_deletes(tmp_path
     class Killed(BaseException):
         pass
 
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
     world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
 
     def die(attempt: Attempt) -> None:
@@ -394,8 +388,7 @@ def test_a_supervisor_killed_at_the_end_is_followed_by_one_that_deletes(tmp_path
 
 
 def test_a_job_that_is_interrupted_again_while_it_is_deleted_stays_over(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -419,11 +412,10 @@ def test_a_job_that_is_interrupted_again_while_it_is_deleted_stays_over(tmp_path
 
 
 def test_what_cannot_be_written_is_deleted_all_the_same(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
     begin, end = bucket_outage()
     world.clock.after(HOUR, begin)
-    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
+    world.becomes(State.SUSPENDED, at=HOUR)
 
     def mend(attempt: Attempt) -> None:
         end()
@@ -454,15 +446,13 @@ def test_the_second_supervisor_is_refused_and_touches_nothing(tmp_path: Path) ->
 def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
 
     begin, end = bucket_outage()
     # For longer than a silence of hosts is borne, which theirs is not.
     world.clock.after(HOUR, begin)
     world.clock.after(HOUR + 3 * PACE.silence, end)
-    world.clock.after(3 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
-    world.supervisor().run()
+    world.run_until_done(1, at=3 * HOUR, step=70)
     found = ends(world, "done")
     assert len(found.attempts) == 1
     assert any("cannot be read" in line for line in world.said)
@@ -502,15 +492,13 @@ def test_no_machines_are_asked_for_that_could_not_be_written_down(
     down.setattr("bert_jax.launch.supervisor.write_state", fail)
     world.clock.after(HOUR, down.undo)
     world.activate(1, after=HOUR + 120, steps=steps())
-    world.clock.after(2 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=70))
-    world.supervisor().run()
+    world.run_until_done(1, at=2 * HOUR, step=70)
     ends(world, "done")
 
 
 def test_the_cost_of_all_attempts_counts(tmp_path: Path) -> None:
-    world = World(tmp_path, limits=LimitsSection(cost=25.0))
-    world.activate(1, steps=steps())
-    world.clock.after(HOUR, lambda: world.launcher.become("base-1", State.SUSPENDED))
+    world = running(tmp_path, limits=LimitsSection(cost=25.0))
+    world.becomes(State.SUSPENDED, at=HOUR)
     world.clock.after(HOUR + 70, lambda: world.activate(2, steps=steps(400)))
     world.supervisor().run()
     found = ends(world, "limit")
@@ -540,8 +528,7 @@ def test_hours_and_retries_have_limits(tmp_path: Path) -> None:
 def test_a_run_that_stopped_itself_is_not_started_again_and_its_dump_is_named(
     tmp_path: Path,
 ) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
     dump = tmp_path / "runs" / "base" / "bad_step_40"
     dump.mkdir(parents=True)
     (dump.parent / "bad_step_7").mkdir()
@@ -558,8 +545,7 @@ def test_a_host_that_is_not_done_after_another_one_keeps_no_machines(
     tmp_path: Path, state: str | None
 ) -> None:
     """Its process hangs after the last save, it waits for what has ended, or it is silent."""
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
 
     def one_ends() -> None:
         world.beat(1, "done", exit_code=0, step=900, workers=[0])
@@ -613,12 +599,10 @@ def test_requests_that_fail_before_there_are_machines_are_not_made_for_ever(tmp_
 
 
 def test_machines_that_somebody_deleted_are_made_again(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
     world.clock.after(HOUR, lambda: world.launcher.machines.clear())
     world.activate(2, after=1.1 * HOUR, steps=steps(50))
-    world.clock.after(2 * HOUR, lambda: world.beat(2, "done", exit_code=0, step=70))
-    world.supervisor().run()
+    world.run_until_done(2, at=2 * HOUR, step=70)
     assert ends(world, "done").attempts[0].reason == "deleted by somebody else"
 
 
@@ -632,8 +616,7 @@ def test_machines_that_came_while_the_supervisor_slept_may_start(tmp_path: Path)
 
     world.clock.after(600, sleep)
     world.activate(1, after=10.4 * HOUR, steps=steps())
-    world.clock.after(11 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=9))
-    world.supervisor().run()
+    world.run_until_done(1, at=11 * HOUR, step=9)
     assert len(ends(world, "done").attempts) == 1
 
 
@@ -654,8 +637,7 @@ def test_machines_that_start_for_ever_are_given_up(tmp_path: Path) -> None:
 
 
 def test_what_the_user_has_stopped_is_deleted(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
     world.clock.after(HOUR, lambda: world.files.stop.write_text("{}"))
     world.supervisor().run()
     assert ends(world, "stopped").message == "by `bert-jax stop`"
@@ -688,8 +670,7 @@ def test_each_minute_of_watching_has_a_line_and_each_look_one_request(
 def test_a_restart_of_a_host_is_told_once_when_it_happens_and_not_by_the_next_supervisor(
     tmp_path: Path,
 ) -> None:
-    world = World(tmp_path)
-    world.activate(1, steps=steps())
+    world = running(tmp_path)
     lost = Ending(at=1.0, exit_code=4, step=30, message="process 1 is gone")
     hung = Ending(at=2.0, exit_code=43, step=30, message="a step hangs")
 
@@ -707,8 +688,7 @@ def test_a_restart_of_a_host_is_told_once_when_it_happens_and_not_by_the_next_su
         world.supervisor().run()
     line = "base-1: host 1 ended at step 30 with exit code 43: a step hangs"
     assert [said for said in world.said if "ended at" in said] == [line]
-    world.clock.after(400, lambda: world.beat(1, "done", exit_code=0, step=70))
-    world.supervisor().run()
+    world.run_until_done(1, at=400, step=70)
     assert world.said.count(line) == 1
 
 
@@ -716,12 +696,10 @@ def test_machines_that_ran_and_wait_again_are_not_given_up_for_want_of_capacity(
     tmp_path: Path,
 ) -> None:
     """As pods do that JobSet makes anew: for how long, their launcher knows."""
-    world = World(tmp_path, limits=LimitsSection(wait_hours=1.0))
-    world.activate(1, steps=steps())
-    world.clock.after(2 * HOUR, lambda: world.launcher.become("base-1", State.WAITING))
-    world.clock.after(2.5 * HOUR, lambda: world.launcher.become("base-1", State.ACTIVE))
+    world = running(tmp_path, limits=LimitsSection(wait_hours=1.0))
+    world.becomes(State.WAITING, at=2 * HOUR)
+    world.becomes(State.ACTIVE, at=2.5 * HOUR)
     # Their hosts' last word is half an hour old, and the next takes a while.
     world.clock.after(2.5 * HOUR + 300, lambda: world.keep_beating(1, steps(200)))
-    world.clock.after(2.8 * HOUR, lambda: world.beat(1, "done", exit_code=0, step=900))
-    world.supervisor().run()
+    world.run_until_done(1, at=2.8 * HOUR, step=900)
     assert len(ends(world, "done").attempts) == 1

@@ -69,16 +69,6 @@ def test_the_maps_are_those_of_hugging_face(theirs: BertModel, imported: Importe
     assert expected.std() > 0.02  # the heads do look somewhere
 
 
-def test_what_is_padding_is_neither_looked_at_nor_looks(imported: Imported) -> None:
-    batch = mixed_batch(hf_config())
-    found = maps(in_float32(imported), batch)
-    inside = batch["segment_ids"] > 0
-    sums = found.sum(-1)
-    np.testing.assert_allclose(sums, np.broadcast_to(inside[None, :, None], sums.shape), atol=1e-6)
-    keys_of_padding = np.where(inside[None, :, None, None, :], 0.0, found)
-    assert not keys_of_padding.any()
-
-
 def test_a_packed_example_sees_itself_alone_and_as_if_it_stood_alone(imported: Imported) -> None:
     model = in_float32(imported)
     ids = np.arange(5, 15, dtype=np.int32)[None]

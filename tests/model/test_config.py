@@ -82,34 +82,6 @@ def test_a_released_file_is_read_as_it_stands_and_its_gelu_is_the_tanh_form(
     assert found.hidden_act == "gelu_tanh"
 
 
-def test_the_multilingual_file_is_read_unchanged(tmp_path: Path) -> None:
-    section = ModelSection(bert_config=write(tmp_path, MULTILINGUAL))
-    found = resolve_architecture(section, vocab_size=119547)
-    assert (found.vocab_size, found.hidden_size) == (119547, 768)
-
-
-def test_single_values_change_a_size_and_a_file(tmp_path: Path) -> None:
-    changed = {"hidden_dropout_prob": 0.0, "hidden_act": "gelu_erf", "num_hidden_layers": 12}
-    for base in ({"size": "base"}, {"bert_config": write(tmp_path, RELEASED)}):
-        section = ModelSection.model_validate({**base, "architecture": changed})
-        found = resolve_architecture(section, vocab_size=30522)
-        assert found == resolve_architecture(
-            ModelSection(size="base"), vocab_size=30522
-        ).model_copy(update=changed)
-
-
-def test_all_four_sizes_make_an_architecture_without_a_name() -> None:
-    sizes = {
-        "hidden_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 100,
-    }
-    section = ModelSection.model_validate({"architecture": sizes})
-    found = resolve_architecture(section, vocab_size=128)
-    assert (found.head_dim, found.padded_vocab_size) == (24, 128)
-
-
 def test_a_spelled_out_section_gives_the_same_architecture_without_its_file(tmp_path: Path) -> None:
     architecture = resolve_architecture(
         ModelSection(bert_config=write(tmp_path, MULTILINGUAL)), vocab_size=119547
@@ -159,28 +131,6 @@ def test_heads_that_do_not_divide_the_hidden_size_are_refused() -> None:
     )
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    path = str(tmp_path / "no.json")
-    assert refused(ModelSection(bert_config=path)) == f"model.bert_config: {path}: no such file"
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [("{", "found no JSON (Expecting property name"), ("[1]", "found a JSON list")],
-)
-def test_a_file_that_holds_no_object_is_refused(tmp_path: Path, content: str, what: str) -> None:
-    path = write(tmp_path, content)
-    message = refused(ModelSection(bert_config=path))
-    assert message.startswith(f"model.bert_config: {path}: {what}")
-
-
-def test_bytes_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bert_config.json"
-    path.write_bytes(b'{"hidden_size": "\xff"}')
-    message = refused(ModelSection(bert_config=str(path)))
-    assert message.startswith(f"model.bert_config: {path}: found byte 0xff")
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -213,15 +163,3 @@ def test_an_ill_typed_or_impossible_value_is_refused_with_key_and_value(
     path = write(tmp_path, RELEASED | {key: value})
     message = refused(ModelSection(bert_config=path))
     assert message.startswith(f"model.bert_config: {path}: {key}: found {json.dumps(value)} (")
-
-
-def test_a_file_without_its_sizes_names_those_missing(tmp_path: Path) -> None:
-    """One line too, whether it is the file's check or the section's that finds it."""
-    values = {key: value for key, value in RELEASED.items() if key != "hidden_size"}
-    assert "hidden_size" in refused(ModelSection(bert_config=write(tmp_path, values)))
-
-
-def test_a_value_that_only_the_section_can_check_is_refused_there() -> None:
-    for key, value in (("hidden_dropout_prob", 1.0), ("unroll", 0), ("remat", "some")):
-        with pytest.raises(pydantic.ValidationError, match=key):
-            ModelSection.model_validate({"size": "tiny", key: value})

@@ -79,13 +79,6 @@ def drawn_words(key: jax.Array, rows: int, width: int) -> np.ndarray:
     return np.asarray(down[:, None] * across)
 
 
-def test_tiles_of_rows_and_heads_share_nothing() -> None:
-    kept = np.asarray(dropout(jnp.ones((4, 12, 64, 64)), 0.1, jax.random.key(2))) > 0
-    tiles = ((kept - 0.9) / np.sqrt(0.1 * 0.9)).reshape(48, -1)
-    products = (tiles @ tiles.T)[np.triu_indices(48, 1)] / np.sqrt(64 * 64)
-    assert abs(products).max() < SIGMAS
-
-
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_no_corner_of_a_rectangle_follows_from_the_other_three(rate: float) -> None:
     """The words of four corners are products of a and b with c and d."""
@@ -110,33 +103,6 @@ def test_where_int32_products_are_composed_the_same_elements_are_kept() -> None:
         np.testing.assert_array_equal(kept(rows, columns), whole)
 
 
-def test_no_two_lines_of_a_tile_have_one_word_nearly() -> None:
-    """The bits that are no hash number the lines of up to 2,048, in any order."""
-    drawn = line_words(jnp.arange(2048, dtype=jnp.int32), jnp.int32(-(2**31) + 12345))
-    assert len(np.unique(np.asarray(drawn) & (2**22 - 1))) == 2048
-    assert (np.asarray(drawn) & 1).all()
-
-
-@given(rate=st.floats(0.0001, 0.999))
-@settings(deadline=None, max_examples=20)
-def test_columns_together_meet_a_rate_that_twelve_bits_cannot(rate: float) -> None:
-    words = line_words(jnp.arange(2048, dtype=jnp.int32), jnp.int32(77))
-    *_, least = column_factors(words, rate)
-    shares = np.asarray(least, np.float64) / 2**32 + 0.5  # of words that lie below
-    assert abs(shares.mean() - rate) < 2**-21
-    assert np.ptp(shares) <= 2**-12
-
-
-def test_hardly_any_two_rows_or_columns_of_a_tile_are_alike() -> None:
-    """Words of two lines are points of a lattice: only a few lattices tie one to the other."""
-    mask = masks(0.1)
-    for of, count in ((mask.T, ROWS), (mask, WIDTH)):
-        products = (of @ of.T)[np.triu_indices(len(of), 1)] / np.sqrt(count)
-        # Sums of products that are 81 in a hundredth of all cases have a heavier tail than a
-        # normal deviate; two equal lines would be at √count, 22 at least.
-        assert abs(products).max() < 12
-
-
 def test_the_definition_of_a_mask_does_not_change_unnoticed() -> None:
     """Runs that resume draw the rest of their masks by it."""
     kept = np.asarray(dropout(jnp.ones((2, 3, 16)), 0.3, jax.random.key(7))) > 0
@@ -155,13 +121,6 @@ def test_rows_and_columns_keep_no_more_or_less_than_chance(rate: float) -> None:
         sums = mask.sum(axis) / np.sqrt(mask.shape[axis])
         assert abs(sums.var() - 1) < SIGMAS * np.sqrt(2 / sums.size)
         assert abs(sums).max() < SIGMAS + 1
-
-
-def test_every_bit_of_a_word_is_fair() -> None:
-    drawn = drawn_words(jax.random.key(3), ROWS, WIDTH)
-    for bit in range(20, 32):  # a word has twelve
-        deviates = (((drawn >> bit) & 1).mean() - 0.5) * 2 * np.sqrt(drawn.size)
-        assert abs(deviates) < SIGMAS, bit
 
 
 def test_keys_of_layers_and_steps_share_nothing() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.kernels.attention import fused_attention
-from bert_jax.kernels.attention_shape import Shape
 from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Execution
 from bert_jax.model.execution import choose_attention, longest_fused, resolve_execution
@@ -151,87 +150,6 @@ def test_some_queries_have_what_they_have_among_all(
         # Those that come twice share their gradient.
         assert_same(jnp.zeros_like(q).at[at].add(found), of_q)
         assert_same((read, *others), (out[at], *of_others))
-
-
-@pytest.mark.parametrize(
-    ("length", "queries", "padded", "tile", "rows"),
-    [(128, 21, 32, 32, 8), (512, 81, 96, 96, 4), (2048, 308, 384, 128, 1)],
-)
-def test_few_queries_are_whole_registers_of_their_own(
-    length: int, queries: int, padded: int, tile: int, rows: int
-) -> None:
-    shape = shape_of(batch=16, length=length, heads=12, queries=queries)
-    assert (shape.padded_queries, shape.tile, shape.rows) == (padded, tile, rows)
-    assert shape.array("query_slopes", dtype=jnp.bfloat16).shape == (1, 16, padded, 768)
-    assert shape.array("key_slopes", dtype=jnp.bfloat16).shape == (2, 16, length, 768)
-
-
-@pytest.mark.parametrize(
-    ("batch", "length", "heads", "rows", "stages"),
-    [
-        (64, 128, 12, 8, 1),
-        (10, 128, 12, 5, 1),
-        (11, 128, 12, 1, 1),
-        (64, 256, 12, 4, 1),
-        (16, 512, 12, 1, 1),
-        (16, 512, 3, 1, 2),  # more scores than fit into VMEM
-        (8, 1024, 12, 1, 2),
-    ],
-)
-def test_a_block_has_as_many_rows_as_divide_a_devices_own_and_fit(
-    batch: int, length: int, heads: int, rows: int, stages: int
-) -> None:
-    shape = shape_of(batch=batch, length=length, heads=heads)
-    assert shape.rows == rows
-    assert shape.grid == (batch // rows, heads // shape.group, 2 if length == 1024 else 1)
-    assert len(shape.stages()) == stages
-    together = list(itertools.chain(*shape.stages()))
-    assert together == list(itertools.product(range(rows), range(shape.group)))
-
-
-def test_forward_a_block_has_twice_the_rows_but_where_words_are_composed() -> None:
-    assert shape_of(batch=16, length=512, heads=12, forward=True).rows == 2
-    assert shape_of(batch=16, length=512, heads=12, forward=True, composes=True).rows == 1
-
-
-@pytest.mark.parametrize(
-    ("length", "padded", "forward", "backward"),
-    [
-        (640, 640, 640, 640),
-        (768, 768, 768, 768),
-        (800, 1024, 1024, 512),
-        (1100, 1280, 640, 256),
-        (1536, 1536, 512, 384),
-        (2048, 2048, 512, 256),
-    ],
-)
-def test_a_long_row_is_whole_tiles_of_queries(
-    length: int, padded: int, forward: int, backward: int
-) -> None:
-    both = [shape_of(batch=2, length=length, heads=2, forward=each) for each in (True, False)]
-    assert {shape.padded for shape in both} == {padded}
-    assert [shape.tile for shape in both] == [forward, backward]
-
-
-def shape_of(
-    *,
-    batch: int,
-    length: int,
-    heads: int,
-    queries: int | None = None,
-    forward: bool = False,
-    composes: bool = False,
-) -> Shape:
-    return Shape(
-        batch=batch,
-        length=length,
-        queries=queries or length,
-        heads=heads,
-        columns=64,
-        rate=0.1,
-        forward=forward,
-        composes=composes,
-    )
 
 
 def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:

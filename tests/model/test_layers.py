@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.layers import ParamUse, gather_positions, project
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.mesh import make_mesh
@@ -120,22 +119,6 @@ def test_padding_never_reaches_a_real_token() -> None:
     np.testing.assert_array_equal(np.asarray(dirty)[0, :10], clean)
 
 
-def test_positions_left_out_count_from_zero() -> None:
-    ids, types, segments, _ = row(ids_of(24))
-    counted = jnp.arange(24, dtype=jnp.int32)[None]
-    task, params = small()
-    implied = jax.jit(
-        lambda params: model_of(task, params).encoder(ids, types, segments, dropout_key=None)
-    )(params)
-    np.testing.assert_allclose(
-        np.asarray(implied), np.asarray(encode()(ids, types, segments, counted)), atol=1e-5
-    )
-
-
-def test_a_row_of_padding_alone_gives_finite_numbers() -> None:
-    assert np.isfinite(np.asarray(encode()(*row([])))).all()
-
-
 def loss_and_gradients(**execution: Any) -> tuple[float, Any]:
     """With dropout on, so that a recomputed mask that differs from the first would show."""
     _, params = small()
@@ -209,14 +192,6 @@ def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) ->
     assert relative_error(of_rows.astype(jnp.float32), expected_rows) < 1e-2
 
 
-def test_logits_are_float32_under_bfloat16() -> None:
-    task, params = small_task(dtype="bfloat16"), small()[1]
-    logits = jax.eval_shape(
-        lambda params: model_of(task, params)(batch_of(2), dropout_key=None), params
-    )
-    assert logits.mlm.dtype == logits.next_sentence.dtype == jnp.float32
-
-
 def test_projecting_gathered_positions_is_gathering_projected_ones() -> None:
     task, params = small()
     model, batch = model_of(task, params), batch_of(3)
@@ -245,44 +220,6 @@ def test_rows_that_pad_the_vocabulary_never_win_and_never_learn() -> None:
     assert (gradients["mlm"]["bias"][5:250] != 0).all()
 
 
-def test_cross_entropy_is_minus_the_log_of_the_labels_share() -> None:
-    logits = np.random.default_rng(0).standard_normal((2, 3, 7)) * 4
-    labels = np.array([[0, 6, 3], [1, 1, 2]], np.int32)
-    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    expected = -np.log(np.take_along_axis(shares, labels[..., None], -1)[..., 0])
-    found = cross_entropy(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
-    np.testing.assert_allclose(np.asarray(found.loss), expected, rtol=1e-5)
-    np.testing.assert_array_equal(np.asarray(found.right), logits.argmax(-1) == labels)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "apart"),
-    [
-        ({"data": 1}, "float32", True),
-        ({"data": 1}, "bfloat16", False),
-        ({"data": 2}, "float32", False),
-        ({"tensor": 2}, "float32", False),
-    ],
-    ids=str,
-)
-def test_one_cpu_has_a_loss_of_pieces_of_its_own(
-    shape: dict[str, int], dtype: str, apart: bool
-) -> None:
-    """Elsewhere `cross_entropy` of the logits; the kernels' tests compare the two."""
-    task, params = small_task(dtype=dtype), small()[1]
-    mesh = make_mesh(MeshSection.model_validate(shape), jax.devices()[: max(shape.values())])
-
-    def loss(params: Any) -> Any:
-        batch = batch_of(4)
-        model, weights = model_of(task, params), task.weights(batch)
-        return task.loss(model, batch, weights=weights, dropout_key=None)[0]
-
-    with jax.set_mesh(mesh):
-        program = str(jax.make_jaxpr(loss)(params))
-    assert ("name=cpu_cross_entropy" in program) is apart
-    assert "name=_cross_entropy" in program  # of the next sentence
-
-
 def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
     """A standard normal cut at two deviations has a deviation of 0.8796; nothing rescales it."""
     params = fresh_params(small_task(vocab_size=2000, hidden_size=128, intermediate_size=256))
@@ -298,16 +235,6 @@ def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
             sigma = 0.8796 * 0.02
             assert abs(drawn.mean()) < 5 * sigma / np.sqrt(drawn.size), name
             assert abs(drawn.std() / sigma - 1) < 5 / np.sqrt(2 * drawn.size), name
-
-
-def test_no_two_parameters_and_no_two_layers_start_alike() -> None:
-    _, params = small()
-    layers = params["encoder"]["layers"]
-    kernels = [layers["attention"][name]["kernel"] for name in ("query", "key", "value")]
-    drawn = [kernel[index].ravel() for kernel in kernels for index in range(2)]
-    for i, one in enumerate(drawn):
-        for other in drawn[:i]:
-            assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
 
 
 def test_other_execution_same_structure_so_that_a_checkpoint_stays_valid() -> None:

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pydantic
-import pytest
 import torch
 
 from bert_jax.optim.finetuning import make_finetune_optimizer, make_schedule
-from bert_jax.optim.optimizer import find_moments, schedule_count
+from bert_jax.optim.optimizer import schedule_count
 from bert_jax.optim.schedule import learning_rate
 from bert_jax.optim.sections import FinetuneOptimizerSection
 
@@ -202,41 +200,3 @@ def test_the_rate_given_is_the_rate_applied() -> None:
     expected = [2e-3 * part for part in (0, 1 / 2, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"warmup_fraction": 0.25}, [0, 0.5, 1, 5 / 6, 0]),
-        ({"warmup_fraction": 0.15}, [0, 0.5, 1, 5 / 6, 0]),  # 1.2 steps are two
-        ({"warmup_fraction": 0.0}, [1, 7 / 8, 6 / 8, 5 / 8, 0]),
-        ({"schedule": "constant", "warmup_fraction": 0.25}, [0, 0.5, 1, 1, 1]),
-    ],
-)
-def test_the_section_names_the_schedule(changes: dict[str, Any], expected: list[float]) -> None:
-    section = FinetuneOptimizerSection.model_validate({"learning_rate": 1, **changes})
-    schedule = make_schedule(section, total_steps=8)
-    found = learning_rate(schedule, np.array([0, 1, 2, 3, 8])).tolist()
-    assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_releases_adam_keeps_its_moments_where_they_are_looked_for() -> None:
-    section = FinetuneOptimizerSection(bias_correction=False)
-    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
-    moments = find_moments(transform.init(tree(0)))
-    assert moments is not None
-    assert jax.tree.structure(moments.mu) == jax.tree.structure(tree(0))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"learning_rate": 0.0},
-        {"layer_decay": 0.0},
-        {"layer_decay": 1.1},
-        {"schedule": "cosine"},
-    ],
-)
-def test_values_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(pydantic.ValidationError):
-        FinetuneOptimizerSection.model_validate(changes)

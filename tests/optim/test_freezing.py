@@ -1,6 +1,5 @@
 """Freezing, on a real model and on eight devices."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,19 +8,14 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from jax.interpreters import partial_eval as pe
 
 from bert_jax.errors import UserError
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution, HeadsSection
 from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
 from bert_jax.optim.sections import FinetuneOptimizerSection
-from bert_jax.optim.units import frozen_units, unit_names
-from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.section import MeshSection
-from bert_jax.train.state import ModelDefinition, abstract_state, define_model
+from bert_jax.optim.units import frozen_units
+from bert_jax.train.state import ModelDefinition, define_model
 from tests.support import small_architecture
 
 DEPTH = 2
@@ -116,39 +110,6 @@ def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
             assert any(any(b) for b in bits) is (name in trained)
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",)),
-        FinetuneOptimizerSection(bias_correction=False, freeze=("embeddings",)),
-    ],
-)
-def test_its_state_lies_on_a_mesh_as_pretrainings_does(
-    model: ModelDefinition, section: FinetuneOptimizerSection
-) -> None:
-    mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2), jax.devices()[:8])
-    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH)
-    abstract = abstract_state(model, transform, mesh)
-    layouts = jax.tree.map(lambda leaf: leaf.sharding, (abstract.params, abstract.opt_state))
-
-    def two_steps(grads: Any, params: Any) -> Any:
-        update = functools.partial(transform.update, grads, learning_rate=1e-4)
-        updates, state = update(transform.init(params), params)
-        return update(state, optax.apply_updates(params, updates))
-
-    params, grads = draw(model, 0), gradients(model, 1)
-    with jax.set_mesh(mesh):
-        split = jax.device_put((grads, params), (layouts[0], layouts[0]))
-        updates, state = jax.jit(two_steps, out_shardings=layouts)(*split)
-    assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, abstract.opt_state)
-    (moments,) = (part for part in state if hasattr(part, "mu"))
-    spec = moments.mu["task"]["kernel"].sharding.spec
-    assert "data" in str(spec), "the moments are spread over the data axis"
-    expected = jax.tree.leaves(jax.jit(two_steps)(grads, params))
-    for found, other in zip(jax.tree.leaves((updates, state)), expected, strict=True):
-        np.testing.assert_allclose(found, other, rtol=2e-5, atol=1e-9)
-
-
 def test_a_frozen_encoder_costs_no_backward_pass(model: ModelDefinition) -> None:
     """A third of the products is left, though the norm of all gradients is computed too."""
     batch = {
@@ -177,39 +138,6 @@ def test_a_frozen_encoder_costs_no_backward_pass(model: ModelDefinition) -> None
     assert flops(FinetuneOptimizerSection(freeze=("encoder",))) < 0.4 * full
 
 
-def test_the_update_of_a_frozen_parameter_depends_on_no_gradient(model: ModelDefinition) -> None:
-    """So that a compiler need not compute the gradient for it."""
-    section = FinetuneOptimizerSection(freeze=("encoder",), clip_norm=None)
-    transform = make_finetune_optimizer(section, model.axes, depth=DEPTH)
-    state = jax.eval_shape(transform.init, model.params)
-    update = functools.partial(transform.update, learning_rate=1e-4)
-    traced = jax.make_jaxpr(update)(model.params, state, model.params)
-    _, used = pe.dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
-    named = jax.tree.unflatten(
-        jax.tree.structure(model.params), used[: len(jax.tree.leaves(model.params))]
-    )
-    assert not any(jax.tree.leaves(named["encoder"]))
-    assert all(jax.tree.leaves((named["pooler"], named["task"])))
-
-
-def test_only_parameters_frozen_in_every_layer_count_as_frozen(model: ModelDefinition) -> None:
-    section = FinetuneOptimizerSection(freeze=("embeddings", "layers.0"))
-    frozen = frozen_parameters(section, model.axes, depth=DEPTH)
-    assert all(jax.tree.leaves(frozen["encoder"]["embeddings"]))
-    assert not any(jax.tree.leaves(frozen["encoder"]["layers"]))
-    assert not any(jax.tree.leaves((frozen["pooler"], frozen["task"])))
-
-
-@given(data=st.data(), depth=st.integers(1, 30))
-@settings(deadline=None, max_examples=25)
-def test_a_range_freezes_both_its_ends_and_what_is_between(data: st.DataObject, depth: int) -> None:
-    first = data.draw(st.integers(0, depth - 1))
-    last = data.draw(st.integers(first, depth - 1))
-    frozen = frozen_units((f"layers.{first}-{last}",), depth=depth)
-    named = {name for name, on in zip(unit_names(depth), frozen, strict=True) if on}
-    assert named == {f"layers.{layer}" for layer in range(first, last + 1)}
-
-
 @pytest.mark.parametrize(
     ("name", "near"),
     [
@@ -236,16 +164,3 @@ def test_a_wrong_name_is_answered_with_the_right_ones(name: str, near: str) -> N
         assert message.endswith(near)
     elif name.startswith("layers.") and name != "layers.-1":
         assert "did you mean" not in message
-
-
-def test_a_pooler_that_is_not_there_cannot_be_frozen() -> None:
-    heads = HeadsSection(
-        pooler=False, mlm=False, next_sentence=False, task="token_classification", labels=("O",)
-    )
-    model = define_model(bert_builder(small_architecture(), Execution(), heads))
-    with pytest.raises(UserError, match='"pooler", which this task\'s model does not have'):
-        make_finetune_optimizer(
-            FinetuneOptimizerSection(freeze=("pooler",)),
-            model.axes,
-            depth=DEPTH,
-        )

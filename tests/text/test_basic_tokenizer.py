@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from bert_jax.text.basic_tokenizer import _NEEDS_CONTEXT, _NEWER, WordSplitter, fold
+from bert_jax.text.basic_tokenizer import _NEEDS_CONTEXT, _NEWER, WordSplitter
 from tests.text.reference_wordpiece import basic_words
 
 SETTINGS = [
@@ -94,19 +94,3 @@ def test_characters_that_need_context_are_all_those_that_do() -> None:
         reordered = any(unicodedata.combining(c) and unicodedata.category(c) != "Mn" for c in parts)
         found = _NEEDS_CONTEXT.match(character) is not None
         assert found == (reordered or character == "Σ"), f"U+{code:04X}"
-
-
-@pytest.mark.parametrize("character", ["\u0ece", "\U00011b00", "\U00011f41", "\U0001343f"])
-def test_a_character_newer_than_unicode_14_is_an_ordinary_one(character: str) -> None:
-    word = f"a{character}b"
-    assert WordSplitter(lower_case=True).split(word) == [word]
-    assert WordSplitter(lower_case=True).split(f"ΑΣ{character}") == [f"ας{character}"]
-
-
-def test_folding_keeps_what_it_is_not_asked_to_change() -> None:
-    assert fold("Élan", lower_case=True, strip_accents=True) == "elan"
-    assert fold("Élan", lower_case=False, strip_accents=True) == "Elan"
-    assert fold("Élan", lower_case=True, strip_accents=False) == "élan"
-    assert fold("Élan", lower_case=False, strip_accents=False) == "Élan"
-    assert fold("Elan", lower_case=False, strip_accents=True) == "Elan"
-    assert fold("Elan", lower_case=True, strip_accents=False) == "elan"
