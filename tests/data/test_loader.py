@@ -51,15 +51,6 @@ def test_every_epoch_is_every_example_once(count, seed, batch_size):
         assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
-def test_order_differs_between_epochs_seeds_and_the_disk():
-    count = 100
-    orders = []
-    for seed in (7, 8):
-        loader = make_loader(MemoryDataset(count), batch_size=count, seed=seed)
-        orders += [tuple(indices_of(batch)) for batch in take(loader, 3)]
-    assert len({*orders, tuple(range(count))}) == 7
-
-
 def test_phases_over_one_dataset_differ_in_order_and_masks():
     dataset, batches = MemoryDataset(40), []
     for phase in (0, 1):

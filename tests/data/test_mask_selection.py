@@ -22,7 +22,6 @@ from tests.data.test_masking import (
     examples,
     make_example,
     mask,
-    row_maker,
     words_of,
 )
 
@@ -140,27 +139,3 @@ def test_a_setting_that_its_unit_does_not_read_is_refused(values, message):
     with pytest.raises(pydantic.ValidationError, match=message):
         MaskingSection(**values)
     assert MaskingSection.model_validate_json(MaskingSection().model_dump_json())
-
-
-def test_fingerprint_tells_laws_apart_and_leaves_older_ones_as_they_were():
-    def fingerprint(**masking):
-        return row_maker(128, **masking).fingerprint()
-
-    assert set(fingerprint()) == {
-        "seq_length",
-        "packing",
-        "masking.max_predictions",
-        "masking.rate",
-        "masking.unit",
-        "masking.replace_with_mask",
-        "masking.replace_with_random",
-    }
-    different = [
-        fingerprint(),
-        fingerprint(unit="span"),
-        fingerprint(unit="span", max_words=5),
-        fingerprint(unit="ngram"),
-        fingerprint(unit="ngram", max_words=2),
-        fingerprint(unit="ngram", segmenter="json:loads"),
-    ]
-    assert len({tuple(sorted(f.items())) for f in different}) == len(different)

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError
 
@@ -115,27 +114,6 @@ def test_an_open_quote_is_named_with_the_line_where_it_opens(
     found = refusal(tmp_path / "t.csv", content.encode())
     assert f"t.csv: line {opens}: found a quote that opens a field" in found
     assert f"up to line {last}, " in found
-
-
-def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
-    path, errors = tmp_path / "t.csv", RowErrors("skip")
-    path.write_text('a,b\nx,1\ny\n"open,2\nz,3\n"p" q,4\nw,5\n"v,6\nu,7\n')
-    found = [(row.line, row.values["a"]) for row in read_table(path, errors=errors)]
-    assert found == [(2, "x"), (5, "z"), (7, "w"), (9, "u")]
-    assert errors.count == 4
-    (note,) = errors.note(path, kept=4)
-    assert note.startswith(f"{path}: skipped 4 of 8 rows: line 3: found 1 field, allowed: 2")
-    assert "line 4: found a quote that opens" in note
-    assert "; line 6: " in note
-    assert note.endswith("; …")
-    lines, errors = tmp_path / "t.jsonl", RowErrors("skip")
-    lines.write_text('{"a": 1}\n{"a"\n[]\n{"a": 2}\n')
-    assert [row.values["a"] for row in read_table(lines, errors=errors)] == [1, 2]
-    assert errors.count == 2
-    # A malformed header is no row.
-    path.write_text('"a" b,c\nx,1\n')
-    with pytest.raises(UserError, match="line 1: found no CSV"):
-        list(read_table(path, errors=errors))
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])

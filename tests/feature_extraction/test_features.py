@@ -26,7 +26,6 @@ from tests.feature_extraction.runs import (
 )
 from tests.support import relative_error
 
-TEXTS = [*texts(20), "w1x1", "w59"]
 FEW = [*texts(3), "w1x1", "w59"]  # each length of text is a program
 # Written out by hand for five layers, and not by what is under test.
 CHOSEN: dict[str, Any] = {
@@ -192,28 +191,6 @@ def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) ->
     # For so few texts no program for 8 positions is worth its compilation.
     assert extractor.counts.lengths == {12}
     return np.concatenate([feature.vectors for feature in made])
-
-
-def test_texts_are_read_no_further_than_what_is_written_needs(
-    imported: tuple[Path, BertModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = open_run(imported[0])
-    model = model_of_run(run, checkpoint="last", mesh=open_mesh(one_device=True))
-    # Room for ten of the thirty-two numbers that a text has: a window is one batch of eight.
-    monkeypatch.setattr("bert_jax.feature_extraction.extractor.WINDOW_VALUES", 320)
-    extractor = FeatureExtractor(settings(batch_size=8, max_length=16), model)
-    taken = 0
-
-    def endless() -> Any:
-        nonlocal taken
-        while True:
-            taken += 1
-            yield InputText(taken, f"w{taken % 60}", None, None)
-
-    stream = extractor(endless())
-    for done in range(1, 60):
-        next(stream)
-        assert taken - done < 16
 
 
 def test_empty_and_long_texts_are_counted_and_named(

@@ -1,9 +1,4 @@
-"""A cluster's API on loopback: JobSets and their pods, refused where the schemas refuse them.
-
-With `Pods`, a JobSet goes on each time that it is looked at, as JobSet's controller has it: its
-pods start together when they are scheduled; a pod that fails is looked up in the pod failure
-policy, and either fails the JobSet or starts all pods anew, as often as `maxRestarts` allows.
-"""
+"""A cluster's API on loopback: JobSets and their pods, refused where the schemas refuse them."""
 
 import contextlib
 import dataclasses
@@ -13,9 +8,9 @@ import re
 import threading
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import kubernetes_validate
 import yaml
@@ -46,19 +41,6 @@ def check_manifest(manifest: dict[str, Any]) -> None:
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
-class Pods(Protocol):
-    """What runs the containers of a JobSet."""
-
-    def start(self, name: str, environments: Sequence[Mapping[str, str]]) -> None:
-        """Starts a JobSet's pods, each with its environment."""
-
-    def exit_codes(self, name: str) -> Sequence[int | None]:
-        """Returns how each has ended; None: it runs."""
-
-    def stop(self, name: str) -> None:
-        """Ends those that run."""
-
-
 @dataclasses.dataclass
 class Cluster:
     """What it holds, and how it fails.
@@ -67,28 +49,21 @@ class Cluster:
         jobsets: by name.
         unscheduled: why no pod gets a machine; None: all do.
         pods_made: when.
-        pods_missing: with which message a list of pods is answered 404; None: it is not.
         errors: status, headers and message of the next answers.
         lingering: how often a JobSet that is deleted is still there.
         installed: whether it knows JobSets.
-        pods: that run; None: a test writes each status itself.
     """
 
     jobsets: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     unscheduled: str | None = None
     pods_made: str = "2026-01-01T00:00:00Z"
-    pods_missing: str | None = None
     errors: list[tuple[int, dict[str, str], str]] = dataclasses.field(default_factory=list)
     lingering: int = 2
     installed: bool = True
-    pods: Pods | None = None
-    running: set[str] = dataclasses.field(default_factory=set)
     requests: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def answer(self, method: str, path: str, query: str, body: Any) -> tuple[int, Any]:
         """Returns status and body."""
-        if _PODS.fullmatch(path) and self.pods_missing is not None:
-            return 404, {"message": self.pods_missing}
         if _PODS.fullmatch(path):
             return 200, {"kind": "PodList", "apiVersion": "v1", "items": self._pods(query)}
         found = _PATH.fullmatch(path)
@@ -117,43 +92,10 @@ class Cluster:
         if method == "DELETE":
             self.jobsets[name]["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
             self.lingering -= 1
-            if self.pods is not None and name in self.running:
-                self.running.discard(name)
-                self.pods.stop(name)
             if self.lingering <= 0:
                 del self.jobsets[name]
                 return 200, {"status": "Success"}
-        elif self.pods is not None:
-            self._advance(self.jobsets[name], self.pods)
         return 200, self.jobsets[name]
-
-    def _advance(self, jobset: dict[str, Any], pods: Pods) -> None:
-        name, spec = jobset["metadata"]["name"], jobset["spec"]
-        status = jobset.setdefault("status", {"restarts": 0})
-        ended = "terminalState" in status or "deletionTimestamp" in jobset["metadata"]
-        if ended or self.unscheduled is not None:
-            return
-        ready = status["replicatedJobsStatus"] = [{"name": "slice", "ready": 0}]
-        if name not in self.running:
-            self.running.add(name)
-            pods.start(name, environments(jobset))
-            return
-        codes = pods.exit_codes(name)
-        if all(code == 0 for code in codes):
-            status["terminalState"] = "Completed"
-        elif not (failed := [code for code in codes if code]):
-            ready[0]["ready"] = spec["replicatedJobs"][0]["replicas"]
-        else:
-            self.running.discard(name)
-            pods.stop(name)
-            (rule,) = _job(jobset)["podFailurePolicy"]["rules"]
-            for_good = failed[0] in rule["onExitCodes"]["values"]
-            if for_good or status["restarts"] == spec["failurePolicy"]["maxRestarts"]:
-                why = "PodFailurePolicy" if for_good else "ReachedMaxRestarts"
-                status["terminalState"] = "Failed"
-                status["conditions"] = [{"type": "Failed", "message": f"{why}: exit {failed[0]}"}]
-            else:
-                status["restarts"] += 1
 
     def _pods(self, query: str) -> list[dict[str, Any]]:
         name = urllib.parse.parse_qs(query)["labelSelector"][0].partition("=")[2]
@@ -202,29 +144,6 @@ class Cluster:
         finally:
             server.shutdown()
             server.server_close()
-
-
-def _job(jobset: dict[str, Any]) -> dict[str, Any]:
-    return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
-
-
-def environments(jobset: dict[str, Any]) -> list[dict[str, str]]:
-    """Returns the environment of each pod: the manifest's, and what GKE and Kubernetes add."""
-    hosts = _job(jobset)["parallelism"]
-    found = []
-    for index in range(jobset["spec"]["replicatedJobs"][0]["replicas"]):
-        for worker in range(hosts):
-            found.append(
-                {
-                    "TPU_WORKER_ID": str(worker),
-                    "TPU_WORKER_HOSTNAMES": ",".join(f"host-{at}" for at in range(hosts)),
-                    "JOB_COMPLETION_INDEX": str(worker),
-                }
-            )
-            for variable in _job(jobset)["template"]["spec"]["containers"][0]["env"]:
-                value = variable.get("value", str(index))  # the field is the job's index
-                found[-1][variable["name"]] = value.replace("$$", "$")
-    return found
 
 
 def _kubeconfig(path: Path, port: int) -> Path:

@@ -10,11 +10,8 @@ from transformers import BertModel
 
 from bert_jax.model.attention_maps import attention_maps
 from bert_jax.model.bert import Bert, bert_builder
-from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.config import Execution
 from bert_jax.model.xla_attention import xla_attention
-from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.section import MeshSection
-from bert_jax.train.state import abstract_params, define_model, draw_params
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
@@ -27,7 +24,6 @@ from tests.interop.hf_checkpoints import (
 )
 
 LAYERS, HEADS = 5, 4  # deeper than what is unrolled whole
-NONE = HeadsSection(pooler=False, mlm=False, next_sentence=False)
 
 
 @pytest.fixture(scope="module")
@@ -102,28 +98,3 @@ def test_the_maps_times_the_values_are_what_the_core_computes(imported: Imported
         np.testing.assert_allclose(
             np.where(inside, ours, 0), np.where(inside, np.asarray(expected), 0), atol=2e-6
         )
-
-
-def test_a_model_in_bfloat16_gives_float32_maps_that_still_sum_to_one() -> None:
-    architecture = Architecture(
-        vocab_size=40,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-    )
-    build = bert_builder(architecture, Execution(dtype="bfloat16"), NONE)
-    model = define_model(build)
-    assert model.params.keys() == {"encoder"}
-    abstract = abstract_params(model, make_mesh(MeshSection(data=1), jax.devices()[:1]))
-    found = maps(
-        bind(build, draw_params(model, abstract, seed=0)),
-        {
-            "input_ids": np.arange(8, dtype=np.int32)[None],
-            "token_type_ids": np.zeros((1, 8), np.int32),
-            "segment_ids": np.ones((1, 8), np.int32),
-        },
-    )
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found.sum(-1), 1, atol=1e-5)

@@ -79,17 +79,6 @@ def drawn_words(key: jax.Array, rows: int, width: int) -> np.ndarray:
     return np.asarray(down[:, None] * across)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_no_corner_of_a_rectangle_follows_from_the_other_three(rate: float) -> None:
-    """The words of four corners are products of a and b with c and d."""
-    mask = masks(rate)
-    rows, columns = ROWS // 2, WIDTH // 2
-    for down, across in ((1, 1), (1, 8), (rows, columns), (rows // 2, 3)):
-        pairs = mask[:rows] * mask[down : down + rows]
-        corners = pairs[:, :columns] * pairs[:, across : across + columns]
-        assert abs(corners.mean()) * np.sqrt(corners.size) < SIGMAS
-
-
 def test_where_int32_products_are_composed_the_same_elements_are_kept() -> None:
     lines = jnp.arange(512, dtype=jnp.int32)
     down, across = (line_words(lines, seed)[:, None] for seed in tile_seeds(jax.random.key(4), ()))
@@ -112,15 +101,6 @@ def test_the_definition_of_a_mask_does_not_change_unnoticed() -> None:
         1111111110010010 1111011111111000 1010111011111111
     """
     assert found == expected.split()
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_rows_and_columns_keep_no_more_or_less_than_chance(rate: float) -> None:
-    mask = masks(rate)
-    for axis in (0, 1):
-        sums = mask.sum(axis) / np.sqrt(mask.shape[axis])
-        assert abs(sums.var() - 1) < SIGMAS * np.sqrt(2 / sums.size)
-        assert abs(sums).max() < SIGMAS + 1
 
 
 def test_keys_of_layers_and_steps_share_nothing() -> None:

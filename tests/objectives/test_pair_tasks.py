@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset.recipe import PairingKind, PairingSection
-from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.errors import UserError
 from bert_jax.model.config import Execution
 from bert_jax.objectives.bert import MLM_EPSILON, BertObjective
@@ -128,19 +127,3 @@ def test_a_dataset_made_for_another_objective_is_an_error_that_names_both(
         message = f"^dataset: data/corpus was made with pairing kind {kind}, but .*name {name} "
         with pytest.raises(UserError, match=message):
             check_pairing(section, dataset_of(kind), key="dataset")
-
-
-def test_the_error_says_which_objective_fits() -> None:
-    with pytest.raises(UserError) as error:
-        check_pairing(
-            ObjectiveSection(), dataset_of("full_sentences"), key="train.phases.0.dataset"
-        )
-    assert str(error.value) == (
-        "train.phases.0.dataset: data/corpus was made with pairing kind full_sentences, but "
-        "objective.name bert learns from nsp; allowed: such a dataset, or objective.name: roberta"
-    )
-
-
-def test_every_objective_takes_every_way_of_masking() -> None:
-    section = ObjectiveSection.model_validate({"name": "sop", "masking": {"unit": "ngram"}})
-    assert section.masking == MaskingSection(unit="ngram")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning.contamination import OverlapIndex, build_index, evaluation_texts
+from bert_jax.pipelines.cleaning.contamination import OverlapIndex, build_index
 from bert_jax.pipelines.cleaning.rules import DocumentRules, prose_lines
 from bert_jax.pipelines.cleaning.settings import (
     BoilerplateSection,
@@ -28,13 +28,6 @@ def apply(lines: list[str], **changes: Any) -> tuple[list[str], Tally]:
     tally = Tally()
     rules = DocumentRules(CleaningSection(**changes), overlap_index=None)
     return rules.apply(lines, identity="a:0", tally=tally), tally
-
-
-def test_unicode_is_normalised() -> None:
-    lines = ["ﬁn ² e\u0301", "\u3000"]
-    assert apply(lines, unicode="nfc")[0] == ["ﬁn ² é"]
-    assert apply(lines, unicode="nfkc")[0] == ["fin 2 é"]
-    assert apply(lines)[0] == lines
 
 
 @pytest.mark.parametrize(
@@ -148,19 +141,6 @@ def evaluation_files(directory: Path) -> list[str]:
     (directory / "squad.json").write_text(json.dumps(squad))
     (directory / "lines.txt").write_text("one two\n\n" + "w " * 30 + "\n")
     return [str(directory / name) for name in ("dev.tsv", "squad.json", "lines.txt")]
-
-
-def test_texts_of_evaluation_files(tmp_path: Path) -> None:
-    tsv, squad, lines = evaluation_files(tmp_path)
-    assert [row[0] for row in evaluation_texts(tsv)] == ["0", "1", "2"]
-    assert [len(texts) for texts in evaluation_texts(squad)] == [1, 1]
-    assert [texts[0][:7] for texts in evaluation_texts(lines)] == ["one two", "w w w w"]
-    cola = tmp_path / "CoLA.tsv"
-    cola.write_text("gj04\t1\t\tOur friends won't buy this analysis.\n" * 2)
-    assert len(list(evaluation_texts(str(cola)))) == 2
-    (tmp_path / "other.json").write_text('{"rows": []}')
-    with pytest.raises(UserError, match=r"other\.json: found no 'data' in it, allowed: SQuAD"):
-        list(evaluation_texts(str(tmp_path / "other.json")))
 
 
 @pytest.mark.parametrize("on_contaminated", ["report", "drop"])

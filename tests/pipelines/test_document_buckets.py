@@ -32,24 +32,3 @@ def test_every_document_is_dealt_to_one_shard_and_small_languages_stay_together(
         each = sizes[name] // len(ranges)
         assert each >= 16 or len(ranges) == 1 or sizes[name] == max(sizes.values())
     assert found.keys() == sizes.keys()
-
-
-@given(
-    st.integers(16, 3000), st.integers(1, 5), st.integers(1, 20_000), st.sampled_from(["a", "ab"])
-)
-def test_a_bucket_is_no_larger_than_a_million_tokens_where_its_documents_allow(
-    documents: int, count: int, tokens_per_document: int, languages: str
-) -> None:
-    count = min(count, documents // 16)
-    keys = {name: np.arange(documents, dtype=np.uint64) for name in languages}
-    tokens = dict.fromkeys(keys, documents * tokens_per_document)
-    for ranges in deal(keys, count, tokens=tokens):
-        for language in languages:
-            sizes = [
-                held.last_key - held.first_key + 1 for held in ranges if held.language == language
-            ]
-            assert min(sizes) >= 16
-            assert len(sizes) == 1 or max(sizes) - min(sizes) <= 1
-            # Documents of one size, of which a bucket may have one more than another.
-            small = (max(sizes) - 1) * tokens_per_document <= 1_000_000
-            assert small or max(sizes) < 2 * 16

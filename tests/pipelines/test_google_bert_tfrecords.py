@@ -73,30 +73,9 @@ def test_what_is_written_is_read_again_split_by_split(tmp_path: Path) -> None:
     assert once != other
 
 
-def test_neighbours_of_the_dataset_are_spread_over_the_files(tmp_path: Path) -> None:
-    make_dataset(tmp_path, num_shards=1)
-    dataset = open_dataset(tmp_path / "dataset", "train")
-    write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
-    found = open_google_bert(tmp_path / "out")
-    ids = [tuple(found[at].original().tolist()) for at in range(len(found))]
-    order = [tuple(e.input_ids.tolist()) for e in dataset.__getitems__(range(len(dataset)))]
-    places = np.array([order.index(each) for each in ids])
-    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.2
-
-
 def test_what_the_release_has_no_form_for_is_refused(tmp_path: Path) -> None:
     make_dataset(tmp_path, kind="sop")
     dataset = open_dataset(tmp_path / "dataset", "train")
     with pytest.raises(UserError, match="pairing kind sop, allowed: nsp"):
         write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
     assert not (tmp_path / "out").exists()
-
-
-def test_what_is_there_stays(tmp_path: Path) -> None:
-    make_dataset(tmp_path)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").write_text("mine")
-    dataset = open_dataset(tmp_path / "dataset", "train")
-    with pytest.raises(UserError, match="is already there"):
-        write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
-    assert (tmp_path / "out" / "mine").read_text() == "mine"

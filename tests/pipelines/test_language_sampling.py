@@ -2,7 +2,6 @@
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +10,7 @@ from bert_jax.data.dataset.recipe import PairingKind, PairingSection
 from bert_jax.pipelines.pairing.language_sampling import boosts, draw_passes, mixed_shares
 from bert_jax.pipelines.pairing.pair_documents import pair_documents
 from bert_jax.pipelines.pairing.spans import Pair, Single
-from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, split_keys
+from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.data.numbered import numbered, token_owner
 
 SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**12), min_size=1)
@@ -33,18 +32,6 @@ def test_shares_are_those_of_the_rule_written_down_again(sizes: dict[str, int], 
     for language, size in sizes.items():
         assert boost[language] * size / total == pytest.approx(shares[language])
     assert sum(boost[language] * sizes[language] for language in sizes) == pytest.approx(total)
-
-
-def test_the_mean_of_passes_is_met_and_each_document_has_its_own_draw() -> None:
-    keys = split_keys(range(20_000))
-    passes = draw_passes(keys, mean=2.3, seed=1)
-    assert [len(chosen) for chosen in passes[:2]] == [20_000, 20_000]
-    assert abs(len(passes[2]) - 6000) < 4 * np.sqrt(20_000 * 0.3 * 0.7)
-    # Whatever documents are around it.
-    some = draw_passes(keys[5000:7000], mean=2.3, seed=1)
-    assert [5000 + document for document in some[2]] == [
-        document for document in passes[2] if 5000 <= document < 7000
-    ]
 
 
 def owners(documents: TokenisedDocuments, example: Pair | Single) -> list[int]:

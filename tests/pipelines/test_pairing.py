@@ -3,7 +3,6 @@ import random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.rng import stream
@@ -85,20 +84,6 @@ def test_truncation_keeps_the_lengths_that_the_release_keeps() -> None:
                 assert (stop_a - start_a, stop_b - start_b) == (len(a), len(b))
                 assert 0 <= start_a <= stop_a <= length_a
                 assert 0 <= start_b <= stop_b <= length_b
-
-
-def test_truncation_takes_each_token_from_front_or_back_with_equal_chances() -> None:
-    rng = stream(0, "sides")
-    fronts = [truncate((0, 30), (0, 9), max_tokens=19, rng=rng)[0] for _ in range(20_000)]
-    counts = np.bincount(fronts, minlength=21)
-    expected = stats.binom.pmf(np.arange(21), 20, 0.5) * len(fronts)
-    kept = expected > 5
-    assert (
-        stats.power_divergence(
-            [*counts[kept], counts[~kept].sum()], [*expected[kept], expected[~kept].sum()]
-        ).pvalue
-        > 1e-3
-    )
 
 
 def corpus_lengths() -> list[list[int]]:

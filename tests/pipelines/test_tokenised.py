@@ -54,19 +54,6 @@ def test_documents_survive_laying_out_joining_and_choosing(
     assert selected.keys[:, 1].tolist() == chosen
 
 
-def test_a_file_that_is_cut_short_or_another_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    laid_out([[[1, 2], [3]], [[65535]]]).save(path)
-    content = path.read_bytes()
-    for size in (5, len(content) - 1):
-        path.write_bytes(content[:size])
-        with pytest.raises(EOFError, match="cut short"):
-            TokenisedDocuments.load(path)
-    path.write_bytes(b"x" * len(content))
-    with pytest.raises(ValueError, match="allowed: b'bj-docs1'"):
-        TokenisedDocuments.load(path)
-
-
 @settings(deadline=None, max_examples=100)
 @given(
     DOCUMENTS,

@@ -2,10 +2,8 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 import numpy as np
-import pytest
 
 from bert_jax.report.finetuning import answers, classification, tokens
-from bert_jax.report.finetuning.tokens import EntitySpan, spans
 from bert_jax.report.rendering import render_fragment
 from tests.report.records import choice, multi, question, tagged
 from tests.report.strict_html import items, read_section, rows
@@ -65,25 +63,6 @@ def test_every_label_of_several_has_its_row_and_the_worst_example_comes_first() 
     )
 
 
-@pytest.mark.parametrize(
-    ("tags", "expected"),
-    [
-        ("B-A I-A O B-B", [(0, 2, "A"), (3, 4, "B")]),
-        ("B-A B-A I-A", [(0, 1, "A"), (1, 3, "A")]),
-        ("O I-A I-A", [(1, 3, "A")]),  # IOB1, or a stray I
-        ("I-A B-A I-A", [(0, 1, "A"), (1, 3, "A")]),
-        ("B-A I-B", [(0, 1, "A"), (1, 2, "B")]),
-        ("S-A B-A I-A E-A S-B", [(0, 1, "A"), (1, 4, "A"), (4, 5, "B")]),
-        ("B-A E-A I-A", [(0, 2, "A"), (2, 3, "A")]),
-        ("U-A B-B L-B", [(0, 1, "A"), (1, 3, "B")]),
-        ("O O", []),
-        ("NN NN O VB", [(0, 1, "NN"), (1, 2, "NN"), (3, 4, "VB")]),
-    ],
-)
-def test_spans_of_tags(tags: str, expected: list[tuple[int, int, str]]) -> None:
-    assert spans(tags.split()) == [EntitySpan(*span) for span in expected]
-
-
 def test_sentences_show_both_readings_and_frame_where_they_differ() -> None:
     records = tagged(2)
     root = shown(tokens.labelled_words(records, labels=("O", "B-PER", "I-PER", "B-LOC"), entities={
@@ -119,26 +98,6 @@ def test_answers_are_highlighted_in_their_context() -> None:
     ]  # fmt: skip
     nothing = question(context=CONTEXT, gold=(), prediction="", start=None)
     assert marks(nothing) == []
-
-
-def test_the_worst_answers_come_first_and_a_few_right_ones_after() -> None:
-    made = [question(context=CONTEXT, gold=(("Ada", 0),), prediction="Ada", start=0) for _ in "123"]
-    for at, one in enumerate(made):
-        one["id"] = f"q{at}"
-    made.append({**question(context=CONTEXT, gold=(), prediction="Ada", start=0), "id": "q3"})
-    root = shown(answers.answers(made, f1=[1.0, 0.5, 1.0, 0.0]))
-    assert [item.split(" id ")[1].split()[0] for item in items(root)] == ["q3", "q1", "q0", "q2"]
-    text = "".join(root.itertext())
-    assert "All 2 questions with F1 below 1." in text
-    assert rows(root, "whether the question has") == {
-        "an answer": ["3100%", "0"],
-        "no answer": ["1100%", "0"],
-    }
-    best = rows(root, "The 3 best of 3 answers")
-    assert best["Ada"] == ["0.700", "1.0000", "2.0000"]
-    assert best["no answer"] == ["0.200", "1.0000", "2.0000"]
-    with pytest.raises(ValueError, match="found 1 F1 values for 4 questions"):
-        answers.answers(made, f1=[1.0])
 
 
 def test_choices_show_the_odds_of_each_and_which_was_right() -> None:

@@ -49,20 +49,6 @@ def test_a_document_line_of_any_width_divides_sentences(tmp_path: Path) -> None:
     assert [sentence.tokens for sentence in file.sentences] == [["a"], ["b"], ["c"]]
 
 
-def test_comments_are_skipped_where_they_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path, "# sent_id = 1 of many\na O\n# text\nb O\n")
-    file = read_conll(path, ConllColumns(comment="# "), labelled=True)
-    assert file.sentences == [(["a", "b"], ["O", "O"], [2, 4])]
-    with pytest.raises(UserError, match="line 2: found 2 columns, allowed: 6, as in line 1"):
-        read_conll(path, ConllColumns(), labelled=True)
-
-
-def test_a_separator_keeps_spaces_within_a_column(tmp_path: Path) -> None:
-    path = write(tmp_path, "New York\t\tB-LOC\nis\tx\tO\n")
-    file = read_conll(path, ConllColumns(separator="\t"), labelled=True)
-    assert file.sentences[0].tokens == ["New York", "is"]
-
-
 def test_line_ends_of_windows_marks_and_odd_white_space_are_no_text(tmp_path: Path) -> None:
     text = "\ufeffa\u00a0b  O \r\n \t \r\n\u2028\tO\r\n\r\n\r\n"
     file = read_conll(write(tmp_path, text), ConllColumns(), labelled=True)
@@ -93,12 +79,6 @@ def test_a_line_that_cannot_be_read_is_named(
         read_conll(path, ConllColumns(**columns), labelled=True)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
-
-
-def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
-    (tmp_path / "tags.txt").write_bytes(b"a O\nb\xff O\n")
-    with pytest.raises(UserError, match="line 2: found byte 0xff"):
-        read_conll(tmp_path / "tags.txt", ConllColumns(), labelled=True)
 
 
 @pytest.mark.parametrize(

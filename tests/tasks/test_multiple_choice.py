@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.choice.family import MultipleChoiceSection
@@ -99,31 +97,6 @@ def test_the_right_choice_is_named_in_any_of_four_ways(
     family = open_file(tokenizer, tmp_path, text, label_is=label_is, **THREE)
     split = family.splits["train"]
     assert [split.row(index).targets["label"] for index in range(2)] == [2, 0]
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    st.lists(st.text("a dogs", max_size=40), min_size=3, max_size=3),
-    st.integers(8, 40),
-)
-def test_length_of_a_row_is_that_of_its_longest_sequence(
-    tmp_path_factory: pytest.TempPathFactory,
-    tokenizer: Tokenizer,
-    texts: list[str],
-    max_length: int,
-) -> None:
-    text = f"q,x,y,answer\n{texts[0]},dog {texts[1]},mill {texts[2]},0\n"
-    family = open_file(
-        tokenizer,
-        tmp_path_factory.mktemp("choices"),
-        text,
-        max_length=max_length,
-        text="q",
-        choices=("x", "y"),
-        label="answer",
-    )
-    split = family.splits["train"]
-    assert split.lengths.tolist() == [split.row(0).length]
 
 
 @pytest.mark.parametrize("role", ["test", "input"])

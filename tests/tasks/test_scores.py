@@ -88,19 +88,6 @@ def test_nothing_of_several_labels_right_or_found_is_0() -> None:
     assert figures == {"micro_f1": 0.0, "macro_f1": 0.0, "subset_accuracy": 1.0}
 
 
-def test_figures_are_of_records_alone() -> None:
-    records = [
-        {"label": label, "prediction": found} for label, found in zip(LABELS, FOUND, strict=True)
-    ]
-    found = scores.figures(records, ("f1", "accuracy"), positive="yes")
-    assert list(found) == ["f1", "accuracy"]
-    close(found["f1"], Fraction(3, 4))
-    numbers = [{"label": x, "prediction": y} for x, y in zip(X, Y, strict=True)]
-    assert set(scores.figures(numbers, ("spearman", "mse"))) == {"spearman", "mse"}
-    several = [{"label": ["a"], "prediction": ["a"]}]
-    assert scores.figures(several, ("micro_f1",)) == {"micro_f1": 1.0}
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1))
 def test_figures_do_not_depend_on_the_order_of_examples(pairs: list[tuple[str, str]]) -> None:

@@ -5,10 +5,8 @@ from hypothesis import given, settings
 
 from bert_jax.tasks.squad.answers import (
     Answers,
-    RankedAnswer,
     find_answers,
     find_candidates,
-    to_record,
 )
 from tests.tasks import reference_squad
 
@@ -80,21 +78,6 @@ def test_answers_are_those_of_the_reference(
     found = _answers(rows, spans, n_best=n_best, longest=longest, null=null)
     assert [(entry.text, *entry.logits) for entry in found.nbest] == expected[0]
     assert found.null_score_difference == pytest.approx(expected[1], abs=1e-12)
-
-
-def test_no_answer_is_given_above_the_threshold_only() -> None:
-    nbest = [RankedAnswer("", None, (2.0, 2.0)), RankedAnswer("tower", 4, (1.0, 2.0))]
-    answers = Answers(nbest, 1.0)
-    assert to_record(answers, threshold=1.0)["prediction"] == "tower"
-    assert to_record(answers, threshold=1.0)["start"] == 4
-    # The same question at another batch shape.
-    rounded = Answers(nbest, float(np.float32(1.0) + np.float32(1e-5)))
-    assert to_record(rounded, threshold=1.0)["prediction"] == "tower"
-    record = to_record(answers, threshold=0.99)
-    assert (record["prediction"], record["start"], record["score"]) == ("", None, 4.0)
-    assert [entry["probability"] for entry in record["nbest"]] == pytest.approx(
-        [np.e / (1 + np.e), 1 / (1 + np.e)]
-    )
 
 
 def test_texts_that_differ_in_white_space_are_one_answer() -> None:

@@ -53,17 +53,6 @@ def test_version_is_found_in_the_file(
     assert _read(write(tmp_path / "x.json", content)).version == expected
 
 
-def test_unanswerable_questions_in_version_1_1_are_counted_in_the_error(tmp_path: Path) -> None:
-    content = squad((TOWER, [question(id, "who", impossible=True) for id in "ab"]))
-    path = write(tmp_path / "train.json", content)
-    with pytest.raises(UserError) as error:
-        _read(path, "1.1")
-    assert str(error.value) == (
-        f'{path}: found 2 questions with is_impossible, allowed in version "1.1": none; '
-        'set version to "2.0" or "auto"'
-    )
-
-
 def _broken(change: str) -> Any:
     content = squad((TOWER, [question("a", "when", ("1889", 32)), question("b", "?", ("the", 0))]))
     article = content["data"][0]
