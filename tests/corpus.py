@@ -1,5 +1,6 @@
 """A small corpus, its tokenizer, and the dataset made of them, for tests of what is on disk."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,12 @@ def from_lists(
         starts_of([len(sentence) for sentence in sentences]),
         np.array([token for sentence in sentences for token in sentence], dtype),
     )
+
+
+def hashes(directory: Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file below a directory."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }

@@ -12,7 +12,7 @@ from transformers import BertModel
 from bert_jax import narration
 from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
 from bert_jax.feature_extraction.layers import select_layers
-from bert_jax.feature_extraction.texts import InputText
+from bert_jax.feature_extraction.texts import InputText, TextColumns, read_texts
 from bert_jax.inference.model import model_of_run
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
@@ -27,6 +27,8 @@ from tests.feature_extraction.runs import (
 from tests.support import relative_error
 
 FEW = [*texts(3), "w1x1", "w59"]  # each length of text is a program
+
+
 # Written out by hand for five layers, and not by what is under test.
 CHOSEN: dict[str, Any] = {
     "embeddings": lambda s: s[0],
@@ -209,3 +211,10 @@ def test_empty_and_long_texts_are_counted_and_named(
     np.testing.assert_allclose(found[2], long, atol=2e-5)
     tokens = extract(run, tmp_path, lines, "--level", "token")
     assert tokens["offsets"].tolist() == [0, 1, 1, 39, 39]
+
+
+def test_lines_of_a_text_end_in_lf_or_cr_lf(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes("\ufeffw1 w2\r\n\nw3".encode())
+    found = [(text.line, text.text) for text in read_texts(path, TextColumns())]
+    assert found == [(1, "w1 w2"), (2, ""), (3, "w3")]

@@ -16,8 +16,14 @@ from tests.launch.test_submit import Cloud, cloud, config  # noqa: F401
 from tests.project import ROOT, ok
 
 README = ROOT / "tpu_setup" / "README.md"
+
+
 PAGE = ROOT / "docs" / "submit.md"
+
+
 _FENCE = re.compile(r"^ *```sh\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
 _SETTINGS = {"PROJECT": "my-project", "REGION": "us-west4", "ZONE": "us-west4-a"}
 
 
@@ -124,3 +130,16 @@ def test_what_the_page_says_of_a_job_that_runs_works_on_one(
         ("stop", "base-1: stopped: by `bert-jax stop`"),
     ]
     assert cloud.machines == {}
+
+
+FOLDER = Path(__file__).parents[2] / "tpu_setup"
+
+
+def test_the_skypilot_example_asks_for_what_there_is() -> None:
+    task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
+    topology = parse_topology(task["resources"]["accelerators"])
+    runtime = task["resources"]["accelerator_args"]["runtime_version"]
+    assert runtime == topology.accelerator.runtime_version
+    program, verb, _, *overrides = shlex.split(task["run"])
+    assert (program, verb) == ("bert-jax", "pretrain")
+    parse_config({}, overrides, source="skypilot.yaml")

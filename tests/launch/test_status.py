@@ -1,6 +1,7 @@
-"""What `status` and `logs` read of a job, from its directory alone."""
+"""What `status`, `logs` and `jobs` read of a job, from its directory alone."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +13,14 @@ from bert_jax.errors import UserError
 from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.logs import read_log
+from bert_jax.launch.orphans import Found, find_existing
 from bert_jax.launch.status import read_run_status, read_status
 from bert_jax.launch.status_text import describe_status
 from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, write_state
 from bert_jax.train.time_account import KINDS
 from tests.launch.jobs import write_job
+from tests.launch.scripted import HOUR, World
 
-HOUR = 3600.0
 T0 = 1_767_225_600.0  # 2026-01-01 00:00 UTC
 
 
@@ -225,3 +227,40 @@ def test_the_commands_say_what_there_is_not(files: JobFiles, tmp_path: Path) -> 
     by_hand = run("logs", str(tmp_path / "run"))
     assert by_hand.exit_code == 2
     assert "was not submitted" in by_hand.stderr
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A job that was submitted five hours ago, and is not watched."""
+    world = World(tmp_path)
+    world.clock.now = time.time() - 5 * HOUR
+    world.supervisor().start()
+    return world
+
+
+def found(world: World) -> Found:
+    (only,) = find_existing([world.launcher], bucket=None, say=world.said.append)
+    return only
+
+
+def test_machines_that_may_have_come_a_minute_ago_are_none(world: World) -> None:
+    world.launcher.become("base-1", State.ACTIVE)
+    assert (found(world).orphan, found(world).note) == ("", "nobody watches it")
+
+
+def test_hosts_that_have_spoken_may_not_fall_silent(world: World) -> None:
+    world.launcher.become("base-1", State.ACTIVE)
+    world.beat(1)
+    assert found(world).orphan == "silent for 300 min"
+    world.clock.now = time.time()
+    world.beat(1, workers=(1,))
+    assert found(world).orphan == ""
+
+
+def test_a_host_whose_word_is_damaged_hides_nothing_that_bills(world: World) -> None:
+    world.launcher.become("base-1", State.ACTIVE)
+    world.beat(1)
+    world.files.host(1, 1).write_text("{")
+    assert found(world).orphan == ""
+    assert found(world).note.startswith("nobody watches it, what its hosts say cannot be read: ")
+    assert world.said == ["base-1: attempt 1: asked for v4:2x2x2 in us-west4-a"]

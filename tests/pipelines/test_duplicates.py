@@ -1,7 +1,6 @@
 """The rules across documents keep the first, whatever the workers, the parts and the stops."""
 
 import gzip
-import hashlib
 import json
 import re
 import signal
@@ -38,7 +37,7 @@ from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.preparation import Preparation, read_preparation
 from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.text import load_tokenizer
-from tests.corpus import marker, section, sentences, write_corpus, write_tokenizer
+from tests.corpus import hashes, marker, section, sentences, write_corpus, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -174,13 +173,6 @@ def cleaned(corpus: Path, **changes: Any) -> Any:
     return section(corpus, **values)
 
 
-def files(directory: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.iterdir())
-    }
-
-
 def preparation(directory: Path) -> Preparation:
     made = read_preparation(directory)
     assert made is not None
@@ -215,15 +207,15 @@ def test_a_cleaned_dataset_depends_neither_on_workers_nor_on_parts(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_examples(cleaned(corpus))
-    once = files(corpus / "dataset")
+    once = hashes(corpus / "dataset")
     make_examples(cleaned(corpus, output=str(corpus / "two"), workers=2))
-    assert files(corpus / "two") == once
+    assert hashes(corpus / "two") == once
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 700)
     monkeypatch.setattr(spill_module, "_MOST_AT_A_TIME", 10)
     lines: list[str] = []
     make_examples(cleaned(corpus, output=str(corpus / "parts")), progress=lines.append)
     assert sum(line.startswith("cleaned part") for line in lines) > 5
-    assert files(corpus / "parts") == once
+    assert hashes(corpus / "parts") == once
 
 
 @pytest.mark.parametrize("stop", ["cleaned part 2", "tokenised part 1", "shard 1"])
@@ -252,7 +244,7 @@ def test_a_killed_cleaning_goes_on_where_it_ended(
     make_examples(cleaned(corpus, output=str(corpus / "whole")), progress=lines.append)
     whole = sum(line.startswith("cleaned part") for line in lines) - again
     assert again == (whole - 2 if stop.startswith("cleaned") else 0)
-    assert files(corpus / "dataset") == files(corpus / "whole")
+    assert hashes(corpus / "dataset") == hashes(corpus / "whole")
 
 
 def interrupt_at_shards(line: str) -> None:

@@ -1,4 +1,3 @@
-import hashlib
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.engines.engine import open_engine
 from bert_jax.pipelines.engines.local import WorkerPool
 from bert_jax.pipelines.examples import ExamplesSection
-from tests.corpus import section, sentences, write_corpus, write_tokenizer
+from tests.corpus import hashes, section, sentences, write_corpus, write_tokenizer
 from tests.project import bert_jax, environment, said, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -70,19 +69,10 @@ def run(settings: ExamplesSection, *, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def files(directory: Path) -> dict[str, str]:
-    """Hash of every file of a dataset, at any depth."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
 def assert_same(settings: ExamplesSection, corpus: Path) -> None:
     """A directory has the very files that one process alone has made."""
-    made = files(Path(settings.output))
-    assert made == files(corpus / "dataset")
+    made = hashes(Path(settings.output))
+    assert made == hashes(corpus / "dataset")
     assert {"provenance.json", "dataset_info.json", "features.json"} <= made.keys()
 
 

@@ -1,4 +1,4 @@
-import hashlib
+import errno
 import os
 import re
 import signal
@@ -17,9 +17,11 @@ from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
-from tests.corpus import marker, section, sentences, write_corpus, write_tokenizer
+from tests.corpus import hashes, marker, section, sentences, write_corpus, write_tokenizer
 
 ROOT = Path(__file__).parents[2]
+
+
 SHARD = re.compile(r"array_record-\d{5}-of-\d{5}$")
 
 
@@ -29,14 +31,6 @@ def corpus(tmp_path: Path) -> Path:
     write_corpus(tmp_path / "text.txt", documents=range(40))
     write_tokenizer(tmp_path / "tokenizer")
     return tmp_path
-
-
-def files(directory: Path) -> dict[str, str]:
-    """Hash of every file of a dataset."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.iterdir())
-    }
 
 
 def first_spans(directory: Path, split: str, tokenizer: Tokenizer) -> list[list[str]]:
@@ -96,14 +90,14 @@ def test_the_bytes_do_not_depend_on_the_workers_nor_on_the_parts(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_examples(section(corpus))
-    once = files(corpus / "dataset")
+    once = hashes(corpus / "dataset")
     make_examples(section(corpus, output=str(corpus / "three"), workers=3))
-    assert files(corpus / "three") == once
+    assert hashes(corpus / "three") == once
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 1000)
     lines: list[str] = []
     make_examples(section(corpus, output=str(corpus / "parts")), progress=lines.append)
     assert sum(line.startswith("tokenised part") for line in lines) > 5
-    assert files(corpus / "parts") == once
+    assert hashes(corpus / "parts") == once
 
 
 def test_a_shard_of_several_buckets_has_all_documents_and_truthful_labels(
@@ -140,7 +134,7 @@ def test_the_seed_decides_the_examples_but_not_who_is_held_out(corpus: Path) -> 
     )
     assert once != other
     assert set().union(*map(markers, once)) == set().union(*map(markers, other))
-    assert files(corpus / "dataset").keys() == files(corpus / "other").keys()
+    assert hashes(corpus / "dataset").keys() == hashes(corpus / "other").keys()
 
 
 def killed_run(corpus: Path) -> None:
@@ -172,7 +166,7 @@ def test_a_killed_run_goes_on_where_it_ended(corpus: Path) -> None:
     lines: list[str] = []
     make_examples(section(corpus, workers=2), progress=lines.append)
     assert not any("tokenised" in line for line in lines)
-    assert files(corpus / "dataset") == files(corpus / "whole")
+    assert hashes(corpus / "dataset") == hashes(corpus / "whole")
     for path, modified in finished.items():
         assert (corpus / "dataset" / path.name).stat().st_mtime_ns == modified
 
@@ -185,7 +179,7 @@ def test_a_finished_shard_that_was_damaged_since_is_made_again(corpus: Path) -> 
     content[200] ^= 1
     shard.write_bytes(content)
     make_examples(section(corpus))
-    assert files(corpus / "dataset") == files(corpus / "whole")
+    assert hashes(corpus / "dataset") == hashes(corpus / "whole")
 
 
 def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
@@ -272,7 +266,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     # With room again the same run goes through, and equals one that never stopped.
     make_examples(section(corpus, dupe_factor=40))
     make_examples(section(corpus, dupe_factor=40, output=str(corpus / "whole")))
-    assert files(corpus / "dataset") == files(corpus / "whole")
+    assert hashes(corpus / "dataset") == hashes(corpus / "whole")
 
 
 @pytest.mark.parametrize(
@@ -287,3 +281,74 @@ def test_settings_that_cannot_be_met_are_named(
 ) -> None:
     with pytest.raises(UserError, match=f"^{named}: "):
         make_examples(section(corpus, **changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "on_error"),
+    [
+        (b"", "fail"),
+        (b"a single document .\nof two sentences .\n", "fail"),
+        (b"A sentence.\n\xff\n", "fail"),
+        (b"A sentence.\n\xff\n", "skip"),
+    ],
+)
+def test_a_run_that_made_nothing_of_use_stands_in_nobodys_way(
+    corpus: Path, text: bytes, on_error: str
+) -> None:
+    good = (corpus / "text.txt").read_bytes()
+    (corpus / "text.txt").write_bytes(text)
+    before = sorted(corpus.iterdir())
+    evaluation = {"files": (str(corpus / "tokenizer.txt"),), "ngram": 3}  # indexed before the text
+    asked = section(corpus, on_error=on_error, cleaning={"contamination": evaluation})
+    with pytest.raises(UserError):
+        make_examples(asked)
+    assert sorted(corpus.iterdir()) == before
+    (corpus / "text.txt").write_bytes(good)
+    make_examples(asked)
+
+
+def test_what_differs_from_a_finished_dataset_is_named(corpus: Path) -> None:
+    made = section(corpus, cleaning={"contamination": {"files": (str(corpus / "tokenizer.txt"),)}})
+    make_examples(made)
+    for number in range(5):
+        write_corpus(corpus / f"text{number}.txt", documents=range(50, 60))
+    write_tokenizer(corpus / "other", documents=100)
+    write_corpus(corpus / "elsewhere.txt", documents=range(40))
+    for changes, said in [
+        ({}, r"examples\.input: text0\.txt is new, text1\.txt is new, .*, and 2 more"),
+        ({"input": (f"{corpus}/text0.txt",)}, r"examples\.input: text\.txt is gone, text0"),
+    ]:
+        with pytest.raises(UserError, match=f"made with other settings: {said}"):
+            make_examples(made.model_copy(update=changes))
+    only = made.model_copy(update={"input": (f"{corpus}/text.txt",)})
+    for changes, said in [
+        ({"tokenizer": f"{corpus}/other"}, r"examples\.tokenizer was another one \(\w{12}…, now"),
+        ({"max_seq_length": 32}, r"examples\.max_seq_length was 48, now 32;"),
+        ({"layout": "prose"}, r'examples\.layout was "sentences", now "prose";'),
+        (
+            {"cleaning": made.cleaning.model_copy(update={"unicode": "nfc"})},
+            r'examples\.cleaning\.unicode was "?\w+"?, now "nfc";',
+        ),
+    ]:
+        with pytest.raises(UserError, match=f"made with other settings: {said}"):
+            make_examples(only.model_copy(update=changes))
+    with (corpus / "tokenizer.txt").open("a") as file:
+        file.write("one more line\n")
+    with pytest.raises(UserError, match=r"contamination\.files had other contents"):
+        make_examples(only)
+
+
+@pytest.mark.parametrize("place", ["file/dataset", "file/deeper/dataset"])
+def test_an_output_that_cannot_be_made_is_named(corpus: Path, place: str) -> None:
+    (corpus / "file").write_text("in the way")
+    with pytest.raises(UserError, match=rf"{place}: cannot be written \((File exists|Not a dir)"):
+        make_examples(section(corpus, output=str(corpus / place)))
+
+
+def test_a_read_only_place_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Any, *_: Any, **__: Any) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("filelock._unix.os.open", refuse)
+    with pytest.raises(UserError, match=r"dataset: cannot be written \(Read-only file system\)"):
+        make_examples(section(corpus))

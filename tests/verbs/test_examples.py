@@ -1,4 +1,3 @@
-import hashlib
 import io
 from collections import Counter
 from pathlib import Path
@@ -14,7 +13,7 @@ from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.errors import UserError
 from bert_jax.text import load_tokenizer
 from bert_jax.verbs.examples import ExtraOutputs, examples
-from tests.corpus import section, write_corpus, write_tokenizer
+from tests.corpus import hashes, section, write_corpus, write_tokenizer
 from tests.project import ok, refused, write_config
 from tests.report.strict_html import read
 
@@ -42,12 +41,6 @@ def look(root: Path, *overrides: str, **asked: Any) -> str:
     console = Console(file=io.StringIO(), width=200)
     examples(config(root, *overrides), extra=ExtraOutputs(**asked), console=console)
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def hashes(directory: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.iterdir()
-    }
 
 
 def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made: Path) -> None:
