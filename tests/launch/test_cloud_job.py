@@ -31,8 +31,7 @@ from tests.launch.interrupted import (
     saved_often,
     wait_until,
 )
-from tests.launch.tpu_service import MACHINES, PROJECT, TpuService
-from tests.processes.hosts import free_port
+from tests.launch.tpu_service import PROJECT, TpuService
 from tests.project import environment, write_config
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
@@ -40,35 +39,30 @@ pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
 
 class Hosts:
-    """`Machines` of the double: each host is the startup script, told what metadata would tell."""
+    """`Machines` of the double: a host is the startup script, told what metadata would tell."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self._directory, self._environment = directory, environment
-        self._count: dict[str, int] = {}
 
     def start(self, name: str, node: tpu_v2.Node, slices: int) -> None:
-        """Starts all hosts."""
+        """Starts the one host."""
         directory = self._directory / name
         directory.mkdir(parents=True)
         script = directory / "startup.sh"
         script.write_text(node.metadata["startup-script"])
-        self._count[name] = MACHINES[node.accelerator_type] * slices
-        port = free_port()
-        meeting = {machine.COORDINATOR: f"127.0.0.1:{port}"} if self._count[name] > 1 else {}
-        for worker in range(self._count[name]):
-            told = meeting | {
-                machine.JOB: node.metadata["bert-jax-job"],
-                machine.ATTEMPT: node.metadata["bert-jax-attempt"],
-                machine.WORKER: str(worker),
-                machine.PYTHON: sys.executable,
-                machine.HOME: str(directory / "home"),
-            }
-            LocalMachine(directory).start(worker, script, self._environment | told, cwd=None)
+        told = {
+            machine.JOB: node.metadata["bert-jax-job"],
+            machine.ATTEMPT: node.metadata["bert-jax-attempt"],
+            machine.WORKER: "0",
+            machine.PYTHON: sys.executable,
+            machine.HOME: str(directory / "home"),
+        }
+        LocalMachine(directory).start(0, script, self._environment | told, cwd=None)
 
     def stop(self, name: str) -> None:
-        """Ends them: the notice that a spot machine gets, and its end."""
-        workers = range(self._count.pop(name, 0))
-        LocalMachine(self._directory / name).kill(workers, grace_seconds=TIMEOUT)
+        """Ends it: the notice that a spot machine gets, and its end."""
+        if (self._directory / name).exists():
+            LocalMachine(self._directory / name).kill([0], grace_seconds=TIMEOUT)
 
 
 def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +85,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = saved_often(project)
-    undisturbed = run_undisturbed(values, tmp_path, hosts=1)
+    undisturbed = run_undisturbed(values, tmp_path)
 
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))

@@ -1,4 +1,4 @@
-"""`fused` attention against `xla`, interpreted; test_kernel_compile.py compiles it for TPUs."""
+"""`fused` attention against `xla`, interpreted; test_alone_compile.py compiles it for TPUs."""
 
 import functools
 import itertools
