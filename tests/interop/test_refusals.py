@@ -1,7 +1,6 @@
 """What `bert-jax import` and `export` refuse: one line, exit code 2, and nothing left behind."""
 
 import json
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -81,14 +80,6 @@ def test_a_failed_import_leaves_the_old_run_as_it_was(checkpoint: Path) -> None:
     change_config(checkpoint, hidden_act="swish")
     assert invoke("import", checkpoint, target, "--force").exit_code == 2
     assert (target / "config.yaml").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.txt"])
-def test_a_pipe_is_refused_and_not_waited_for(checkpoint: Path, name: str) -> None:
-    (checkpoint / name).unlink()
-    os.mkfifo(checkpoint / name)
-    line = refused(checkpoint)
-    assert f"{checkpoint / name}: found a device, a pipe or a socket, allowed: a file" in line
 
 
 def test_a_git_lfs_pointer(checkpoint: Path) -> None:

@@ -28,8 +28,6 @@ from bert_jax.parallel.topology import parse_topology
 
 Phase = tpu_v2.QueuedResourceState.State
 PROJECT = "test-project"
-# Machines of a slice, by Google's tables of each generation.
-MACHINES = {"v4-16": 2, "v5litepod-4": 1, "v5litepod-8": 1, "v5litepod-16": 4, "v6e-8": 1}
 _PATH = [Phase.CREATING, Phase.ACCEPTED, Phase.WAITING_FOR_RESOURCES]
 _PATH += [Phase.PROVISIONING, Phase.ACTIVE]
 _LABEL = re.compile(r"[a-z][-_a-z0-9]{0,62}")

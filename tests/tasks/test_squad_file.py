@@ -53,71 +53,29 @@ def test_version_is_found_in_the_file(
     assert _read(write(tmp_path / "x.json", content)).version == expected
 
 
-def _broken(change: str) -> Any:
-    content = squad((TOWER, [question("a", "when", ("1889", 32)), question("b", "?", ("the", 0))]))
-    article = content["data"][0]
-    paragraph = article["paragraphs"][0]
-    second = paragraph["qas"][1]
-    match change:
-        case "no id":
-            del second["id"]
-        case "no data":
-            content = {"Data": []}
-        case "data is no list":
-            content["data"] = {}
-        case "article is no object":
-            content["data"].append("Towers")
-        case "no context":
-            del paragraph["context"]
-        case "no start":
-            del second["answers"][0]["answer_start"]
-        case "start is text":
-            second["answers"][0]["answer_start"] = "0"
-        case "number as id":
-            second["id"] = 12
-        case "null question":
-            second["question"] = None
-        case "same id":
-            second["id"] = "a"
-        case "contradiction":
-            second["is_impossible"] = True
-        case "no question":
-            content["data"] = []
-    return content
+SECOND = "data[0].paragraphs[0].qas[1]"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("no id", 'data[0].paragraphs[0].qas[1]: no "id"'),
-        ("no data", 'no "data"'),
-        ("data is no list", "data: found an object, allowed: a list"),
-        ("article is no object", "data[1]: found 'Towers', allowed: an object"),
-        ("no context", 'data[0].paragraphs[0]: no "context"'),
-        ("no start", 'data[0].paragraphs[0].qas[1].answers[0]: no "answer_start"'),
+        (lambda c, q: c.pop("data"), 'no "data"'),
+        (lambda c, q: c.update(data=[]), "found no question"),
+        (lambda c, q: c["data"].append("Towers"), "data[1]: found 'Towers', allowed: an object"),
+        (lambda c, q: q.pop("id"), f'{SECOND}: no "id"'),
+        (lambda c, q: q.update(id="a"), f'{SECOND}: found the id "a"'),
+        (lambda c, q: q.update(question=None), f"{SECOND}.question: found null"),
+        (lambda c, q: q.update(is_impossible=True), f"{SECOND}: found is_impossible with 1 answer"),
         (
-            "start is text",
-            "data[0].paragraphs[0].qas[1].answers[0].answer_start: found '0', allowed: an integer",
+            lambda c, q: q["answers"][0].update(answer_start="0"),
+            f"{SECOND}.answers[0].answer_start: found '0', allowed: an integer",
         ),
-        ("number as id", "data[0].paragraphs[0].qas[1].id: found 12, allowed: a string"),
-        (
-            "null question",
-            "data[0].paragraphs[0].qas[1].question: found null, allowed: a string",
-        ),
-        (
-            "same id",
-            'data[0].paragraphs[0].qas[1]: found the id "a" of data[0].paragraphs[0].qas[0] again, '
-            "allowed: each id once",
-        ),
-        (
-            "contradiction",
-            "data[0].paragraphs[0].qas[1]: found is_impossible with 1 answers, allowed: none",
-        ),
-        ("no question", "found no question, allowed: at least one"),
     ],
 )
-def test_a_ragged_file_is_refused_at_the_place(tmp_path: Path, change: str, message: str) -> None:
-    path = write(tmp_path / "x.json", _broken(change))
+def test_a_ragged_file_is_refused_at_the_place(tmp_path: Path, change: Any, message: str) -> None:
+    content = squad((TOWER, [question("a", "when", ("1889", 32)), question("b", "?", ("the", 0))]))
+    change(content, content["data"][0]["paragraphs"][0]["qas"][1])
+    path = write(tmp_path / "x.json", content)
     with pytest.raises(UserError) as error:
         _read(path)
-    assert str(error.value) == f"{path}: {message}"
+    assert str(error.value).startswith(f"{path}: {message}")

@@ -344,32 +344,3 @@ def test_a_vocabulary_may_be_written_where_one_stands(
     ok("vocab", write_config(tmp_path / "config.yaml", config), "vocab.output=.", "vocab.size=600")
     assert (tmp_path / "here" / "vocab.txt").exists()
     assert not list(tmp_path.glob("*.lock"))
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("run_dir=", "run_dir: missing"),
-        ('run_dir=""', "run_dir: found"),
-        ('run_dir="a\\0b"', 'run_dir: found "a\\u0000b", allowed: text without NUL'),
-        ("run_dir=!!int x", "a tag tag:yaml.org,2002:int is not allowed"),
-        ("seed=" + "9" * 5000, "a number of more than 40 digits"),
-        ("seed=" + "9" * 30, "allowed: numbers of 64 bits"),
-        ("optimizer.learning_rate=.nan", "optimizer.learning_rate: found NaN"),
-        ("examples.input.0.x=1", "0 is"),
-        ("train.phases.²=1", "allowed: 0 to 1"),
-        ("a" + ".a" * 200 + "=1", "200 dots, allowed: 100"),
-        ("model.architecture.num_hidden_layers=100000", "less than or equal to 1000"),
-        ("mesh.distributed.coordinator_address=host:²", "found host:², allowed: HOST or HOST:PORT"),
-        ("mesh.distributed.coordinator_address=host:65536", "allowed: HOST or HOST:PORT"),
-    ],
-)
-def test_a_hostile_override_is_one_line(
-    tmp_path: Path, config: dict[str, Any], override: str, expected: str
-) -> None:
-    config["examples"]["input"] = ["text.txt"]
-    if override.startswith("mesh.distributed"):
-        distributed = {"enabled": True, "process_count": 1, "process_index": 0}
-        config["mesh"]["distributed"] = distributed
-    assert expected in mistake(tmp_path, "pretrain", config, override)
-    assert not (Path.cwd() / "config.yaml").exists()
