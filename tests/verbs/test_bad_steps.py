@@ -284,7 +284,7 @@ def test_a_damaged_dump_is_refused_in_one_line(
     invoke("pretrain", config, f"run_dir={run_dir}", "train.bad_steps.on_non_finite=stop")
     folder = run_dir / "bad_step_1"
 
-    def refused(*changes: tuple[str, bytes | None]) -> str:
+    def said(*changes: tuple[str, bytes | None]) -> str:
         copy = tmp_path / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folder, copy)
@@ -302,13 +302,13 @@ def test_a_damaged_dump_is_refused_in_one_line(
         return [("dump.json", json.dumps(record | fields).encode())]
 
     state = (folder / "state_0.npz").read_bytes()
-    assert "no dump.json in it" in refused(("dump.json", None))
-    assert "state_0.npz: no such file" in refused(("state_0.npz", None))
-    assert "damaged, or no .npz" in refused(("state_0.npz", state[:1000]))
-    assert "batch_1.npz: no such file" in refused(*changed(processes=2))
+    assert "no dump.json in it" in said(("dump.json", None))
+    assert "state_0.npz: no such file" in said(("state_0.npz", None))
+    assert "damaged, or no .npz" in said(("state_0.npz", state[:1000]))
+    assert "batch_1.npz: no such file" in said(*changed(processes=2))
     huge = {"shape": [1 << 40], "dtype": "float32"}
-    assert "needs" in refused(*changed(batch={**record["batch"], "input_ids": huge}))
-    assert "step: found -1" in refused(*changed(step=-1))
+    assert "needs" in said(*changed(batch={**record["batch"], "input_ids": huge}))
+    assert "step: found -1" in said(*changed(step=-1))
     nothing = refused("replay", tmp_path / "nothing")
     assert "no dump.json in it; expected a bad_step_<n>" in nothing
 
