@@ -7,19 +7,23 @@ import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.executables import write_from_every_process
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_SERVER = multiprocessing.get_context("forkserver")
-_VERBS = ["evaluate", "export", "finetune", "pretrain"]
+# A server beside the one that the program's own pools share: that one imports next to nothing.
+_SERVER = forkserver.ForkServer()
 _SERVER.set_forkserver_preload(
-    ["tests.executables", "jax.experimental.topologies", "scipy.stats", "tensorboardX"]
-    + [f"bert_jax.verbs.{verb}" for verb in _VERBS]
+    [
+        *("tests.executables", "jax.experimental.topologies", "scipy.stats", "tensorboardX"),
+        *(f"bert_jax.verbs.{verb}" for verb in ("evaluate", "export", "finetune", "pretrain")),
+    ]
 )
 
 
@@ -34,10 +38,11 @@ def start_warm(
         output: file that standard output is appended to.
         errors: the same for standard error.
     """
-    process = _SERVER.Process(
+    process = multiprocessing.get_context("forkserver").Process(
         target=_become, args=([*arguments], {**environment}, str(output), str(errors))
     )
-    process.start()
+    with mock.patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):
+        process.start()
     return process
 
 
