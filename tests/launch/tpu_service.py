@@ -129,13 +129,6 @@ class TpuService:
         self._machines.stop(name)
         held.nodes.clear()
 
-    def give_to(self, name: str, *, job: str) -> None:
-        """Labels a queued resource and its nodes as another job's."""
-        held = self._named(name)
-        assert held is not None
-        for node in (held.message.tpu.node_spec[0].node, *held.nodes):
-            node.labels["bert-jax-job"] = job
-
     def make_by_hand(self, node: tpu_v2.Node) -> None:
         """A node that no queued resource owns."""
         held = Held(tpu_v2.QueuedResource(name=f"by-hand/{node.name}"), 0.0, [node])
