@@ -100,14 +100,6 @@ def test_a_damaged_shard_is_named_on_reading(copy: Path) -> None:
         dataset.verify()
 
 
-def test_a_shard_of_zeros_is_named_on_reading(copy: Path) -> None:
-    # What a copy that was cut off leaves on some file systems.
-    shard = first_shard(copy)
-    shard.write_bytes(bytes(shard.stat().st_size))
-    with pytest.raises(UserError, match=f"{shard.name}: damaged shard"):
-        open_dataset(copy, "train")[0]
-
-
 def test_a_damaged_or_missing_lengths_index_is_named(copy: Path) -> None:
     index = copy / "train.lengths.npy"
     content = bytearray(index.read_bytes())

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.data.google_bert.reader import GoogleBertDataset, open_google_bert
+from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.google_bert.schema import FEATURES, decode_row, encode_row
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.loader.loader import Loader, evaluation_batches
@@ -150,24 +150,6 @@ def test_a_damaged_row_is_named_with_its_record(
     path.write_bytes(frame(example_bytes(ROWS[0])) + frame(example_bytes(ROWS[3] | change)))
     with pytest.raises(UserError, match=rf"^{path}: record 2: found (an )?{named}"):
         open_google_bert(path)
-
-
-def test_rows_that_do_not_fit_the_run_are_refused(files: Path) -> None:
-    dataset: GoogleBertDataset = open_google_bert(files)
-    with pytest.raises(UserError, match=r"max_predictions: found 1, but .* has 2 predictions"):
-        row_of(row_maker(max_predictions=1), dataset[0])
-    with pytest.raises(UserError, match=r"found token id \d+, allowed: 0 to 5; it was made with"):
-        row_of(row_maker(vocab_size=6), dataset[0])
-    with pytest.raises(UserError, match="packing: found max_examples 4"):
-        row_maker().packed(4)
-    with pytest.raises(UserError, match=r"seq_length: found 8, but the dataset's longest example"):
-        Loader(
-            dataset,
-            row_maker(seq_length=8),
-            batch_size=2,
-            seed=0,
-            section=LoaderSection(),
-        )
 
 
 def varint(number: int) -> bytes:

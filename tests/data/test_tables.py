@@ -123,18 +123,3 @@ def test_the_line_of_a_byte_that_is_no_utf8_is_found(tmp_path: Path, name: str) 
     assert refusal(tmp_path / name, content) == (
         f"{tmp_path / name}: line 3001: found byte 0xe9, allowed: UTF-8"
     )
-
-
-def test_the_row_of_a_parquet_that_cannot_be_read_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    broken = pa.array([b"x"] * 3000 + [b"caf\xe9", b"\xff"]).view(pa.string())
-    pq.write_table(pa.table({"a": broken}), path)
-    with pytest.raises(UserError) as raised:
-        rows(path)
-    assert str(raised.value) == f"{path}: row 3001: found byte 0xe9, allowed: UTF-8"
-    pq.write_table(pa.table({"a": pa.array([0, 1 << 62], pa.timestamp("us"))}), path)
-    with pytest.raises(UserError, match="row 2: found a value that cannot be read"):
-        rows(path)
-    pq.write_table(pa.Table.from_arrays([broken, broken], ["a", "a"]), path)
-    with pytest.raises(UserError, match='found the column "a" twice'):
-        rows(path)

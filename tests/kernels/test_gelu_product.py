@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.kernels.gelu_product import fits
 from bert_jax.model.config import Execution
 from bert_jax.model.elementwise import gelu_tanh
-from bert_jax.model.execution import choose_ffn, resolve_execution
+from bert_jax.model.execution import choose_ffn
 from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.layers import ParamUse, project
 from bert_jax.parallel.mesh import make_mesh
@@ -133,16 +132,3 @@ def test_auto_is_fused_where_the_kernel_runs_and_an_obstacle_is_named() -> None:
         assert choose(Execution(), architecture=other) == "xla"
         with pytest.raises(UserError, match=said):
             choose(Execution(ffn="fused"), architecture=other)
-
-
-def test_without_a_tpu_it_runs_where_the_setting_says_so() -> None:
-    resolve = functools.partial(
-        resolve_execution,
-        architecture=small_architecture(hidden_size=128, intermediate_size=512),
-        mesh=make_mesh(MeshSection()),
-        longest=64,
-    )
-    assert resolve(Execution()).ffn == "xla"
-    assert resolve(Execution(ffn="fused")).ffn == "fused"
-    assert fits(inputs=4096, outputs=1024)
-    assert not fits(inputs=3072, outputs=700)

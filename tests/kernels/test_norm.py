@@ -110,13 +110,6 @@ def test_a_large_mean_costs_no_precision(ratio: int) -> None:
         assert relative_error(gradients[2][1], (of_out * normed).sum((0, 1))) < bound, norm
 
 
-@pytest.mark.parametrize("norm", ["fused", "xla"])
-def test_the_kernels_run_where_the_setting_says_so(norm: str) -> None:
-    program = str(jax.make_jaxpr(functools.partial(end, norm, rate=0.1))(*drawn(1, 16, 128)))
-    found = [name in program for name in ("norm_forward", "norm_backward")]
-    assert found == [norm == "fused"] * 2
-
-
 def test_on_a_mesh_every_device_runs_its_own_rows() -> None:
     arrays, vectors = drawn(8, 48, 128)
     expected = end("xla", arrays, vectors, rate=0.2)

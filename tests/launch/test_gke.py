@@ -60,22 +60,6 @@ def test_values_of_a_job_are_never_expanded() -> None:
     assert values["BERT_JAX_JOB"] == "gs://bucket/$$(HOME)$$$$/jobs/base"
 
 
-def test_a_reservation_an_account_and_one_host_of_v3() -> None:
-    pod = pod_of(
-        manifest(
-            on="v3:2x2", provisioning="reservation", reservation="ours", service_account="trainer"
-        )
-    )
-    assert pod["serviceAccountName"] == "trainer"
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v3-device",
-        "cloud.google.com/gke-tpu-topology": "2x2",
-        "topology.kubernetes.io/zone": "us-west4-a",
-        "cloud.google.com/reservation-name": "ours",
-        "cloud.google.com/reservation-affinity": "specific",
-    }
-
-
 @pytest.mark.parametrize("generation", ["v5e", "v6e"])
 @pytest.mark.parametrize(
     ("shape", "pods", "chips"), [("1x1", 1, 1), ("2x2", 1, 4), ("2x4", 2, 4), ("4x4", 4, 4)]

@@ -78,17 +78,3 @@ def test_a_killed_run_goes_on_and_sigterm_saves_it(config: dict[str, Any], tmp_p
     assert (status.state, status.exit_code) == ("stopped", 3)
     assert f"stopped at step {status.step}, saved" in started.log
     assert (tmp_path / "run" / "checkpoints" / str(status.step)).exists()
-
-
-def test_a_mistake_is_told_once_and_the_host_ends(config: dict[str, Any], tmp_path: Path) -> None:
-    config["tokenizer"] = str(tmp_path / "nowhere")
-    files = write_job(tmp_path, config)
-    with host(files) as started:
-        assert started.wait() == 2, started.log
-    status = started.status
-    assert status is not None
-    assert (status.state, status.exit_code, status.restarts) == ("failed", 2, 0)
-    assert status.message.startswith(f"{tmp_path / 'nowhere'}: found no such directory")
-    with host(files) as again:  # after a reboot
-        assert again.wait() == 2
-    assert "failed before this machine was started again" in Path(files.log(1, 0, 1)).read_text()

@@ -79,27 +79,6 @@ def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("on", "provisioning", "name", "needed"),
-    [
-        ("v2-32", "on-demand", "TPUV2sPodPerProjectPerZoneForTPUAPI", 32),
-        ("v3-32", "spot", "TPUV3sPreemptiblePodPerProjectPerZoneForTPUAPI", 32),
-        ("v4-8", "on-demand", "TPUV4sPodPerProjectPerZoneForTPUAPI", 8),
-        ("v4-32", "spot", "TPUV4sPreemptiblePodPerProjectPerZoneForTPUAPI", 32),
-        # Small slices of v5e are a quota of their own.
-        ("v5e-8", "on-demand", "TPUV5sLitepodServingPerProjectPerZoneForTPUAPI", 8),
-        ("v5e-8", "spot", "TPUV5sPreemptibleLitepodServingPerProjectPerZoneForTPUAPI", 8),
-        ("v5e-16", "spot", "TPUV5sPreemptibleLitepodPerProjectPerZoneForTPUAPI", 16),
-    ],
-)
-def test_each_generation_has_quotas_by_name(
-    service: TpuService, on: str, provisioning: str, name: str, needed: int
-) -> None:
-    job = job_on((on, "us-west4-a", 1), provisioning=provisioning)
-    (finding,) = check_quotas(job, pace=PACE)
-    assert finding.line == f"quota {name} in us-west4-a: 32, needed {needed}"
-
-
 def test_a_quota_that_cannot_be_seen_is_unknown_and_nothing_worse(service: TpuService) -> None:
     (finding,) = check_quotas(job_on(("v2:2x2", "us-central1-b", 1)), pace=PACE)
     assert finding.verdict == "unknown"
@@ -144,22 +123,6 @@ def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
     # Hosts read the same rows where the tensor axis spans them.
     inputs = Inputs(None, {}, {"finetune.batch_size": (2, 1)}, MeshSection(tensor=8))
     assert list(check_layout(job_on(("v5e:4x4", "z", 1)), inputs)) == []
-
-
-@pytest.mark.parametrize(
-    ("mesh", "said"),
-    [
-        (MeshSection(), "allowed: a multiple of 3 hosts"),
-        (MeshSection(tensor=-1, data=1), None),
-        (MeshSection(simulated_devices=2), "allowed: a multiple of 6 (data × fsdp = 6, accum"),
-    ],
-)
-def test_batches_must_go_with_the_hosts_of_this_machine(mesh: MeshSection, said: str) -> None:
-    job = job_on(("local", "z", 1), hosts=3)
-    inputs = Inputs(None, {}, {"train.phases.0.batch_size": (8, 1)}, mesh)
-    lines = [finding.line for finding in check_layout(job, inputs)]
-    assert len(lines) == (said is not None)
-    assert all(f"train.phases.0.batch_size: found 8, {said}" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -70,20 +70,6 @@ def test_segments_follow_each_other_each_with_its_own_count() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
 
 
-def test_a_compiled_step_takes_in_any_schedule_with_as_many_segments() -> None:
-    compiled = jax.jit(learning_rate)
-    schedules = [
-        linear_schedule([ScheduleSegment(10, 1e-3, 0)]),
-        warmup_linear(peak=1e-4, steps=10, warmup_steps=3),
-        warmup_constant(peak=1e-4, warmup_steps=3),
-    ]
-    for schedule in schedules:
-        for step in range(12):
-            expected = float(learning_rate(schedule, step))
-            assert float(compiled(schedule, np.int32(step))) == pytest.approx(expected, rel=3e-7)
-    assert compiled._cache_size() == 1
-
-
 def hugging_face_rates(name: str, *, peak: float, count: int, **constants: int) -> list[float]:
     """The rates that a scheduler of the transformers library gives an optimizer."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)

@@ -176,26 +176,6 @@ def test_wikiextractor_output(tmp_path: Path, part_bytes: int) -> None:
     assert found[3][1].source == 'The "3" & co'
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("</doc>\n", ""), r"line \d+: found <doc …> before </doc>"),
-        (("A &lt;b&gt; line.\n\n</doc>\n", ""), r"found <doc"),
-        (("<doc id=", "<dok id="), r"line 1: found '<dok"),
-    ],
-)
-def test_wikiextractor_output_out_of_form(
-    tmp_path: Path, change: tuple[str, str], message: str
-) -> None:
-    path = tmp_path / "wiki_00"
-    path.write_text(wikiextractor_text().replace(*change, 1))
-    with pytest.raises(UserError, match=message):
-        read(sources(path, format="wikiextractor"))
-    path.write_text(wikiextractor_text().rstrip()[:-3])
-    with pytest.raises(UserError, match=r"line \d+: found no </doc> for it; is the file cut short"):
-        read(sources(path))
-
-
 PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{n}</id>{redirect}
 <revision><id>9</id><text xml:space="preserve">{text}</text></revision></page>"""
 

@@ -87,12 +87,6 @@ def test_a_mixture_holds_the_languages_in_the_smoothed_shares(
     assert max(full, held.parts / bounds.get("max_lines", 10**9)) > 0.99
 
 
-def test_the_seed_decides_the_mixture() -> None:
-    samples = [mixed(LANGUAGES, smoothing=0.5, max_bytes=9000, seed=seed) for seed in (0, 0, 1)]
-    assert samples[0] == samples[1]
-    assert samples[0] != samples[2]
-
-
 def test_a_language_without_text_is_named() -> None:
     with pytest.raises(UserError, match=r"^input: found no text in the files of is"):
         mixed(LANGUAGES | {"is": ["", " "]}, smoothing=0.7)

@@ -155,18 +155,6 @@ def test_a_smaller_language_gets_more_pieces_the_more_its_share_is_smoothed(
     assert found[1] < found[2] < found[3]
 
 
-def test_a_language_without_text_is_named(tmp_path: Path, corpus: Path) -> None:
-    (tmp_path / "blank.txt").write_text("\n")
-    section = VocabSection(
-        input={"en": (str(corpus),), "zh": (str(tmp_path / "blank.txt"),)},
-        mixture=MixtureSection(),
-        output=str(tmp_path / "out"),
-    )
-    with pytest.raises(UserError, match=r"^input: found no text in the files of zh$"):
-        train_vocab(section)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "settings", "warned"),
     [

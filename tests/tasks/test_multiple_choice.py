@@ -1,4 +1,3 @@
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -97,39 +96,6 @@ def test_the_right_choice_is_named_in_any_of_four_ways(
     family = open_file(tokenizer, tmp_path, text, label_is=label_is, **THREE)
     split = family.splits["train"]
     assert [split.row(index).targets["label"] for index in range(2)] == [2, 0]
-
-
-@pytest.mark.parametrize("role", ["test", "input"])
-def test_labels_may_be_missing_where_they_are_asked_for(
-    tokenizer: Tokenizer, tmp_path: Path, role: str
-) -> None:
-    bare = "\n".join(line.rsplit("\t", 1)[0] for line in CODAH.splitlines())
-    family = open_file(tokenizer, tmp_path, bare, name="file.tsv", role=role, format="codah")
-    split = family.splits[role]
-    assert split.row(0).targets == {}
-    collector = split.collect()
-    for index in range(2):
-        collector.add(index, np.arange(4, dtype=np.float32))
-    records = collector.records()
-    assert [record["label"] for record in records] == [None, None]
-    (path,) = family.write_official(role, records, tmp_path / "out")
-    assert path == tmp_path / "out" / f"{role}.csv"
-    assert path.read_text() == "id,prediction\n0,3\n1,3\n"
-    some = bare.replace("\n", "\t\n") + "\t1"
-    family = open_file(tokenizer, tmp_path, some, name="file.tsv", role=role, format="codah")
-    assert [family.splits[role].row(index).targets for index in range(2)] == [{}, {"label": 1}]
-
-
-def test_predictions_are_written_by_the_ids_of_the_table(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    family = open_file(tokenizer, tmp_path, SWAG, format="swag", id="video-id")
-    collector = family.splits["train"].collect()
-    for index in range(2):
-        collector.add(index, np.array([0, 1, 0, 0], np.float32))
-    (path,) = family.write_official("dev", collector.records(), tmp_path)
-    with path.open() as file:
-        assert list(csv.reader(file)) == [["id", "prediction"], ["a", "1"], ["b", "1"]]
 
 
 @pytest.mark.parametrize(

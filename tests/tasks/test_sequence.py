@@ -13,7 +13,7 @@ from bert_jax.errors import Diverged
 from bert_jax.tasks.labels import Labelling
 from bert_jax.tasks.sequence import SequenceSplit, TextExample, notes_of
 from bert_jax.text import Tokenizer
-from tests.tasks.sequences import IDS, labels_of, make_tokenizer, predict
+from tests.tasks.sequences import IDS, make_tokenizer, predict
 
 ONE = Labelling("single_label", ("bad", "good"))
 SEVERAL = Labelling("multi_label", ("a", "b", "c"), 0.5)
@@ -76,19 +76,6 @@ def test_lengths_and_rows_are_those_of_assemble(
         assert row.length == split.lengths[number]
         cut += made.cut
     assert split.cut == cut
-
-
-def test_targets_are_a_number_a_vector_or_nothing(tokenizer: Tokenizer) -> None:
-    def labels(labelling: Labelling, *targets: int | frozenset[int] | float | None) -> list[object]:
-        examples = [TextExample(n, "w1", None, target, n) for n, target in enumerate(targets)]
-        return labels_of(split_of(examples, labelling, tokenizer))
-
-    assert labels(ONE, 1, 0, None) == [1, 0, None]
-    several = labels(SEVERAL, frozenset({0, 2}), frozenset(), None)
-    assert several == [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], None]
-    assert labels(NUMBER, 2.5, None) == [2.5, None]
-    row = split_of([TextExample(0, "w1", None, frozenset({1}), 1)], SEVERAL, tokenizer).row(0)
-    assert np.asarray(row.targets["label"]).dtype == np.float32
 
 
 def test_records_of_one_label(tokenizer: Tokenizer) -> None:

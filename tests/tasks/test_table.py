@@ -205,27 +205,6 @@ def test_what_is_wrong_with_a_training_table_is_named(
     assert expected in refusal(tmp_path, "train", dev="unread.csv", **changes)
 
 
-def test_labels_of_other_kinds_are_refused(tmp_path: Path) -> None:
-    path = jsonl_of(tmp_path / "t.jsonl", [["a"], {"b": 1}])
-    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
-    assert "t.jsonl: line 2: \"label\" found {'b': 1}, allowed: a label" in found
-    path = jsonl_of(tmp_path / "t.jsonl", ["a", "b", ["a"]])
-    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv", problem="single_label")
-    assert "t.jsonl: line 3: \"label\" found ['a'], allowed: a label" in found
-    path = write_lines(tmp_path / "t.jsonl", ['{"text": null, "label": "a"}'])
-    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
-    assert 't.jsonl: line 1: "text" found null, allowed: text' in found
-    lines = ['{"text": "w1", "label": "a"}', '{"txt": "w1", "label": "b"}']
-    path = write_lines(tmp_path / "t.jsonl", lines)
-    found = refusal(tmp_path, "train", train=str(path), dev="unread.csv")
-    assert found == (
-        f'{path}: line 2: column "text" (task.text) is missing, found: txt, label; allowed: all '
-        "columns in every row; finetune.task.on_error=skip would skip the row"
-    )
-    found = refusal(tmp_path, "train", train=str(path), text="txet", dev="unread.csv")
-    assert f'task.text: found "txet", allowed: text, label (line 1 of {path})' in found
-
-
 def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", ["a", "b"])
     labels = ("a", "b")

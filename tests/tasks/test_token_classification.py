@@ -92,41 +92,6 @@ def test_the_first_piece_of_every_word_has_its_label(directory: Path, tokenizer:
     assert split.lengths.dtype == np.int32
 
 
-def test_records_have_every_sentence_in_the_order_of_the_file(
-    directory: Path, tokenizer: Tokenizer
-) -> None:
-    family = Task(directory, tokenizer, train=TRAIN).open("train")
-    records = predict(family, family.splits["train"])
-    labels = family.heads.labels
-    assert records[0] == {
-        "id": 0,
-        "tokens": ["the", "old", "dogs"],
-        "label": ["O", "B-A", "I-A"],
-        "prediction": [labels[tokenizer.encode(word)[0] % 5] for word in ("the", "old", "dogs")],
-    }
-    assert [record["id"] for record in records] == [0, 1]
-
-
-def test_long_sentences_are_read_in_windows(directory: Path, tokenizer: Tokenizer) -> None:
-    text = "".join(f"{'dogs' if i % 3 else 'old'} {'B-A' if i % 3 else 'O'}\n" for i in range(40))
-    family = Task(directory, tokenizer, train=text).open("train", max_length=14, stride=4)
-    split = family.splits["train"]
-    assert len(split.lengths) > 3
-    assert split.lengths.max() <= 14
-    assert split.examples == 1
-    assert [len(split.row(i).sequences[0]) for i in range(len(split.lengths))] == list(
-        split.lengths
-    )
-    learned = [
-        label for i in range(len(split.lengths)) for label in read_labels(family, split.row(i))
-    ]
-    assert [label for label in learned if label] == ["B-A" if i % 3 else "O" for i in range(40)]
-    assert f"{directory / 'train.txt'}: 1 sentences have more than 12 pieces" in family.notes[1]
-    (record,) = predict(family, split)
-    short = Task(directory, tokenizer, train=text).open("train", max_length=128)
-    assert predict(short, short.splits["train"]) == [record]
-
-
 WORDS = st.sampled_from(["the", "dogs", "zzz", "unseen", "mill", "\x01", "old-river.", "-" * 30])
 
 
