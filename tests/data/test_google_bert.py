@@ -133,7 +133,7 @@ def test_evaluation_keeps_the_stored_masks(files: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"input_mask": ROWS[3]["input_mask"][1:]}, "31 input_mask"),
+        ({"input_mask": ROWS[3]["input_mask"][1:]}, "32 input_ids, 31 input_mask"),
         ({"input_mask": [0, *ROWS[3]["input_mask"][1:]]}, "input_mask with gaps"),
         ({"next_sentence_labels": [2]}, r"next_sentence_labels \[2\]"),
         ({"masked_lm_weights": [1] * SLOTS}, "masked_lm_weights as int64_list"),

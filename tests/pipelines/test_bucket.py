@@ -7,7 +7,6 @@ import pytest
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.lock import lock_at
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from tests.corpus import section, write_corpus, write_tokenizer
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
@@ -61,11 +60,3 @@ def test_a_stopped_run_goes_on_in_the_bucket(wanted: ExamplesSection, tmp_path: 
     made = make_examples(wanted)
     assert files(wanted.output) == files(here.output)
     assert make_examples(wanted) == made
-
-
-def test_a_second_run_on_one_bucket_is_refused(wanted: ExamplesSection) -> None:
-    first = lock_at(epath.Path(f"{wanted.output}.lock"), say=print)
-    assert first.take()
-    with pytest.raises(UserError, match="another run is making this dataset"):
-        make_examples(wanted)
-    first.give_back()

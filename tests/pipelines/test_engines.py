@@ -87,9 +87,15 @@ def test_any_number_of_workers_gives_the_same_bytes(corpus: Path, tmp_path: Path
     assert not parts[-1].endswith(" left")
 
 
+IN_MEMORY = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
+
+
 @pytest.mark.slow
-def test_beam_with_several_processes_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    settings = wanted(corpus, engine="beam", workers=2, output=str(tmp_path / "dataset"))
+@pytest.mark.parametrize("workers", [None, pytest.param(2, marks=pytest.mark.chaos)])
+def test_beam_gives_the_same_bytes(corpus: Path, tmp_path: Path, workers: int | None) -> None:
+    beam = BeamSection(options=() if workers else IN_MEMORY)
+    output = str(tmp_path / "dataset")
+    settings = wanted(corpus, engine="beam", workers=workers, beam=beam, output=output)
     run(settings)
     assert_same(settings, corpus)
 
@@ -105,7 +111,7 @@ def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Pa
         input=(str(bad),),
         engine="beam",
         workers=None,
-        beam=BeamSection(options=("--direct_running_mode=in_memory", "--direct_num_workers=1")),
+        beam=BeamSection(options=IN_MEMORY),
         output=str(tmp_path / "dataset"),
     )
     config = write_config(tmp_path / "run.yaml", {"examples": settings.model_dump(mode="json")})
