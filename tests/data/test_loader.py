@@ -184,3 +184,20 @@ def test_a_batch_that_does_not_divide_among_the_hosts_is_refused():
         evaluation_batches(
             MemoryDataset(10), row_maker(), batch_size=9, seed=0, limit=None, share=HostShare(0, 2)
         )
+
+
+def test_order_and_masks_are_a_function_of_seed_epoch_and_example():
+    dataset, make, orders = MemoryDataset(40), row_maker(), []
+    for seed in (3, 4):
+        loader = make_loader(dataset, batch_size=40, seed=seed)
+        for epoch, batch in enumerate(take(loader, 3)):
+            orders.append(tuple(indices_of(batch)))
+            for at, index in enumerate(orders[-1]):
+                row = make(dataset[index], stream(seed, "mask", 0, epoch, index))
+                assert_equal({name: value[at] for name, value in batch.items()}, row)
+    assert len({*orders, tuple(range(40))}) == 7
+
+
+def test_an_empty_split_is_refused():
+    with pytest.raises(UserError, match="found no examples"):
+        make_loader(MemoryDataset(0), batch_size=2)

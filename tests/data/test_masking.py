@@ -14,6 +14,7 @@ from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
+from bert_jax.errors import UserError
 from bert_jax.text.vocabulary import SpecialIds
 from tests.data.distributions import same_distribution
 from tests.data.reference_masking import reference_masks
@@ -69,10 +70,12 @@ def words_of(ids: np.ndarray) -> list[list[int]]:
 
 
 @settings
-@hypothesis.given(examples, st.integers(0, 2**32), units, st.integers(1, 40))
-def test_positions_and_original_ids_are_those_of_the_masks(example, seed, unit, most):
+@hypothesis.given(
+    examples, st.integers(0, 2**32), units, st.integers(1, 40), st.floats(0.01, 0.9)
+)
+def test_positions_and_original_ids_are_those_of_the_masks(example, seed, unit, most, rate):
     before = example.input_ids.copy()
-    masked = mask(example.input_ids, seed, MaskingSection(unit=unit), most)
+    masked = mask(example.input_ids, seed, MaskingSection(unit=unit, rate=rate), most)
     np.testing.assert_array_equal(example.input_ids, before)
     np.testing.assert_array_equal(masked.ids, before[masked.positions])
     assert (np.diff(masked.positions) > 0).all()
@@ -80,6 +83,9 @@ def test_positions_and_original_ids_are_those_of_the_masks(example, seed, unit, 
     untouched[masked.positions] = False
     np.testing.assert_array_equal(masked.input_ids[untouched], before[untouched])
     assert not np.isin(masked.ids, [SPECIAL.cls, SPECIAL.sep]).any()
+    if unit == "token":  # as many as google-research/bert masks
+        length = len(before)
+        assert len(masked.ids) == min(most, max(1, round(length * rate)), length - 3)
 
 
 @settings
@@ -132,6 +138,7 @@ def test_masks_are_distributed_as_in_google_research_bert(unit):
         "how many": len,
         "first place": lambda row: row[0][0],
         "last place": lambda row: row[-1][0],
+        "any place": lambda row: rng.choice(row)[0],
         "place of the third": lambda row: row[min(2, len(row) - 1)][0],
         "gap of the first two": lambda row: row[1][0] - row[0][0] if len(row) > 1 else 0,
         "kind of the first": lambda row: kind(row[0]),
@@ -198,8 +205,9 @@ def test_an_example_without_a_second_span_is_of_one_type_and_has_no_pair_to_tell
     assert row_maker(16)(Example(ids, 4, 1), stream(0))["next_sentence_weights"].tolist() == [1.0]
 
 
-def test_a_row_is_a_function_of_its_stream_also_after_pickling():
-    make = row_maker(128, unit="whole_word")
+@pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
+def test_a_row_is_a_function_of_its_stream_also_after_pickling(unit):
+    make = row_maker(128, unit=unit)
     example = make_example(list(range(10, 60)), list(range(690, 740)))
     again = pickle.loads(pickle.dumps(make))
     for name, value in make(example, stream(5, "mask", 0, 3)).items():
@@ -210,10 +218,18 @@ def test_a_row_is_a_function_of_its_stream_also_after_pickling():
 
 def test_fingerprint_changes_with_every_setting_that_changes_rows():
     base = row_maker(128)
-    changed = [
+    makers = [
+        base,
         row_maker(256),
         row_maker(128, rate=0.2),
+        row_maker(128, static_copies=4),
+        row_maker(128, static_copies=5),
         row_maker(128, unit="whole_word"),
+        row_maker(128, unit="span"),
+        row_maker(128, unit="span", span_stop=0.3),
+        row_maker(128, unit="span", max_words=5),
+        row_maker(128, unit="ngram"),
+        row_maker(128, unit="ngram", segmenter="json:loads"),
         row_maker(128, replace_with_mask=0.9),
         row_maker(128, replace_with_random=0.2),
         row_maker(128, max_predictions=10),
@@ -221,7 +237,7 @@ def test_fingerprint_changes_with_every_setting_that_changes_rows():
         base.packed(2),
         base.packed(3),
     ]
-    assert all(other.fingerprint() != base.fingerprint() for other in changed)
+    assert len({tuple(sorted(maker.fingerprint().items())) for maker in makers}) == len(makers)
     assert row_maker(128).fingerprint() == base.fingerprint()
 
 
@@ -232,3 +248,9 @@ def test_a_continuation_after_sep_is_a_word_of_its_own():
         tuple(mask(example.input_ids, seed, section).positions.tolist()) for seed in range(50)
     }
     assert chosen == {(1,), (3, 4)}
+
+
+def test_a_token_beyond_the_vocabulary_is_an_error_that_names_it():
+    example = make_example([10, VOCAB_SIZE], [10])
+    with pytest.raises(UserError, match="found token id 1000, allowed: 0 to 999"):
+        row_maker(128)(example, stream(0))
