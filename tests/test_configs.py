@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 import bert_jax
 from bert_jax.cli.commands import cli
-from bert_jax.config import load_config
+from bert_jax.config import dump_config, load_config
 from bert_jax.errors import UserError
 from bert_jax.model.config import resolve_architecture
 from bert_jax.train.sections import schedule_segments
@@ -17,8 +17,12 @@ FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_committed_configuration_is_whole(path: Path) -> None:
+def test_a_committed_configuration_is_whole_and_reads_back_as_itself(
+    path: Path, tmp_path: Path
+) -> None:
     config = load_config(path)
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "config.yaml") == config
     if config.finetune is not None:
         assert config.model is None  # it is the origin's
         return

@@ -7,6 +7,7 @@ import pytest
 
 from bert_jax.cli import main
 from bert_jax.errors import PeerLost, RunStopped, UserError
+from bert_jax.parallel import processes
 
 MESSAGE = "Gloo connectFullMesh failed"
 
@@ -34,3 +35,22 @@ def test_only_an_uncaught_exception_ends_with_70(
     said = capsys.readouterr().err
     assert MESSAGE in said
     assert ("Traceback" in said) == (bool(debug) or code == 70)
+
+
+def test_an_uncaught_exception_of_several_processes_ends_this_one_with_70_and_tells_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[object, ...]] = []
+
+    class Channel:
+        def explain(self) -> None:
+            pass
+
+        def fail(self, code: int, line: str) -> None:
+            told.append((code, line))
+
+    monkeypatch.setattr(sys, "excepthook", lambda *_: told.append(("traceback",)))
+    monkeypatch.setattr(processes, "end_now", lambda code: told.append(("end", code)))
+    processes._report_errors(Channel())  # pyright: ignore[reportArgumentType]
+    sys.excepthook(RuntimeError, RuntimeError(MESSAGE), None)
+    assert told == [("traceback",), (70, f"RuntimeError: {MESSAGE}"), ("end", 70)]

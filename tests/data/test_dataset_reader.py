@@ -1,3 +1,5 @@
+import json
+import pickle
 import shutil
 from pathlib import Path
 
@@ -5,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
+from bert_jax.data.dataset.provenance import FORMAT_VERSION
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import ExampleEncoder, decode
 from bert_jax.errors import UserError
@@ -37,6 +40,14 @@ def test_tfds_reads_the_same_examples(directory: Path, split: str) -> None:
         assert theirs["input_ids"].tolist() == ours.input_ids.tolist()
         assert theirs["first_length"] == ours.first_length
         assert theirs["next_sentence_label"] == ours.next_sentence_label
+
+
+def test_examples_come_in_the_order_asked_for_also_after_pickling(directory: Path) -> None:
+    dataset = open_dataset(directory, "train")
+    indices = [*np.random.default_rng(0).permutation(len(dataset)).tolist(), 0, 0]
+    again = pickle.loads(pickle.dumps(dataset)).__getitems__(indices)
+    for index, example in zip(indices, again, strict=True):
+        assert example.input_ids.tolist() == dataset[index].input_ids.tolist()
 
 
 def test_the_lengths_index_tells_each_examples_length(directory: Path) -> None:
@@ -121,6 +132,15 @@ def test_a_damaged_provenance_is_one_line(copy: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"provenance\.json: ") as error:
         open_dataset(copy, "train")
     assert "\n" not in str(error.value)
+
+
+def test_a_newer_format_is_refused(copy: Path) -> None:
+    path = copy / "provenance.json"
+    content = json.loads(path.read_text())
+    content["format_version"] = FORMAT_VERSION + 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=f"format_version is {FORMAT_VERSION + 1}"):
+        open_dataset(copy, "train")
 
 
 def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None:

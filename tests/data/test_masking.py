@@ -70,9 +70,7 @@ def words_of(ids: np.ndarray) -> list[list[int]]:
 
 
 @settings
-@hypothesis.given(
-    examples, st.integers(0, 2**32), units, st.integers(1, 40), st.floats(0.01, 0.9)
-)
+@hypothesis.given(examples, st.integers(0, 2**32), units, st.integers(1, 40), st.floats(0.01, 0.9))
 def test_positions_and_original_ids_are_those_of_the_masks(example, seed, unit, most, rate):
     before = example.input_ids.copy()
     masked = mask(example.input_ids, seed, MaskingSection(unit=unit, rate=rate), most)

@@ -8,7 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.tables import read_table
 from bert_jax.errors import UserError
 
@@ -123,3 +126,38 @@ def test_the_line_of_a_byte_that_is_no_utf8_is_found(tmp_path: Path, name: str) 
     assert refusal(tmp_path / name, content) == (
         f"{tmp_path / name}: line 3001: found byte 0xe9, allowed: UTF-8"
     )
+
+
+def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
+    path, errors = tmp_path / "t.csv", RowErrors("skip")
+    path.write_text('a,b\nx,1\ny\n"open,2\nz,3\n"p" q,4\nw,5\n"v,6\nu,7\n')
+    found = [(row.line, row.values["a"]) for row in read_table(path, errors=errors)]
+    assert found == [(2, "x"), (5, "z"), (7, "w"), (9, "u")]
+    assert errors.count == 4
+    (note,) = errors.note(path, kept=4)
+    assert note.startswith(f"{path}: skipped 4 of 8 rows: line 3: found 1 field, allowed: 2")
+    assert "line 4: found a quote that opens" in note
+    assert "; line 6: " in note
+    assert note.endswith("; …")
+    lines, errors = tmp_path / "t.jsonl", RowErrors("skip")
+    lines.write_text('{"a": 1}\n{"a"\n[]\n{"a": 2}\n')
+    assert [row.values["a"] for row in read_table(lines, errors=errors)] == [1, 2]
+    assert errors.count == 2
+    # A malformed header is no row.
+    path.write_text('"a" b,c\nx,1\n')
+    with pytest.raises(UserError, match="line 1: found no CSV"):
+        list(read_table(path, errors=errors))
+
+
+FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(FIELD, FIELD), max_size=5))
+def test_what_the_csv_module_writes_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, table: list[tuple[str, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "t.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *table])
+    assert [tuple(values.values()) for _, values in rows(path)] == table

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.google_bert.tf_example import Int64List, decode_lists, decode_varints
-from bert_jax.data.google_bert.tfrecord import frame, scan_records
+from bert_jax.data.google_bert.tfrecord import RecordFile, frame, scan_records
 from bert_jax.errors import UserError
 from tests.tensorflow_alone import tf
 
@@ -91,3 +91,13 @@ def test_bytes_that_are_no_numbers_are_errors() -> None:
         decode_lists([b"\x80", b"\x01"])
     with pytest.raises(ValueError, match="11 bytes, allowed: at most 10"):
         decode_varints(b"\x80" * 10 + b"\x01")
+
+
+def test_a_record_that_changes_after_the_scan_is_found_when_it_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tfrecord")
+    offset = list(scan_records(path))[2].offset
+    content = bytearray(path.read_bytes())
+    content[offset + 50] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(UserError, match=r"record 3: damaged \(the checksum of its bytes"):
+        RecordFile(path).read(offset, number=3)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bert_jax.feature_extraction.probe import learn_mix
 from tests.feature_extraction.runs import features, make_run, refusal, write_lines
 
 
@@ -65,6 +66,17 @@ def test_a_mix_is_written_as_the_weighted_sum_of_layers(run: Path, tmp_path: Pat
     assert sum(weights) == pytest.approx(1)
     states = made["0,1,2,3,4"].reshape(150, 5, 32)
     np.testing.assert_allclose(made["mix"], np.einsum("nsd,s->nd", states, weights), atol=1e-5)
+
+
+def test_a_mix_leans_on_the_state_that_tells_the_labels() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    states = rng.normal(size=(200, 4, 8)).astype(np.float32)
+    states[:, 2, 0] += 4.0 * labels
+    weights = learn_mix(states, labels, classes=2)
+    assert weights.sum() == pytest.approx(1)
+    assert weights.argmax() == 2
+    assert weights[2] > 0.8
 
 
 def test_labels_that_cannot_be_folded_are_refused(run: Path, tmp_path: Path) -> None:

@@ -273,3 +273,9 @@ def test_a_page_without_an_end_takes_no_memory(tmp_path: Path) -> None:
     section = SourcesSection(input=(str(path),), max_document_length=1000)
     with pytest.raises(UserError, match="without the end of a page"):
         list(iter_text(section))
+
+
+@pytest.mark.parametrize("text", ["{{a|b=" * 4000, "{{" * 4000 + "}}" * 4000, "<a b='" * 4000])
+def test_wikitext_that_ends_nothing_is_refused_at_once(text: str) -> None:
+    with pytest.raises(UserError, match="wikitext"):
+        wikitext_paragraphs(text, dropped_namespaces=())

@@ -99,17 +99,21 @@ class Evil:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize("old_format", [False, True])
-def test_a_pickle_with_code_in_it_is_not_run(checkpoint: Path, old_format: bool) -> None:
+@pytest.mark.parametrize("form", ["zip", "old", "shard"])
+def test_a_pickle_with_code_in_it_is_not_run(checkpoint: Path, form: str) -> None:
     (checkpoint / "model.safetensors").unlink()
     mark = checkpoint / "mark"
     content = {"weight": torch.ones(2), "evil": Evil(mark)}
-    if old_format:
-        (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps(content))
+    name = "pytorch_model-00001-of-00001.bin" if form == "shard" else "pytorch_model.bin"
+    if form == "old":
+        (checkpoint / name).write_bytes(pickle.dumps(content))
     else:
-        torch.save(content, checkpoint / "pytorch_model.bin")
+        torch.save(content, checkpoint / name)
+    index = {"weight_map": dict.fromkeys(content, name)}
+    if form == "shard":
+        (checkpoint / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     line = refused(checkpoint)
-    assert "pytorch_model.bin: " in line
+    assert f"{name}: " in line
     assert "can run any code" in line
     assert not mark.exists()
 
@@ -125,6 +129,7 @@ def test_a_vocabulary_of_another_size(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        ({"model_type": "gpt2"}, 'config.json: model_type: found "gpt2", allowed: bert'),
         ({"intermediate_size": 32}, "found shape [24, 16], the configuration says [32, 16]"),
         ({"num_hidden_layers": 3}, "tensor bert.encoder.layer.2."),
         ({"num_hidden_layers": 1}, "is not part of the model here"),
@@ -169,6 +174,25 @@ def test_tensors_missing_unknown_mistyped_and_untied(checkpoint: Path) -> None:
         lambda found: found.update({"cls.predictions.decoder.weight": found[words] + 1})
     )
     assert f"decoder.weight differs from {words}" in untied
+
+
+def test_casing_that_is_not_stated(checkpoint: Path) -> None:
+    (checkpoint / "tokenizer_config.json").unlink()
+    assert "its casing is not known" in refused(checkpoint)
+
+
+def test_two_vocabularies_that_disagree(checkpoint: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.backend_tokenizer.save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece in [*PIECES[:-2], PIECES[-1], PIECES[-2]])
+    )
+    assert "vocabulary differs from vocab.txt" in refused(checkpoint)
+
+
+def test_no_checkpoint_at_all(checkpoint: Path) -> None:
+    (checkpoint / "config.json").unlink()
+    assert "found no checkpoint, allowed: a Hugging Face directory" in refused(checkpoint)
 
 
 def test_an_import_without_the_mlm_head_does_not_guess_words(checkpoint: Path) -> None:

@@ -110,6 +110,11 @@ def loaded(kind: Callable[..., Any], found: Pretrained) -> Any:
 def test_a_checkpoint_with_slots_and_step_comes_back_byte_for_byte(tmp_path: Path) -> None:
     variables = with_slots(draw(pretraining_shapes(SMALL), seed=2))
     found = read_tf(saved(tmp_path, variables, global_step=900_000), tokenizer=wordpiece())
+    assert found.moments is not None
+    for slot, tree in (("adam_m", found.moments.mu), ("adam_v", found.moments.nu)):
+        expected = variables[f"bert/embeddings/word_embeddings/{slot}"]
+        words = tree["encoder"]["embeddings"]["word"]
+        np.testing.assert_array_equal(words[: len(expected)], expected)
     prefix = written(tmp_path / "again", found)
     assert_same_bytes(read_tf1(prefix), variables | {"global_step": np.array(900_000, np.int64)})
     assert sorted(path.name for path in prefix.parent.iterdir()) == [

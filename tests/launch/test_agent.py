@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.launch import machine, reports
 from bert_jax.launch.assignment import Assignment, read_environment
-from bert_jax.launch.host import run_agent
+from bert_jax.launch.host import Agent, run_agent
 from bert_jax.launch.job import Ending, HostStatus, JobFiles
 from bert_jax.launch.run_process import COORDINATOR_GONE, MOST_UNCAUGHT, Restarts, RunProcess
 from tests.launch.jobs import TIMEOUT, write_job
@@ -244,3 +244,21 @@ def test_pauses_double_up_to_two_minutes_and_begin_anew_with_progress() -> None:
     pauses = [restarts.judge(ending(4, 3)).pause for _ in range(7)]
     assert pauses == [5, 10, 20, 40, 80, 120, 120]
     assert restarts.judge(ending(4, 4)).pause == 5
+
+
+def test_trouble_of_this_machine_is_told_without_an_exit_code_and_tried_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the supervisor asks for other machines."""
+
+    def full(self: Agent, assignment: Assignment) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Agent, "_stage", full)
+        assert host.run() == 4
+    assert (host.status.state, host.status.exit_code) == ("failed", None)
+    assert host.status.message == "No space left on device"
+    assert "Traceback" in host.files.log(1, 0).read_text()
+    assert host.run((0, 3)) == 0
+    assert (host.status.state, host.status.exit_code) == ("done", 0)

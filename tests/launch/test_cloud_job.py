@@ -78,14 +78,24 @@ def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict
 
 
 @pytest.mark.slow
-def test_a_slice_taken_back_in_mid_run_is_made_again(
+@pytest.mark.parametrize(
+    ("hosts", "on", "zone"),
+    [
+        (1, "v5litepod-4", "us-west4-a"),
+        pytest.param(2, "v4-16", "us-central2-b", marks=pytest.mark.chaos),
+    ],
+)
+def test_a_slice_taken_back_in_mid_run_is_made_again_and_ends_as_if_nothing_had_been(
     cloud: Cloud,  # noqa: F811
     project: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    hosts: int,
+    on: str,
+    zone: str,
 ) -> None:
     values = saved_often(project)
-    undisturbed = run_undisturbed(values, tmp_path)
+    undisturbed = run_undisturbed(values, tmp_path, hosts=hosts)
 
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
@@ -96,7 +106,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again(
         submit_verb, "launcher_for", lambda section: QueuedResources(section.project, pace=quick)
     )
     options = [
-        *("--on", "v5litepod-4", "--zone", "us-west4-a", "--project", PROJECT, "--spot"),
+        *("--on", on, "--zone", zone, "--project", PROJECT, "--spot"),
         *("--bucket", str(bucket), "--yes", "--watch", "--no-plan", "--no-limit"),
         "submit.poll_seconds=0.4",
     ]

@@ -11,8 +11,8 @@ import pytest
 from google.cloud import tpu_v2
 from google.rpc import code_pb2
 
-from bert_jax.errors import UserError
-from bert_jax.launch.google_calls import EMULATOR
+from bert_jax.errors import NoCredentials, UserError
+from bert_jax.launch.google_calls import EMULATOR, GoogleCalls
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
 from bert_jax.launch.queued_resources import QueuedResources
@@ -187,6 +187,18 @@ def test_slices_are_told_from_attempts_of_a_job_whose_name_has_a_number(world: W
     assert world.service.phase("bert-1") is None
 
 
+def test_slices_that_their_queued_resource_has_left_are_deleted_too(world: World) -> None:
+    mine = world.attempt(name="bert", slices=4)
+    zone = f"projects/{PROJECT}/locations/us-west4-a"
+    told = {"bert-jax-job": str(mine.job.directory)}
+    for name in ("nodes/bert-1-2", "nodes/bert-1-3"):
+        left = tpu_v2.Node(name=f"{zone}/{name}", labels={"bert-jax-job": "bert"}, metadata=told)
+        left.queued_resource = f"{zone}/queuedResources/bert-1"
+        world.service.make_by_hand(left)
+    world.launcher.delete(mine)
+    assert world.service.billing() == []
+
+
 def test_a_suspended_resource_says_by_whom_and_is_deleted(world: World) -> None:
     attempt = world.attempt(provisioning="spot")
     world.launcher.create(attempt)
@@ -293,6 +305,24 @@ def test_credentials_that_run_out_between_two_tries_do_not_say_that_nothing_was_
     world.service.faults.next_errors["CreateQueuedResource"] = [lost, expired]
     with pytest.raises(Unavailable, match=r"queued resource base-1: no answer, and then .*expired"):
         world.launcher.create(world.attempt())
+
+
+def test_who_logs_in_again_is_seen_by_the_next_request(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client keeps the credentials that it found when it was made."""
+    made, client = [], GoogleCalls.client
+    monkeypatch.setattr(GoogleCalls, "client", lambda *a: made.append(1) or client(*a))
+    attempt = world.attempt()
+    world.launcher.create(attempt)
+    world.launcher.observe(attempt)
+    assert len(made) == 1
+    expired = tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired")
+    world.service.faults.next_errors["GetQueuedResource"] = [expired]
+    with pytest.raises(NoCredentials):
+        world.launcher.observe(attempt)
+    assert world.launcher.observe(attempt).state is State.WAITING
+    assert len(made) == 2
 
 
 def test_a_service_that_never_answers_is_given_up_after_ten_minutes(world: World) -> None:

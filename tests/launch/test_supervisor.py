@@ -261,6 +261,23 @@ def test_a_service_that_fails_now_and_then_or_for_an_hour_changes_nothing(tmp_pa
     assert any("trying again: 503" in line for line in world.said)
 
 
+@pytest.mark.parametrize("method", ["observe", "delete"])
+def test_no_refusal_of_the_service_ends_a_supervisor_whose_machines_bill(
+    tmp_path: Path, method: str
+) -> None:
+    world = running(tmp_path)
+    works = getattr(world.launcher, method)
+
+    def refuse(attempt: Attempt) -> Any:
+        raise UserError("base-1: the service refuses the request: stream terminated")
+
+    world.clock.after(HOUR, lambda: setattr(world.launcher, method, refuse))
+    world.clock.after(3 * HOUR, lambda: setattr(world.launcher, method, works))
+    world.run_until_done(1, at=2 * HOUR, step=70)
+    assert len(ends(world, "done").attempts) == 1
+    assert any("stream terminated" in line for line in world.said)
+
+
 def test_a_fault_that_nobody_foresaw_is_said_once_and_looked_at_again(tmp_path: Path) -> None:
     """Who ended by it would leave machines that bill, and limits that nobody keeps."""
     world = World(tmp_path)
@@ -441,6 +458,30 @@ def test_the_second_supervisor_is_refused_and_touches_nothing(tmp_path: Path) ->
     with lease(world.files, say=world.said.append):
         assert world.files.lease.exists()
     assert world.launcher.requests["create"] == 0
+
+
+def test_a_supervisor_that_lost_its_lease_ends_and_leaves_the_machines(tmp_path: Path) -> None:
+    world = running(tmp_path)
+
+    class Lost:
+        holder = ""
+        left = 20
+
+        def take(self) -> bool:
+            return True
+
+        def give_back(self) -> None:
+            pass
+
+        def check(self) -> None:
+            self.left -= 1
+            if not self.left:
+                raise LockLost("another process has taken the lock")
+
+    world.lock = Lost()
+    with pytest.raises(LockLost, match="another process has taken the lock"):
+        world.supervisor().run()
+    assert list(world.launcher.machines) == ["base-1"]
 
 
 def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(

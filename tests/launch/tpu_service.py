@@ -203,9 +203,10 @@ class TpuService:
     def list_types(
         self, request: tpu_v2.ListAcceleratorTypesRequest
     ) -> tpu_v2.ListAcceleratorTypesResponse:
-        """ListAcceleratorTypes: v5e in us-west4-a, v6e in us-east5-b."""
+        """ListAcceleratorTypes: v4, v5e and v6e, each in a zone."""
         zone = request.parent.rpartition("/")[2]
         kinds = {"us-west4-a": ["v5litepod-4", "v5litepod-16"], "us-east5-b": ["v6e-16"]}
+        kinds["us-central2-b"] = ["v4-16"]
         types = [tpu_v2.AcceleratorType(type_=kind) for kind in kinds.get(zone, [])]
         return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
 

@@ -79,6 +79,31 @@ def drawn_words(key: jax.Array, rows: int, width: int) -> np.ndarray:
     return np.asarray(down[:, None] * across)
 
 
+def test_tiles_of_rows_and_heads_share_nothing() -> None:
+    kept = np.asarray(dropout(jnp.ones((4, 12, 64, 64)), 0.1, jax.random.key(2))) > 0
+    tiles = ((kept - 0.9) / np.sqrt(0.1 * 0.9)).reshape(48, -1)
+    products = (tiles @ tiles.T)[np.triu_indices(48, 1)] / np.sqrt(64 * 64)
+    assert abs(products).max() < SIGMAS
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_no_corner_of_a_rectangle_follows_from_the_other_three(rate: float) -> None:
+    """The words of four corners are products of a and b with c and d."""
+    mask = masks(rate)
+    rows, columns = ROWS // 2, WIDTH // 2
+    for down, across in ((1, 1), (1, 8), (rows, columns), (rows // 2, 3)):
+        pairs = mask[:rows] * mask[down : down + rows]
+        corners = pairs[:, :columns] * pairs[:, across : across + columns]
+        assert abs(corners.mean()) * np.sqrt(corners.size) < SIGMAS
+
+
+def test_every_bit_of_a_word_is_fair() -> None:
+    drawn = drawn_words(jax.random.key(3), ROWS, WIDTH)
+    for bit in range(20, 32):  # a word has twelve
+        deviates = (((drawn >> bit) & 1).mean() - 0.5) * 2 * np.sqrt(drawn.size)
+        assert abs(deviates) < SIGMAS, bit
+
+
 def test_where_int32_products_are_composed_the_same_elements_are_kept() -> None:
     lines = jnp.arange(512, dtype=jnp.int32)
     down, across = (line_words(lines, seed)[:, None] for seed in tile_seeds(jax.random.key(4), ()))

@@ -238,6 +238,16 @@ def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
             assert abs(drawn.std() / sigma - 1) < 5 / np.sqrt(2 * drawn.size), name
 
 
+def test_no_two_parameters_and_no_two_layers_start_alike() -> None:
+    _, params = small()
+    layers = params["encoder"]["layers"]
+    kernels = [layers["attention"][name]["kernel"] for name in ("query", "key", "value")]
+    drawn = [kernel[index].ravel() for kernel in kernels for index in range(2)]
+    for i, one in enumerate(drawn):
+        for other in drawn[:i]:
+            assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+
+
 def test_other_execution_same_structure_so_that_a_checkpoint_stays_valid() -> None:
     shapes = [
         define_model(task.build).params

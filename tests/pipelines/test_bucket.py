@@ -60,3 +60,9 @@ def test_a_stopped_run_goes_on_in_the_bucket(wanted: ExamplesSection, tmp_path: 
     made = make_examples(wanted)
     assert files(wanted.output) == files(here.output)
     assert make_examples(wanted) == made
+
+
+def test_other_files_in_the_bucket_are_never_overwritten(wanted: ExamplesSection) -> None:
+    (epath.Path(wanted.output) / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="holds other files"):
+        make_examples(wanted)

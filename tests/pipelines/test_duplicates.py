@@ -300,3 +300,12 @@ def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
         make_examples(changed, progress=interrupt_at_shards)
     with pytest.raises(UserError, match=r"text7\.txt: cannot be read"):
         make_examples(changed.model_copy(update={"on_error": "fail"}))
+
+
+def test_ids_that_occur_twice_are_named(corpus: Path) -> None:
+    records = [{"text": "\n".join(sentences(d)), "id": d % 19} for d in range(20)]
+    (corpus / "ids.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
+    with pytest.raises(UserError, match=r"1 documents with the id of another.* ids\.jsonl#0,"):
+        make_examples(
+            cleaned(corpus, input=f"{corpus}/ids.jsonl", id_field="id", cleaning=CleaningSection())
+        )

@@ -1,10 +1,12 @@
+import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +195,91 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def dask_cluster(directory: Path) -> Iterator[Path]:
+    """A scheduler and two workers, processes on loopback that started in another directory.
+
+    Gives the file that tells a client where the scheduler is.
+    """
+    where = directory / "scheduler.json"
+    program = [sys.executable, "-m", "distributed.cli.dask_"]
+    common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
+    commands = [
+        [*program[:-1], f"{program[-1]}scheduler", "--port", "0", *common],
+        *[[*program[:-1], f"{program[-1]}worker", "--nthreads", "1", "--no-nanny", *common]] * 2,
+    ]
+    with contextlib.ExitStack() as stack:
+        for number, command in enumerate(commands):
+            log = stack.enter_context((directory / f"{number}.log").open("w"))
+            process = subprocess.Popen(
+                command, cwd=directory, env=environment(), stdout=log, stderr=log
+            )
+            stack.callback(process.wait, timeout=30)
+            stack.callback(process.kill)
+        yield where
+
+
+@pytest.mark.slow
+def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    with dask_cluster(tmp_path) as scheduler:
+        settings = wanted(
+            corpus,
+            engine="beam",
+            workers=None,
+            input=("text*.txt",),
+            tokenizer="tokenizer",
+            beam=BeamSection(runner="DaskRunner", options=(f"--dask_scheduler_file={scheduler}",)),
+            output=str(tmp_path / "dataset"),
+        )
+        run(settings, cwd=corpus)
+        logs = [(tmp_path / f"{number}.log").read_text() for number in range(3)]
+    assert_same(settings, corpus)
+    assert logs[0].count("Register worker addr") == 2, logs
+
+
+def test_results_that_do_not_arrive_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As on a worker whose disk is another.
+    monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
+    options = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
+    beam = BeamSection(options=options)
+    with (
+        open_engine("beam", workers=None, beam=beam, directory=tmp_path) as engine,
+        pytest.raises(UserError, match="2 of 2 jobs left no result; allowed: an output that all"),
+    ):
+        list(engine.run(len, ["a", "b"]))
+
+
+def killed_after(settings: ExamplesSection, line: str) -> None:
+    """Starts a run and kills it with all its workers soon after it has said something."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        for said_line in process.stdout:
+            if said_line.startswith(line):
+                break
+        time.sleep(random.uniform(0, 0.02))
+        os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_stage_ends_with_the_same_bytes(
+    corpus: Path, tmp_path: Path
+) -> None:
+    settings = wanted(corpus, workers=2, output=str(tmp_path / "dataset"))
+    for line in ("cleaned part 2 ", "tokenised part 5 ", "shard 1 "):
+        killed_after(settings, line)
+        assert not (tmp_path / "dataset").exists()
+    run(settings)
+    assert_same(settings, corpus)

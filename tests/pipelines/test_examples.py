@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import re
 import signal
@@ -188,6 +189,12 @@ def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
         make_examples(section(corpus, seed=12))
     with pytest.raises(UserError, match=r"max_seq_length"):
         make_examples(section(corpus, max_seq_length=32))
+    settings = corpus / "dataset.partial" / "work" / "settings.json"
+    held = settings.read_text()
+    settings.write_text(json.dumps({**json.loads(held), "work_version": -1}))
+    with pytest.raises(UserError, match=r"an unfinished run of another version"):
+        make_examples(section(corpus))
+    settings.write_text(held)
     os.utime(corpus / "text.txt", (1, 1))
     with pytest.raises(UserError, match=r"examples\.input: text\.txt was written again since"):
         make_examples(section(corpus))
@@ -274,6 +281,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     [
         ({"language": "english"}, "language"),
         ({"input_root": "/nowhere"}, "input_root"),
+        ({"validation_fraction": 0.001}, "validation_fraction"),
+        ({"num_shards": 1000}, "num_shards"),
     ],
 )
 def test_settings_that_cannot_be_met_are_named(
@@ -352,3 +361,14 @@ def test_a_read_only_place_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("filelock._unix.os.open", refuse)
     with pytest.raises(UserError, match=r"dataset: cannot be written \(Read-only file system\)"):
         make_examples(section(corpus))
+
+
+def test_other_files_are_never_overwritten(corpus: Path) -> None:
+    (corpus / "dataset").mkdir()
+    make_examples(section(corpus))  # an empty directory is as good as none
+    (corpus / "other").mkdir()
+    (corpus / "other" / "thesis.tex").write_text("x")
+    with pytest.raises(UserError, match="holds other files"):
+        make_examples(section(corpus, output=str(corpus / "other")))
+    with pytest.raises(UserError, match="is a file"):
+        make_examples(section(corpus, output=str(corpus / "text.txt")))

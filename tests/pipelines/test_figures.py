@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.pipelines.examples import make_examples
+from bert_jax.pipelines.pairing.spans import Pair
 from bert_jax.pipelines.shards import figures
 from bert_jax.pipelines.shards.figures import (
+    SKETCH,
+    PairTally,
+    count_distinct,
     sentence_hashes,
+    sketch,
 )
 from bert_jax.text import load_tokenizer
 from tests.corpus import from_lists, make_dataset, section, sentences
@@ -61,3 +66,23 @@ def test_repeated_sentences_are_counted_over_all_shards(tmp_path: Path) -> None:
     train = made.splits["train"]
     assert train.sentences == len(texts)
     assert train.repeated_sentences == pytest.approx(1 - len(different) / len(texts))
+
+
+def test_pairs_are_counted_by_the_documents_of_their_spans() -> None:
+    documents = from_lists(range(3), [[[1, 2], [3]], [[4, 5, 6]], [[7], [8]]], np.dtype(np.uint16))
+    tally = PairTally(documents)
+    tally.add(Pair(0, 2, 2, 3, 0))  # both in document 0
+    tally.add(Pair(1, 2, 2, 3, 1))  # both in document 0, said to be random
+    tally.add(Pair(6, 7, 3, 4, 1))
+    tally.add(Pair(6, 7, 3, 4, 1))
+    found = tally.record()
+    assert (found.same_document, found.other_document) == ((1, 1), (0, 2))
+
+
+def test_different_sentences_are_counted_exactly_if_few_and_nearly_if_many() -> None:
+    few, many = (figures.mix64(np.arange(n, dtype=np.uint64)) for n in (SKETCH - 1, 500_000))
+    assert count_distinct(sketch(np.repeat(few, 3))) == SKETCH - 1
+    joined = np.zeros(0, np.uint64)
+    for part in np.split(np.concatenate([many, many[:250_000]]), 30):
+        joined = sketch(np.concatenate([joined, sketch(part)]))
+    assert count_distinct(joined) == pytest.approx(500_000, rel=0.03)

@@ -9,7 +9,7 @@ from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
-from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
+from bert_jax.pipelines.shards.google_bert_tfrecords import FeistelPermutation, write_tfrecords
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.google_bert_writer import read_release
@@ -60,6 +60,9 @@ def test_what_is_written_is_read_again_split_by_split(tmp_path: Path) -> None:
     write_tfrecords(splits, tmp_path / "out", rows=rows, seed=3, copies=3)
     train, validation = (open_google_bert(tmp_path / "out", s) for s in ("train", "validation"))
     assert (len(train), len(validation)) == (3 * len(splits[0]), len(splits[1]))
+    order = [e.input_ids.tolist() for e in splits[0].__getitems__(range(len(splits[0])))]
+    places = [order.index(train[at].original().tolist()) for at in range(len(train))]
+    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.2  # neighbours are spread
     held = {tuple(e.input_ids.tolist()) for e in splits[1].__getitems__(range(len(splits[1])))}
     assert {tuple(validation[at].original().tolist()) for at in range(len(validation))} == held
     write_tfrecords(splits, tmp_path / "again", rows=rows, seed=3, copies=3)
@@ -79,3 +82,12 @@ def test_what_the_release_has_no_form_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pairing kind sop, allowed: nsp"):
         write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_permutation_of_few_things_is_every_order_equally_often() -> None:
+    found = Counter(
+        tuple(FeistelPermutation(4, seed=seed)(np.arange(4)).tolist()) for seed in range(4800)
+    )
+    assert len(found) == 24
+    chi_square = sum((count - 200) ** 2 / 200 for count in found.values())
+    assert chi_square < 50  # 23 degrees of freedom: beyond it once in a thousand times

@@ -41,6 +41,8 @@ def test_the_label_tells_the_truth(
         second = set(owner[pair.second_start : pair.second_stop].tolist())
         assert len(first) == len(second) == 1
         assert (first != second) == bool(pair.next_sentence_label)
+        assert pair.length <= max_seq_length
+        assert pair.first_length == pair.first_stop - pair.first_start + 2
         if not pair.next_sentence_label:
             gap = pair.second_start - pair.first_stop
             # Between A and its next there is nothing but what truncation took.

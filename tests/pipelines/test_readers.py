@@ -158,6 +158,24 @@ def test_parquet_is_read_by_row_group_and_column(tmp_path: Path) -> None:
     assert [i for i, _ in given] == [f"a.parquet#{n}" for n in range(100, 120)]
 
 
+def test_a_wrong_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"content": ["x"], "number": [1]}), path)
+    with pytest.raises(
+        UserError,
+        match=r'a\.parquet: found no column "contents" \(text_field\), allowed: content, number; '
+        r'did you mean "content"\?',
+    ):
+        read(sources(path, text_field="contents"))
+    with pytest.raises(UserError, match=r'column "number" holds int64, allowed: string'):
+        read(sources(path, text_field="number"))
+    with pytest.raises(UserError, match=r'found no column "key" \(id_field\)'):
+        read(sources(path, text_field="content", id_field="key"))
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match=r"^\S*a\.parquet: cannot be read as Parquet \([^\n]*\)$"):
+        read(sources(path))
+
+
 def wikiextractor_text() -> str:
     return "".join(
         f'<doc id="{n}" url="https://x.org/?curid={n}" title="The "{n}" &amp; co">\n'

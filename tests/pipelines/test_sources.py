@@ -111,6 +111,17 @@ def test_a_file_cut_in_parts_holds_the_same_documents(
     assert [d for part in parts for d in blank_line.read(read_part(part))] == whole
 
 
+def test_errors_in_a_later_part_count_from_the_files_start(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n\n" * 20 + b"x" * 50 + b"\n\n" + b"\xff\n")
+    parts = cut_file(str(path), "a", part_bytes=40, is_gap=FORMATS["blank_line"].is_gap)
+    assert len(parts) >= 3
+    with pytest.raises(UserError, match="line 41 has 50 characters"):
+        [list(read_part(part, max_line_length=50)) for part in parts]
+    with pytest.raises(UserError, match="byte 152 is not UTF-8"):
+        [list(read_part(part)) for part in parts]
+
+
 def test_blank_lines_stand_between_documents_or_inside_a_file() -> None:
     lines = [
         TextLine(0, " "),

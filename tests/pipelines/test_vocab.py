@@ -179,3 +179,12 @@ def test_a_text_whose_letters_need_their_marks_is_named(
     lines: list[str] = []
     train_vocab(section, progress=lines.append)
     assert [("strip_accents: false" in line) for line in lines] == [True] * warned
+
+
+def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n \n\t\n")
+    with pytest.raises(UserError, match=r"blank\.txt"):
+        train(tmp_path / "blank.txt", tmp_path / "out")
+    with pytest.raises(UserError, match=r"nowhere\.txt"):
+        train(tmp_path / "nowhere.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

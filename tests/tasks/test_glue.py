@@ -59,6 +59,15 @@ TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
 }
 
 
+FIGURES = {  # the first one ranks
+    "cola": ["matthews", "accuracy"],
+    "mrpc": ["f1", "accuracy"],
+    "qqp": ["f1", "accuracy"],
+    "stsb": ["spearman", "pearson"],
+    "mnli": ["accuracy", "matthews"],
+}
+
+
 def glue(directory: Path, name: str, *roles: str, **changes: object) -> Family:
     """Opens a task whose files lie there."""
     options = {key: changes.pop(key) for key in ("labels", "input", "max_length") if key in changes}
@@ -91,6 +100,9 @@ def test_each_layout_is_read_with_the_labels_by_name(tmp_path: Path, name: str, 
     assert ("pair" in records[0]) == (name not in ("cola", "sst2"))
     assert records[0].get("pair", "w2") == "w2"
     assert family.heads.problem == ("regression" if name == "stsb" else "single_label")
+    figures = list(family.score(records))
+    assert figures == FIGURES.get(name, ["accuracy"])
+    assert family.best_metric == figures[0]
 
 
 def test_order_of_labels_is_the_one_everybody_uses() -> None:

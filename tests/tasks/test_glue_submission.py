@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.glue.family import FILES, write_submission
+from bert_jax.tasks.glue.family import FILES, GlueSection, write_submission
+from tests.tasks.sequences import opening, predict, write_lines
 
 NLI = ("entailment", "neutral", "contradiction")
 
@@ -88,3 +89,17 @@ def test_a_dev_set_is_not_submitted(tmp_path: Path) -> None:
         "diagnostic"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_family_writes_the_index_of_its_file(tmp_path: Path) -> None:
+    lines = ["index\tsentence1\tsentence2", "4\tw1\tw2", "9\tw1\tw2"]
+    write_lines(tmp_path / "test.tsv", lines)
+    # The model's own order of labels makes no difference to the file.
+    labels = ("entailment", "not_entailment")
+    family = GlueSection(name="wnli", data=str(tmp_path)).open(
+        opening(tmp_path, "test", labels=labels)
+    )
+    records = predict(family.splits["test"], [[1, 0], [0, 1]])
+    written = family.write_official("test", records, tmp_path / "out")
+    assert [path.name for path in written] == ["WNLI.tsv", "submission.zip"]
+    assert written[0].read_text() == "index\tprediction\n4\t1\n9\t0\n"

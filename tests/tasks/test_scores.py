@@ -1,13 +1,16 @@
-"""Every figure against one worked by hand in fractions."""
+"""Figures against scikit-learn, SciPy and fractions worked by hand."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from sklearn import metrics
 
 from bert_jax.tasks import scores
 
@@ -33,9 +36,6 @@ def close(found: float, expected: Fraction | float) -> None:
 )
 def test_matthews_of_a_constant_is_0_without_a_warning(labels: list[str], found: list[str]) -> None:
     assert scores.matthews(labels, found) == 0.0
-
-
-X, Y = (1.0, 2.0, 3.0, 5.0), (2.0, 1.0, 4.0, 9.0)
 
 
 @pytest.mark.parametrize("function", [scores.pearson, scores.spearman])
@@ -86,6 +86,34 @@ def test_a_single_name_among_several_labels_is_no_yes_or_no() -> None:
 def test_nothing_of_several_labels_right_or_found_is_0() -> None:
     figures = scores.multi_label_figures([[], []], [[], []])
     assert figures == {"micro_f1": 0.0, "macro_f1": 0.0, "subset_accuracy": 1.0}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1))
+def test_figures_of_classes_are_those_of_scikit_learn(pairs: list[tuple[str, str]]) -> None:
+    labels, found = zip(*pairs, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = (
+            metrics.accuracy_score(labels, found),
+            metrics.f1_score(labels, found, labels=["a"], average="macro", zero_division=0),
+            metrics.f1_score(labels, found, average="macro", zero_division=0),
+            metrics.matthews_corrcoef(labels, found),
+        )
+    close(scores.accuracy(labels, found), expected[0])
+    close(scores.f1(labels, found, positive="a"), expected[1])
+    close(scores.macro_f1(labels, found), expected[2])
+    close(scores.matthews(labels, found), expected[3])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3))
+def test_figures_of_numbers_are_those_of_scipy(pairs: list[tuple[int, int]]) -> None:
+    labels, found = (list(map(float, side)) for side in zip(*pairs, strict=True))
+    close(scores.mean_squared_error(labels, found), metrics.mean_squared_error(labels, found))
+    assume(len(set(labels)) > 1 < len(set(found)))
+    close(scores.pearson(labels, found), stats.pearsonr(labels, found).statistic)
+    close(scores.spearman(labels, found), stats.spearmanr(labels, found).statistic)
 
 
 @settings(deadline=None, max_examples=50)

@@ -79,3 +79,14 @@ def test_a_ragged_file_is_refused_at_the_place(tmp_path: Path, change: Any, mess
     with pytest.raises(UserError) as error:
         _read(path)
     assert str(error.value).startswith(f"{path}: {message}")
+
+
+def test_unanswerable_questions_in_version_1_1_are_counted_in_the_error(tmp_path: Path) -> None:
+    content = squad((TOWER, [question(id, "who", impossible=True) for id in "ab"]))
+    path = write(tmp_path / "train.json", content)
+    with pytest.raises(UserError) as error:
+        _read(path, "1.1")
+    assert str(error.value) == (
+        f'{path}: found 2 questions with is_impossible, allowed in version "1.1": none; '
+        'set version to "2.0" or "auto"'
+    )

@@ -70,6 +70,17 @@ def test_the_problem_is_found_in_the_training_labels(
     assert family.notes[0].startswith(f"problem: {problem}, since labels are ")
 
 
+@pytest.mark.parametrize("cell", ["n/a", "nan", '"2,5"'])
+def test_a_stray_cell_among_numbers_is_no_class_unless_asked_for(tmp_path: Path, cell: str) -> None:
+    found = [str(n / 4) for n in range(8)]
+    csv_of(tmp_path / "train.csv", [*found, cell, "bad"])
+    line = refusal(tmp_path, "train", dev="unread.csv")
+    spelled = cell.strip('"')
+    assert f"line 10: \"label\" found '{spelled}', allowed: a number, as 8 of 10 labels" in line
+    asked = table(tmp_path, "train", dev="unread.csv", problem="single_label")
+    assert set(asked.heads.labels) == {*found, spelled, "bad"}
+
+
 def test_lists_are_several_labels(tmp_path: Path) -> None:
     path = jsonl_of(tmp_path / "train.jsonl", [["b", "a"], [], ["c", "c"], "a|c"])
     family = table(tmp_path, "train", train=str(path), dev=str(path))
@@ -145,6 +156,23 @@ def test_a_wrong_delimiter_and_a_missing_header_are_named(tmp_path: Path) -> Non
     line = refusal(tmp_path, "train", dev="unread.csv")
     assert 'task.text: found "text", allowed: a fine book, 5' in line
     assert "if this line is a row, put a line with the names of the columns before it" in line
+
+
+def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:
+    def keys(labels: list[str], **changes: Any) -> list[str]:
+        path = csv_of(tmp_path / "train.csv", labels)
+        family = table(tmp_path, "train", dev=str(path), **changes)
+        logits = [[0.0] * len(family.heads.labels)] * len(labels)
+        figures = family.score(predict(family.splits["train"], logits))
+        assert family.best_metric == next(iter(figures))
+        return list(figures)
+
+    assert keys(["a", "b"]) == ["accuracy", "macro_f1", "matthews"]
+    assert keys(["a", "b", "c"]) == ["accuracy", "macro_f1"]
+    assert keys(["a", "b", "c"], class_weights="balanced") == ["macro_f1", "accuracy"]
+    assert keys(["1.5", "2"]) == ["spearman", "pearson", "mse"]
+    several = keys(["a|b", "b"], problem="multi_label")
+    assert several == ["micro_f1", "macro_f1", "subset_accuracy"]
 
 
 def test_class_weights(tmp_path: Path) -> None:

@@ -357,3 +357,15 @@ def test_parameters_that_go_wrong_in_the_last_steps_stop_the_run_at_its_evaluati
     assert "step 2: evaluation: mlm_loss, nsp_loss: found NaN" in result.output
     assert "after 3 skips" in result.stderr
     assert list((tmp_path / "longer").glob("bad_step_*"))
+
+
+@pytest.mark.chaos
+def test_a_rollback_without_a_checkpoint_begins_again_past_the_data(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = poison_pretraining(monkeypatch, {2: nan})
+    run_dir = tmp_path / "run"
+    said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
+    assert "step 3: back to step 0; rows 0 to 23 of phase 0 are left out" in said
+    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+    assert read.count(2) == 1

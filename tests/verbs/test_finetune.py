@@ -87,6 +87,15 @@ def test_dev_is_predicted_with_as_many_rows_at_a_time_as_training_has(tmp_path: 
     assert set(rows.findall(ok("evaluate", tmp_path / "tuned"))) == {"16"}
 
 
+def test_every_epoch_has_every_row_once(tuned: Path) -> None:
+    seen = times_seen(tuned / "tuned")
+    assert [epoch.epoch for epoch in sorted(seen)] == [0, 1, 2]
+    (rows,) = {len(rows) for rows in seen.values()}
+    assert rows > 100
+    for epoch in seen.values():
+        assert epoch == dict.fromkeys(range(rows), 1)
+
+
 def test_the_same_command_again_changes_nothing(tuned: Path) -> None:
     before = (tuned / "tuned" / "evaluation.json").read_bytes()
     assert "resuming at step 30 of 30" in ok("finetune", tuned / "config.yaml")
@@ -302,6 +311,20 @@ def test_a_hugging_face_directory_is_an_origin_pinned_by_its_contents(
     line = refused("finetune", "config.yaml", pinned, "run_dir=third")
     assert "hf: found other contents" in line
     assert not Path("third").exists()
+
+
+def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
+    from bert_jax.config import load_config
+    from bert_jax.tasks.training.setup import prepare
+    from bert_jax.verbs.finetune import finetune_settings
+
+    def texts(seed: int) -> list[str]:
+        override = [f"seed={seed}", "finetune.task.dev=null"]
+        settings = finetune_settings(load_config(tuned / "config.yaml", override))
+        split = prepare(settings).family.splits["dev"]
+        return [str(split.row(at).sequences) for at in range(split.examples)]
+
+    assert texts(1) == texts(2)
 
 
 def test_labels_that_were_flipped_are_refused(tmp_path: Path) -> None:

@@ -275,6 +275,24 @@ def test_a_run_does_not_resume_as_another_one(
     assert [(run_dir / name).read_text() for name in names] == before
 
 
+def test_a_run_that_diverges_stops_itself_and_leaves_finite_parameters(
+    config: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    overrides = ("optimizer.learning_rate=1e30", "optimizer.warmup_steps=0")
+    result = invoke("pretrain", config, f"run_dir={run_dir}", *overrides)
+    assert result.exit_code == 1, result.output
+    (folder,) = run_dir.glob("bad_step_*")
+    assert str(folder) in result.stderr
+    assert "Traceback" not in result.stderr
+    step = int(folder.name.split("_")[-1])
+    assert json.loads((folder / "dump.json").read_text())["step"] == step
+    with np.load(folder / "state_0.npz") as state:
+        names = [name for name in state.files if name.startswith("params/")]
+        assert names
+        assert all(np.isfinite(state[name]).all() for name in names)
+
+
 def test_sigterm_saves_and_the_same_command_goes_on(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = [

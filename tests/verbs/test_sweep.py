@@ -20,7 +20,8 @@ from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.sweep import run as sweep_verb
-from bert_jax.tasks.training.run import run_finetuning
+from bert_jax.tasks.training.run import FinishedRun, run_finetuning
+from bert_jax.train.loop import Outcome
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
@@ -172,6 +173,16 @@ def test_a_sweep_that_was_killed_goes_on_with_the_runs_that_are_left(
 ) -> None:
     assert len(killed.ran) == len(set(killed.ran)) == 6
     assert list(runs(swept)) == killed.ran
+
+
+def test_a_signal_stops_a_sweep_and_the_run_resumes(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = FinishedRun(Outcome(3, True, {}), None)
+    monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: stopped)
+    assert finetune(config(base, tmp_path), seeds=2, console=Console(quiet=True)).interrupted
+    assert not runs(tmp_path)
+    assert not (tmp_path / "config.yaml").exists()
 
 
 def test_a_sweep_of_which_no_run_ends_well_says_so_and_writes_no_best_run(
