@@ -6,8 +6,7 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.google_bert.tf_example import Int64List, decode_lists, decode_varints
-from bert_jax.data.google_bert.tfrecord import RecordFile, frame, scan_records
+from bert_jax.data.google_bert.tfrecord import frame, scan_records
 from bert_jax.errors import UserError
 from tests.tensorflow_alone import tf
 
@@ -67,37 +66,3 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path) -> None:
         list(scan_records(packed))
     with pytest.raises(UserError, match="none: no such file"):
         list(scan_records(epath.Path(tmp_path / "none")))
-
-
-NUMBERS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 40_000), max_size=30)
-
-
-def packed(numbers: list[int]) -> bytes:
-    """As protobuf packs them: what follows a tag and a length, which are varints themselves."""
-    spelled = Int64List(value=numbers).SerializeToString()
-    bytes_of_length = 1 if len(spelled) < 130 else 2
-    return spelled[1 + bytes_of_length :]
-
-
-@given(NUMBERS)
-def test_numbers_are_those_that_protobuf_packed(numbers: list[int]) -> None:
-    assert decode_varints(packed(numbers) if numbers else b"").tolist() == numbers
-
-
-def test_bytes_that_are_no_numbers_are_errors() -> None:
-    with pytest.raises(ValueError, match="truncated"):
-        decode_varints(b"\x01\x80")
-    with pytest.raises(ValueError, match="truncated"):  # or it would take the next list's bytes
-        decode_lists([b"\x80", b"\x01"])
-    with pytest.raises(ValueError, match="11 bytes, allowed: at most 10"):
-        decode_varints(b"\x80" * 10 + b"\x01")
-
-
-def test_a_record_that_changes_after_the_scan_is_found_when_it_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tfrecord")
-    offset = list(scan_records(path))[2].offset
-    content = bytearray(path.read_bytes())
-    content[offset + 50] ^= 1
-    path.write_bytes(bytes(content))
-    with pytest.raises(UserError, match=r"record 3: damaged \(the checksum of its bytes"):
-        RecordFile(path).read(offset, number=3)
