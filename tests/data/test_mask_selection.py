@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bert_jax.data.rng import stream
+from bert_jax.data.rows import masking
 from bert_jax.data.rows.mask_selection import (
     Words,
     choose_spans,
@@ -94,9 +95,10 @@ def test_spans_begin_at_every_word_with_the_same_chance():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_a_span_ends_at_a_special_token():
+def test_a_span_ends_at_a_special_token(monkeypatch):
+    monkeypatch.setattr(masking, "SPAN_STOP", 1e-9)
     ids = np.array([2, 10, 3, 11, 12, 3])
-    section = MaskingSection(unit="span", span_stop=1e-9, rate=0.34)
+    section = MaskingSection(unit="span", rate=0.34)
     chosen = {tuple(mask(ids, seed, section).positions.tolist()) for seed in range(60)}
     # Two tokens: from 11 on they are one span, from 10 on it ends at once and another follows.
     assert chosen == {(1, 3), (1, 4), (3, 4)}
