@@ -190,9 +190,13 @@ def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
 
 def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
     """Raises UserError if a directory is no run, before JAX is loaded."""
-    from bert_jax.diagnostics.inputs import require_inputs, run_inputs
+    if mesh is not None and mesh.distributed.enabled:  # once it has joined: others would wait
+        return
+    from etils import epath
 
-    require_inputs(run_inputs(run_dir), mesh)
+    from bert_jax.runs.settings import read_settings
+
+    read_settings(epath.Path(run_dir))
 
 
 def spoken_console() -> Console:

@@ -130,9 +130,9 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
     """Show the most probable words for each [MASK]."""
     from rich.console import Console
 
-    from bert_jax.diagnostics.inputs import fill_mask_inputs, require_inputs
+    from bert_jax.diagnostics.inputs import require_fill_mask_inputs
 
-    require_inputs(fill_mask_inputs(run_dir, texts))
+    require_fill_mask_inputs(run_dir, texts)
     with base.starting_jax():
         from bert_jax.verbs.fill_mask import fill_mask as run
     run(run_dir, texts, console=Console(), **options)

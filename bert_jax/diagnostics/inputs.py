@@ -12,7 +12,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.tables import read_table
 from bert_jax.diagnostics.findings import Finding, ok, problem
-from bert_jax.errors import UserError, counted
+from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.hub import is_hub_name
@@ -52,13 +52,13 @@ def check_inputs(checks: Iterator[Check]) -> Iterator[Finding]:
             yield problem(topic, str(error))
 
 
-def require_inputs(checks: Iterator[Check], mesh: MeshSection | None = None) -> None:
+def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
     """Raises the first problem that a check finds, before JAX is loaded.
 
     One process of several looks later, once it has joined the others: they hear of its mistake
     then, and before would wait for it. Raises UserError if there is one.
     """
-    if mesh is not None and mesh.distributed.enabled:
+    if mesh.distributed.enabled:
         return
     for _, check in checks:
         check()
@@ -156,37 +156,17 @@ def _check_positions(section: FinetuneSection, architecture: Any) -> None:
             section.check_positions(positions)
 
 
-def run_inputs(run_dir: str) -> Iterator[Check]:
-    """Yields the check that a directory is a run."""
-
-    def check_run() -> str:
-        read_settings(epath.Path(run_dir))
-        return f"{run_dir} is a run"
-
-    yield "run", check_run
-
-
-def fill_mask_inputs(source: str, texts: Sequence[str]) -> Iterator[Check]:
-    """Yields checks of what `fill-mask` is given: masks in the texts, a head in the run."""
-
-    def check_texts() -> str:
-        for text in texts:
-            split_at_masks(text)
-        return counted(len(texts), "text")
-
-    def check_run() -> str:
-        root = epath.Path(source)
-        if is_remote(source) or is_hub_name(source):
-            return f"{source} is fetched when the model is loaded"
-        if not (root / CONFIG).exists():
-            if not root.is_dir() and not any(root.parent.glob("*.index")):  # of TensorFlow
-                raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
-            return f"{source} is read when the model is loaded"
+def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
+    """Raises UserError if a text has no mask, or a run on this machine cannot fill masks."""
+    for text in texts:
+        split_at_masks(text)
+    root = epath.Path(source)
+    if is_remote(source) or is_hub_name(source):
+        return
+    if (root / CONFIG).exists():
         require_mlm_head(read_model(root, read_settings(root)).heads, name=source)
-        return f"{source} has an MLM head"
-
-    yield "texts", check_texts
-    yield "run", check_run
+    elif not root.is_dir() and not any(root.parent.glob("*.index")):  # of TensorFlow
+        raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
 
 
 def _directory(path: str) -> str:

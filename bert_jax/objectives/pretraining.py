@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Final
 
 import jax
@@ -13,7 +12,6 @@ from rich.console import Console
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError
 from bert_jax.model.config import resolve_architecture
-from bert_jax.model.execution import resolve_execution
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import PhaseOpener
 from bert_jax.objectives.registry import make_objective
@@ -22,11 +20,10 @@ from bert_jax.objectives.section import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
-from bert_jax.parallel.rules import check_divides
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.checkpoints import read_checkpoints, write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
-from bert_jax.runs.execution import suited_to
+from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
 from bert_jax.task import Params
 from bert_jax.text import load_tokenizer
@@ -51,18 +48,23 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
     require_trackers(section.trackers, key="train.trackers")
     schedule = linear_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
-    settings = _executed_on(mesh, settings, say=say)
     tokenizer = load_tokenizer(settings.tokenizer)
     architecture = resolve_architecture(settings.model, vocab_size=tokenizer.vocab_size)
-    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(section, mesh)
-    longest = max(phase.seq_length for phase in section.phases)
+    execution, resolved = execution_on(
+        mesh,
+        settings.model.execution,
+        architecture=architecture,
+        longest=max(phase.seq_length for phase in section.phases),
+        chosen="dtype" in settings.model.execution.model_fields_set,
+        say=say,
+    )
+    model_section = settings.model.model_copy(update={"execution": execution})
+    settings = dataclasses.replace(settings, model=model_section)
     objective = make_objective(
         settings.objective,
         architecture=architecture,
-        execution=resolve_execution(
-            settings.model.execution, architecture=architecture, mesh=mesh, longest=longest
-        ),
+        execution=resolved,
         tokenizer=tokenizer,
     )
     with doing("defining the model"):
@@ -147,17 +149,6 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
             profile=section.profile,
         )
         return train(spec, console=console)
-
-
-def _executed_on(
-    mesh: Mesh, settings: PretrainSettings, *, say: Callable[[str], None]
-) -> PretrainSettings:
-    """Returns the settings with what they leave to the devices filled in."""
-    execution = settings.model.execution
-    chosen = "dtype" in execution.model_fields_set
-    execution = suited_to(execution, mesh, chosen=chosen, say=say)
-    model = settings.model.model_copy(update={"execution": execution})
-    return dataclasses.replace(settings, model=model)
 
 
 def _origin(

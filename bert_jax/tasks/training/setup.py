@@ -14,17 +14,17 @@ from rich.console import Console
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
-from bert_jax.model.execution import default_unroll, resolve_execution
+from bert_jax.model.execution import default_unroll
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
 from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.mesh import initialise, make_mesh
-from bert_jax.parallel.rules import batch_parts, check_divides
+from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run, claim_run, open_run, read_run_provenance
-from bert_jax.runs.execution import SLOWER, suited_to
+from bert_jax.runs.execution import SLOWER, execution_on
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.task import Params
@@ -147,13 +147,21 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     found = {"tokenizer": origin.tokenizer.hash, "model": origin.model.model_dump(mode="json")}
     require_same({"finetune.init_from": found, "finetune.task": family.content})
     mesh = make_mesh(settings.mesh)
-    chosen = section.dtype is not None
-    execution = section.executed(origin.model.execution)
-    execution = suited_to(execution, mesh, chosen=chosen, say=lambda line: None)
+    execution, resolved = execution_on(
+        mesh,
+        section.executed(origin.model.execution),
+        architecture=architecture,
+        longest=section.max_length,
+        chosen=section.dtype is not None,
+        say=lambda line: None,
+    )
+    if execution.unroll is None:
+        resolved = _scanned_if_short(
+            resolved, section, family, architecture=architecture, mesh=mesh
+        )
     # Which kernels this run has is for none that starts from it.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
     model = ModelSection(execution=kept, heads=family.heads)
-    check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batch(
         "finetune.batch_size",
         section.batch_size,
@@ -162,7 +170,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     )
     task = FinetuneTask(
         architecture=architecture,
-        execution=_resolved(execution, section, family, architecture=architecture, mesh=mesh),
+        execution=resolved,
         heads=family.heads,
         class_weights=family.class_weights,
     )
@@ -171,31 +179,24 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     return TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
 
 
-def _resolved(
-    execution: Execution,
+def _scanned_if_short(
+    resolved: Execution,
     section: FinetuneSection,
     family: Family,
     *,
     architecture: Architecture,
     mesh: jax.sharding.Mesh,
 ) -> Execution:
-    """Returns how a step is executed, with nothing left to choose.
+    """Returns an execution with scanned layers if the run computes for less time than it compiles.
 
-    Unrolled layers take half the time of scanned ones on a TPU and half as long again to compile:
-    not worth it for a run that computes for less time than it compiles.
+    Unrolled layers take half the time of scanned ones on a TPU and half as long again to compile.
     """
     cost = training_cost(architecture, mesh, max_length=section.max_length, epochs=section.epochs)
     tokens = float(family.splits["train"].lengths.sum()) * cost.passes
-    chosen = resolve_execution(
-        execution,
-        architecture=architecture,
-        mesh=mesh,
-        longest=section.max_length,
-    )
-    if execution.unroll is None and tokens < cost.program:
-        depth = architecture.num_hidden_layers
-        chosen = chosen.model_copy(update={"unroll": default_unroll(depth, on_tpu=False)})
-    return chosen
+    if tokens >= cost.program:
+        return resolved
+    depth = architecture.num_hidden_layers
+    return resolved.model_copy(update={"unroll": default_unroll(depth, on_tpu=False)})
 
 
 def claim(prepared: TrainingSetup) -> epath.Path:
