@@ -30,7 +30,7 @@ from bert_jax.runs.settings import (
 )
 from bert_jax.section import under
 from bert_jax.tasks.family import row_errors
-from bert_jax.tasks.glue.family import GlueSection
+from bert_jax.tasks.glue.family import GlueSection, directory_of
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.table.family import TableSection
@@ -120,7 +120,7 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
     task = section.task
     if isinstance(task, GlueSection):
         if task.data != TFDS:
-            yield "task", lambda: _directory(task.data)
+            yield "task", lambda: _glue(task)
         return
     for role in _FILES:
         path = getattr(task, role, None)
@@ -169,10 +169,10 @@ def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
         raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
 
 
-def _directory(path: str) -> str:
-    if not is_remote(path) and not Path(path).is_dir():
-        raise UserError(f'task.data: found no directory {path}, allowed: one, or "{TFDS}"')
-    return f"{path} is there"
+def _glue(task: GlueSection) -> str:
+    if not is_remote(task.data):
+        directory_of(task)
+    return f"{task.data} is there"
 
 
 def _table(task: TableSection, role: str, path: str) -> str:

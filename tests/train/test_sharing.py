@@ -117,8 +117,8 @@ def test_what_a_fine_tuning_task_weighs_or_freezes_makes_another() -> None:
 def test_freezing_counts_in_the_optimizer_and_the_rate_does_not() -> None:
     axes = define_model(finetune_task().build).axes
 
-    def made(**section: Any) -> object:
-        section = FinetuneOptimizerSection.model_validate(section)
+    def made(**changes: Any) -> object:
+        section = FinetuneOptimizerSection.model_validate(changes)
         return make_finetune_optimizer(section, axes, depth=2)
 
     plain = made()

@@ -121,13 +121,14 @@ def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
         elif section.data == TFDS:
             found |= read_tfds(section.name, role, section.data_dir)
         else:
-            files = files_of(section.name, role, _directory(section))
+            files = files_of(section.name, role, directory_of(section))
             for split, path in files.items():
                 found[split] = read_glue(path, section.name, labelled=needs_labels(role))
     return found
 
 
-def _directory(section: GlueSection) -> Path:
+def directory_of(section: GlueSection) -> Path:
+    """Returns where a task's files are on this machine; UserError: no such directory."""
     root = local_copy(section.data)
     if not root.is_dir():
         raise UserError(f'task.data: found no directory {root}, allowed: one, or "{TFDS}"')
