@@ -2,10 +2,8 @@
 
 import hashlib
 import struct
-from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 
 
 def stream(seed: int, *key: int | str) -> np.random.Generator:
@@ -17,24 +15,7 @@ def stream(seed: int, *key: int | str) -> np.random.Generator:
     ``1`` and ``"1"`` are different keys, and so are ``("a", "b")`` and ``("ab",)``. The seed has
     any size and sign.
     """
-    key_as_seed: Any = _Key(digest128(seed, *key))  # NumPy's annotation lacks ISeedSequence
-    return np.random.Generator(np.random.Philox(key_as_seed))
-
-
-class _Key(ISeedSequence):
-    """Philox's key as a seed sequence: the numbers of ``Philox(key=…)`` in a third of the time.
-
-    ``Philox(key=…)`` also creates a seed sequence, which it then ignores.
-    """
-
-    def __init__(self, key: int) -> None:
-        self._words = np.frombuffer(key.to_bytes(16, "little"), "<u8")
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        """Returns the key; Philox asks for two words of 64 bits."""
-        if n_words != 2 or dtype != np.uint64:
-            raise ValueError(f"{n_words} words of {dtype}, allowed: 2 of uint64")
-        return self._words
+    return np.random.Generator(np.random.Philox(key=digest128(seed, *key)))
 
 
 def digest128(seed: int, *key: int | str) -> int:
