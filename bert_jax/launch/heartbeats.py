@@ -62,14 +62,14 @@ class HeartbeatAges:
     """The time since each host's last heartbeat changed, by the clock of this machine."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, tuple[float, float]] = {}
+        self._changed: dict[int, tuple[float, float]] = {}
         self._finished_at: float | None = None
 
-    def hear(self, hosts: Hosts, now: float) -> None:
-        """Takes note of what is new."""
+    def record(self, hosts: Hosts, now: float) -> None:
+        """Records which heartbeats are new."""
         for worker, host in hosts.told.items():
-            if self._heard.get(worker, (None,))[0] != host.at:
-                self._heard[worker] = host.at, now
+            if self._changed.get(worker, (None,))[0] != host.at:
+                self._changed[worker] = host.at, now
         if self._finished_at is None and hosts.finished is not None:
             self._finished_at = now
 
@@ -77,16 +77,16 @@ class HeartbeatAges:
         """Returns for how many seconds a host has been done; None: none is."""
         return None if self._finished_at is None else now - self._finished_at
 
-    def forgive(self) -> None:
-        """Begins anew: nobody could be heard."""
-        self._heard.clear()
+    def reset(self) -> None:
+        """Starts all ages again at the next heartbeat, after a time without access to any."""
+        self._changed.clear()
 
     def longest(self, hosts: Hosts, now: float) -> tuple[int, float]:
-        """Returns the worker that has been silent for longest, and seconds; those done may be."""
+        """Returns the unfinished worker with the oldest heartbeat, and its age in seconds."""
         waits = [
-            (now - self._heard[worker][1], worker)
+            (now - self._changed[worker][1], worker)
             for worker, host in hosts.told.items()
-            if host.state != "done" and worker in self._heard
+            if host.state != "done" and worker in self._changed
         ]
         seconds, worker = max(waits, default=(0.0, 0))
         return worker, seconds

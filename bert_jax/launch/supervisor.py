@@ -71,7 +71,7 @@ class Supervisor:
         self._say, self._clock, self._sleep = say, clock, sleep
         self._pace = pace or verdicts.WatchPace(poll=self.job.submit.poll_seconds)
         self._until_next_look = self._pace.poll  # a bucket that is down makes looks long
-        self._silence = HeartbeatAges()
+        self._ages = HeartbeatAges()
         self._said, self._told_at = "", -math.inf
         self._progress = RunProgress(old_endings=bool(self.state.attempts))
         self._total_steps: int | None = None
@@ -146,9 +146,9 @@ class Supervisor:
             self._lease.check()
         except LockLost:
             raise
-        except _PASSING as error:  # then nothing that must be written down first can be done
+        except _PASSING as error:  # without the lease the supervisor must not act
             self._tell(f"trying again: {error}")
-        with self._whatever_happens():
+        with self._errors_logged():
             if self.state.outcome is None:
                 self._advance()
             record = self.state.current
@@ -186,7 +186,7 @@ class Supervisor:
         placement = self.job.placements[index]
         write_whole(self._files.attempt(number), placement.model_dump_json(indent=1))
         self._write(self.state.model_copy(update={"attempts": (*self.state.attempts, record)}))
-        self._silence, self._progress = HeartbeatAges(), RunProgress()
+        self._ages, self._progress = HeartbeatAges(), RunProgress()
         return self._create(record, asked=False)
 
     def _create(self, record: AttemptRecord, *, asked: bool) -> None:
@@ -215,17 +215,17 @@ class Supervisor:
             self._change(up_from=now)
         hosts = None if seen.state is State.WAITING else self._hosts(record)
         if seen.state is not State.ACTIVE:
-            self._silence.forgive()  # whose machines are on their way, again perhaps, cannot speak
+            self._ages.reset()  # hosts that are still starting cannot send heartbeats
         there = seen.state in (State.STARTING, State.ACTIVE, State.SUSPENDED)
         if record.bills_from is None and (there or (hosts is not None and hosts.told)):
-            # Since it was last seen not to: rather a little too much than too little.
+            # Bill from the last observation without billing: over-count rather than under-count.
             self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
         record = self.state.attempts[-1]
         verdict = None if hosts is None else verdicts.of_run(hosts)
         if verdict is None:
             verdict = verdicts.of_machines(self.job, record, seen, now=now, pace=self._pace)
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
-            verdict = verdicts.of_silence(record, hosts, self._silence, now=now, pace=self._pace)
+            verdict = verdicts.of_silence(record, hosts, self._ages, now=now, pace=self._pace)
         # Machines whose run is done may be gone already, and that is no failure.
         if changed and (verdict is None or verdict.outcome != "done"):
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
@@ -239,10 +239,10 @@ class Supervisor:
             hosts = read_hosts(self._files, record.of(self.job))
         except _PASSING as error:
             self._tell(f"what its hosts say cannot be read: {error}")
-            self._silence.forgive()
+            self._ages.reset()
             self._trouble = True
             return None
-        self._silence.hear(hosts, self._clock())
+        self._ages.record(hosts, self._clock())
         for line in self._progress.hear(hosts, self._clock()):
             self._tell(line)
         if hosts.step is not None:
@@ -294,8 +294,8 @@ class Supervisor:
         return "" if dump is None or dump in said else f"; see `bert-jax replay {dump}`"
 
     @contextlib.contextmanager
-    def _whatever_happens(self) -> Iterator[None]:
-        """Tells what goes wrong in the block. Who ended by it would leave machines that bill."""
+    def _errors_logged(self) -> Iterator[None]:
+        """Logs errors of the block. No error may end the supervisor: its machines would bill on."""
         try:
             yield
         except _PASSING as error:
@@ -308,7 +308,7 @@ class Supervisor:
 
     def _note(self) -> None:
         """Writes down what is known, or leaves it to the next look."""
-        with self._whatever_happens(), contextlib.suppress(*_PASSING):
+        with self._errors_logged(), contextlib.suppress(*_PASSING):
             self._write(self.state.model_copy(update={"seen": self._clock()}))
 
     def _change(self, **changes: object) -> None:

@@ -49,7 +49,7 @@ def of_run(hosts: Hosts) -> Verdict | None:
 
 
 def begins(record: AttemptRecord, seen: Observation) -> bool:
-    """Whether machines start, as is seen for the first time: anew too, as pods after a restart."""
+    """Returns whether this is the first observation of a start, or of a restart of pods."""
     if seen.state is State.STARTING:
         return record.up_from is None or record.state is not State.STARTING
     if seen.state is State.ACTIVE:
@@ -83,20 +83,20 @@ def of_machines(
 
 
 def of_silence(
-    record: AttemptRecord, hosts: Hosts, silence: HeartbeatAges, *, now: float, pace: WatchPace
+    record: AttemptRecord, hosts: Hosts, ages: HeartbeatAges, *, now: float, pace: WatchPace
 ) -> Verdict | None:
     """Returns which host of active machines does not speak; None: all do.
 
     Once a host is done, the run is: others that are not, a while later, hang or wait for it.
     """
-    finished = silence.since_finished(now)
+    finished = ages.since_finished(now)
     if finished is not None:
         return Verdict("over", _at_step(hosts), "done") if finished > pace.silence else None
     up = now - (record.up_from or now)
     if hosts.missing and up > pace.start:
         which = ", ".join(map(str, hosts.missing[:8]))
         return Verdict("broken", f"worker {which} has not started within {up / 60:.0f} min")
-    worker, silent = silence.longest(hosts, now)
+    worker, silent = ages.longest(hosts, now)
     if silent > pace.silence:
         return Verdict("broken", f"worker {worker} has been silent for {silent / 60:.0f} min")
     return None
