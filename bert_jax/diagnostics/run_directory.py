@@ -10,7 +10,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import is_google_bert, open_google_bert
 from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.errors import UserError, differing
-from bert_jax.files.line_log import parse_lines, pieces
+from bert_jax.files.line_log import parse_lines
 from bert_jax.files.read import read_bytes
 from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run, read_run_provenance
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
@@ -76,19 +76,17 @@ def _check_checkpoints(path: epath.Path) -> Iterator[Finding]:
 
 
 def _check_metrics(path: epath.Path) -> Iterator[Finding]:
-    files = [path] if path.exists() else []
-    files += pieces(path)
-    good = damaged = 0
+    if not path.exists():
+        return
     try:
-        for file in files:
-            parsed = parse_lines(read_bytes(file), is_figures)
-            good, damaged = good + len(parsed.good), damaged + len(parsed.damaged)
+        parsed = parse_lines(read_bytes(path), is_figures)
     except UserError as error:
         yield problem("metrics", str(error))
         return
+    good, damaged = len(parsed.good), len(parsed.damaged)
     if damaged:
         yield problem("metrics", f"{damaged} of {good + damaged} lines of {path} are damaged")
-    elif files:
+    else:
         yield ok("metrics", f"{good} lines")
 
 
