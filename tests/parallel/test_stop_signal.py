@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -60,6 +61,7 @@ class FakeChannel:
         self.others = others
         self.noticed: dict[str, Callable[[str], None]] = {}
         self.notices: list[str] = []
+        self.leaving = threading.Event()
 
     def handle(self, name: str, handler: Callable[[str], None]) -> None:
         self.noticed[name] = handler
