@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,20 +38,17 @@ def test_only_an_uncaught_exception_ends_with_70(
     assert ("Traceback" in said) == (bool(debug) or code == 70)
 
 
-def test_an_uncaught_exception_of_several_processes_ends_this_one_with_70_and_tells_the_others(
+def test_an_uncaught_exception_ends_a_process_of_several_with_70(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[tuple[object, ...]] = []
+    told: list[object] = []
 
-    class Channel:
-        def explain(self) -> None:
-            pass
+    def end(code: int, line: str, *, printed: bool) -> None:
+        assert printed  # the traceback
+        told.extend((code, line))
 
-        def fail(self, code: int, line: str) -> None:
-            told.append((code, line))
-
-    monkeypatch.setattr(sys, "excepthook", lambda *_: told.append(("traceback",)))
-    monkeypatch.setattr(processes, "end_now", lambda code: told.append(("end", code)))
-    processes._report_errors(Channel())  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(sys, "excepthook", lambda *_: told.append("traceback"))
+    monkeypatch.setattr(processes, "end_now", end)
+    processes._report_errors(SimpleNamespace(explain=lambda: None))  # pyright: ignore
     sys.excepthook(RuntimeError, RuntimeError(MESSAGE), None)
-    assert told == [("traceback",), (70, f"RuntimeError: {MESSAGE}"), ("end", 70)]
+    assert told == ["traceback", 70, f"RuntimeError: {MESSAGE}"]
