@@ -6,7 +6,7 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.google_bert.tfrecord import frame, scan_records
+from bert_jax.data.google_bert.tfrecord import RecordFile, frame, scan_records
 from bert_jax.errors import UserError
 from tests.tensorflow_alone import tf
 
@@ -66,3 +66,13 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path) -> None:
         list(scan_records(packed))
     with pytest.raises(UserError, match="none: no such file"):
         list(scan_records(epath.Path(tmp_path / "none")))
+
+
+def test_a_record_that_changes_after_the_scan_is_found_when_it_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tfrecord")
+    offset = list(scan_records(path))[2].offset
+    content = bytearray(path.read_bytes())
+    content[offset + 50] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(UserError, match=r"record 3: damaged \(the checksum of its bytes"):
+        RecordFile(path).read(offset, number=3)

@@ -248,6 +248,12 @@ def test_machines_that_may_have_come_a_minute_ago_are_none(world: World) -> None
     assert (found(world).orphan, found(world).note) == ("", "nobody watches it")
 
 
+def test_machines_seen_hours_ago_whose_hosts_never_spoke_are_orphans(world: World) -> None:
+    world.launcher.become("base-1", State.ACTIVE)
+    world.supervisor()._look()
+    assert found(world).orphan == "not started within 300 min"
+
+
 def test_hosts_that_have_spoken_may_not_fall_silent(world: World) -> None:
     world.launcher.become("base-1", State.ACTIVE)
     world.beat(1)
