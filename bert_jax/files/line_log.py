@@ -171,8 +171,12 @@ class LineLog:
         with self._file.open("ab", buffering=0) as file:
             file.truncate(self._whole)
             rest = memoryview(self._waiting)
-            while rest:  # the disk may take a part; the next attempt says why
-                rest = rest[file.write(rest) :]
+            try:
+                while rest:  # the disk may take a part; the next attempt says why
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(self._whole)  # no reader sees half a line
+                raise
         self._whole += len(self._waiting)
         self._waiting = b""
         self._missing = self._missing if self._remote else 0

@@ -7,6 +7,7 @@ from tests.processes.hosts import start
 from tests.project import write_config
 from tests.tasks.runs import tiny_config
 
+LEARNT = "seed0-lr0.003-epochs1"
 RUNS = ["seed0-lr0.001-epochs1", "seed1-lr0.001-epochs1"]
 
 
@@ -19,7 +20,7 @@ def config_file(directory: Path) -> Path:
 def test_two_processes_run_a_sweep_and_wait_for_what_the_first_writes(tmp_path: Path) -> None:
     """One learning rate at which nothing is learnt: the flag comes of the predictions."""
     swept = tmp_path / "swept"
-    rates = "finetune.sweep.learning_rates=[1e-3, 1e-9]"
+    rates = "finetune.sweep.learning_rates=[3e-3, 1e-9]"
     with start(
         *("finetune", config_file(tmp_path), f"run_dir={swept}", rates),
         count=2,
@@ -27,11 +28,11 @@ def test_two_processes_run_a_sweep_and_wait_for_what_the_first_writes(tmp_path: 
         program=("-m", "tests.processes.slow_writes"),
     ) as job:
         assert job.wait() == [0, 0], job.said()
-        assert f"best run: {RUNS[0]}" in job[0].out
+        assert f"best run: {LEARNT}" in job[0].out
     learnt, unlearnt = json.loads((swept / "sweep.json").read_text())["runs"]
-    assert (learnt["name"], learnt["step"], learnt["degenerate"]) == (RUNS[0], 10, None)
+    assert (learnt["name"], learnt["step"], learnt["degenerate"]) == (LEARNT, 10, None)
     assert unlearnt["degenerate"] is not None
-    for root in (swept, swept / "runs" / RUNS[0]):
+    for root in (swept, swept / "runs" / LEARNT):
         figures = json.loads((root / "evaluation.json").read_text())
         assert (figures["step"], figures["scores"]) == (10, learnt["scores"])
         assert (root / "report.html").exists()

@@ -12,7 +12,7 @@ from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files import bucket as client
 from bert_jax.files import line_log, patience
-from bert_jax.train import tensorboard
+from bert_jax.train import tensorboard, watchdog
 from bert_jax.train.agreement import failure_of
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.sections import WatchdogSection
@@ -149,8 +149,9 @@ def test_a_bucket_that_keeps_figures_waiting_is_no_step_that_hangs(
         ended.append(found)
 
     monkeypatch.setattr(Watchdog, "_end", end)
+    monkeypatch.setattr(watchdog, "FACTOR", 1.5)
     writer = RunWriter(run, resume_step=0, sending=functools.partial(watch.on, "save"))
-    section = WatchdogSection(floor_seconds=0.4, factor=1.5)
+    section = WatchdogSection(floor_seconds=0.4)
     with watch.on("train"), Watchdog(section, watch, run) as dog:
         for _ in range(10):
             dog.step_done()

@@ -105,7 +105,7 @@ def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
         assert raw.endswith(b"}\n")  # no line is cut
         assert len(said) == 2  # one of each file
     assert [line.partition("; ")[2] for line in said] == [
-        "its lines wait in memory until it can be written",
+        "its lines wait until it can be written",
         "the curves get a gap",
     ]
     report(101)
