@@ -2,17 +2,17 @@
 
 import array
 import hashlib
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from bert_jax.data.google_bert.schema import decode_row
+from bert_jax.data.google_bert.schema import RowStatistics, decode_row, row_statistics
 from bert_jax.data.google_bert.tfrecord import scan_records
-from bert_jax.data.rows.static_masks import StaticExample
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
@@ -20,6 +20,7 @@ from bert_jax.section import Section
 
 _CHECKSUM: Final = "sha256"
 _VERSION: Final = 1  # of the cache; other versions are rebuilt
+_CHUNK: Final = 256  # records
 _LONGEST: Final = 2**16 - 1  # tokens of an example
 _CACHE_NAME: Final = ".bert_jax_index"
 
@@ -133,17 +134,14 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
     files = []
     for path in paths:
         before = len(offsets)
-        for number, record in enumerate(scan_records(path), 1):
-            try:
-                example, slots = decode_row(record.payload)
-                if (tokens := len(example.input_ids)) > _LONGEST:
-                    raise ValueError(f"found {tokens} tokens, allowed: up to {_LONGEST}")
-            except ValueError as error:
-                raise UserError(f"{path}: record {number}: {error}") from None
-            offsets.append(record.offset)
-            lengths.append(tokens)
-            totals.add(example, slots)
-            digest.update(record.checksum.to_bytes(4, "little"))
+        records = scan_records(path)
+        while held := list(itertools.islice(records, _CHUNK)):
+            payloads = [record.payload for record in held]
+            for statistics in _statistics(path, payloads, first=len(offsets) - before + 1):
+                lengths.extend(statistics.lengths.tolist())
+                totals.add(statistics)
+            offsets.extend(record.offset for record in held)
+            digest.update(b"".join(record.checksum.to_bytes(4, "little") for record in held))
         files.append(_file_record(path, len(offsets) - before))
     if not offsets:
         raise UserError(f"{paths[0].parent}: found no record in its TFRecords, allowed: some")
@@ -159,21 +157,48 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
     return RecordIndex(summary, np.frombuffer(offsets, np.int64), np.frombuffer(lengths, np.uint16))
 
 
+def _statistics(
+    path: epath.Path, payloads: Sequence[bytes], *, first: int
+) -> Iterator[RowStatistics]:
+    """Yields the statistics of some rows of a file, of which the first has the number ``first``."""
+    found = row_statistics(payloads)
+    if found is not None and found.lengths.max() <= _LONGEST:
+        yield found
+        return
+    for number, payload in enumerate(payloads, first):
+        try:
+            example, slots = decode_row(payload)
+            if len(example.input_ids) > _LONGEST:
+                raise ValueError(
+                    f"found {len(example.input_ids)} tokens, allowed: up to {_LONGEST}"
+                )
+        except ValueError as error:
+            raise UserError(f"{path}: record {number}: {error}") from None
+        yield RowStatistics(
+            lengths=np.array([len(example.input_ids)]),
+            slots=slots,
+            most_predictions=len(example.positions),
+            highest_id=int(example.input_ids.max()),
+            originals=np.delete(example.original(), example.special_positions),
+        )
+
+
 class _Totals:
     """Statistics of all rows so far."""
 
     def __init__(self) -> None:
-        self.slots = self.most = self.highest = 0
+        self.slots = 0
+        self.most = 0
+        self.highest = 0
         self.counts = np.zeros(1, np.int64)  # by id, without special tokens
 
-    def add(self, example: StaticExample, slots: int) -> None:
-        originals = example.original()
-        self.slots = max(self.slots, slots)
-        self.most = max(self.most, len(example.positions))
-        self.highest = max(self.highest, int(example.input_ids.max()), int(originals.max()))
-        if self.highest >= len(self.counts):
-            self.counts = np.pad(self.counts, (0, self.highest + 1 - len(self.counts)))
-        np.add.at(self.counts, np.delete(originals, example.special_positions), 1)
+    def add(self, rows: RowStatistics) -> None:
+        self.slots = max(self.slots, rows.slots)
+        self.most = max(self.most, rows.most_predictions)
+        added = np.bincount(rows.originals, minlength=len(self.counts))
+        added[: len(self.counts)] += self.counts
+        self.counts = added
+        self.highest = max(self.highest, rows.highest_id, len(added) - 1)
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
