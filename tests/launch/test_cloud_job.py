@@ -77,7 +77,7 @@ def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict
     return values | {"tokenizer": "data/tokenizer", "run_dir": "runs/base", "train": train}
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_a_slice_taken_back_in_mid_run_is_made_again(
     cloud: Cloud,  # noqa: F811
     project: Path,
