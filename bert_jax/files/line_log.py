@@ -115,7 +115,7 @@ def open_log(
 class LineLog:
     """A log that grows. On a disk every entry is with the operating system at once.
 
-    What is refused, by a full disk or a bucket, waits and is written when that is possible again.
+    If a full disk or a bucket refuses lines, they wait for the next attempt.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class LineLog:
             )
 
     def _write(self) -> None:
-        """Appends what waits to the file, or nothing of it."""
+        """Appends all waiting lines to the file, or leaves the file as it was."""
         if not self._waiting:
             return
         with self._file.open("ab", buffering=0) as file:

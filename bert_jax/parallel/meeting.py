@@ -1,8 +1,8 @@
 """The processes of a job meet at process 0 before they join JAX's coordination service.
 
-JAX aborts a process in C++ when another one does not join in time, and names none of them. So
-process 0 first listens on the coordinator's port, by HTTP, and leaves the port to JAX when all are
-there. Every other process reports to it again and again, until it answers with the outcome.
+If a process does not join in time, JAX aborts the others in C++ and does not name it. So process 0
+first listens on the coordinator's port, by HTTP, and leaves the port to JAX when all are there.
+Every other process reports to it again and again, until it answers with the outcome.
 """
 
 import contextlib

@@ -81,7 +81,7 @@ class StopSignal:
         self._held = True
 
     def release(self) -> None:
-        """Answers a signal that has come since `hold`; returns if none has come.
+        """Answers a signal that has come since `hold`, and returns if there was no signal.
 
         Call it in the main thread.
         """
@@ -129,9 +129,11 @@ class StopSignal:
             self._unsaved, self._wait_for_save = False, wait_for_save
             self._saved_step = step
 
-    def due(self, step: int) -> bool:
-        """Says whether to save and stop after a step that was just dispatched; all say the same."""
-        del step
+    def due(self) -> bool:
+        """Counts a step that was just dispatched, and returns whether to save and stop after it.
+
+        All processes return the same.
+        """
         with self._lock:
             self._unsaved = True
             return self._count_step()
@@ -270,7 +272,7 @@ class StopSignal:
             os.kill(os.getpid(), number)
 
     def _stop_listening(self) -> None:
-        """Gives signals back to the handlers before; what was asked for is forgotten."""
+        """Restores the former signal handlers, and forgets the request."""
         if self._pipe is None:
             return
         self._pipe.close()

@@ -60,7 +60,7 @@ def read_model(root: epath.Path, settings: Mapping[str, Any]) -> ModelSection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What any run was asked for."""
+    """Settings that pretraining and fine-tuning have in common."""
 
     seed: int
     run_dir: str

@@ -26,7 +26,7 @@ MAD_TO_DEVIATION: Final = 1.4826
 # A deviation counts as at least this share of the median: a spike is half as much again.
 LEAST_DEVIATION: Final = 0.05
 
-# A spike is so many robust standard deviations above the median. Healthy steps stay below five.
+# A spike is this number of robust standard deviations above the median. Healthy steps stay below 5.
 SPIKE_SCORE: Final = 10.0
 
 # Skips within the window, or rollbacks to one checkpoint, before the run stops: more of them say

@@ -105,7 +105,7 @@ class Evaluations:
         return laid_out_as(params, abstract_params(self._spec.step.model, self._spec.mesh))
 
     def make_up(self, params: Params) -> bool:
-        """Evaluates the checkpoint that the run goes on from, if a signal came before that.
+        """Evaluates the checkpoint that the run resumes from, if a signal prevented that before.
 
         Returns whether a signal has cut this evaluation short too.
         """

@@ -123,7 +123,7 @@ def _run_steps(
                 state, applied = runner.finish(previous, state, reports)
                 if not applied:  # step N−1 was bad and froze the state: step N has changed nothing
                     state, running = runner.dispatch(step_fn, step, state, batch)
-            due = tracker.due_after_next(stop_requested=STOP.due(step))
+            due = tracker.due_after_next(stop_requested=STOP.due())
             if not due.anything:
                 continue
 

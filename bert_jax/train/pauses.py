@@ -39,7 +39,7 @@ class Hook(Protocol):
 
 
 class EarlyStopping:
-    """Ends a run after so many evaluations in a row without a better score."""
+    """Ends a run after several evaluations in a row without a better score."""
 
     def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
         self._metric, self._tracker, self._output = spec.selection.metric, tracker, output

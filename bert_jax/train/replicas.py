@@ -10,7 +10,7 @@ from bert_jax.train.spec import TrainSpec
 
 
 class ReplicaCheck:
-    """Compares the replicas of the state whenever the devices wait: nothing else is saved.
+    """Compares the replicas of the state whenever the devices wait, before anything is saved.
 
     A hook of the train loop: see `bert_jax.train.pauses`.
     """

@@ -150,32 +150,3 @@ def test_a_damaged_row_is_named_with_its_record(
     path.write_bytes(frame(example_bytes(ROWS[0])) + frame(example_bytes(ROWS[3] | change)))
     with pytest.raises(UserError, match=rf"^{path}: record 2: found (an )?{named}"):
         open_google_bert(path)
-
-
-def varint(number: int) -> bytes:
-    low, rest = number & 0x7F, number >> 7
-    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
-
-
-def delimited(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + varint(len(content)) + content
-
-
-def unpacked_bytes(row: dict[str, Any]) -> bytes:
-    """A row as `tf.train.Example`, each whole number with a tag of its own."""
-    entries = b""
-    for name, values in row.items():
-        if name == "masked_lm_weights":
-            feature = delimited(0x12, delimited(0x0A, np.array(values, "<f4").tobytes()))
-        else:
-            feature = delimited(0x1A, b"".join(b"\x08" + varint(value) for value in values))
-        entries += delimited(0x0A, delimited(0x0A, name.encode()) + delimited(0x12, feature))
-    return delimited(0x0A, entries)
-
-
-def test_numbers_that_are_not_packed_are_read_all_the_same() -> None:
-    record = unpacked_bytes(ROWS[1])
-    (ours, slots), (theirs, _) = decode_row(record), decode_row(example_bytes(ROWS[1]))
-    assert slots == SLOTS
-    for name in theirs._fields:
-        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))

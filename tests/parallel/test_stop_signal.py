@@ -27,7 +27,7 @@ stop.saved(4, save)
 os.kill(os.getpid(), signal.SIGTERM)
 saving.wait()
 {then}
-stop.due(5)
+stop.due()
 print("step 5 was computed", flush=True)
 time.sleep(60)
 """
@@ -88,10 +88,10 @@ def test_a_second_run_of_a_program_agrees_anew() -> None:
         channel.others = ([steps, True], [steps - 1, True])
         with stop.listening():
             stop.saved(0, lambda: None)
-            for step in range(1, 4):
-                assert not stop.due(step)
+            for _ in range(1, 4):
+                assert not stop.due()
             until_agreed(stop, channel, notices=run + 1)
-            assert [stop.due(step) for step in range(4, 8)] == [False] * 3 + [True]
+            assert [stop.due() for _ in range(4, 8)] == [False] * 3 + [True]
             stop._steps = 9  # as many as the others have counted
     assert channel.notices == ["stop.0", "stop.1"]
 
@@ -102,10 +102,10 @@ def test_processes_that_are_a_step_apart_save_once_more() -> None:
     stop.agree_over(channel)  # pyright: ignore[reportArgumentType]
     stop.listen(owns_process=True)
     try:
-        for step in range(1, 9):
-            assert not stop.due(step)
+        for _ in range(1, 9):
+            assert not stop.due()
         stop.saved(8, lambda: None)
         until_agreed(stop, channel, notices=1)
-        assert stop.due(9)
+        assert stop.due()
     finally:
         stop._stop_listening()

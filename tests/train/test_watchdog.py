@@ -116,7 +116,7 @@ with watch.on("train"), Watchdog(section, watch, here) as dog:
     STOP.saved(4, save)
     os.kill(os.getpid(), signal.SIGTERM)
     saving.wait()
-    STOP.due(5)
+    STOP.due()
 """
 
 

@@ -1,1 +1,1 @@
-"""What the compiler says of one step for a TPU topology: `step.compile_step` is the entry."""
+"""One step compiled for a TPU topology, and the compiler's figures of it: see `step`."""

@@ -5,7 +5,6 @@ memory and collectives are the compiler's, and cycles are estimated by `op_cycle
 reads files whose form belongs to one version of libtpu, and knows when it meets another.
 """
 
-import dataclasses
 import importlib.metadata
 import tempfile
 import time
@@ -76,7 +75,7 @@ STEP: Final = pydantic.TypeAdapter(CompiledStep)
 
 
 def quick_refusal() -> str | None:
-    """Returns why steps are compiled exactly with this libtpu; None: the quick form knows it."""
+    """Returns why this libtpu needs exact compilation, or None if the quick form supports it."""
     known = fitted()
     try:
         installed = importlib.metadata.version("libtpu")
@@ -162,21 +161,27 @@ def _exact(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:
     # `peak_memory_in_bytes` includes buffers on the chip, and less than all temporaries, which are
     # reserved as a whole.
     results = found.output_size_in_bytes - found.alias_size_in_bytes  # that overwrite nothing
-    total = found.argument_size_in_bytes + found.temp_size_in_bytes + results
-    memory = _quick(step, Scheduled("", found.temp_size_in_bytes, total))
-    given = found.argument_size_in_bytes - step.parameter_bytes - step.optimizer_bytes
-    return dataclasses.replace(
-        memory, batch=max(given, 0), program=found.generated_code_size_in_bytes
+    return _memory(
+        step,
+        given=found.argument_size_in_bytes,
+        temporaries=found.temp_size_in_bytes,
+        total=found.argument_size_in_bytes + found.temp_size_in_bytes + results,
+        program=found.generated_code_size_in_bytes,
     )
 
 
 def _quick(step: LoweredStep, found: Scheduled) -> Memory:
-    held = step.parameter_bytes + step.optimizer_bytes
+    given = found.total - found.temporaries  # with results that overwrite nothing
+    return _memory(step, given=given, temporaries=found.temporaries, total=found.total, program=0)
+
+
+def _memory(step: LoweredStep, *, given: int, temporaries: int, total: int, program: int) -> Memory:
+    """Returns bytes by kind; `given` are those of all arguments, parameters among them."""
     return Memory(
         parameters=step.parameter_bytes,
         optimizer=step.optimizer_bytes + step.beside_bytes,
-        batch=max(found.total - found.temporaries - held, 0),
-        temporaries=found.temporaries,
-        program=0,
-        peak=found.total + step.beside_bytes,
+        batch=max(given - step.parameter_bytes - step.optimizer_bytes, 0),
+        temporaries=temporaries,
+        program=program,
+        peak=total + step.beside_bytes,
     )
