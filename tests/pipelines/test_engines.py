@@ -221,7 +221,7 @@ def dask_cluster(directory: Path) -> Iterator[Path]:
         yield where
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     with dask_cluster(tmp_path) as scheduler:
         settings = wanted(

@@ -111,6 +111,7 @@ def activations(rows: int, width: int = F32) -> int:
     return rows * LENGTH * WIDTH * width
 
 
+@pytest.mark.chaos  # test_plan.py has these collectives of a smaller step
 def test_data_parallel_scatters_each_gradient_once_in_float32_and_gathers_parameters() -> None:
     step = compiled({"data": 4})
     size = 4 * parameters(step)
