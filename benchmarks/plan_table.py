@@ -1,9 +1,9 @@
-"""The tables of docs/planning.md: configurations × topologies, as Markdown, a row when it is known.
+"""Makes the tables of docs/results/planning.md: one Markdown row per configuration and topology.
 
-``python -m benchmarks.plan_table --into docs/planning.md`` makes all of them: one slice, and two.
-``--config base --topology v5e:4x4 --slices 1`` makes a part, ``--exact`` compiles code and all.
-What has been compiled before is kept, so tables that were stopped go on where they were. No TPU is
-needed, only libtpu; about a minute of two cores for each row where all are new.
+Make all tables with ``python -m benchmarks.plan_table --into docs/results/planning.md``. Make a
+part with ``--config base --topology v5e:4x4 --slices 1``. ``--exact`` generates code as well.
+Compiled programs are kept, so a stopped command resumes. It needs libtpu and no TPU, and takes
+about a minute of two cores per new row.
 """
 
 import argparse

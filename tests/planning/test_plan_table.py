@@ -1,4 +1,4 @@
-"""The command that makes the tables of docs/planning.md: what is in them, and where they go."""
+"""The command that makes the tables of docs/results/planning.md: their rows and their place."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def test_a_chip_has_the_same_rows_of_a_large_batch_at_a_time_on_16_chips_and_on_
 
 def test_a_table_is_written_between_its_marks_and_nothing_else_changes(tmp_path: Path) -> None:
     page = tmp_path / "planning.md"
-    text = (ROOT / "docs/planning.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/results/planning.md").read_text(encoding="utf-8")
     page.write_text(text, encoding="utf-8")
     for mark in ("1", "2"):
         insert(page, mark, [f"table {mark}", "| a |"])
