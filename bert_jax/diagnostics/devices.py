@@ -69,11 +69,15 @@ def check_attention(
 ) -> Finding:
     """Says which attention the train step computes here for rows of so many tokens, and why."""
     # With the kernels, which load slowly.
-    from bert_jax.model.execution import choose_attention, longest_fused
+    from bert_jax.model.execution import choose
 
     try:
-        most = longest_fused(execution, architecture=architecture, mesh=make_mesh(mesh))
-        found = choose_attention(execution.attention, jax.devices()[0], longest=longest, most=most)
+        found = choose(
+            *("attention", execution, jax.devices()[0]),
+            architecture=architecture,
+            mesh=make_mesh(mesh),
+            longest=longest,
+        )
     except UserError as error:
         return problem("attention", str(error))
     return ok("attention", f"{found.name}: {found.why}")

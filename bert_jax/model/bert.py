@@ -1,14 +1,16 @@
-"""The encoder with whichever heads a checkpoint has."""
+"""The encoder with whichever heads a checkpoint has, and with both heads of pretraining."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.cross_entropy import Scored
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder import Encoder
 from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead
@@ -29,18 +31,14 @@ def bert_builder(
 
 
 class Bert(nnx.Module):
-    """An encoder and the heads that a section names; the same head has the same parameters.
+    """An encoder and the heads that a section names.
 
-    Whatever the heads, a tensor has the same path in the checkpoint: ``encoder``, ``pooler``,
-    ``mlm``, ``next_sentence``, ``task``.
+    A tensor has the same path in every checkpoint that has it: ``encoder``, ``pooler``, ``mlm``,
+    ``next_sentence``, ``task``.
     """
 
     def __init__(
-        self,
-        *,
-        architecture: Architecture,
-        execution: Execution,
-        heads: HeadsSection,
+        self, *, architecture: Architecture, execution: Execution, heads: HeadsSection
     ) -> None:
         parts = {"architecture": architecture, "execution": execution}
         self.encoder = Encoder(**parts)
@@ -66,16 +64,15 @@ class Bert(nnx.Module):
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the last layer's hidden states.
 
-        The batch has `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L], and where
-        several examples share a row `position_ids`, the same. `words_BLD`: of `input_ids`, if they
-        have been looked up already. `queries_BQ`: the tokens whose states are wanted, None: all.
-        `dropout_key`: None in evaluation.
+        Args:
+            batch: `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L]; with several
+                examples in a row also `position_ids`.
+            words_BLD: embeddings of `input_ids`, if the caller has looked them up.
+            queries_BQ: tokens whose states are computed, None for all.
+            dropout_key: None in evaluation.
         """
         return self.encoder(
-            batch["input_ids"],
-            batch["token_type_ids"],
-            batch["segment_ids"],
-            batch.get("position_ids"),
+            *_inputs(batch),
             words_BLD=words_BLD,
             queries_BQ=queries_BQ,
             dropout_key=subkey(dropout_key, 0),
@@ -89,20 +86,12 @@ class Bert(nnx.Module):
     ) -> Float[Array, "states batch *rest"]:
         """Returns the embeddings' output and every layer's: [layers + 1, B, L, D], no dropout.
 
-        The batch is as for `hidden`; `read` says what to keep of one state [B, L, D].
+        The batch is as for `hidden`; `read` reduces each state [B, L, D] to what is kept of it.
         """
-        return self.encoder.every_layer(
-            batch["input_ids"],
-            batch["token_type_ids"],
-            batch["segment_ids"],
-            batch.get("position_ids"),
-            read=read,
-        )
+        return self.encoder.every_layer(*_inputs(batch), read=read)
 
     def mlm_logits(
-        self,
-        hidden_BLD: Float[Array, "batch length hidden"],
-        positions_BP: Array,
+        self, hidden_BLD: Float[Array, "batch length hidden"], positions_BP: Array
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary at the given positions."""
         masked_BPD = gather_positions(hidden_BLD, positions_BP)
@@ -114,11 +103,73 @@ class Bert(nnx.Module):
         """Returns the task head's float32 logits.
 
         [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels] for token
-        classification, [B, L, 2] (start, end) for question answering.
-        The key is of the head's own dropout, which question answering lacks; None in evaluation.
+        classification, [B, L, 2] (start, end) for question answering. `dropout_key` is for the
+        head's own dropout, None in evaluation; question answering has no such dropout.
         """
         read = self.pooler(hidden_BLD[:, :1]) if self.heads.reads_pooled else hidden_BLD
         if self.heads.task != "question_answering":
             read = dropout(read, self.task_dropout, dropout_key)
         logits = self.task(read).astype(jnp.float32)
         return logits[:, 0] if self.heads.reads_pooled else logits
+
+
+def _inputs(batch: Mapping[str, Array]) -> tuple[Array, Array, Array, Array | None]:
+    ids, types, segments = (batch[f"{name}_ids"] for name in ("input", "token_type", "segment"))
+    return ids, types, segments, batch.get("position_ids")
+
+
+class PretrainingLogits(NamedTuple):
+    """Float32 logits of both heads."""
+
+    mlm: Float[Array, "batch predictions vocab"]
+    next_sentence: Float[Array, "batch examples 2"]
+
+
+class PretrainingScores(NamedTuple):
+    """What both heads say of a batch with labels."""
+
+    mlm: Scored  # of its predictions
+    next_sentence: Float[Array, "batch examples 2"]  # float32 logits
+
+
+class BertForPretraining(Bert):
+    """BERT with its masked-language-model and next-sentence heads."""
+
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=HeadsSection())
+
+    def __call__(
+        self, batch: Mapping[str, Array], *, dropout_key: Array | None
+    ) -> PretrainingLogits:
+        """Returns the logits of a batch of rows.
+
+        The batch is as for `Bert.hidden`, with `masked_lm_positions` int32 [B, P] and
+        `cls_positions` int32 [B, E]. `dropout_key`: None in evaluation.
+        """
+        masked_BPD, cls_BED = self._read(batch, words_BLD=None, dropout_key=dropout_key)
+        return PretrainingLogits(
+            mlm=self.mlm(masked_BPD, self.encoder.embeddings.word[...]),
+            next_sentence=self.next_sentence(self.pooler(cls_BED)),
+        )
+
+    def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> PretrainingScores:
+        """Returns the MLM scores of `masked_lm_ids`, int32 [B, P], and the next-sentence logits.
+
+        A kernel that scores keeps the MLM logits to itself.
+        """
+        words_BLD, shares_SVD = self.encoder.embeddings.look_up(batch["input_ids"])
+        masked_BPD, cls_BED = self._read(batch, words_BLD=words_BLD, dropout_key=dropout_key)
+        table_VD = self.encoder.embeddings.word[...]
+        mlm = self.mlm.scored(masked_BPD, table_VD, shares_SVD, batch["masked_lm_ids"])
+        return PretrainingScores(mlm, self.next_sentence(self.pooler(cls_BED)))
+
+    def _read(
+        self, batch: Mapping[str, Array], *, words_BLD: Array | None, dropout_key: Array | None
+    ) -> tuple[Array, Array]:
+        """Returns the states that the heads read, [B, P, D] and [B, E, D]: no others are made."""
+        masked, cls = batch["masked_lm_positions"], batch["cls_positions"]
+        queries_BQ = jnp.concatenate([masked, cls], axis=1)
+        hidden_BQD = self.hidden(
+            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=dropout_key
+        )
+        return hidden_BQD[:, : masked.shape[1]], hidden_BQD[:, masked.shape[1] :]

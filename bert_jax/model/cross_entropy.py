@@ -1,6 +1,9 @@
-"""Losses over logits: of classes, and of the pieces of a vocabulary by one kernel."""
+"""Losses over logits: of classes, and of a vocabulary's pieces by a kernel or on one CPU.
 
-from typing import NamedTuple
+Shape suffixes: N rows, D their columns, V pieces, S devices that share the batch.
+"""
+
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,11 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import decode, decode_backward
 from bert_jax.model.layers import placed
+
+# `cpu_cross_entropy`: pieces side by side. XLA then adds the bias as it reads for a maximum over an
+# outer axis; for one over the last axis it would write the sums.
+_LANES: Final = 128
+_LINES: Final = 8  # a product of one row is a loop of scalars
 
 
 class Scored(NamedTuple):
@@ -22,11 +30,10 @@ def cross_entropy(
 ) -> Scored:
     """Returns −log p(label) in float32, and whether the label is the most probable class.
 
-    The largest logit, which the loss needs anyway, tells whether the label won; an argmax would
-    read all logits once more.
-    The gradient is written out: it reads the logits once, where the derivative of the picking
-    and of the sum would each write an array of their size. Rows are one axis: the product that
-    makes the logits has them so, and another shape of 77 predictions a row would be a copy.
+    The largest logit decides whether the label won: an argmax would read all logits once more.
+    The gradient is written out and reads the logits once. JAX's own would write two arrays of
+    their size. Rows are one axis, as in the product that makes the logits: another shape of 77
+    predictions a row would be a copy.
     """
     flat = _cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
     return Scored(*(each.reshape(labels.shape) for each in flat))
@@ -54,15 +61,15 @@ def _cross_entropy_backward(kept: tuple[Array, ...], gradient: Scored) -> tuple[
 
 
 def _compared(logits: Array, labels: Array) -> Array:
-    """Returns the labels' logits by comparing with an iota, in the pass that reads them anyway.
+    """Returns the labels' logits by comparing with an iota, in the pass that reads all logits.
 
-    Where the classes are split over devices, each compares its own part and one sum joins them.
+    If the classes are split over devices, each device compares its own and one sum joins them.
     """
     return jnp.where(_is_label(logits, labels), logits, 0.0).sum(axis=-1)
 
 
 def _indexed(logits: Array, labels: Array) -> Array:
-    """Returns the same by indexing: XLA's CPU compiler would write all that it compares."""
+    """Returns the same by indexing: XLA's CPU compiler would write every comparison."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
 
 
@@ -80,10 +87,10 @@ def decoded_cross_entropy(
     bias_V: Float[Array, "vocab"],
     labels_N: Int[Array, "rows"],
 ) -> Scored:
-    """Returns the same of the logits ``rows · tableᵀ + bias``, by `bert_jax.kernels.cross_entropy`.
+    """Returns `cross_entropy` of the logits ``rows · tableᵀ + bias``, by a kernel.
 
-    The table's gradient goes to its shares (`bert_jax.model.tied`), not to the table.
-    `rows_ND`: in the dtype of the product; `table_VD` and `bias_V`: float32.
+    The table's gradient goes to its shares (`bert_jax.model.tied`), not to the table. `rows_ND` is
+    in the dtype of the product; `table_VD` and `bias_V` are float32.
     """
     return _decoded(rows_ND, table_VD, shares_SVD, bias_V, labels_N)
 
@@ -115,3 +122,52 @@ def _decoded_backward(
 
 
 _decoded.defvjp(_decoded_forward, _decoded_backward)
+
+
+@jax.custom_vjp
+def cpu_cross_entropy(
+    rows_ND: Float[Array, "rows hidden"],
+    table_VD: Float[Array, "vocab hidden"],
+    shares_SVD: Float[Array, "1 vocab hidden"],
+    bias_V: Float[Array, "vocab"],
+    labels_N: Int[Array, "rows"],
+) -> Scored:
+    """Returns the same in float32 on one CPU, with half the passes over the logits.
+
+    XLA's CPU compiler writes logits with their bias beside logits without, and reads them once for
+    each reduction. This function writes the logits without their bias, and their exponentials once.
+    The softmax's divisor and a row's weight in the loss multiply the rows of the products instead.
+    The vocabulary is a multiple of 128 pieces.
+    """
+    return _on_cpu_forward(rows_ND, table_VD, shares_SVD, bias_V, labels_N)[0]
+
+
+def _on_cpu_forward(
+    rows: Array, table: Array, shares: Array, bias: Array, labels: Array
+) -> tuple[Scored, tuple[Array, ...]]:
+    del shares
+    logits = jnp.matmul(rows, table.T)
+    each_row = jnp.arange(len(rows))
+    picked = logits[each_row, labels] + bias[labels]
+    in_lanes = logits.reshape(len(rows), -1, _LANES) + bias.reshape(-1, _LANES)
+    largest = in_lanes.max(axis=1).max(axis=-1)
+    powers = jnp.exp(logits + bias - largest[:, None])
+    total = powers.sum(axis=-1)
+    right = (picked >= largest).astype(jnp.float32)
+    return Scored(largest + jnp.log(total) - picked, right), (rows, table, labels, powers, total)
+
+
+def _on_cpu_backward(
+    kept: tuple[Array, ...], gradient: Scored
+) -> tuple[Array, None, Array, Array, None]:
+    rows, table, labels, powers, total = kept
+    # The gradient of the logits would be factor · (powers − total at the label).
+    factor = gradient.loss / total
+    slopes = powers.at[jnp.arange(len(rows)), labels].add(-total)
+    of_rows = factor[:, None] * jnp.matmul(slopes, table)
+    of_table = jax.lax.dot_general(slopes, factor[:, None] * rows, (((0,), (0,)), ((), ())))
+    of_bias = jnp.matmul(jnp.broadcast_to(factor, (_LINES, len(rows))), slopes)[0]
+    return of_rows, None, of_table[None], of_bias, None
+
+
+cpu_cross_entropy.defvjp(_on_cpu_forward, _on_cpu_backward)

@@ -1,4 +1,4 @@
-"""The stack of layers, scanned."""
+"""The stack of layers: their parameters lie along a leading axis, and a scan runs over them."""
 
 import functools
 from collections.abc import Callable
@@ -17,11 +17,10 @@ from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.execution import default_unroll
 from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
-from bert_jax.model.stacked import all_but_last, is_param, stacked
 from bert_jax.parallel.rules import constrain, gathered
 
-# What the backward pass keeps of a layer: everything, everything but what is inside attention
-# (see attention.py), the results of matrix products with parameters, or only the layer's input.
+# What the backward pass keeps of a layer: everything, everything outside attention's core (see
+# attention.py), the results of matrix products with parameters, or only the layer's input.
 REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
     "none": lambda layer: layer,
     "attention": lambda layer: layer,
@@ -59,9 +58,9 @@ class EncoderLayer(nnx.Module):
         dropout_keys: Array | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the output; `dropout_keys` are [3], or None in evaluation.
+        """Returns the states of `queries_BQ`, None for all tokens; they attend to all tokens.
 
-        `queries_BQ`: which tokens of a row it is of, None: all. To the others they attend.
+        `dropout_keys` are [3], or None in evaluation.
         """
         core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
         attended = self.attention(x_BLD, segment_ids, dropout_key=core_key, queries_BQ=queries_BQ)
@@ -85,7 +84,7 @@ class EncoderLayer(nnx.Module):
             kernel = self.output.kernel[...]
             return gelu_project(y_BLF, self.intermediate.bias[...], kernel, use=self.output.use)
         inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
-        # In bfloat16, so on a chip, it costs less to compute the activation again than to read it.
+        # In bfloat16, so on a chip, computing the activation again costs less than reading it.
         again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
         return again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
 
@@ -93,15 +92,15 @@ class EncoderLayer(nnx.Module):
 class Encoder(nnx.Module):
     """Embeddings and layers.
 
-    The layers' parameters are stacked along a leading axis and scanned. Unrolled, the scan is a
-    row of layers to the compiler: fewer cycles, for a compile time that grows with depth.
+    To the compiler an unrolled scan is a row of layers: fewer cycles, for a compile time that grows
+    with depth.
     """
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         self.embeddings = Embeddings(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
         layer = EncoderLayer(architecture=architecture, execution=execution)
-        self.layers = stacked(layer, depth=self.depth)
+        self.layers = _stacked(layer, depth=self.depth)
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
@@ -117,11 +116,11 @@ class Encoder(nnx.Module):
         queries_BQ: Int[Array, "batch queries"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the last layer's hidden states.
+        """Returns the last layer's hidden states of `queries_BQ`, None for all tokens.
 
-        `segment_ids`: the packed example of each token, 0 for padding. `queries_BQ`: the tokens
-        whose states are wanted, None: all; of the last layer nothing else is computed, and what is
-        computed is the same, dropout too. The rest: see `Embeddings`.
+        The last layer computes nothing for other tokens; the result is the same, dropout included.
+        `segment_ids` are the packed example of each token, 0 for padding. For the rest see
+        `Embeddings`.
         """
         x_BLD = self.embeddings(
             input_ids,
@@ -135,10 +134,10 @@ class Encoder(nnx.Module):
             return self._scan(x_BLD, segment_ids, layers)[0]
         wanted = queries_BQ.shape[1]
         if self.fused:
-            # Or every kernel would pad what it reads, and cut what it writes.
+            # Otherwise every kernel would pad its input and cut its output.
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
         params, keys = layers
-        first, last = all_but_last(params)
+        first, last = _all_but_last(params)
         first_keys, last_keys = (None, None) if keys is None else (keys[:-1], keys[-1])
         if self.depth > 1:
             x_BLD, _ = self._scan(x_BLD, segment_ids, (first, first_keys))
@@ -153,24 +152,24 @@ class Encoder(nnx.Module):
         *,
         read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
     ) -> Float[Array, "states batch *rest"]:
-        """Returns the embeddings' output and every layer's: [layers + 1, B, L, D], no dropout.
+        """Returns what `read` keeps of the embeddings' output and of every layer's, no dropout.
 
-        The inputs are those of `__call__`. `read` says what to keep of one state [B, L, D]; a mean
-        over L keeps the others from ever lying in memory together.
+        `read` takes a state [B, L, D]. With a mean over L the whole states are never in memory
+        together. The other arguments are those of `__call__`.
         """
         x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, dropout_key=None)
         _, read_layers = self._scan(x_BLD, segment_ids, self._layers(None), read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
 
     def _layers(self, dropout_key: Array | None) -> _Layers:
-        """Returns the layers' parameters, as they are used, and their keys."""
+        """Returns the layers' parameters, gathered for use, and their keys."""
         params = nnx.state(self.layers)
         if self.unroll < self.depth:
             params = jax.tree.map(
-                lambda one: one.replace(gathered(one[...], one.logical)), params, is_leaf=is_param
+                lambda one: one.replace(gathered(one[...], one.logical)), params, is_leaf=_is_param
             )
         layers_key = subkey(dropout_key, 1)
-        # At once, and not three of each layer's own: what makes a key takes XLA long to compile.
+        # All keys at once: XLA takes long to compile each operation that makes keys.
         keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
         return params, keys
 
@@ -197,7 +196,7 @@ class Encoder(nnx.Module):
         of_layer: _Layers,
         queries_BQ: Array | None = None,
     ) -> Array:
-        """Returns a layer's output, at the queries alone if there are any."""
+        """Returns a layer's output, at the queries if there are any."""
 
         def layer(x_BLD: Array, of_layer: _Layers) -> Array:
             params, dropout_keys = of_layer
@@ -205,3 +204,43 @@ class Encoder(nnx.Module):
             return module(x_BLD, segment_ids, dropout_keys=dropout_keys, queries_BQ=queries_BQ)
 
         return REMAT[self.remat](layer)(x_BLD, of_layer)
+
+
+def _stacked(layer: EncoderLayer, *, depth: int) -> EncoderLayer:
+    """Returns one layer's module whose every parameter carries all layers along a leading axis."""
+    graphdef, state = nnx.split(layer)
+
+    def stack(one: nnx.Variable) -> nnx.Variable:
+        shape, axes = (depth, *one.shape), ("layers", *one.logical)
+        return one.replace(jax.ShapeDtypeStruct(shape, one.dtype), logical=axes)
+
+    return nnx.merge(graphdef, jax.tree.map(stack, state, is_leaf=_is_param))
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Variable)
+
+
+def _all_but_last(params: Any) -> tuple[Any, Any]:
+    """Returns the parameters of all layers but the last, stacked, and those of the last."""
+    leaves, structure = jax.tree.flatten(params)
+    first, last = zip(*map(_cut, leaves), strict=True)
+    return structure.unflatten(first), structure.unflatten(last)
+
+
+@jax.custom_vjp
+def _cut(x: Array) -> tuple[Array, Array]:
+    """The gradient concatenates the two: JAX would add two arrays, each padded with zeros."""
+    return x[:-1], x[-1]
+
+
+def _cut_forward(x: Array) -> tuple[tuple[Array, Array], None]:
+    return _cut(x), None
+
+
+def _cut_backward(_: None, gradients: tuple[Array, Array]) -> tuple[Array]:
+    first, last = gradients
+    return (jnp.concatenate([first, last[None]]),)
+
+
+_cut.defvjp(_cut_forward, _cut_backward)

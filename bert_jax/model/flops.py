@@ -1,6 +1,11 @@
 """Model FLOPs: the matrix products of the mathematics, without what the program recomputes."""
 
+from typing import Final
+
 from bert_jax.model.config import Architecture
+
+TRAINING: Final = 3
+"""Forward passes that a forward and a backward pass cost."""
 
 
 def forward_flops(
@@ -13,11 +18,16 @@ def forward_flops(
 ) -> float:
     """Returns the FLOPs of one row's forward pass through encoder and pretraining heads.
 
-    A product of [m, k] with [k, n] counts 2·m·k·n; lookups, softmax, LayerNorm and GELU are left
-    out, as in PaLM's definition of MFU (arXiv 2204.02311, appendix B).
-    `seq_length` counts padding too, `read` the tokens whose states heads read (None: all; of others
-    the last layer has keys and values alone), `predictions` masked positions, `examples` [CLS]
-    tokens.
+    A product of [m, k] with [k, n] counts 2·m·k·n. Lookups, softmax, LayerNorm and GELU count
+    nothing, as in PaLM's definition of MFU (arXiv 2204.02311, appendix B).
+
+    Args:
+        architecture: of the model.
+        seq_length: tokens of the row, padding included.
+        read: tokens whose states the heads read, None for all. The last layer computes only keys
+            and values of the others.
+        predictions: masked positions.
+        examples: [CLS] tokens.
     """
     width, inner = architecture.hidden_size, architecture.intermediate_size
 
@@ -31,21 +41,3 @@ def forward_flops(
     mlm = 2 * predictions * (width * width + width * architecture.vocab_size)
     next_sentence = 2 * examples * (width * width + 2 * width)
     return float(encoder + mlm + next_sentence)
-
-
-def train_flops(
-    architecture: Architecture,
-    *,
-    seq_length: int,
-    read: int | None = None,
-    predictions: int = 0,
-    examples: int = 1,
-) -> float:
-    """Returns the FLOPs of one row's forward and backward pass: three forward passes."""
-    return 3 * forward_flops(
-        architecture,
-        seq_length=seq_length,
-        read=read,
-        predictions=predictions,
-        examples=examples,
-    )

@@ -8,8 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
 from bert_jax.model.config import Activation, Architecture, Dtype, Execution, Implementation
-from bert_jax.model.cpu_cross_entropy import cpu_cross_entropy
-from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
+from bert_jax.model.cross_entropy import (
+    Scored,
+    cpu_cross_entropy,
+    cross_entropy,
+    decoded_cross_entropy,
+)
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
 from bert_jax.model.tied import decoded, shares_of

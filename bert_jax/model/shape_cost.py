@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from bert_jax.data.cores import available_cores
 from bert_jax.model.config import Architecture
-from bert_jax.model.flops import forward_flops, train_flops
+from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.parallel.accelerators import peak_flops
 
 # Seconds to compile for rows of one length: at once, and for each layer. On a CPU as measured with
@@ -34,7 +34,7 @@ def training_cost(
     architecture: Architecture, mesh: Mesh, *, max_length: int, epochs: int
 ) -> ShapeCost:
     """Returns the cost of a shape of a fine-tuning run's batches; wrong by half costs seconds."""
-    flops = train_flops(architecture, seq_length=max_length) / max_length
+    flops = TRAINING * forward_flops(architecture, seq_length=max_length) / max_length
     seconds = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
     return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, epochs)
 

@@ -14,10 +14,10 @@ from flax import nnx
 
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
+from bert_jax.model.bert import BertForPretraining
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.model.cross_entropy import Scored, cross_entropy
-from bert_jax.model.flops import train_flops
-from bert_jax.model.pretraining import BertForPretraining
+from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
 from bert_jax.task import Batch, Metrics, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
@@ -99,7 +99,7 @@ class BertObjective:
 
     def flops_per_row(self, *, seq_length: int, predictions: int) -> float:
         """Returns the model FLOPs of one row, forward and backward."""
-        return train_flops(
+        return TRAINING * forward_flops(
             self.architecture,
             seq_length=seq_length,
             read=predictions + 1,  # and [CLS]

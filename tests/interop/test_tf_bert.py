@@ -18,7 +18,7 @@ from bert_jax.interop.names import google_names
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.model.pretraining import BertForPretraining
+from bert_jax.model.bert import BertForPretraining
 from tests.interop.reference_modeling import (
     draw,
     encoder_shapes,

@@ -1,7 +1,6 @@
 """Losses that decode masked pieces themselves, against `cross_entropy` of logits."""
 
 import functools
-import types
 from typing import Any
 
 import jax
@@ -9,18 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.kernels import cross_entropy as kernels
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.model.config import Execution
-from bert_jax.model.cpu_cross_entropy import cpu_cross_entropy
-from bert_jax.model.cross_entropy import Scored, cross_entropy, decoded_cross_entropy
-from bert_jax.model.execution import choose_loss, resolve_execution
+from bert_jax.model.cross_entropy import (
+    Scored,
+    cpu_cross_entropy,
+    cross_entropy,
+    decoded_cross_entropy,
+)
 from bert_jax.model.layers import ParamUse, add_bias, product
 from bert_jax.model.tied import shares_of
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from tests.support import relative_error, small_architecture
+from tests.support import relative_error
 
 
 def fused(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
@@ -138,64 +138,3 @@ def test_on_a_mesh_every_device_has_its_own_rows_and_pieces(shape: dict[str, int
     expected = score(xla, *arrays)
     with jax.set_mesh(make_mesh(MeshSection.model_validate(shape))):
         assert_same(score(fused, *arrays), expected)
-
-
-def chip(kind: str) -> Any:
-    return types.SimpleNamespace(device_kind=kind, platform="tpu")
-
-
-@pytest.mark.parametrize(
-    ("kind", "chosen"),
-    [
-        *(("TPU v4", "fused"), ("TPU v5 lite", "fused"), ("TPU v6 lite", "fused")),
-        *(("TPU v3", "xla"), ("NVIDIA H100 80GB HBM3", "xla")),
-    ],
-)
-def test_auto_is_fused_where_the_kernels_run(kind: str, chosen: str) -> None:
-    choose = functools.partial(
-        choose_loss,
-        device=chip(kind),
-        architecture=small_architecture(),
-        mesh=make_mesh(MeshSection()),
-    )
-    assert choose(Execution()) == chosen
-    assert choose(Execution(loss="xla")) == "xla"
-
-
-@pytest.mark.parametrize(
-    ("hidden", "dtype", "most"), [(4096, "bfloat16", 2304), (3072, "float32", 1920)]
-)
-def test_a_model_too_wide_for_the_kernels_has_none_and_fused_is_refused(
-    hidden: int, dtype: Any, most: int
-) -> None:
-    choose = functools.partial(
-        choose_loss, device=chip("TPU v5 lite"), mesh=make_mesh(MeshSection())
-    )
-    wide = small_architecture(hidden_size=hidden, vocab_size=30522)
-    assert choose(Execution(dtype=dtype), architecture=wide) == "xla"
-    said = (
-        rf"^model\.execution\.loss: found fused with a hidden size of {hidden} in {dtype}, "
-        rf"allowed: up to {most}, or loss: xla$"
-    )
-    with pytest.raises(UserError, match=said):
-        choose(Execution(dtype=dtype, loss="fused"), architecture=wide)
-    fitting = small_architecture(hidden_size=most, vocab_size=30522)
-    assert choose(Execution(dtype=dtype), architecture=fitting) == "fused"
-
-
-def test_without_a_tpu_auto_is_xla_and_on_a_tpu_without_kernels_fused_is_refused() -> None:
-    resolve = functools.partial(
-        resolve_execution,
-        architecture=small_architecture(),
-        mesh=make_mesh(MeshSection()),
-        longest=128,
-    )
-    assert resolve(Execution()).loss == "xla"
-    assert resolve(Execution(loss="fused")).loss == "fused"
-    with pytest.raises(UserError, match=r"model\.execution\.loss: found fused on TPU v3"):
-        choose_loss(
-            Execution(loss="fused"),
-            chip("TPU v3"),
-            architecture=small_architecture(),
-            mesh=make_mesh(MeshSection()),
-        )

@@ -1,7 +1,6 @@
 """`gelu_project` by its kernel against plain JAX, interpreted; see also test_alone_compile.py."""
 
 import functools
-import types
 from typing import Any
 
 import jax
@@ -9,16 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.errors import UserError
-from bert_jax.model.config import Execution
 from bert_jax.model.elementwise import gelu_tanh
-from bert_jax.model.execution import choose_ffn
 from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.layers import ParamUse, project
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.model.parts import fresh_params, model_of
-from tests.support import relative_error, small_architecture, small_batch, small_task
+from tests.support import relative_error, small_batch, small_task
 
 USE = ParamUse(("mlp", "hidden"), "float32")
 
@@ -110,25 +106,3 @@ def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla(remat: str)
         each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero but for rounding
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
     assert max(relative_error(*pair) for pair in pairs) < 1e-5
-
-
-def test_auto_is_fused_where_the_kernel_runs_and_an_obstacle_is_named() -> None:
-    chip = types.SimpleNamespace(device_kind="TPU v5 lite", platform="tpu")
-    mesh = make_mesh(MeshSection(tensor=2))
-    wide = small_architecture(hidden_size=128, intermediate_size=512)
-    choose = functools.partial(choose_ffn, device=chip, architecture=wide, mesh=mesh)
-    assert choose(Execution()) == "fused"
-    assert choose(Execution(dtype="float32")) == "xla"
-    assert choose(Execution(ffn="xla")) == "xla"
-    old = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
-    assert choose(Execution(), device=old) == "xla"
-    with pytest.raises(UserError, match="ffn: found fused on TPU v3, allowed: v4, v5e, v5p, v6e"):
-        choose(Execution(ffn="fused"), device=old)
-    for changes, said in (
-        ({"hidden_act": "relu"}, "found fused with hidden_act: relu, allowed: gelu_tanh"),
-        ({"intermediate_size": 128}, "found fused with 128 x 64 numbers on a device, allowed"),
-    ):
-        other = small_architecture(hidden_size=128, **{"intermediate_size": 512, **changes})
-        assert choose(Execution(), architecture=other) == "xla"
-        with pytest.raises(UserError, match=said):
-            choose(Execution(ffn="fused"), architecture=other)

@@ -1,7 +1,6 @@
 """`add_norm` by its kernels against plain JAX, interpreted; test_alone_compile.py compiles them."""
 
 import functools
-import types
 from typing import Any
 
 import jax
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.errors import UserError
 from bert_jax.model.add_norm import add_norm
 from bert_jax.model.config import Execution
 from bert_jax.model.encoder import REMAT
-from bert_jax.model.execution import choose_norm, resolve_execution
 from bert_jax.model.layers import Dense, LayerNorm
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -139,33 +136,3 @@ def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla() -> None:
     expected_gradients["encoder"]["layers"]["attention"]["key"].pop("bias")
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
     assert max(relative_error(*pair) for pair in pairs) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("kind", "width", "chosen"),
-    [
-        ("TPU v3", 768, "xla"),
-        ("TPU v4", 768, "fused"),
-        ("TPU v5 lite", 1024, "fused"),
-        ("TPU v6 lite", 2048, "fused"),
-        ("TPU v6 lite", 4096, "xla"),
-        ("TPU v5", 312, "xla"),
-        ("cpu", 768, "xla"),
-    ],
-)
-def test_auto_is_fused_where_the_kernels_run(kind: str, width: int, chosen: str) -> None:
-    device = types.SimpleNamespace(device_kind=kind, platform="tpu")
-    assert choose_norm("auto", device, width=width) == chosen
-    assert choose_norm("xla", device, width=width) == "xla"
-
-
-def test_fused_is_taken_at_its_word_without_a_tpu_and_refused_where_it_cannot_be() -> None:
-    resolve = functools.partial(resolve_execution, mesh=make_mesh(MeshSection()), longest=64)
-    narrow, wide = (small_architecture(hidden_size=size) for size in (64, 128))
-    assert resolve(Execution(), architecture=wide).norm == "xla"
-    assert resolve(Execution(norm="fused"), architecture=wide).norm == "fused"
-    with pytest.raises(UserError, match="found fused with a hidden size of 64, allowed: multiples"):
-        resolve(Execution(norm="fused"), architecture=narrow)
-    old = types.SimpleNamespace(device_kind="TPU v3", platform="tpu")
-    with pytest.raises(UserError, match="norm: found fused on TPU v3, allowed: v4, v5e, v5p, v6e"):
-        choose_norm("fused", old, width=128)

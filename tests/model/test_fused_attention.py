@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import types
 from typing import Any
 
 import jax
@@ -10,15 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
-from bert_jax.model.config import Execution
-from bert_jax.model.execution import choose_attention, longest_fused, resolve_execution
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from tests.support import relative_error, small_architecture
+from tests.support import relative_error
 
 
 def segments_of(rows: int, length: int) -> jax.Array:
@@ -175,56 +171,3 @@ def test_on_a_mesh_every_device_runs_its_own_rows_and_heads() -> None:
     expected = attend(xla, *arrays, rate=0.2)
     with jax.set_mesh(make_mesh(MeshSection(data=2, fsdp=2, tensor=2))):
         assert_same(attend(fused, *arrays, rate=0.2), expected)
-
-
-@pytest.mark.parametrize(
-    ("kind", "longest", "chosen"),
-    [
-        ("TPU v3", 512, "xla"),
-        ("TPU v4", 2048, "fused"),
-        ("TPU v5 lite", 128, "fused"),
-        ("TPU v6 lite", 1024, "fused"),
-        ("TPU v6 lite", 4096, "xla"),
-        ("NVIDIA H100 80GB HBM3", 512, "xla"),
-    ],
-)
-def test_auto_is_fused_where_the_kernels_run_and_says_why_not(
-    kind: str, longest: int, chosen: str
-) -> None:
-    device = types.SimpleNamespace(device_kind=kind, platform="tpu")
-    found = choose_attention("auto", device, longest=longest, most=2048)
-    assert found.name == chosen
-    assert (kind in found.why) or "fused takes up to 2048" in found.why
-
-
-@pytest.mark.parametrize(
-    ("heads", "columns", "dtype", "tensor", "most"),
-    [
-        (12, 64, "bfloat16", 1, 2048),
-        (12, 64, "bfloat16", 2, 2048),
-        (12, 64, "float32", 1, 512),
-        (12, 64, "bfloat16", 4, 512),  # three heads of a device are one block
-        (12, 32, "bfloat16", 1, 512),
-        (12, 80, "bfloat16", 1, 256),  # twelve heads are one block
-    ],
-)
-def test_how_long_rows_may_be_depends_on_the_heads_of_a_device(
-    heads: int, columns: int, dtype: Any, tensor: int, most: int
-) -> None:
-    architecture = small_architecture(hidden_size=heads * columns, num_attention_heads=heads)
-    mesh = make_mesh(MeshSection(tensor=tensor))
-    execution = Execution(dtype=dtype)
-    assert longest_fused(execution, architecture=architecture, mesh=mesh) == most
-
-
-def test_auto_is_xla_without_a_tpu_and_a_length_too_great_is_refused() -> None:
-    resolve = functools.partial(
-        resolve_execution,
-        architecture=small_architecture(hidden_size=128, num_attention_heads=2),
-        mesh=make_mesh(MeshSection()),
-    )
-    assert resolve(Execution(), longest=2048).attention == "xla"
-    assert resolve(Execution(attention="fused"), longest=2048).attention == "fused"
-    said = "found fused with rows of 4096 tokens, allowed: up to 2048 with this model's heads"
-    with pytest.raises(UserError, match=said):
-        resolve(Execution(attention="fused"), longest=4096)

@@ -8,7 +8,7 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.model.flops import train_flops
+from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
@@ -85,7 +85,8 @@ def _train_spec(
         loader=batches,
         shapes=len(batches.plan.shapes),
         # Of a row of mean length.
-        flops_per_row=train_flops(
+        flops_per_row=TRAINING
+        * forward_flops(
             prepared.architecture,
             seq_length=round(batches.plan.mean_length),
             read=1 if prepared.task.heads.reads_pooled else None,

@@ -1,0 +1,114 @@
+"""Which parts of a train step a kernel computes, and what `fused` is refused for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.model.config import Execution
+from bert_jax.model.execution import Choice, Part, choose, resolve_execution
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.section import MeshSection
+from tests.support import small_architecture
+
+# Every kernel can compute this model.
+FITTING = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 512}
+PARTS: tuple[Part, ...] = ("attention", "norm", "loss", "ffn")
+
+
+def chosen(
+    part: Part,
+    setting: str = "auto",
+    *,
+    kind: str = "TPU v5 lite",
+    longest: int = 128,
+    tensor: int = 1,
+    dtype: str = "bfloat16",
+    **changes: Any,
+) -> Choice:
+    """What the setting of a part comes to on a chip of some kind."""
+    return choose(
+        part,
+        Execution.model_validate({part: setting, "dtype": dtype}),
+        SimpleNamespace(device_kind=kind, platform="cpu" if kind == "cpu" else "tpu"),
+        architecture=small_architecture(**FITTING | changes),
+        mesh=make_mesh(MeshSection(tensor=tensor)),
+        longest=longest,
+    )
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_auto_is_fused_on_chips_with_kernels_alone(part: Part) -> None:
+    for kind in ("TPU v4", "TPU v5 lite", "TPU v6 lite"):
+        assert chosen(part, kind=kind) == ("fused", f"one kernel on {kind}")
+        assert chosen(part, "xla", kind=kind).name == "xla"
+    for kind in ("TPU v3", "NVIDIA H100 80GB HBM3", "cpu"):
+        assert chosen(part, kind=kind) == ("xla", f"no kernel for {kind}")
+    with pytest.raises(UserError, match=f"{part}: found fused on TPU v3, allowed: v4, v5e, v5p"):
+        chosen(part, "fused", kind="TPU v3")
+    assert chosen(part, "fused", kind="cpu").name == "fused"  # interpreted
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "said"),
+    [
+        ("attention", {"longest": 4096}, "rows of 4096 tokens, allowed: up to 2048 with this"),
+        ("norm", {"hidden_size": 312}, "a hidden size of 312, allowed: multiples of 128 up to"),
+        ("norm", {"hidden_size": 3840}, "a hidden size of 3840, allowed: multiples of 128 up to"),
+        ("loss", {"hidden_size": 4092}, "a hidden size of 4092 in bfloat16, allowed: up to 2304"),
+        (
+            "loss",
+            {"hidden_size": 3072, "dtype": "float32"},
+            "a hidden size of 3072 in float32, allowed: up to 1920",
+        ),
+        ("ffn", {"hidden_act": "relu"}, "hidden_act: relu, allowed: gelu_tanh"),
+        ("ffn", {"dtype": "float32"}, "dtype: float32, allowed: bfloat16"),
+        (
+            "ffn",
+            {"intermediate_size": 128, "tensor": 2},
+            "768 x 64 numbers on a device, allowed: multiples of 128",
+        ),
+    ],
+)
+def test_what_a_kernel_cannot_compute_is_left_to_xla_and_refused_as_fused(
+    part: Part, changes: dict[str, Any], said: str
+) -> None:
+    sizes = {"vocab_size": 30522, **changes}
+    assert chosen(part, **sizes).name == "xla"
+    with pytest.raises(UserError, match=rf"^model\.execution\.{part}: found fused with {said}"):
+        chosen(part, "fused", **sizes)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 2304), ("float32", 1920)])
+def test_the_widest_model_that_the_loss_takes(dtype: str, most: int) -> None:
+    assert chosen("loss", dtype=dtype, hidden_size=most, vocab_size=30522).name == "fused"
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "tensor", "most"),
+    [
+        (64, "bfloat16", 1, 2048),
+        (64, "bfloat16", 2, 2048),
+        (64, "float32", 1, 512),
+        (64, "bfloat16", 4, 512),  # three heads of a device are one block
+        (32, "bfloat16", 1, 512),
+        (80, "bfloat16", 1, 256),  # twelve heads are one block
+    ],
+)
+def test_how_long_rows_may_be_depends_on_the_heads_of_a_device(
+    columns: int, dtype: str, tensor: int, most: int
+) -> None:
+    model: dict[str, Any] = {"hidden_size": 12 * columns, "dtype": dtype, "tensor": tensor}
+    assert chosen("attention", longest=most, **model).name == "fused"
+    found = chosen("attention", longest=most + 1, **model)
+    assert found.name == "xla"
+    assert f"fused takes up to {most} with this model's heads and dtype" in found.why
+
+
+def test_without_a_tpu_auto_is_xla_and_fused_is_taken_at_its_word() -> None:
+    model, mesh = small_architecture(**FITTING), make_mesh(MeshSection())
+    for asked, expected in (("auto", "xla"), ("fused", "fused")):
+        execution = Execution.model_validate(dict.fromkeys(PARTS, asked))
+        found = resolve_execution(execution, architecture=model, mesh=mesh, longest=128)
+        assert {getattr(found, part) for part in PARTS} == {expected}
