@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from bert_jax.interop.mapping import Pretrained, expand, model_shapes
 from bert_jax.interop.names import google_names
 from bert_jax.interop.tf_bert import read_tf, write_tf
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, BertForPretraining
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.model.bert import BertForPretraining
 from tests.interop.reference_modeling import (
     draw,
     encoder_shapes,
