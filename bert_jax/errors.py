@@ -1,22 +1,21 @@
-"""Mistakes a user can mend, said in one line."""
+"""Errors that one line explains to a user, and the parts of such lines."""
 
 import difflib
 from collections.abc import Iterable
 from typing import Final
 
 UNCAUGHT: Final = 70
-"""The exit code after an exception that nothing handles: a fault of program or machine."""
+"""The exit code after an unhandled exception: a fault of program or machine."""
 
 _LONGEST = 2000  # characters of a message
-_MOST_COMPARED = 200  # characters: comparing costs their product
+_MOST_COMPARED = 200  # characters: the cost of comparing grows with their product
 
 
 class UserError(Exception):
     """A mistake of the user's: the command line prints it as one line and exits with 2.
 
-    The message names the file or key, what was found, what is allowed and, where there is one,
-    the nearest right name: ``UserError('data.seq_length: found "5l2", allowed: an integer')``.
-    What was found may be anything, so a very long message is cut.
+    The message names the file or key, what was found, what is allowed, and a similar right name:
+    ``UserError('data.seq_length: found "5l2", allowed: an integer')``. A very long one is cut.
     """
 
     def __init__(self, message: str) -> None:
@@ -24,31 +23,19 @@ class UserError(Exception):
 
 
 class NoCredentials(UserError):
-    """No credentials for a cloud, or none that it takes: they may have run out since a start.
-
-    Who has begun something does not give it up for that: the user may log in again.
-    """
+    """No valid credentials for a cloud. They may have expired: the user may log in again."""
 
 
 class RunStopped(Exception):
-    """A run that stopped itself, such as on a loss that is not finite; exit code 1.
-
-    The message says where what led to it was written.
-    """
+    """A run that stopped itself, such as on a loss that is not finite; exit code 1."""
 
 
 class Diverged(RunStopped):
-    """A run whose numbers went bad: not finite, or a spike at which its settings say to stop.
-
-    The same run again would end there again; any other `RunStopped` says nothing of its numbers.
-    """
+    """A run with bad numbers: not finite, or a spike. The same run would stop there again."""
 
 
 class PeerLost(Exception):
-    """Another process of the job is gone, or never came; exit code 4.
-
-    The message names it: ``process 1 (hostB, pid 231) is gone: its connection closed; …``.
-    """
+    """Another process of the job is gone, or never started; exit code 4."""
 
 
 def did_you_mean(found: str, allowed: Iterable[str]) -> str:
@@ -76,10 +63,7 @@ def differing(found: str, wanted: str) -> tuple[str, str]:
 
 
 def installing(extra: str) -> str:
-    """Returns the command that installs an extra: ``pip install '.[gcp]' in the checkout …``.
-
-    No package index has bert-jax: pip installs it from a checkout.
-    """
+    """Returns the command that installs an extra: ``pip install '.[gcp]' in the checkout …``."""
     return f"pip install '.[{extra}]' in the checkout of bert_jax"
 
 
@@ -94,5 +78,5 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the beginning of what a library says of an error, for a line of our own."""
+    """Returns the first line of a library's error."""
     return (str(error).splitlines() or [type(error).__name__])[0]

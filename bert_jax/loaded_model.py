@@ -22,8 +22,8 @@ from bert_jax.feature_extraction.texts import InputText
 from bert_jax.files.remote import require_place
 from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.inference.model import InferenceModel, model_of_run
-from bert_jax.interop.hub import fetch, is_hub_name
 from bert_jax.interop.importing import model_in_memory, read_checkpoint
+from bert_jax.interop.sources import fetch, is_hub_name
 from bert_jax.interop.tf_bert import is_tf
 from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.parallel.mesh import open_mesh
@@ -228,8 +228,7 @@ def load(
     if not on_hub and not directory.is_dir() and not is_tf(directory):
         raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)
     if on_hub:
-        snapshot = fetch(source)
-        path, name = snapshot.directory, snapshot.pinned
+        path, name, *_ = fetch(source)
     return LoadedModel(model_in_memory(read_checkpoint(path), mesh=devices, name=name), None)
 
 

@@ -1,26 +1,25 @@
-"""Where a path may lead: to this machine, or to storage whose client is installed."""
+"""Addresses that a path may be: of this machine, or of storage with an installed client."""
 
 import importlib.util
 from typing import Final
 
 CLIENTS: Final = {"s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
-"""The package of each scheme but ``gs``."""
+"""Package for each scheme except ``gs``."""
 
 MODELS: Final = "hf://"
-"""Before ``owner/name`` of a model on a hub."""
+"""Prefix of a model's name on a hub."""
 
 DATASETS: Final = f"{MODELS}datasets/"
-"""Before ``owner/name`` of a dataset on a hub."""
+"""Prefix of a dataset's name on a hub."""
 
 _LOCAL: Final = "allowed: a local path"
 
 
 def check_place(path: str, *, hub: str = "") -> None:
-    """Refuses an address that no path may be.
+    """Raises ValueError for an address that no path may be; its message is what is allowed.
 
-    ``gs://bucket/run`` is fine, and so are ``s3://`` and ``az://`` if their clients are installed.
-    `hub` is the beginning of a hub's names that are fine too: `MODELS` or `DATASETS`.
-    Raises ValueError that says what is allowed.
+    ``gs://bucket/run`` is fine; ``s3://`` and ``az://`` are if their clients are installed, and
+    names on a hub if they begin with `hub`: `MODELS` or `DATASETS`.
     """
     scheme, separator, rest = path.partition("://")
     if not separator or (hub and path.startswith(hub)):
@@ -41,6 +40,6 @@ def check_place(path: str, *, hub: str = "") -> None:
 
 
 def check_local_place(path: str) -> None:
-    """Refuses any address. Raises ValueError that says what is allowed."""
+    """Raises ValueError for any address."""
     if "://" in path:
         raise ValueError(_LOCAL)

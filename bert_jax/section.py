@@ -18,22 +18,18 @@ _MAX_PATH: Final = 4000
 
 
 def as_tuple(value: Any) -> Any:
-    """Returns a list or a single text, as YAML has them, as a tuple."""
+    """Returns a list or a single text from YAML as a tuple."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
 
 Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tuple)]
-"""A list of texts; YAML may give one as it is."""
+"""A list of texts; YAML may have a single text."""
 
 
 def check_path(path: str, *, hub: str = "") -> str:
-    """Returns the name of a file or directory as it is.
-
-    Raises ValueError if it is empty, which would be the working directory, longer than systems
-    take, or an address that `bert_jax.places.check_place` refuses.
-    """
+    """Returns a path as it is; ValueError: it is empty, too long, or no allowed address."""
     check_place(path, hub=hub)
     if not path.strip():
         raise ValueError("allowed: a path; . is the working directory")
@@ -44,7 +40,7 @@ def check_path(path: str, *, hub: str = "") -> str:
 
 
 def check_local_path(path: str) -> str:
-    """Returns a local path as it is. Raises ValueError as `check_path`, or if it is an address."""
+    """Returns a local path as it is; ValueError as `check_path`, or for an address."""
     check_local_place(path)
     return check_path(path)
 
@@ -66,8 +62,7 @@ ModelPathText: TypeAlias = Annotated[
 class Section(pydantic.BaseModel):
     """One package's settings: immutable, strict about types, closed to unknown keys.
 
-    A function takes the section it needs and never the whole run configuration, so that its
-    signature says all that it depends on.
+    A function takes the section that it needs and never the whole run configuration.
     """
 
     model_config = pydantic.ConfigDict(
@@ -81,10 +76,9 @@ class Section(pydantic.BaseModel):
 
 
 def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
-    """Refuses settings that have no effect.
+    """Raises ValueError for settings without effect; they need the setting `allowed`.
 
-    A setting at its default passes: a resolved configuration spells out every default. Raises
-    ValueError with the key, its value and the setting that it needs.
+    A setting at its default passes: a resolved configuration spells out every default.
     """
     for name in names:
         found = getattr(section, name)
@@ -93,7 +87,7 @@ def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
 
 
 def need(value: T | None, key: str, verb: str) -> T:
-    """Returns a setting that a verb cannot do without. Raises UserError if it is not set."""
+    """Returns a setting that a verb needs; UserError: it is not set."""
     if value is None:
         raise UserError(f"{key}: missing; `bert-jax {verb}` needs it in the configuration")
     return value
@@ -101,11 +95,7 @@ def need(value: T | None, key: str, verb: str) -> T:
 
 @contextlib.contextmanager
 def under(key: str, section: type[Section]) -> Iterator[None]:
-    """Completes the keys in messages of code that knows its own section only.
-
-    ``with under("examples", ExamplesSection)`` turns ``input: no file x`` into
-    ``examples.input: no file x``.
-    """
+    """Prefixes a section's keys in messages: ``input: no file`` → ``examples.input: no file``."""
     try:
         yield
     except UserError as error:

@@ -1,7 +1,6 @@
-"""The Task protocol: all that the train loop knows of an objective or a fine-tuning task.
+"""The Task protocol: what the train loop knows of an objective or a fine-tuning task.
 
-This file sits below every package and imports none of them; JAX's types are named for the type
-checker only, so that data code can import it in processes that never load JAX.
+Only the type checker imports JAX here: processes that never load JAX import this file.
 """
 
 from __future__ import annotations
@@ -16,21 +15,20 @@ if TYPE_CHECKING:
     from flax import nnx
 
 Params: TypeAlias = dict[str, Any]
-"""Parameters by name, dicts nested in dicts: arrays, or the ShapeDtypeStructs of abstract ones."""
+"""Nested dict of arrays, or of ShapeDtypeStructs for abstract parameters."""
 
 Row: TypeAlias = dict[str, np.ndarray]
 Batch: TypeAlias = "Mapping[str, jax.Array]"
-
 HostBatch: TypeAlias = Mapping[str, np.ndarray]
 
-# Every metric is a (sum, count) pair until the very end: pairs of microbatches, of batches and of
-# hosts add up to the pair of the whole, means of means do not.
+# Every metric is a (sum, count) pair to the end: pairs of microbatches, batches and hosts add up to
+# the pair of the whole, and means do not.
 Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
 
 
 class Watch(Protocol):
-    """What an objective knows about normal scores of a run, for the person who watches it."""
+    """An objective's comments on the scores of a run, for its user."""
 
     @property
     def expectation(self) -> str:
@@ -42,21 +40,16 @@ class Watch(Protocol):
         ...
 
     def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
-        """Returns a warning, or None when the scores since the last report are as they should be.
-
-        Args:
-            step: optimizer steps done.
-            scores: means since the last report.
-        """
+        """Returns a warning after `step` steps; None if the mean scores are normal."""
         ...
 
 
 class RowTransform(Protocol):
-    """Makes rows out of examples. Picklable and free of JAX: it runs in loader processes."""
+    """Makes rows from examples. Picklable and without JAX: it runs in loader processes."""
 
     @property
     def seq_length(self) -> int:
-        """Tokens in a row; no example of the dataset may be longer."""
+        """Tokens in a row; the longest example that fits."""
         ...
 
     @property
@@ -70,45 +63,38 @@ class RowTransform(Protocol):
         ...
 
     def packed(self, max_examples: int) -> RowTransform:
-        """Returns the same transform with several examples per row.
-
-        Raises:
-            UserError: its examples cannot share a row.
-        """
+        """Returns the same with several examples per row; UserError: they cannot share a row."""
         ...
 
     def batch(
         self, records: Sequence[Sequence[Any]], rngs: Sequence[Sequence[np.random.Generator]]
     ) -> Row:
-        """Returns a batch: arrays ``[rows, ...]`` of shapes and dtypes that do not depend on data.
+        """Returns a batch: arrays ``[rows, ...]``, in shapes and dtypes independent of the data.
 
-        Args:
-            records: the examples of each row.
-            rngs: the random stream of each example.
+        `records` are the examples of each row, `rngs` the random stream of each example.
         """
         ...
 
     def fingerprint(self) -> dict[str, str | int | float]:
-        """Returns the settings that rows depend on; a run resumes only with the same."""
+        """Returns the settings that rows depend on; a run resumes only with the same settings."""
         ...
 
 
 class Task(Protocol):
     """An objective or a fine-tuning task, as the loop sees it.
 
-    Hashable. Equal tasks have the same `build`, `weights` and `loss`, and share one compiled step;
-    an object that is equal to itself alone shares it with nothing.
+    Hashable. Equal tasks have the same `build`, `weights` and `loss`, and share one compiled step.
     """
 
     def build(self) -> nnx.Module:
-        """Returns the model: its parameters' shapes and how each starts, but no numbers."""
+        """Returns the model with abstract parameters: their shapes and initialisers."""
         ...
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
-        """Returns the divisor of each loss term over the batch handed in (float32 scalars).
+        """Returns the divisor of each loss term over a batch (float32 scalars).
 
-        The step calls it for the GLOBAL batch, before the batch is cut into microbatches: only so
-        do the losses of unevenly masked microbatches add up to the loss of the batch.
+        The step calls it for the GLOBAL batch, before it cuts the batch into microbatches. Then the
+        losses of unevenly masked microbatches add up to the loss of the batch.
         """
         ...
 
@@ -122,11 +108,7 @@ class Task(Protocol):
     ) -> tuple[jax.Array, Metrics]:
         """Returns this (micro)batch's share of the loss, and its metrics.
 
-        Args:
-            model: what `build` returned, with the current parameters.
-            batch: a microbatch.
-            weights: what `weights` returned for the whole batch.
-            dropout_key: None in evaluation.
+        `weights` are those of the whole batch; `dropout_key` is None in evaluation.
         """
         ...
 
@@ -140,30 +122,23 @@ class Objective(Task, Protocol):
 
     @property
     def best_metric(self) -> str:
-        """The key of `score` that selects the best checkpoint; smaller is better."""
+        """Key of `score` that selects the best checkpoint; smaller is better."""
         ...
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
-        """Returns the transform from stored examples to rows.
+        """Returns the transform from stored examples to rows of `seq_length` positions.
 
-        Args:
-            seq_length: positions of a row.
-            max_predictions: slots for masked pieces; None for the objective's own rule.
-            evaluation: mask as evaluation does (BERT: always 15%).
+        `max_predictions` are slots for masked pieces, None for the objective's own rule. Masking
+        for `evaluation` may differ (BERT: always 15%).
         """
         ...
 
     def flops_per_row(self, *, seq_length: int, predictions: int) -> float:
-        """Returns the model FLOPs of one row, forward and backward, for the progress line's MFU."""
+        """Returns the model FLOPs of one row, forward and backward, for the reported MFU."""
         ...
 
     def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
-        """Returns what to watch in a run.
-
-        Args:
-            unigram_entropy: of the training text, in nats per token.
-            total_steps: of the run.
-        """
+        """Returns the watch of a run; the entropy of its text is in nats per token."""
         ...

@@ -1,8 +1,8 @@
-"""Functions of the user's own, named in a setting: the only code that a configuration can run.
+"""The user's functions, named in a setting: the only code that a configuration can run.
 
-So that a configuration from elsewhere cannot run a shell command, the module must be one of the
+A configuration from elsewhere must not run a shell command. So the function's module must be the
 user's own: not of Python's standard library, of this package or of an installed one. `jieba` is
-documented and allowed; ``BERT_JAX_TRUSTED_MODULES`` (names, comma-separated) allows others.
+allowed; ``BERT_JAX_TRUSTED_MODULES`` (names, comma-separated) allows others.
 """
 
 import functools
@@ -27,12 +27,11 @@ _FORBIDDEN: Final = frozenset((*sys.stdlib_module_names, *sys.builtin_module_nam
 
 @functools.cache
 def load_function(path: str, *, key: str, checked: bool = False) -> Callable[..., Any]:
-    """Imports ``"module:function"``.
+    """Imports ``"module:function"``, the value of the setting `key`.
 
-    `path` is as written in the configuration, `key` the setting's, for messages. With `checked`
-    another process has made sure that the module is the user's own: on the workers of a cluster it
-    is an installed package. Raises UserError if it is not spelled so, the module is not the user's
-    own, cannot be imported or has no such function.
+    With `checked` another process has checked the module: on the workers of a cluster the user's
+    module is an installed package. Raises UserError: another spelling, a module that is not the
+    user's own or cannot be imported, or no such function.
     """
     spelled = _SPELLING.fullmatch(path)
     if spelled is None:
@@ -53,16 +52,15 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
             f'{key}: found "{path}", but {module_name} has no function "{name}"'
             f"{did_you_mean(name, names)}"
         )
-    if not checked:  # what a module of the user's has merely imported is not its own
+    if not checked:  # the user's module may have imported the function
         check_module(getattr(function, "__module__", None) or module_name, key=key, found=path)
     return function
 
 
 def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = ()) -> None:
-    """Makes sure that a module that a setting names is the user's own; imports nothing.
+    """Raises UserError if a module is not the user's own; imports nothing.
 
-    `name` is the module's, with its packages; the setting `key` says `found`, and may name
-    installed packages that are `allowed` besides. Raises UserError if it is not.
+    `found` is the value of the setting `key`, `allowed` are installed packages to allow as well.
     """
     top = name.partition(".")[0]
     if top in (*_trusted(), *allowed):
@@ -81,11 +79,9 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
 
 
 def only_trusted(path: str | None, *, key: str, source: object) -> None:
-    """Refuses a function that a run directory names, which may come from anybody.
+    """Raises UserError for a function in a run directory, `source`, whose module is not trusted.
 
-    Its module is allowed if it is documented, or trusted by name in the environment. The path is as
-    `load_function` takes it, None for none; `source` is the run directory. Raises UserError if it
-    is neither.
+    Anybody may have written the run directory. The path is as `load_function` takes it, or None.
     """
     top = (path or "").partition(":")[0].partition(".")[0]
     if path is not None and top not in _trusted():
@@ -96,12 +92,11 @@ def only_trusted(path: str | None, *, key: str, source: object) -> None:
 
 
 def _trusted() -> list[str]:
-    """Returns the modules that are documented, or trusted by name in the environment."""
     return [*_DOCUMENTED, *(each.strip() for each in os.environ.get(TRUSTED, "").split(","))]
 
 
 def _is_installed(name: str) -> bool:
-    """Whether a package or module lies where installers put them."""
+    """Says whether a package or module is in a directory of installers."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

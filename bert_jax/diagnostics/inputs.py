@@ -15,8 +15,7 @@ from bert_jax.diagnostics.findings import Finding, ok, problem
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
-from bert_jax.interop.hub import is_hub_name
-from bert_jax.interop.local import is_checkpoint
+from bert_jax.interop.sources import is_checkpoint, is_hub_name
 from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection

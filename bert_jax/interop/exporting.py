@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import jax
 from etils import epath
@@ -16,9 +16,9 @@ from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import LoadedParams, load_moments, load_params
+from bert_jax.runs.checkpoints import load_moments, load_params
 from bert_jax.runs.directory import CONFIG, TOKENIZER, Run, read_run_provenance
-from bert_jax.runs.evaluation import read_evaluation
+from bert_jax.runs.evaluation import Evaluation, read_evaluation
 from bert_jax.runs.settings import describe
 
 Format = Literal["hf", "tf", "stablehlo"]
@@ -40,90 +40,76 @@ python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=be
 FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"
 
 
-class ExportOptions(NamedTuple):
-    """What to write."""
-
-    to: Format = "hf"
-    kind: str | None = None  # a class of Hugging Face's; None: the fullest that the heads allow
-    outputs: Sequence[str] | None = None  # of a StableHLO program; None: its defaults
-
-
 def write_export(
-    directory: Path, run: Run, options: ExportOptions, *, title: str, checkpoint: str
+    directory: Path,
+    run: Run,
+    *,
+    to: Format,
+    kind: str | None,
+    outputs: Sequence[str] | None,
+    title: str,
+    checkpoint: str,
 ) -> str:
-    """Writes a run's checkpoint and its model card.
+    """Writes a run's checkpoint and its model card into an empty directory.
 
-    The directory exists and is empty; for `checkpoint` see `load_params`. Returns step and heads,
-    in words. Raises UserError: no such checkpoint, a head that the run lacks, something that the
-    format cannot express, a full disk.
+    The arguments are those of `bert_jax.export`; `title` is the model card's. Returns step and
+    heads in words. Raises UserError: no such checkpoint, a head that the run lacks, something that
+    the format cannot express, a full disk.
     """
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
-    usage, heads = _write(directory, run, loaded, options, title)
-    evaluation = read_evaluation(run, step=loaded.step)
-    card = model_card(
-        run,
-        title=title,
-        usage=usage,
-        heads=heads,
-        step=loaded.step,
-        evaluation=None if evaluation is None else evaluation._asdict(),
-    )
-    write_whole(epath.Path(directory / "README.md"), card.encode())
-    return f"step {loaded.step}, {heads}"
-
-
-def _write(
-    directory: Path, run: Run, loaded: LoadedParams, options: ExportOptions, title: str
-) -> tuple[str, str]:
-    """Returns how to load what it wrote, and its heads in words."""
     params, heads = jax.device_get(loaded.params), describe(run.heads)
-    if options.to == "stablehlo":
+    model = Pretrained(run.architecture, run.heads, params, run.tokenizer, step=loaded.step)
+    if to == "stablehlo":
         export_stablehlo(
             directory,
             architecture=run.architecture,
             execution=run.model.execution,
             heads=run.heads,
             params=params,
-            outputs=options.outputs,
+            outputs=outputs,
         )
         run.tokenizer.save(directory / TOKENIZER)
-        return STABLEHLO_USAGE, heads
-    model = Pretrained(run.architecture, run.heads, params, run.tokenizer)
-    if options.to == "tf":
-        moments = load_moments(run, loaded)
-        write_tf(directory, model._replace(moments=moments, step=loaded.step))
-        return TF_USAGE, heads
-    kind = write_hf(directory, model, kind=options.kind)
-    return HF_USAGE.format(kind=kind, name=title), f"{heads} ({kind})"
+        usage = STABLEHLO_USAGE
+    elif to == "tf":
+        write_tf(directory, model._replace(moments=load_moments(run, loaded)))
+        usage = TF_USAGE
+    else:
+        chosen = write_hf(directory, model, kind=kind)
+        usage, heads = HF_USAGE.format(kind=chosen, name=title), f"{heads} ({chosen})"
+    written = f"step {loaded.step}"
+    card = _model_card(
+        run,
+        title=title,
+        text=f"BERT with {heads}, exported by bert-jax from {written} of the run.",
+        usage=usage,
+        evaluation=read_evaluation(run, step=loaded.step),
+    )
+    write_whole(epath.Path(directory / "README.md"), card.encode())
+    return f"{written}, {heads}"
 
 
-def model_card(
-    run: Run, *, title: str, usage: str, heads: str, step: int, evaluation: Mapping[str, Any] | None
+def _model_card(
+    run: Run, *, title: str, text: str, usage: str, evaluation: Evaluation | None
 ) -> str:
-    """Returns a model card in Markdown; configuration and provenance are the run's own files.
-
-    `usage` says in Markdown how to load it, `heads` in words what is on the encoder.
-    """
-    sizes = run.architecture.model_dump()
-    provenance = read_run_provenance(run.directory)
+    """Returns a model card in Markdown; configuration and provenance are the run's own files."""
     parts = [
         FRONT_MATTER,
         f"# {title}\n",
-        f"BERT with {heads}, exported by bert-jax from step {step} of the run.\n",
+        f"{text}\n",
         f"## Use\n\n{usage}\n",
-        f"## Architecture\n\n{_table(sizes)}\n",
+        f"## Architecture\n\n{_table(run.architecture.model_dump())}\n",
     ]
     if evaluation is not None:
-        scores = {name: f"{value:.6g}" for name, value in evaluation["scores"].items()}
+        scores = {name: f"{value:.6g}" for name, value in evaluation.scores.items()}
         parts.append(
-            f"## Evaluation\n\nStep {evaluation['step']}, {evaluation['examples']} held-out "
-            f"examples of `{evaluation['dataset']}`.\n\n{_table(scores)}\n"
+            f"## Evaluation\n\nStep {evaluation.step}, {evaluation.examples} held-out "
+            f"examples of `{evaluation.dataset}`.\n\n{_table(scores)}\n"
         )
-    # The configuration of an import that was not trained here holds defaults that nobody used.
+    # The configuration of an import that was not trained here holds only unused defaults.
     if run.has("train") or run.is_fine_tuned:
         config = read_text(run.directory / CONFIG).strip()
         parts.append(f"## Training\n\n```yaml\n{config}\n```\n")
-    shown = json.dumps(provenance, indent=2, ensure_ascii=False)
+    shown = json.dumps(read_run_provenance(run.directory), indent=2, ensure_ascii=False)
     parts.append(f"## Provenance\n\n```json\n{shown}\n```\n")
     return "\n".join(parts)
 

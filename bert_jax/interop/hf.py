@@ -1,6 +1,7 @@
 """Hugging Face checkpoints: read into our terms, written so that `from_pretrained` takes them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
 from bert_jax.interop.hf_weights import PREFIX, HfWeights
 from bert_jax.interop.names import HF_IGNORED, HF_TASKS, hf_names
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
-from bert_jax.model.config import HeadsSection
+from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.text import Tokenizer
 
 CONFIG: Final = "config.json"
@@ -28,10 +29,13 @@ def is_hf(directory: Path) -> bool:
 def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.Pretrained:
     """Reads a Hugging Face checkpoint, with every head that is in it.
 
-    The directory has config.json, weights, and vocab.txt or tokenizer.json; `tokenizer` is for one
-    that brings none. Raises UserError: another kind of model, damaged files, a tensor that is
-    missing, unknown, of another shape or type, a tokenizer with more pieces than the embedding has
-    rows. Rows that no piece has are kept: Hugging Face's softmax includes them too.
+    The directory has config.json, weights, and vocab.txt or tokenizer.json; `tokenizer` is for a
+    checkpoint without a tokenizer. Rows without a piece are kept: Hugging Face's softmax includes
+    them too.
+
+    Raises:
+        UserError: another kind of model, damaged files, a tensor that is missing, unknown, of
+            another shape or type, or a tokenizer with more pieces than the embedding has rows.
     """
     source = directory / CONFIG
     config = hf_config.read_config(source)
@@ -43,10 +47,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.P
         )
     weights = HfWeights(directory)
     heads = _heads_found(weights, config, source)
-    shapes = mapping.model_shapes(config.architecture, heads)
-    placements = mapping.expand(
-        hf_names(weights.prefix, heads.task), shapes, vocab_size=config.vocab_size
-    )
+    shapes, placements = _placements(weights.prefix, config.architecture, heads)
     reasons = {name: mapping.reason_to_ignore(name, HF_IGNORED) for name in weights.specs}
     return mapping.Pretrained(
         config.architecture,
@@ -61,17 +62,15 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.P
 def write_hf(directory: Path, model: mapping.Pretrained, *, kind: str | None = None) -> str:
     """Writes a checkpoint for `from_pretrained`, tensor by tensor, and returns its class.
 
-    The caller makes the directory and renames it when it is whole. `kind` is the class of Hugging
-    Face's to write the model as; None for the fullest that its heads allow. Heads that a class does
-    not have are left out. Raises UserError: the model lacks a head of that class, or the disk is
-    full.
+    The directory exists and is written in place. `kind` is a class of Hugging Face's, None for the
+    fullest that the model's heads allow; heads that the class lacks are left out. Raises UserError:
+    the model lacks a head of that class, or the disk is full.
     """
     architecture = model.architecture
     chosen = _choose(kind, model.heads)
     heads = hf_config.heads_of(chosen, model.heads)
-    shapes = mapping.model_shapes(architecture, heads)
-    rules = hf_names("" if chosen == hf_config.BARE else PREFIX, heads.task)
-    placements = mapping.expand(rules, shapes, vocab_size=architecture.vocab_size)
+    prefix = "" if chosen == hf_config.BARE else PREFIX
+    _, placements = _placements(prefix, architecture, heads)
     specs = {each.name: mapping.TensorSpec(each.shape, np.dtype(np.float32)) for each in placements}
     write_safetensors(directory / WEIGHTS, specs, mapping.their_tensors(model.params, placements))
     pad = model.tokenizer.special.pad
@@ -81,24 +80,31 @@ def write_hf(directory: Path, model: mapping.Pretrained, *, kind: str | None = N
     return chosen
 
 
+def _placements(
+    prefix: str, architecture: Architecture, heads: HeadsSection
+) -> tuple[mapping.Params, Sequence[mapping.Placement]]:
+    """Returns the shapes of our parameters, and their places under Hugging Face's names."""
+    shapes = mapping.model_shapes(architecture, heads)
+    rules = hf_names(prefix, heads.task)
+    return shapes, mapping.expand(rules, shapes, vocab_size=architecture.vocab_size)
+
+
 def _choose(kind: str | None, heads: HeadsSection) -> hf_config.ClassName:
     allowed = hf_config.classes_for(heads)
-    if kind is None:
-        return allowed[0]
     for name in allowed:
-        if name == kind:
+        if kind in (None, name):
             return name
     raise UserError(
         f'--as: found "{kind}", allowed with these heads: {", ".join(allowed)}'
-        f"{did_you_mean(kind, allowed)}"
+        f"{did_you_mean(str(kind), allowed)}"
     )
 
 
 def _heads_found(weights: HfWeights, config: hf_config.HfConfig, source: Path) -> HeadsSection:
-    """Returns the heads that the class promises and those that the file has besides.
+    """Returns the heads of the class, and other heads whose tensors the file has.
 
     The best-known checkpoints say BertForMaskedLM and hold the pooler and the next-sentence head
-    as well. A promised head that is absent is reported later, as a missing tensor.
+    as well. A missing head of the class is reported later, as a missing tensor.
     """
     promised = hf_config.CLASSES[config.kind]
     task_weights = {f"{stem}.weight" for stem in HF_TASKS.values()}

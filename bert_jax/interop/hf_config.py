@@ -11,8 +11,8 @@ from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Activation, Architecture, HeadsSection, ProblemName, TaskName
 from bert_jax.validation import validate
 
-# Hugging Face's "gelu" is the exact one (erf); what google-research/bert calls "gelu", the tanh
-# form, is its "gelu_new". The first name of an activation is the one that is exported.
+# Hugging Face's "gelu" is the exact form (erf). Its "gelu_new" is the tanh form, which
+# google-research/bert calls "gelu". Exports use the first name of an activation.
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",
@@ -34,7 +34,7 @@ ClassName = Literal[
 
 
 class ClassHeads(NamedTuple):
-    """The heads that a class of Hugging Face's has."""
+    """The heads of a class of Hugging Face's."""
 
     pooler: bool = False
     mlm: bool = False
@@ -54,8 +54,7 @@ CLASSES: Final[dict[ClassName, ClassHeads]] = {
     BARE: ClassHeads(),  # with a pooler or without
 }
 
-# The tasks whose outputs have names.
-LABELLED: Final = ("sequence_classification", "token_classification")
+LABELLED: Final = ("sequence_classification", "token_classification")  # outputs have names
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
@@ -66,9 +65,9 @@ PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
 
 
 class HfConfig(Architecture):
-    """What is read of a config.json. Absent keys have Hugging Face's defaults, which are ours.
+    """The keys of a config.json that are read. Our defaults are Hugging Face's.
 
-    The literals are the only values under which the model is the one that is built here.
+    Other values than the literals mean another model.
     """
 
     model_config = pydantic.ConfigDict(extra="ignore")
@@ -98,12 +97,12 @@ class HfConfig(Architecture):
 
     @property
     def kind(self) -> ClassName:
-        """The class that the checkpoint says it is of."""
+        """The checkpoint's class."""
         return self.architectures[0] if self.architectures else BARE
 
     @property
     def problem(self) -> ProblemName | None:
-        """What a sequence classifier's outputs mean, where the file says it."""
+        """Meaning of a sequence classifier's outputs, if the file has it."""
         return None if self.problem_type is None else PROBLEMS[self.problem_type]
 
     @property
@@ -115,11 +114,7 @@ class HfConfig(Architecture):
 
 
 def read_config(path: Path) -> HfConfig:
-    """Reads a config.json.
-
-    Raises UserError: no JSON, another kind of model, a size that is missing or ill-typed, or a
-    variant of BERT that computes something else.
-    """
+    """Reads a config.json; UserError: no JSON, a wrong or missing size, another kind of model."""
     values = read_json_object(epath.Path(path))
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in ACTIVATIONS:

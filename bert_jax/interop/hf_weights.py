@@ -28,10 +28,10 @@ class TorchFile:
     """A file of `torch.save`, mapped into memory; satisfies `mapping.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file with PyTorch's loader of tensors alone (``weights_only``).
+        """Opens the file with PyTorch's ``weights_only`` loader.
 
-        Raises:
-            UserError: PyTorch is not installed, the file is damaged, or holds anything but tensors.
+        Raises UserError: PyTorch is not installed, the file is damaged, or holds anything but
+        tensors.
         """
         try:
             import torch
@@ -62,14 +62,14 @@ class TorchFile:
 
 
 def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
-    """Returns a tensor's shape and type, if it is one of numbers in this file."""
+    """Returns a tensor's shape and type; UserError: it is sparse, or larger than the file."""
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
         raise UserError(
             f"{path}: tensor {shown(name)} found {kind} ({tensor.layout}), allowed: dense ones of "
             f"{', '.join(DTYPES.values())}"
         )
-    # A view may repeat a few numbers over terabytes.
+    # A view can repeat a few numbers over terabytes.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UserError(f"{path}: tensor {shown(name)} is larger than the numbers in the file")
     return TensorSpec(tuple(tensor.shape), np.dtype(kind))
@@ -77,16 +77,16 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
 
 def _load(torch: Any, path: Path) -> Any:
     with warnings.catch_warnings():
-        # Of an unusual pickle protocol it warns before it refuses; one line is enough.
+        # PyTorch warns of an unusual pickle protocol before it refuses the file.
         warnings.simplefilter("ignore", UserWarning)
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:
-            # Files of PyTorch before 1.6 cannot be mapped.
+            # Files from PyTorch before 1.6 cannot be mapped.
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
-# In order of preference. Each may also be an index, which names the shards.
+# In order of preference. An index that names shards may replace each file.
 _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
     WEIGHTS: SafetensorsFile,
     TORCH_WEIGHTS: TorchFile,
@@ -96,15 +96,14 @@ _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
 class HfWeights:
     """All tensors of a checkpoint; satisfies `mapping.TensorSource`.
 
-    Attributes:
-        prefix: of the encoder's tensors: ``bert.``, or nothing in a ``BertModel``.
+    `prefix` begins the names of the encoder's tensors: ``bert.``, or nothing in a ``BertModel``.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Opens the files and resolves old names and the second names of tied tensors.
+        """Opens the files, and resolves old names and the second names of tied tensors.
 
         Raises UserError: no weights, a damaged file, an index that names a file outside the
-        directory, or a decoder that is not tied to the embeddings.
+        directory, or a decoder that differs from the embeddings.
         """
         path, reader = _find(directory)
         shards = _shards(path) if path.name.endswith(_INDEX) else [path]
@@ -162,7 +161,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _refuse_pointer(file: Path) -> None:
-    """Refuses what git leaves behind where git-lfs is not installed."""
+    """Refuses the placeholder that git writes without git-lfs."""
     require_file(file)
     with file.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:

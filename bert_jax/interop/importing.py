@@ -27,7 +27,7 @@ from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.train.progress import IMPORTED
 from bert_jax.train.state import TrainState, abstract_params, define_model, run_key
 
-# What Orbax needs beside the array that it writes.
+# Orbax needs these bytes beside the array that it writes.
 SAVE_SLACK_BYTES: Final = 1 << 20
 
 
@@ -36,9 +36,13 @@ def read_checkpoint(
 ) -> Pretrained:
     """Reads a Hugging Face or google-research/bert checkpoint.
 
-    `source` is its directory, or the prefix of a TensorFlow checkpoint's files; `tokenizer` the
-    directory of one, for a checkpoint that brings none; `lower_case` is for a bare vocab.txt, which
-    does not say it. Raises UserError: nothing that can be read, or a tensor that does not fit.
+    Args:
+        source: its directory, or the prefix of a TensorFlow checkpoint's files.
+        tokenizer: a tokenizer directory, for a checkpoint without a tokenizer.
+        lower_case: casing of a vocab.txt without settings.
+
+    Raises:
+        UserError: no readable checkpoint, or a tensor that does not fit.
     """
     directory = source if source.is_dir() else source.parent
     if not directory.is_dir():
@@ -60,7 +64,7 @@ def read_checkpoint(
 
 
 def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:
-    """Returns a checkpoint of another program on devices, in float32."""
+    """Returns another program's checkpoint on devices, in float32."""
     execution = Execution(dtype="float32")
     definition = define_model(bert_builder(model.architecture, execution, model.heads))
     layout = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(definition, mesh))
@@ -79,14 +83,21 @@ def write_imported_run(
     seed: int,
     record: Mapping[str, str],
 ) -> None:
-    """Writes a run directory, in the end named `run_dir`, that holds an imported model.
+    """Writes a run directory that holds an imported model; its moments become optimizer state.
 
-    The model's arrays are replaced by JAX's one by one. `settings` are the rest of the
-    configuration, as plain values; the imported moments become the optimizer's state; `record` says
-    in provenance.json where the model was fetched from.
+    The model's arrays are replaced by JAX's one by one.
+
+    Args:
+        root: where the directory is written.
+        model: from `read_checkpoint`.
+        run_dir: the directory's name in the end.
+        settings: the rest of the configuration, as plain values.
+        optimizer: whose state the moments become.
+        seed: of the run.
+        record: source of the model, for provenance.json.
     """
     directory = model.files[0].parent
-    files = [*model.files, *tokenizer_files(directory)]
+    files = sorted([*model.files, *tokenizer_files(directory)])
     write_run(
         epath.Path(root),
         settings,
@@ -98,7 +109,7 @@ def write_imported_run(
             "imported_from": {
                 **record,
                 "directory": str(directory),
-                "sha256": {path.name: sha256_of(path) for path in sorted(files)},
+                "sha256": {path.name: sha256_of(path) for path in files},
             },
             "tensors_ignored": dict(model.ignored),
         },
@@ -118,11 +129,9 @@ def summarize(model: Pretrained) -> list[str]:
     """Returns what was imported, in lines for the user."""
     numbers = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     moments = "" if model.moments is None else f", Adam's moments at step {model.step or 0}"
-    lines = [
-        f"{numbers:,} parameters, {describe(model.heads)}, "
-        f"{model.tokenizer.vocab_size:,} pieces{moments}"
-    ]
-    if (rows := model.architecture.vocab_size) > (pieces := model.tokenizer.vocab_size):
+    rows, pieces = model.architecture.vocab_size, model.tokenizer.vocab_size
+    lines = [f"{numbers:,} parameters, {describe(model.heads)}, {pieces:,} pieces{moments}"]
+    if rows > pieces:
         lines.append(
             f"vocab_size is {rows:,}: {rows - pieces:,} rows have no piece; they are kept and "
             f"never predicted"
@@ -138,7 +147,7 @@ def _train_state(
     """Returns the state that a run with these settings would have saved at that step."""
     for part in moments:
         _to_device(part)
-    optimizer = make_optimizer(section, axes=None)  # which only LAMB reads, in its updates
+    optimizer = make_optimizer(section, axes=None)  # only LAMB's updates read the axes
     fresh = jax.eval_shape(optimizer.init, params)
     return TrainState(
         step=jnp.asarray(step, jnp.int32),
@@ -150,7 +159,7 @@ def _train_state(
 
 
 def _to_device(params: Params) -> None:
-    """Replaces NumPy arrays by JAX's one at a time; Orbax would copy all of NumPy's."""
+    """Replaces NumPy arrays by JAX's one at a time; Orbax would copy all NumPy arrays."""
     for name, value in params.items():
         if isinstance(value, dict):
             _to_device(value)

@@ -1,9 +1,9 @@
 """Moves numbers between our parameters and another format's tensors, in both directions.
 
-Our parameters are a nested dict whose layers are stacked along a leading axis and whose attention
-biases keep heads and head columns apart. Other formats keep one matrix or vector per layer. They
-differ in the name, the slice of the layer, a transposition, and the rows that pad the vocabulary: a
-table of `NameRule`s gives these for every tensor, for import and export alike.
+Our parameters are a nested dict. Its layers are stacked along a leading axis, and its attention
+biases have an axis of heads and one of head columns. Other formats have one matrix or vector per
+layer, sometimes transposed, and do not pad the vocabulary. A table of `NameRule`s describes every
+tensor, for import and export alike.
 """
 
 import fnmatch
@@ -40,9 +40,9 @@ class NameRule(NamedTuple):
 
     ours: str  # path in the nested dict
     theirs: str  # name, with {layer} where ours is stacked
-    matrix: bool = False  # in both; else theirs is a vector
+    matrix: bool = False  # otherwise their tensor is a vector
     transposed: bool = False  # their matrix is [outputs, inputs]
-    vocabulary: bool = False  # the first axis is the vocabulary, padded here and not there
+    vocabulary: bool = False  # the first axis is the vocabulary, padded only here
 
 
 class TensorSpec(NamedTuple):
@@ -56,16 +56,8 @@ class TensorSource(Protocol):
     """A checkpoint's named tensors, read one at a time."""
 
     path: str
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Every file that the tensors are in."""
-        ...
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """What the files hold, by name."""
-        ...
+    files: list[Path]  # every file with tensors
+    specs: dict[str, TensorSpec]  # by name
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor."""
@@ -73,7 +65,7 @@ class TensorSource(Protocol):
 
 
 class Placement(NamedTuple):
-    """Where one tensor of theirs lies in our parameters."""
+    """The place of one of their tensors in our parameters."""
 
     name: str
     shape: tuple[int, ...]
@@ -82,14 +74,14 @@ class Placement(NamedTuple):
     rows: int | None  # of the vocabulary, without padding
 
     def take(self, ours: np.ndarray) -> np.ndarray:
-        """Returns their tensor as a view of our whole (stacked, padded) one."""
+        """Returns their tensor as a view of our whole (stacked, padded) tensor."""
         part = self._part(ours)
         if not self.rule.matrix:
             return part.reshape(math.prod(part.shape))
         return part.T if self.rule.transposed else part
 
     def put(self, ours: np.ndarray, theirs: np.ndarray) -> None:
-        """Writes their tensor into its place in our whole one."""
+        """Writes their tensor into its place in our whole tensor."""
         part = self._part(ours)
         part[...] = (theirs.T if self.rule.transposed else theirs).reshape(part.shape)
 
@@ -99,18 +91,15 @@ class Placement(NamedTuple):
 
 
 def expand(table: Sequence[NameRule], ours: Params, *, vocab_size: int) -> list[Placement]:
-    """Returns every tensor that another format keeps for a model of ours, in the table's order.
+    """Returns the tensors of another format for one of our models, in the table's order.
 
-    The table may also name tensors of heads that this model does not have; `ours` is a nested dict
-    of anything with a shape; the vocabulary is without padding. Raises ValueError: one of our
-    tensors is missing in the table, or is in it twice.
+    The table may name tensors of heads that this model does not have. `ours` is a nested dict of
+    anything with a shape; `vocab_size` is without padding. Raises ValueError if the table lacks one
+    of our tensors.
     """
     shapes = {path: tuple(leaf.shape) for path, leaf in flatten(ours).items()}
-    named = [rule.ours for rule in table]
-    if forgotten := sorted(shapes.keys() - set(named)):
+    if forgotten := sorted(shapes.keys() - {rule.ours for rule in table}):
         raise ValueError(f"not in the table of names: {', '.join(forgotten)}")
-    if len(set(named)) != len(named):
-        raise ValueError("a tensor is in the table of names twice")
     placements = []
     for rule in table:
         if rule.ours not in shapes:
@@ -132,12 +121,19 @@ def read_params(
     *,
     ignored: Mapping[str, str],
 ) -> Params:
-    """Reads a model from another format's file, one tensor in memory beside it.
+    """Reads a model from another format's file, one tensor at a time.
 
-    `placements` are those of `expand`, `ours` a nested dict of the shapes to fill. What pads the
-    vocabulary stays zero. `ignored` tells by the pattern of a name why it is no part of the model.
-    Returns a nested dict of float32 arrays. Raises UserError: a tensor is missing, unknown, of
-    another shape or not of a float type.
+    Args:
+        source: the file.
+        placements: from `expand`.
+        ours: nested dict of the shapes to fill.
+        ignored: for each pattern of a name the reason why the tensor is no parameter.
+
+    Returns:
+        Nested dict of float32 arrays; rows that pad the vocabulary are zero.
+
+    Raises:
+        UserError: a tensor is missing, unknown, of another shape, no float type, or not finite.
     """
     wanted = {placement.name: placement for placement in placements}
     for name in source.specs:
@@ -160,18 +156,16 @@ def read_params(
 def their_tensors(
     params: Params, placements: Sequence[Placement]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields every tensor under the other format's name: views, so that none is held twice."""
+    """Yields every tensor under the other format's name, as a view of ours."""
     arrays = flatten(params)
     for placement in placements:
         yield placement.name, placement.take(np.asarray(arrays[placement.rule.ours]))
 
 
 def reason_to_ignore(name: str, ignored: Mapping[str, str]) -> str | None:
-    """Returns why a tensor is no part of the model, or None where it must be one."""
-    for pattern, reason in ignored.items():
-        if fnmatch.fnmatchcase(name, pattern):
-            return reason
-    return None
+    """Returns why a tensor is no part of the model; None if it must be."""
+    reasons = (why for pattern, why in ignored.items() if fnmatch.fnmatchcase(name, pattern))
+    return next(reasons, None)
 
 
 def flatten(nested: Params) -> Params:
@@ -202,7 +196,7 @@ def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> No
 
 
 class Pretrained(NamedTuple):
-    """A model, its numbers and its tokenizer: every format is read into it and written from it."""
+    """A model, its numbers and its tokenizer: the common form of all formats."""
 
     architecture: Architecture
     heads: HeadsSection
@@ -210,8 +204,8 @@ class Pretrained(NamedTuple):
     tokenizer: Tokenizer
     moments: MomentsState | None = None  # Adam's, laid out like `params`
     step: int | None = None  # optimizer steps done; None: unknown
-    files: tuple[Path, ...] = ()  # it was read from, without the tokenizer's
-    ignored: Mapping[str, str] = MappingProxyType({})  # tensor that was left out → why
+    files: tuple[Path, ...] = ()  # source files, without the tokenizer's
+    ignored: Mapping[str, str] = MappingProxyType({})  # omitted tensors, and the reasons
 
 
 def model_shapes(architecture: Architecture, heads: HeadsSection) -> Params:

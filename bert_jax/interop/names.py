@@ -14,7 +14,7 @@ DECODER_BIAS: Final = "cls.predictions.decoder.bias"
 MLM_BIAS: Final = "cls.predictions.bias"
 WORDS: Final = "embeddings.word_embeddings.weight"
 
-# Second names of tied tensors at Hugging Face. A file may hold both names or either.
+# Second names of tied tensors at Hugging Face. A file can have both names or either.
 TIED: Final[dict[str, str]] = {DECODER_WEIGHT: WORDS, DECODER_BIAS: MLM_BIAS}
 
 HF_IGNORED: Final[dict[str, str]] = {
@@ -33,7 +33,7 @@ HF_TASKS: Final[dict[TaskName, str]] = {
 
 GLOBAL_STEP: Final = "global_step"
 
-# First and second moment of a variable: slots of `AdamWeightDecayOptimizer`, named after it.
+# Suffixes of a variable's first and second moment, slots of `AdamWeightDecayOptimizer`.
 MU: Final = "/adam_m"
 NU: Final = "/adam_v"
 
@@ -43,7 +43,7 @@ MLM: Final = "cls/predictions/"
 NEXT_SENTENCE: Final = "cls/seq_relationship/"
 SQUAD: Final = "cls/squad/"
 
-# The fine-tuned heads of run_classifier.py, whose variables have no scope, and of run_squad.py.
+# Fine-tuned heads: run_classifier.py's variables have no scope, run_squad.py's have one.
 GOOGLE_TASKS: Final[dict[TaskName, str]] = {
     "sequence_classification": "",
     "question_answering": SQUAD,
@@ -51,14 +51,14 @@ GOOGLE_TASKS: Final[dict[TaskName, str]] = {
 OUTPUT_WEIGHTS: Final = "output_weights"
 OUTPUT_BIAS: Final = "output_bias"
 
-# Not parameters of the model. Adam's moments are not listed: they are read under this table too.
+# Tensors that are not parameters. Adam's moments are missing: they are read under this table too.
 GOOGLE_IGNORED: Final[dict[str, str]] = {GLOBAL_STEP: "the number of steps done, not a parameter"}
 
 _Kind = Literal["embedding", "norm", "dense"]
 _LAYER: Final = "encoder.layer.{layer}."
 
-# Our path and Hugging Face's, without the encoder's prefix. google-research/bert's is the same with
-# slashes for dots; it numbers layers as layer_0.
+# Our path and Hugging Face's, without the encoder's prefix. google-research/bert's has slashes for
+# dots, and layer_0 for layer.0.
 _TABLE: Final[tuple[tuple[_Kind, str, str], ...]] = (
     ("embedding", "encoder/embeddings/word", "embeddings.word_embeddings"),
     ("embedding", "encoder/embeddings/position", "embeddings.position_embeddings"),
@@ -94,7 +94,7 @@ _TENSORFLOW: Final = _Suffixes("", "/gamma", "/beta", "/kernel", "/bias", transp
 
 
 def hf_names(prefix: str, task: TaskName | None) -> list[NameRule]:
-    """Returns Hugging Face's names; the prefix of the encoder's is ``bert.`` or nothing."""
+    """Returns Hugging Face's names; `prefix` of the encoder's names is ``bert.`` or empty."""
     rules: list[NameRule] = []
     for kind, ours, theirs in _TABLE:
         theirs = theirs if theirs.startswith("cls.") else prefix + theirs
@@ -105,7 +105,7 @@ def hf_names(prefix: str, task: TaskName | None) -> list[NameRule]:
 
 
 def google_names(task: TaskName | None) -> list[NameRule]:
-    """Returns google-research/bert's names, with those of a fine-tuned head where there is one."""
+    """Returns google-research/bert's names, with a fine-tuned head's if there is one."""
     rules: list[NameRule] = []
     for kind, ours, theirs in _TABLE:
         theirs = theirs.replace(".", "/").replace("layer/{", "layer_{")
@@ -117,7 +117,7 @@ def google_names(task: TaskName | None) -> list[NameRule]:
 
 
 def current_name(name: str) -> str:
-    """Returns today's name of a Hugging Face tensor: the first exports say gamma and beta."""
+    """Returns today's name of a Hugging Face tensor: the first exports have gamma and beta."""
     stem, _, last = name.rpartition(".")
     if not stem.endswith("LayerNorm"):
         return name
@@ -141,7 +141,7 @@ def _rules(kind: _Kind, ours: str, theirs: str, of: _Suffixes) -> list[NameRule]
 
 
 def _output(ours: str, scope: str) -> list[NameRule]:
-    # The last layer of a head is a plain variable of google-research/bert, [outputs, inputs].
+    # In google-research/bert a head's last layer is a plain variable, [outputs, inputs].
     return [
         NameRule(f"{ours}/kernel", scope + OUTPUT_WEIGHTS, matrix=True, transposed=True),
         NameRule(f"{ours}/bias", scope + OUTPUT_BIAS),

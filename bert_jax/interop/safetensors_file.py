@@ -1,7 +1,7 @@
 """One safetensors file, read and written one tensor at a time.
 
-The format has no checksum. What is written here has one in its metadata: the SHA-256 of the whole
-file, taken with zeros in its own place.
+The format has no checksum. Our files have one in their metadata: the SHA-256 of the whole file,
+with zeros in place of the checksum.
 """
 
 import hashlib
@@ -10,14 +10,14 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 
 import ml_dtypes  # noqa: F401 (gives numpy its bfloat16)
 import numpy as np
 import safetensors
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import parse_json_object, require_file, shown
+from bert_jax.files.read import require_file
 from bert_jax.interop.mapping import TensorSpec
 
 WEIGHTS: Final = "model.safetensors"
@@ -42,79 +42,54 @@ DTYPES: Final[dict[str, str]] = {
 
 
 class SafetensorsFile:
-    """A safetensors file; satisfies `mapping.TensorSource`.
-
-    The library checks the file. The numbers are read here: the library would map them into memory,
-    where they count as this process's own beside the model that they are copied to.
-    """
+    """A safetensors file; satisfies `mapping.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header, and compares the file with its checksum if it has one.
+        """Reads the header and verifies the checksum if the file has one.
 
-        Raises UserError: damaged, incomplete, or a type that is not known.
+        Raises UserError: a damaged or incomplete file, or an unknown type.
         """
         require_file(path)
         self.path = str(path)
         self.files = [path]
         try:
             with safetensors.safe_open(self.path, framework="numpy") as opened:
-                names = set(opened.keys())
+                found = {name: opened.get_slice(name) for name in sorted(opened.keys())}
+                kinds = {name: each.get_dtype() for name, each in found.items()}
+                shapes = {name: tuple(each.get_shape()) for name, each in found.items()}
+                seal = (opened.metadata() or {}).get(_SEAL)
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(
                 f"{path}: no whole safetensors file ({error}); was the download cut off?"
             ) from error
-        with path.open("rb") as raw:
-            (length,) = struct.unpack("<Q", raw.read(8))
-            encoded = raw.read(length)
-            header = _parse_header(path, encoded)
-            seal = (header.get("__metadata__") or {}).get(_SEAL)
-            if seal is not None and seal != _sha256(encoded.replace(seal.encode(), _UNSEALED), raw):
-                raise UserError(
-                    f"{path}: damaged: its SHA-256 is not the {_SEAL} in its metadata; allowed: "
-                    f"the file as it was exported, or one without that entry"
-                )
-        self.specs: dict[str, TensorSpec] = {}
-        self._offsets: dict[str, int] = {}
-        for name in names:
-            kind = header[name]["dtype"]
+        if seal is not None and seal != _sha256(path, seal.encode()):
+            raise UserError(
+                f"{path}: damaged: its SHA-256 is not the {_SEAL} in its metadata; allowed: "
+                f"the file as it was exported, or one without that entry"
+            )
+        for name, kind in kinds.items():
             if kind not in DTYPES:
                 raise UserError(
                     f"{path}: tensor {name} found type {kind}, allowed: {', '.join(DTYPES)}"
                 )
-            self.specs[name] = TensorSpec(tuple(header[name]["shape"]), np.dtype(DTYPES[kind]))
-            self._offsets[name] = 8 + length + header[name]["data_offsets"][0]
+        self.specs = {
+            name: TensorSpec(shapes[name], np.dtype(DTYPES[kind])) for name, kind in kinds.items()
+        }
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor."""
-        shape, dtype = self.specs[name]
-        offset = self._offsets[name]
-        return np.fromfile(self.path, dtype, math.prod(shape), offset=offset).reshape(shape)
-
-
-def _parse_header(path: Path, encoded: bytes) -> dict[str, Any]:
-    """Returns the header; the library also accepts a tensor as a list, which is refused here."""
-    try:
-        header = parse_json_object(encoded.decode())
-    except UserError as error:
-        raise UserError(f"{path}: header: {error}") from None
-    for name, entry in header.items():
-        if not isinstance(entry, dict) and name != "__metadata__":
-            raise UserError(
-                f"{path}: header: tensor {shown(name)} found {shown(entry)}, allowed: an object"
-            )
-    return header
+        """Returns one tensor; the library's mapping of the file ends with this call."""
+        with safetensors.safe_open(self.path, framework="numpy") as opened:
+            return opened.get_tensor(name)
 
 
 def write_safetensors(
     path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Writes tensors one after the other.
+    """Writes tensors one after the other, in place; `specs` are in the order of the tensors.
 
-    The library's own writer takes all of them as bytes at once, which would hold a checkpoint in
-    memory twice. The format: the header's length (8 bytes, little-endian), the header (JSON: name →
-    type, shape, offsets), the numbers. The file is written in place: the caller writes aside.
-    `specs` are of all tensors, in the order in which they come. Raises UserError: the disk is full,
-    or the place cannot be written to.
+    The library's writer takes all tensors as bytes at once and would hold a checkpoint in memory
+    twice. The format: the header's length (8 bytes, little-endian), the header (JSON: name → type,
+    shape, offsets), the numbers. Raises UserError: the disk is full, or the path is not writable.
     """
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
     metadata = {"format": "pt", _SEAL: _UNSEALED.decode()}
@@ -148,9 +123,11 @@ def _begun(encoded: bytes) -> "hashlib._Hash":
     return hashlib.sha256(struct.pack("<Q", len(encoded)) + encoded)
 
 
-def _sha256(encoded: bytes, numbers: BinaryIO) -> str:
-    """Returns that of a whole file with this header, read on from where its numbers begin."""
-    found = _begun(encoded)
-    while chunk := numbers.read(_CHUNK):
-        found.update(chunk)
+def _sha256(path: Path, seal: bytes) -> str:
+    """Returns the SHA-256 of a file with zeros in place of its own."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        found = _begun(file.read(length).replace(seal, _UNSEALED))
+        while chunk := file.read(_CHUNK):
+            found.update(chunk)
     return found.hexdigest()

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import export
 
@@ -83,21 +82,14 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
 }
 
 
-def available_outputs(heads: HeadsSection) -> list[str]:
-    """Returns the names of the outputs that a model with these heads has."""
-    return [name for name, output in OUTPUTS.items() if output.exists(heads)]
-
-
 def default_outputs(heads: HeadsSection) -> list[str]:
-    """Returns the outputs that an export has where none are named.
+    """Returns the outputs of an export that names none: all but expensive `mlm_logits`.
 
-    All of them, except for `mlm_logits` in a model with a next-sentence or a task head: they are
-    as many numbers per token as the vocabulary has pieces, and a fifth of a base model's work.
+    `mlm_logits` has as many numbers per token as the vocabulary has pieces, and takes a fifth of a
+    base model's work. A model has it by default if it has no next-sentence and no task head.
     """
-    found = available_outputs(heads)
-    if heads.next_sentence or heads.task is not None:
-        return [name for name in found if name != "mlm_logits"]
-    return found
+    omitted = "mlm_logits" if heads.next_sentence or heads.task is not None else ""
+    return [name for name, each in OUTPUTS.items() if each.exists(heads) and name != omitted]
 
 
 def export_stablehlo(
@@ -112,25 +104,23 @@ def export_stablehlo(
     """Writes a model as one program for cpu, cuda and tpu, and its weights beside it.
 
     ``program.call(weights, input_ids, attention_mask, token_type_ids)["last_hidden_state"]`` needs
-    JAX and safetensors alone, as `USAGE` shows.
+    only JAX and safetensors, as `USAGE` shows.
 
     Batch and length are symbolic: any batch, any length up to the model's positions. The weights
-    are arguments and not constants of the program: exporting constants takes several times their
-    memory (docs/stablehlo.md has the figures), and a second program would hold them again.
+    are arguments of the program. As constants they would take several times their memory during
+    the export (docs/stablehlo.md has the figures), and a second program would hold them again.
 
     Args:
-        directory: exists; the caller renames it when it is whole. Gets ``model.stablehlo``,
-            ``model.safetensors`` and ``signature.json``.
+        directory: exists; gets ``model.stablehlo``, ``model.safetensors``, ``signature.json``.
         architecture: of the model.
-        execution: gives the dtype of the activations; weights and outputs are float32. `attention`
-            and `remat` are ignored: a kernel may exist for one platform, nothing goes backward.
+        execution: gives the dtype of the activations; weights and outputs are float32. Kernels and
+            `remat` are ignored: a kernel runs on one platform, and nothing computes a gradient.
         heads: of the checkpoint.
         params: nested dict of float32 arrays, as a checkpoint holds them.
-        outputs: some of `available_outputs`; None takes `default_outputs`.
+        outputs: names from `OUTPUTS`; None for `default_outputs`.
 
     Raises:
         UserError: an output that the model does not have, a disk that is full.
-        ValueError: `params` are not those of the model.
     """
     chosen = _choose(outputs, heads)
     portable = execution.model_copy(
@@ -138,8 +128,6 @@ def export_stablehlo(
     )
     model = define_model(bert_builder(architecture, portable, heads))
     arrays = flatten(params)
-    if wrong := sorted({path for path, _ in _shapes(params) ^ _shapes(model.params)}):
-        raise ValueError(f"not the model's parameters: {', '.join(wrong)}")
     longest = architecture.max_position_embeddings
     weights = _weights(model, architecture.vocab_size)
     program = _lower(model, weights, chosen, longest=longest)
@@ -161,7 +149,7 @@ def export_stablehlo(
 def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
     if outputs is None:
         return default_outputs(heads)
-    allowed = available_outputs(heads)
+    allowed = [name for name, output in OUTPUTS.items() if output.exists(heads)]
     if not outputs:
         raise UserError(f"outputs: found none, allowed: {', '.join(allowed)}")
     for name in outputs:
@@ -174,12 +162,8 @@ def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
     return [name for name in allowed if name in outputs]
 
 
-def _shapes(params: Params) -> set[tuple[str, tuple[tuple[int, ...], np.dtype]]]:
-    return {(path, (tuple(each.shape), each.dtype)) for path, each in flatten(params).items()}
-
-
 def _weights(model: ModelDefinition, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns what the program takes: the vocabulary is padded inside bert_jax only."""
+    """Returns the program's weights: only bert_jax pads the vocabulary."""
     axes, weights = flatten(model.axes), {}
     # Sorted, as JAX flattens the dict that the program takes.
     for path, param in sorted(flatten(model.params).items()):
@@ -223,21 +207,27 @@ def _signature(
     *,
     longest: int,
 ) -> dict[str, Any]:
-    """Returns what the program's types do not say: names, order, meaning."""
-    ids = program.in_avals[len(weights) :]
-    names = sorted(jax.tree.unflatten(program.out_tree, program.out_avals))
+    """Returns the names, order and meaning of the program's arguments and results."""
+
+    def arrays(names: Sequence[str], avals: Sequence[Any], meanings: Sequence[str]) -> list[Any]:
+        return [
+            {
+                "name": name,
+                "dtype": str(aval.dtype),
+                "shape": [size if isinstance(size, int) else str(size) for size in aval.shape],
+                "meaning": meaning,
+            }
+            for name, aval, meaning in zip(names, avals, meanings, strict=True)
+        ]
+
+    outputs = sorted(jax.tree.unflatten(program.out_tree, program.out_avals))
     return {
         "program": PROGRAM,
         "weights_file": WEIGHTS,
         "platforms": list(program.platforms),
         "symbols": {"b": "batch", "l": f"length, up to {longest}"},
-        "inputs": [
-            _array(name, aval, INPUTS[name]) for name, aval in zip(INPUTS, ids, strict=True)
-        ],
-        "outputs": [
-            _array(name, aval, OUTPUTS[name].meaning)
-            for name, aval in zip(names, program.out_avals, strict=True)
-        ],
+        "inputs": arrays([*INPUTS], program.in_avals[len(weights) :], [*INPUTS.values()]),
+        "outputs": arrays(outputs, program.out_avals, [OUTPUTS[each].meaning for each in outputs]),
         "weights": [
             {"name": path, "dtype": str(spec.dtype), "shape": list(spec.shape)}
             for path, spec in weights.items()
@@ -248,8 +238,3 @@ def _signature(
         "calling_convention_version": program.calling_convention_version,
         "versions": {name: metadata.version(name) for name in ("jax", "jaxlib")},
     }
-
-
-def _array(name: str, aval: Any, meaning: str) -> dict[str, Any]:
-    shape = [size if isinstance(size, int) else str(size) for size in aval.shape]
-    return {"name": name, "dtype": str(aval.dtype), "shape": shape, "meaning": meaning}

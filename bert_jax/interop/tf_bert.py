@@ -36,31 +36,30 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 CHECKPOINT: Final = "bert_model.ckpt"
 CONFIG: Final = "bert_config.json"
 
-# `modeling.py` has it as a constant; bert_config.json has no key for it.
+# A constant of `modeling.py`, without a key in bert_config.json.
 LAYER_NORM_EPS: Final = 1e-12
 
 
 def is_tf(path: epath.PathLike) -> bool:
-    """Says whether a path is a TensorFlow checkpoint's, or a directory's that holds one."""
+    """Says whether a path is a TensorFlow checkpoint, or a directory that holds one."""
     given = epath.Path(path)
     beside = given if given.is_dir() else given.parent
     return any(beside.glob(f"*{INDEX}"))
 
 
-def read_tf(
-    path: epath.PathLike, *, tokenizer: Tokenizer, labels: Sequence[str] | None = None
-) -> Pretrained:
-    """Reads a google-research/bert checkpoint, with the heads whose tensors it holds.
+def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
+    """Reads a google-research/bert checkpoint, with every head whose tensors it holds.
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
 
-    The path is the prefix of the checkpoint's files, or a directory that holds one checkpoint;
-    local or gs://. `bert_config.json` lies beside it. `labels` name the outputs of
-    `run_classifier.py`'s head, in order, which the checkpoint does not; None: LABEL_0, LABEL_1, …,
-    as Hugging Face does. The model has Adam's moments and the global step where the checkpoint has
-    them. Raises UserError: TensorFlow is not installed, files are missing or damaged, the
-    configuration contradicts the vocabulary or the tensors, or a tensor is missing, unknown, of
-    another shape or of another type.
+    The path is the prefix of the checkpoint's files, or a directory that holds one checkpoint, with
+    `bert_config.json` beside it. The checkpoint does not name the outputs of `run_classifier.py`'s
+    head: they are LABEL_0, LABEL_1, …, as at Hugging Face. The model has Adam's moments and the
+    global step if the checkpoint has them.
+
+    Raises:
+        UserError: files are missing or damaged, the configuration contradicts the vocabulary or the
+            tensors, or a tensor is missing, unknown, of another shape or of another type.
     """
     source = TfBundle(path)
     config = epath.Path(source.path).parent / CONFIG
@@ -73,11 +72,13 @@ def read_tf(
         ModelSection(bert_config=str(config)),
         vocab_size=rows if isinstance(rows, int) and rows > pieces else pieces,
     )
-    heads = _find_heads(source, labels)
-    shapes = model_shapes(architecture, heads)
-    table = names.google_names(heads.task)
-    placements = expand(table, shapes, vocab_size=architecture.vocab_size)
-    ignored = names.GOOGLE_IGNORED | _moment_names(placements)
+    heads = _find_heads(source)
+    shapes, placements = _placements(architecture, heads)
+    ignored = names.GOOGLE_IGNORED | {
+        each.name + suffix: "a moment of Adam's, read beside the parameters"
+        for each in placements
+        for suffix in (names.MU, names.NU)
+    }
     return Pretrained(
         architecture,
         heads,
@@ -90,76 +91,61 @@ def read_tf(
 
 
 def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
-    """Writes a checkpoint for google-research/bert and all that reads its models.
+    """Writes a checkpoint for google-research/bert and every program that reads its models.
 
-    The casing of the tokenizer lies beside `vocab.txt` in a file of its own; google-research/bert
-    takes it from a flag. With moments, `run_pretraining.py` resumes from them. The directory
-    exists and is written in place: the caller writes aside. The model's arrays are on the host,
-    NumPy's or JAX's, and not copied. Raises UserError: the format cannot express something that
-    decides what the model computes, TensorFlow is not installed, or the directory cannot be written
-    to.
+    The casing of the tokenizer is in a file of its own beside `vocab.txt`; google-research/bert
+    takes it from a flag. With moments, `run_pretraining.py` resumes from them. The directory exists
+    and is written in place. The model's arrays are on the host, NumPy's or JAX's, and not copied.
+
+    Raises:
+        UserError: the format cannot express a setting that changes the model's results, TensorFlow
+            is not installed, or the directory cannot be written to.
     """
     root = epath.Path(directory)
-    architecture, heads = model.architecture, model.heads
-    tokenizer = _check_expressible(architecture, heads, model.tokenizer)
-    shapes = model_shapes(architecture, heads)
-    table = names.google_names(heads.task)
-    placements = expand(table, shapes, vocab_size=architecture.vocab_size)
+    tokenizer = _check_expressible(model.architecture, model.heads, model.tokenizer)
+    _, placements = _placements(model.architecture, model.heads)
     write_bundle(root / CHECKPOINT, _tensors(placements, model))
     tokenizer.save(root)
-    write_whole(root / CONFIG, bert_config(architecture).encode("utf-8"))
-
-
-def bert_config(architecture: Architecture) -> str:
-    """Returns google-research/bert's `bert_config.json`."""
-    values = architecture.model_dump(exclude={"layer_norm_eps"})
+    values = model.architecture.model_dump(exclude={"layer_norm_eps"})
     by_name = {ours: theirs for theirs, ours in GOOGLE_BERT_ACTIVATIONS.items()}
-    values["hidden_act"] = by_name[architecture.hidden_act]
-    return json.dumps(values, indent=2, sort_keys=True) + "\n"
+    values["hidden_act"] = by_name[model.architecture.hidden_act]
+    write_whole(root / CONFIG, (json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
 
 
-def _find_heads(source: TfBundle, labels: Sequence[str] | None) -> HeadsSection:
-    """A head is there if any of its tensors is; `read_params` then wants all of them."""
+def _placements(
+    architecture: Architecture, heads: HeadsSection
+) -> tuple[Params, Sequence[Placement]]:
+    """Returns the shapes of our parameters, and their places under google-research/bert's names."""
+    shapes = model_shapes(architecture, heads)
+    return shapes, expand(
+        names.google_names(heads.task), shapes, vocab_size=architecture.vocab_size
+    )
+
+
+def _find_heads(source: TfBundle) -> HeadsSection:
+    """Returns each head of which there is any tensor; `read_params` then needs all of them."""
 
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in source.specs)
 
     classifier = (names.OUTPUT_WEIGHTS, names.OUTPUT_BIAS)
-    outputs = [source.specs[name] for name in classifier if name in source.specs]
+    outputs = [source.specs[name].shape for name in classifier if name in source.specs]
     squad, next_sentence = has(names.SQUAD), has(names.NEXT_SENTENCE)
     if outputs and squad:
         raise UserError(
             f"{source.path}: found a classifier's {names.OUTPUT_BIAS} and "
             f"{names.SQUAD}*, allowed: one fine-tuned head"
         )
+    if outputs and not sum(outputs[0][:1]):
+        raise UserError(f"{source.path}: found a classifier with no outputs, allowed: one or more")
     return HeadsSection(
         pooler=has(names.POOLER) or next_sentence or bool(outputs),
         mlm=has(names.MLM),
         next_sentence=next_sentence,
         task="sequence_classification" if outputs else "question_answering" if squad else None,
-        labels=_labels(source.path, outputs[0].shape, labels) if outputs else (),
+        labels=tuple(f"LABEL_{index}" for index in range(outputs[0][0])) if outputs else (),
         problem="single_label" if outputs else None,
     )
-
-
-def _labels(path: str, shape: tuple[int, ...], labels: Sequence[str] | None) -> tuple[str, ...]:
-    count = shape[0] if shape else 0
-    if count == 0:
-        raise UserError(f"{path}: found a classifier with no outputs, allowed: one or more")
-    if labels is None:
-        return tuple(f"LABEL_{index}" for index in range(count))
-    if len(labels) != count:
-        raise UserError(
-            f"{path}: labels found {len(labels)} names, but the classifier has {count} outputs"
-        )
-    return tuple(labels)
-
-
-def _moment_names(placements: Sequence[Placement]) -> dict[str, str]:
-    """Exact names, not patterns: moments of no known variable stay unknown."""
-    reason = "a moment of Adam's, read beside the parameters"
-    suffixes = (names.MU, names.NU)
-    return {each.name + suffix: reason for each in placements for suffix in suffixes}
 
 
 def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Placement]:
@@ -179,7 +165,7 @@ def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
 def _read_moments(
     source: TfBundle, trained: Sequence[Placement], shapes: Params
 ) -> MomentsState | None:
-    """None where there are none at all; some without the others is an error."""
+    """Returns None if there are no moments at all; a part of them is an error."""
     if not any(name.endswith((names.MU, names.NU)) for name in source.specs):
         return None
 

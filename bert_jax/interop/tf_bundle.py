@@ -1,29 +1,77 @@
 """TensorFlow's checkpoint files: ``PREFIX.index``, ``PREFIX.data-*``.
 
-TensorFlow writes them; it is imported when first needed and comes with the extra ``tf``.
+TensorFlow writes them; it is imported when first needed and comes with the extra ``tf``. They are
+read without TensorFlow: its C++ ends the process when an entry is no message or a shape is
+impossible. Every number is checked before it is used.
+
+Source: ``tensorflow/core/lib/io/table_format.txt`` (the index is a LevelDB table: blocks of key and
+value, each with a CRC-32C) and ``tensorflow/core/protobuf/tensor_bundle.proto`` (the values).
 """
 
 import contextlib
 import ctypes
+import math
 import os
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from etils import epath
+from google.protobuf.message import DecodeError
 
+from bert_jax.data.google_bert.tf_example import message_classes
 from bert_jax.data.google_bert.tfrecord import masked_crc
 from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
-from bert_jax.files.read import require_file
-from bert_jax.interop.tf_index import read_index
+from bert_jax.files.read import MAX_JSON_BYTES, read_bytes, require_file, shown
+from bert_jax.interop.mapping import TensorSpec
 
 INDEX: Final = ".index"
+
+_MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
+_FOOTER_BYTES: Final = 48
+_TRAILER: Final = struct.Struct("<BI")  # of a block: compression, masked CRC-32C
+_LONGEST_NAME: Final = 1024
+_MOST_TENSORS: Final = 100_000
+_MOST_AXES: Final = 8
+_LARGEST: Final = 1 << 48  # in numbers
+
+# By the number in ``tensorflow/core/framework/types.proto``. Tensors of other types are not read.
+_DTYPES: Final[dict[int, Any]] = {
+    **{1: np.float32, 2: np.float64, 19: np.float16, 14: ml_dtypes.bfloat16, 10: np.bool_},
+    **{6: np.int8, 5: np.int16, 3: np.int32, 9: np.int64},
+    **{4: np.uint8, 17: np.uint16, 22: np.uint32, 23: np.uint64},
+}
+
+_made: Final = message_classes("""
+name: "bert_jax/tensor_bundle.proto" package: "tensorflow" syntax: "proto3"
+message_type {
+  name: "Header"
+  field { name: "num_shards" number: 1 label: LABEL_OPTIONAL type: TYPE_INT32 }
+  field { name: "endianness" number: 2 label: LABEL_OPTIONAL type: TYPE_INT32 } }
+message_type {
+  name: "Size" field { name: "size" number: 1 label: LABEL_OPTIONAL type: TYPE_INT64 } }
+message_type {
+  name: "Shape"
+  field { name: "dim" number: 2 label: LABEL_REPEATED type_name: "Size" }
+  field { name: "unknown_rank" number: 3 label: LABEL_OPTIONAL type: TYPE_BOOL } }
+message_type {
+  name: "Entry"
+  field { name: "dtype" number: 1 label: LABEL_OPTIONAL type: TYPE_INT32 }
+  field { name: "shape" number: 2 label: LABEL_OPTIONAL type_name: "Shape" }
+  field { name: "shard_id" number: 3 label: LABEL_OPTIONAL type: TYPE_INT32 }
+  field { name: "offset" number: 4 label: LABEL_OPTIONAL type: TYPE_INT64 }
+  field { name: "size" number: 5 label: LABEL_OPTIONAL type: TYPE_INT64 }
+  field { name: "crc32c" number: 6 label: LABEL_OPTIONAL type: TYPE_FIXED32 }
+  field { name: "slices" number: 7 label: LABEL_REPEATED type: TYPE_BYTES } }
+""")
 
 
 def tensorflow() -> Any:
     """Returns TensorFlow, without log lines and JAX's accelerators; UserError: not installed."""
-    # Read at its first import. Errors still come as exceptions.
+    # TensorFlow reads these at its first import. Errors still come as exceptions.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
@@ -31,7 +79,7 @@ def tensorflow() -> Any:
     except ImportError as error:
         purpose = "writing TensorFlow checkpoints"
         raise UserError(not_installed("tensorflow", purpose, extra="tf")) from error
-    # Raises in a process that has used TensorFlow before: it has its devices already.
+    # Raises if this process has used TensorFlow before: it has its devices already.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     return tf
@@ -62,18 +110,37 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
     return given / found[0]
 
 
+def _prefixes(directory: epath.Path) -> list[str]:
+    return sorted(file.name.removesuffix(INDEX) for file in directory.glob(f"*{INDEX}"))
+
+
+class _Entry(NamedTuple):
+    """One tensor and its place."""
+
+    spec: TensorSpec
+    shard: int  # of the data files
+    offset: int  # bytes
+    size: int  # bytes
+    checksum: int  # masked CRC-32C of the tensor's bytes
+
+
 class TfBundle:
-    """A TensorFlow checkpoint; satisfies `mapping.TensorSource`. TensorFlow is not needed."""
+    """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
 
     def __init__(self, path: epath.PathLike) -> None:
-        """Reads the index; UserError: no checkpoint, or the index is damaged."""
-        prefix = find_prefix(path)
-        self.path = str(prefix)
+        """Reads the index; UserError: no checkpoint, or the index is damaged or hostile."""
+        self.path = str(find_prefix(path))
         index = epath.Path(f"{self.path}{INDEX}")
-        shards, self._entries = read_index(index)
-        names = [f"{self.path}.data-{shard:05d}-of-{shards:05d}" for shard in range(shards)]
-        self.files = [Path(name) for name in names if Path(name).exists()] + [Path(index)]
-        self._shards = names
+        raw = read_bytes(index, limit=MAX_JSON_BYTES)
+        try:
+            shards, self._entries = _parse(raw)
+        except (_Damage, DecodeError, UnicodeDecodeError) as error:
+            raise UserError(
+                f"{index}: no index of a TensorFlow checkpoint ({first_line(error)}); was the "
+                f"download cut off?"
+            ) from error
+        self._shards = [f"{self.path}.data-{n:05d}-of-{shards:05d}" for n in range(shards)]
+        self.files = [Path(name) for name in self._shards if Path(name).exists()] + [Path(index)]
         self.specs = {name: entry.spec for name, entry in self._entries.items()}
 
     def read(self, name: str) -> np.ndarray:
@@ -85,7 +152,7 @@ class TfBundle:
         try:
             require_file(file)
             with open(file, "rb") as opened:
-                # Before memory is asked for: the size is the index's.
+                # Checked before memory is allocated: the size comes from the index.
                 if offset + size > os.fstat(opened.fileno()).st_size:
                     raise UserError(f"{file}: cut short")
                 opened.seek(offset)
@@ -100,12 +167,109 @@ class TfBundle:
         return np.frombuffer(raw, spec.dtype).reshape(spec.shape)
 
 
+class _Damage(Exception):
+    """The bytes are no index; the message says why."""
+
+
+def _parse(raw: bytes) -> tuple[int, dict[str, _Entry]]:
+    """Returns the number of data files, and the tensors by name."""
+    if len(raw) < _FOOTER_BYTES or not raw.endswith(_MAGIC):
+        raise _Damage("its last bytes are not those of a table")
+    footer = raw[-_FOOTER_BYTES:]
+    _, at = _handle(footer, 0)  # of the metadata, which is empty
+    handle, _ = _handle(footer, at)
+    values = {
+        key: value
+        for _, block in _pairs(_block(raw, handle))
+        for key, value in _pairs(_block(raw, _handle(block, 0)[0]))
+    }
+    if b"" not in values:
+        raise _Damage("it has no header")
+    header = _made["Header"].FromString(values.pop(b""))
+    if header.endianness or not 0 < header.num_shards <= _MOST_TENSORS:
+        raise _Damage("its header has another byte order, or no data files")
+    entries = {
+        key.decode(): _entry(key.decode(), value, shards=header.num_shards)
+        for key, value in values.items()
+    }
+    return header.num_shards, entries
+
+
+def _entry(name: str, value: bytes, *, shards: int) -> _Entry:
+    found = _made["Entry"].FromString(value)
+    if found.slices:
+        raise _Damage(f"tensor {shown(name)} is stored in slices, allowed: whole tensors")
+    shape = tuple(dim.size for dim in found.shape.dim)
+    dtype = np.dtype(_DTYPES.get(found.dtype, object))
+    sound = (
+        not found.shape.unknown_rank
+        and len(shape) <= _MOST_AXES
+        and min(shape, default=0) >= 0
+        and math.prod(max(size, 1) for size in shape) <= _LARGEST  # else NumPy refuses
+        and found.offset >= 0
+        and 0 <= found.shard_id < shards
+        and (dtype.kind == "O" or math.prod(shape) * dtype.itemsize == found.size)
+    )
+    if not sound:
+        raise _Damage(f"tensor {shown(name)} has an impossible shape, size or place")
+    spec = TensorSpec(shape, dtype)
+    return _Entry(spec, found.shard_id, found.offset, found.size, found.crc32c)
+
+
+def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yields key and value of each entry; a key names only what differs from the one before."""
+    (restarts,) = struct.unpack("<I", block[-4:])
+    end = len(block) - 4 * (restarts + 1)
+    at, key, count = 0, b"", 0
+    while at < end:
+        shared, at = _varint(block, at)
+        added, at = _varint(block, at)
+        size, at = _varint(block, at)
+        start = at + added
+        key = key[:shared] + block[at:start]
+        at, count = start + size, count + 1
+        if len(key) != shared + added or len(key) > _LONGEST_NAME or count > _MOST_TENSORS:
+            raise _Damage("a block has an impossible key")
+        if at > end:
+            raise _Damage("a block is cut short")
+        yield key, block[start:at]
+
+
+def _block(raw: bytes, handle: tuple[int, int]) -> bytes:
+    offset, size = handle
+    if size < 4 or offset + size + _TRAILER.size > len(raw):
+        raise _Damage("a block is outside the file")
+    compression, checksum = _TRAILER.unpack_from(raw, offset + size)
+    if masked_crc(raw[offset : offset + size + 1]) != checksum:
+        raise _Damage("the checksum of a block does not match")
+    if compression:
+        raise _Damage("a block is compressed, which TensorFlow does not do")
+    return raw[offset : offset + size]
+
+
+def _handle(raw: bytes, at: int) -> tuple[tuple[int, int], int]:
+    """Returns offset and size of a block, and where their bytes end."""
+    offset, at = _varint(raw, at)
+    size, at = _varint(raw, at)
+    return (offset, size), at
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    """Returns a number, seven bits a byte, the lowest first, and where its bytes end."""
+    number = 0
+    for shift, byte in enumerate(raw[at : at + 10]):
+        number |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return number, at + shift + 1
+    raise _Damage("a number has no end")
+
+
 def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``, which TensorFlow 1 reads.
 
-    Only arrays that are not contiguous (transposed matrices) are copied. The prefix' directory
-    exists; the files are written in place: the caller writes aside. Raises UserError: TensorFlow is
-    not installed, the disk is full, or the place cannot be written to.
+    The directory exists; the files are written in place. Only arrays that are not contiguous
+    (transposed matrices) are copied. Raises UserError: TensorFlow is not installed, the disk is
+    full, or the place cannot be written to.
     """
     tf = tensorflow()
     shared = {name: np.asarray(array, order="C") for name, array in tensors}
@@ -117,7 +281,8 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
                 shape_and_slices=[""] * len(shared),
                 tensors=[_as_tensor(tf, array) for array in shared.values()],
             )
-    except _write_errors(tf) as error:
+    # TensorFlow's C++ errors come as its own class or, by their code, as one of Python's.
+    except (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError) as error:
         raise UserError(f"{prefix}: cannot be written ({first_line(error)})") from error
 
 
@@ -130,12 +295,3 @@ def _as_tensor(tf: Any, array: np.ndarray) -> Any:
         memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
         array = np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-
-
-def _write_errors(tf: Any) -> tuple[type[Exception], ...]:
-    """TensorFlow's C++ errors come as its own class or, by their code, as one of Python's."""
-    return (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError)
-
-
-def _prefixes(directory: epath.Path) -> list[str]:
-    return sorted(file.name.removesuffix(INDEX) for file in directory.glob(f"*{INDEX}"))

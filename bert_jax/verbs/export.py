@@ -8,8 +8,8 @@ from rich.console import Console
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.remote import is_remote
-from bert_jax.interop.exporting import ExportOptions, Format, write_export
-from bert_jax.interop.hub import push
+from bert_jax.interop.exporting import Format, write_export
+from bert_jax.interop.sources import push
 from bert_jax.narration import doing
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
@@ -32,14 +32,14 @@ def export(
 
     Args:
         run_dir: of `pretrain`, `finetune` or `import`.
-        output: a local directory that does not exist yet.
+        output: a new local directory.
         to: the format.
         kind: a class of Hugging Face's; None for the fullest that the run's heads allow.
         outputs: of a StableHLO program; None for `stablehlo.default_outputs`.
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        force: replace `output`; the old one stays until the new one is whole.
-        push_to: a name on a hub, ``owner/name``, that gets what was written.
-        private: whether a model that has to be made there can be seen by its owner alone.
+        force: replace `output`; the old directory stays until the new one is whole.
+        push_to: a model on a hub, ``owner/name``, to upload the directory to.
+        private: whether a model that the upload makes is private.
         console: where the result is shown.
 
     Returns:
@@ -53,6 +53,11 @@ def export(
             raise UserError(f"{option}: found with --to {to}, allowed: with --to {only}")
     if is_remote(output):
         raise UserError(f"export: found {output}, allowed: a local path")
+
+    def show(line: str) -> None:
+        if console is not None:
+            console.print(line, markup=False, soft_wrap=True)
+
     run, target = open_run(run_dir), Path(output)
     with (
         hold_output(target),
@@ -60,12 +65,15 @@ def export(
         doing(f"writing {output}"),
     ):
         written = write_export(
-            aside, run, ExportOptions(to, kind, outputs), title=target.name, checkpoint=checkpoint
+            *(aside, run),
+            to=to,
+            kind=kind,
+            outputs=outputs,
+            title=target.name,
+            checkpoint=checkpoint,
         )
-    if console is not None:
-        console.print(f"{output}: {written}", markup=False, soft_wrap=True)
+    show(f"{output}: {written}")
     if push_to is not None:
         address = push(target, push_to, private=private, message=f"bert-jax: {written}")
-        if console is not None:
-            console.print(f"{push_to}: {address}", markup=False, soft_wrap=True)
+        show(f"{push_to}: {address}")
     return target

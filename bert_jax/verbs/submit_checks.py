@@ -8,7 +8,7 @@ from rich.console import Console
 from bert_jax.config import RunConfig
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.remote import is_remote
-from bert_jax.interop.hub import is_hub_name
+from bert_jax.interop.sources import is_hub_name
 from bert_jax.launch import preflight
 from bert_jax.launch.dry_run import money
 from bert_jax.launch.host_paths import Upload, task_paths

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, BertForPreTraining
 
-from bert_jax.interop.hf_sentencepiece import sentencepiece_pipeline
+from bert_jax.interop.hf_tokenizer import sentencepiece_pipeline
 from bert_jax.pipelines.vocabulary.algorithms import train_sentencepiece
 from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
 from bert_jax.verbs.export import export

@@ -12,7 +12,7 @@ from transformers import BertForMaskedLM
 import bert_jax
 from bert_jax.cli.commands import cli
 from bert_jax.errors import UserError
-from bert_jax.interop.hub import is_hub_name
+from bert_jax.interop.sources import is_hub_name
 from bert_jax.verbs.import_checkpoint import find_origin
 from tests.feature_extraction.runs import PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model
