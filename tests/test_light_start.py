@@ -25,7 +25,7 @@ LIGHT = (
         "bert_jax.verbs.examples",
         "bert_jax.verbs.doctor",
     ),
-    *("bert_jax.launch.local", "bert_jax.verbs.submit", "bert_jax.verbs.watch"),
+    *("bert_jax.launch.local_launcher", "bert_jax.verbs.submit", "bert_jax.verbs.watch"),
     *("bert_jax.verbs.stop", "bert_jax.verbs.jobs", "bert_jax.cli.commands"),
 )
 

@@ -176,7 +176,7 @@ def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:
 @base.verb
 def status(target: str, bucket: str | None, as_json: bool) -> None:
     """Show how a job or a run is: machines, step, speed, goodput, restarts, dollars, ETA."""
-    from bert_jax.launch.status_text import describe_status
+    from bert_jax.verbs.status import describe_status
     from bert_jax.verbs.status import status as run
 
     found = run(target, bucket=bucket)

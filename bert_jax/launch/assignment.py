@@ -1,4 +1,10 @@
-"""What one host is to do: read from its environment and its job's directory."""
+"""What a host is told when it starts, and what it is to do.
+
+All machines are told the same names. On Cloud TPU they are attributes of the instance's metadata,
+lower case with hyphens (``bert-jax-job``); in containers and on this machine they are environment
+variables. `tpu_setup/startup.sh` turns attributes into variables and starts
+`python -m bert_jax.launch.host`.
+"""
 
 import dataclasses
 import json
@@ -12,28 +18,50 @@ from etils import epath
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import read_yaml
-from bert_jax.launch import machine
-from bert_jax.launch.job import Attempt, JobFiles, JobPlacement
-from bert_jax.launch.supervisor_state import read_job
+from bert_jax.launch.job import Attempt, JobFiles, JobPlacement, read_job
 from bert_jax.section import Section
 from bert_jax.validation import read_section, validate
 from bert_jax.version import __version__
 
+JOB: Final = "BERT_JAX_JOB"  # the job's directory: ``gs://bucket/jobs/NAME``
+ATTEMPT: Final = "BERT_JAX_ATTEMPT"  # the attempt's number
+# The host's index over all slices, from 0. On a Cloud TPU the script computes it: slice × hosts of
+# a slice + worker of the slice.
+WORKER: Final = "BERT_JAX_WORKER"
+# ``127.0.0.1:PORT``, where processes of `on: local` meet. A TPU finds it by itself.
+COORDINATOR: Final = "BERT_JAX_COORDINATOR"
+# A Python that has bert-jax installed: in containers and on this machine. If it is unset, the
+# script makes an environment and installs the staged wheel into it.
+PYTHON: Final = "BERT_JAX_PYTHON"
+HOME: Final = "BERT_JAX_HOME"  # a local directory for the environment, caches and datasets
+BEAT_SECONDS: Final = "BERT_JAX_BEAT_SECONDS"  # between heartbeats of a host
+PAUSE_SECONDS: Final = "BERT_JAX_PAUSE_SECONDS"  # before the first restart of a run; it doubles
+
 COMPILED: Final = "JAX_COMPILATION_CACHE_DIR"
+
+
+def told(attempt: Attempt) -> dict[str, str]:
+    """Returns the environment variables that every host of an attempt gets."""
+    return {JOB: str(attempt.job.directory), ATTEMPT: str(attempt.number)}
+
+
+def attribute(name: str) -> str:
+    """Returns the metadata attribute of a variable: ``bert-jax-job``."""
+    return name.lower().replace("_", "-")
 
 
 class HostEnvironment(Section):
     """The environment variables with which `tpu_setup/startup.sh` starts the agent."""
 
-    model_config = pydantic.ConfigDict(extra="ignore", strict=False)  # texts, numbers among them
+    model_config = pydantic.ConfigDict(extra="ignore", strict=False)  # numbers are texts here
 
-    job: str = pydantic.Field(min_length=1, validation_alias=machine.JOB)
-    attempt: int = pydantic.Field(validation_alias=machine.ATTEMPT)
-    worker: int = pydantic.Field(validation_alias=machine.WORKER)
-    coordinator: str | None = pydantic.Field(None, validation_alias=machine.COORDINATOR)
-    home: str | None = pydantic.Field(None, validation_alias=machine.HOME)
-    beat_seconds: float = pydantic.Field(60.0, validation_alias=machine.BEAT_SECONDS)
-    pause_seconds: float = pydantic.Field(5.0, validation_alias=machine.PAUSE_SECONDS)
+    job: str = pydantic.Field(validation_alias=JOB)
+    attempt: int = pydantic.Field(validation_alias=ATTEMPT)
+    worker: int = pydantic.Field(validation_alias=WORKER)
+    coordinator: str | None = pydantic.Field(None, validation_alias=COORDINATOR)
+    home: str | None = pydantic.Field(None, validation_alias=HOME)
+    beat_seconds: float = pydantic.Field(60.0, validation_alias=BEAT_SECONDS)
+    pause_seconds: float = pydantic.Field(5.0, validation_alias=PAUSE_SECONDS)
 
     @property
     def files(self) -> JobFiles:
@@ -46,48 +74,46 @@ def read_environment(environment: Mapping[str, str]) -> HostEnvironment:
 
     Raises UserError if a variable is missing, or is not a number where one is needed.
     """
-    values = {name: environment[name] for name in machine.ALL if environment.get(name)}
+    values = {name: value for name, value in environment.items() if value}
     return validate(HostEnvironment, values, source="")
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """The run that this host has a part in."""
+    """One host's part of a run."""
 
-    host: HostEnvironment  # of this host
-    attempt: Attempt  # of the job
-    config: Mapping[str, Any]  # of the run, as the job's ``config.yaml`` has it
+    host: HostEnvironment
+    attempt: Attempt
+    config: Mapping[str, Any]  # the run's, as the job's ``config.yaml`` has it
 
     @property
     def loader(self) -> LoaderSection:
-        """The loader's settings, as the run has them."""
+        """The loader's settings of the run."""
         values = self.config.get("loader") or {}
         section = validate(LoaderSection, values, source=str(self.host.files.config), key="loader")
         if section.cache.directory is not None or self.host.home is None:
             return section
-        directory = f"{self.host.home}/datasets"
-        return section.model_copy(
-            update={"cache": section.cache.model_copy(update={"directory": directory})}
-        )
+        cache = section.cache.model_copy(update={"directory": f"{self.host.home}/datasets"})
+        return section.model_copy(update={"cache": cache})
 
     @property
     def datasets(self) -> Iterator[str]:
-        """What the phases of a pretraining run read."""
+        """The datasets of the phases of a pretraining run."""
         for phase in (self.config.get("train") or {}).get("phases") or ():
             yield phase["dataset"]
 
     @property
     def command(self) -> list[str]:
-        """The run's command line. Every argument is handed on as it is; no shell reads it."""
+        """The run's command line. No shell reads it."""
         verb, config = self.attempt.job.verb, str(self.host.files.config)
         return [sys.executable, "-m", "bert_jax.cli", verb, config, *self._overrides]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What is added to the run's environment.
+        """Variables to add to the run's environment.
 
-        What one attempt has compiled, the next need not: the machines of a cloud are new each time,
-        so JAX's cache of programs lies with the job. A failure to read or write it is a warning.
+        The machines of a cloud are new in each attempt, so JAX's cache of compiled programs lies in
+        the job's directory. JAX warns if it cannot read or write the cache.
         """
         if self.attempt.placement.topology is None:
             return {}
@@ -95,11 +121,11 @@ class Assignment:
 
     @property
     def _overrides(self) -> Iterator[str]:
-        """What only the host knows."""
+        """Settings that only the host knows."""
         mesh, placement = self.config.get("mesh") or {}, self.attempt.placement
         if placement.topology is not None:
             if mesh.get("platform", "auto") == "auto":
-                yield "mesh.platform=tpu"  # where there is none, JAX would take the CPU
+                yield "mesh.platform=tpu"  # without a TPU, JAX would use the CPU
             yield f"mesh.slices={placement.slices}"
         if self.attempt.hosts > 1:
             yield "mesh.distributed.enabled=true"
@@ -112,9 +138,9 @@ class Assignment:
 
 
 def read_assignment(host: HostEnvironment) -> Assignment:
-    """Returns what this host is to do.
+    """Returns the assignment of a host.
 
-    Raises UserError if the job's directory is damaged, or this host is none of the attempt's;
+    Raises UserError if the job's directory is damaged or the host is not one of the attempt's,
     RunStopped if the bucket does not answer.
     """
     files, job = host.files, read_job(host.files)
@@ -127,7 +153,7 @@ def read_assignment(host: HostEnvironment) -> Assignment:
     attempt = Attempt(job, host.attempt, placement)
     if host.worker >= attempt.hosts:
         raise UserError(
-            f"{machine.WORKER}: found {host.worker}, allowed: 0 to {attempt.hosts - 1} of "
+            f"{WORKER}: found {host.worker}, allowed: 0 to {attempt.hosts - 1} of "
             f"{attempt.hosts} hosts"
         )
     config = read_yaml(files.config)

@@ -1,4 +1,4 @@
-"""All that a job's hosts read, staged into its directory before any host is asked for."""
+"""The files that hosts read, staged into the job's directory before any host is asked for."""
 
 import base64
 import hashlib
@@ -19,7 +19,7 @@ from bert_jax.launch.job import RUN_JOB, Job, JobFiles
 from bert_jax.version import __version__
 
 HASHES: Final = "SHA256SUMS"
-"""Of the files beside it, as `sha256sum --check` reads them; written last."""
+"""Hashes of the files beside it for `sha256sum --check`, written last."""
 
 
 def startup_script() -> str:
@@ -28,7 +28,7 @@ def startup_script() -> str:
 
 
 def software() -> dict[str, bytes]:
-    """Returns what hosts install, by file name: wheel, constraints, Python's version, script.
+    """Returns the files that hosts install, by name: wheel, constraints, Python's version, script.
 
     Raises UserError if the package is not installed here.
     """
@@ -41,11 +41,10 @@ def software() -> dict[str, bytes]:
 
 
 def stage(job: Job, config: str) -> JobFiles:
-    """Writes a job's directory; ``job.json`` comes last, so one that has it is complete.
+    """Writes a job's directory, ``job.json`` last, and the job's name into the run's directory.
 
-    The run's directory then names its job, so that `bert-jax status RUN` finds it at once. The
-    configuration is YAML, resolved. Raises UserError if a job of that name is there, or the bucket
-    cannot be written; RunStopped if the bucket does not answer.
+    The configuration is resolved YAML. Raises UserError if a job of that name exists or the bucket
+    cannot be written, RunStopped if the bucket does not answer.
     """
     files = JobFiles(job.directory)
     if files.job.exists():
@@ -72,10 +71,9 @@ _WHEEL: Final = (
 
 
 def build_wheel() -> bytes:
-    """Returns a wheel of the package as it is imported here: installed, or a checkout with changes.
+    """Returns a wheel of the package as it is imported here, made without build tool or network.
 
-    It is made with no build tool and no network. Raises UserError if the package is on the path,
-    but not installed, so nothing says what it needs.
+    Raises UserError if the package is not installed: its requirements are unknown then.
     """
     installed = _distribution()
     records: list[str] = []
@@ -99,10 +97,10 @@ def build_wheel() -> bytes:
 
 
 def constraints() -> str:
-    """Returns the versions of all packages here, as pip takes constraints.
+    """Returns the versions of all packages here as pip's constraints.
 
-    What hosts need and is not here (libtpu) is free. Local builds (``torch 2.13+cpu``) and packages
-    installed from a directory or URL are left out: no registry has them. So is this one.
+    Packages that no index has are left out: local builds (``torch 2.13+cpu``), packages installed
+    from a directory or URL, and this one. Other packages that hosts need (libtpu) are free.
     """
     lines = set()
     for found in metadata.distributions():
@@ -131,12 +129,11 @@ def _distribution() -> metadata.Distribution:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Yields the package's files and their names in the wheel, in one order everywhere."""
-    root = PACKAGE
-    # A checkout has links to the folders at its top level.
-    for directory, folders, names in os.walk(root, followlinks=True):
+    """Yields the package's files and their names in the wheel, in a fixed order."""
+    # A checkout links to the folders at its top level.
+    for directory, folders, names in os.walk(PACKAGE, followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
             path = Path(directory, name)
             if path.suffix != ".pyc" and not name.startswith("."):
-                yield f"{_NAME}/{path.relative_to(root).as_posix()}", path
+                yield f"{_NAME}/{path.relative_to(PACKAGE).as_posix()}", path

@@ -1,4 +1,4 @@
-"""What `submit` would do, without doing any of it: no credentials, no network."""
+"""The text of `submit --dry-run`: no credentials, no network, nothing is made."""
 
 import hashlib
 import textwrap
@@ -9,16 +9,16 @@ from bert_jax.errors import counted
 from bert_jax.launch.host_paths import Upload
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher
-from bert_jax.launch.zones import READ
+from bert_jax.launch.preflight import TABLE_DATE
 
 UNCHECKED: Final = (
     "credentials, permissions and that the APIs are enabled",
-    f"the accelerators of the zone today (the table is of {READ}), and the quota for them",
+    f"the accelerators of the zone today (the table is of {TABLE_DATE}), and the quota for them",
     "that the bucket exists, can be written and lies in the zone's region",
     "that dataset and tokenizer are there and match their hashes",
     "whether there is capacity now",
 )
-"""What only the cloud knows."""
+"""Checks that only the cloud can make."""
 
 
 def dry_run(
@@ -31,13 +31,21 @@ def dry_run(
     warnings: Sequence[str] = (),
     full: bool = False,
 ) -> str:
-    """Returns cost, limits and what was not checked; with `full` all files and requests too.
+    """Returns cost, limits and unchecked conditions.
 
-    Hosts get `config`, as YAML, install `software`, by file name with the startup script in it, and
-    read the files of `uploads`. `warnings` are about the places. Raises UserError if the launcher
-    cannot make such machines.
+    Args:
+        job: the job.
+        launcher: makes its machines.
+        config: the hosts' configuration, as YAML.
+        software: files that hosts install, by name, with the startup script.
+        uploads: files of this machine that hosts read.
+        warnings: lines on the placements.
+        full: add all files and requests.
+
+    Raises:
+        UserError: the launcher cannot make such machines.
     """
-    requests = list(_requests(job, launcher))  # also of a summary: it may refuse the machines
+    requests = list(_requests(job, launcher))  # for a summary too: it may refuse the machines
     lines = [f"Dry run of job {job.name}: nothing is made, nothing is asked for.", ""]
     lines += [f"{name:<10}{text}" for name, text in _summary(job, uploads, software)]
     lines += warnings
@@ -51,7 +59,7 @@ def dry_run(
 
 
 def money(placement: JobPlacement) -> str:
-    """Returns hours and dollars of a run at one place: ``31.5 h, $19.20 an hour, $605``."""
+    """Returns hours and dollars of a run at one place: ``about 31.5 h, $19.20 an hour, …``."""
     hours, rate = placement.estimated_hours, placement.dollars_per_hour
     parts = [f"about {hours:.1f} h" if hours is not None else "hours not planned"]
     parts += [f"${rate:,.2f} an hour" if rate is not None else "no price in the list"]

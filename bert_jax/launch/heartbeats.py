@@ -1,4 +1,4 @@
-"""What the hosts of one attempt say of themselves, and for how long they have said nothing."""
+"""The last reports of the hosts of one attempt, and their age."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,42 +14,45 @@ from bert_jax.validation import read_section
 class Hosts:
     """The hosts of an attempt at one moment."""
 
-    told: Mapping[int, HostStatus]  # by worker, what it last said
-    missing: Sequence[int]  # workers that have said nothing yet
+    told: Mapping[int, HostStatus]  # the last report of each worker
+    missing: Sequence[int]  # workers without a report
 
     @property
     def done(self) -> bool:
-        """Whether all have come to the run's end."""
+        """Whether all have finished the run."""
         return not self.missing and all(host.state == "done" for host in self.told.values())
 
     @property
     def finished(self) -> int | None:
-        """A worker that has come to the run's end: then the others have nothing left to do.
+        """A worker that has finished the run, so that nothing is left to do for the others.
 
-        A process ends with 0 only after all have left, which they do after the last save.
+        A process ends with 0 only after all have made the last save.
         """
         return next((worker for worker, host in self.told.items() if host.state == "done"), None)
 
     @property
     def failed(self) -> tuple[int, HostStatus] | None:
-        """The worker whose run ended in a way that a restart will not mend: the earliest one."""
-        failed = [(host.at, worker) for worker, host in self.told.items() if host.state == "failed"]
-        return (min(failed)[1], self.told[min(failed)[1]]) if failed else None
+        """The worker that failed first for good, and its report."""
+        failed = [item for item in self.told.items() if item[1].state == "failed"]
+        return min(failed, key=lambda item: (item[1].at, item[0]), default=None)
 
     @property
     def step(self) -> int | None:
-        """The furthest that any has told."""
-        return max(
-            (host.step for host in self.told.values() if host.step is not None), default=None
-        )
+        """The last step that any host has reported."""
+        steps = [host.step for host in self.told.values() if host.step is not None]
+        return max(steps, default=None)
+
+
+def read_host(path: epath.Path) -> HostStatus | None:
+    """Returns the last report of one host, None before the first.
+
+    Raises UserError if the file is damaged, RunStopped if the bucket does not answer.
+    """
+    return read_section(HostStatus, path) if path.exists() else None
 
 
 def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
-    """Reads what all hosts of an attempt last said.
-
-    Raises UserError if one of the files is not what a host writes, or RunStopped if the bucket does
-    not answer.
-    """
+    """Returns the last reports of all hosts of an attempt; raises as `read_host` does."""
     paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
     found = dict(enumerate(each(read_host, paths)))
     return Hosts(
@@ -59,14 +62,14 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
 
 
 class HeartbeatAges:
-    """The time since each host's last heartbeat changed, by the clock of this machine."""
+    """The time since each host's report last changed, by the clock of this machine."""
 
     def __init__(self) -> None:
-        self._changed: dict[int, tuple[float, float]] = {}
+        self._changed: dict[int, tuple[float, float]] = {}  # by worker: the report's time, and ours
         self._finished_at: float | None = None
 
     def record(self, hosts: Hosts, now: float) -> None:
-        """Records which heartbeats are new."""
+        """Records which reports are new."""
         for worker, host in hosts.told.items():
             if self._changed.get(worker, (None,))[0] != host.at:
                 self._changed[worker] = host.at, now
@@ -74,15 +77,15 @@ class HeartbeatAges:
             self._finished_at = now
 
     def since_finished(self, now: float) -> float | None:
-        """Returns for how many seconds a host has been done; None: none is."""
+        """Returns the seconds since a host has been done; None: none is."""
         return None if self._finished_at is None else now - self._finished_at
 
     def reset(self) -> None:
-        """Starts all ages again at the next heartbeat, after a time without access to any."""
+        """Starts all ages again at the next report, after a time without access to them."""
         self._changed.clear()
 
     def longest(self, hosts: Hosts, now: float) -> tuple[int, float]:
-        """Returns the unfinished worker with the oldest heartbeat, and its age in seconds."""
+        """Returns the unfinished worker with the oldest report, and its age in seconds."""
         waits = [
             (now - self._changed[worker][1], worker)
             for worker, host in hosts.told.items()
@@ -90,12 +93,3 @@ class HeartbeatAges:
         ]
         seconds, worker = max(waits, default=(0.0, 0))
         return worker, seconds
-
-
-def read_host(path: epath.Path) -> HostStatus | None:
-    """Returns what one host last said; None if it has said nothing yet.
-
-    Raises UserError if the file is not what a host writes, or RunStopped if the bucket does not
-    answer.
-    """
-    return read_section(HostStatus, path) if path.exists() else None

@@ -1,7 +1,7 @@
-"""The agent of one host: stages data, runs the job's verb, starts it again, tells how it goes.
+"""The agent of one host: stages data, runs the job's verb, restarts it, and reports.
 
-`tpu_setup/startup.sh` ends as `python -m bert_jax.launch.host`, on Cloud TPU VMs, in containers and
-on this machine alike. Read `Agent.run` and `Agent._until_it_ends` from top to bottom.
+`tpu_setup/startup.sh` ends as `python -m bert_jax.launch.host`: on Cloud TPU VMs, in containers and
+on this machine. Read `Agent.run` and `Agent._until_it_ends` from top to bottom.
 """
 
 import os
@@ -28,39 +28,38 @@ from bert_jax.launch.heartbeats import read_hosts
 from bert_jax.launch.job import Ending
 from bert_jax.launch.reports import Reports
 from bert_jax.launch.run_process import RestartDecision, Restarts, RunProcess
-from bert_jax.parallel.channel import PEER_LOST
+from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
 from bert_jax.parallel.signal_pipe import SignalPipe
-from bert_jax.parallel.stop_signal import INTERRUPTED
 
 _DONE = 0
 _MISTAKE = 2
 
 
 class _Stopped(Exception):
-    """SIGTERM came while no process of the run was there to save anything."""
+    """SIGTERM came while no process of the run lived that could save."""
 
 
 class Agent:
     """Runs one host's part of a job to its end."""
 
     def __init__(self, host: HostEnvironment, reports: Reports, heartbeat: Path) -> None:
-        """Starts nothing; the run says in the heartbeat's file how far it is."""
+        """Starts nothing. The run writes its progress to the file `heartbeat`."""
         self._host, self._reports, self._heartbeat = host, reports, heartbeat
         self._restarts = Restarts(host.pause_seconds)
         self._stop = threading.Event()
         self._process: RunProcess | None = None
 
     def run(self) -> int:
-        """Returns the exit code.
+        """Runs to the end and returns the exit code.
 
-        0 done; 1 and 2 as the run's own; 3 stopped by a signal; 4: this machine is in trouble, or
-        the bucket does not answer. A host that had ended before it was rebooted stays there.
+        0 done; 1 and 2 as the run's own; 3 stopped by a signal; 4: this machine or the bucket
+        fails. If the host had ended before a reboot, it returns that exit code at once.
         """
         before = self._reports.status
         if before.state in ("done", "failed") and before.exit_code is not None:
             self._reports.say(f"{before.state} before this machine was started again")
             return before.exit_code
-        of_this_machine = False
+        machine_failed = False
         try:
             verdict = self._until_it_ends(read_assignment(self._host))
         except UserError as error:
@@ -71,15 +70,15 @@ class Agent:
             if not isinstance(error, RunStopped):
                 self._reports.log(traceback.format_exc().encode())
             verdict = RestartDecision("failed", PEER_LOST, first_line(error))
-            of_this_machine = True
+            machine_failed = True
         self._reports.say(f"{verdict.state}: {verdict.message}".rstrip(": "))
-        # Without an exit code of the run, other machines are tried.
-        exit_code = None if of_this_machine else verdict.exit_code
+        # Without an exit code of the run, the supervisor tries other machines.
+        exit_code = None if machine_failed else verdict.exit_code
         self._reports.update(state=verdict.state, exit_code=exit_code, message=verdict.message)
         return verdict.exit_code
 
     def stop(self) -> None:
-        """Asks for the end, from any thread: the run saves first."""
+        """Asks for the end, from any thread; the run saves first."""
         self._stop.set()
         if (process := self._process) is not None:
             process.terminate()
@@ -91,12 +90,11 @@ class Agent:
             self._reports.update(state="running")
             ending = self._run_once(assignment)
             verdict = self._restarts.judge(ending, saved=_newest_step(assignment.config))
-            if self._stop.is_set() and verdict.state == "restarting":
+            if verdict.pause is None or self._stop.is_set():
                 self._reports.update(ending)
+                if verdict.state != "restarting":
+                    return verdict
                 return RestartDecision("stopped", INTERRUPTED, ending.message)
-            if verdict.pause is None:
-                self._reports.update(ending)
-                return verdict
             self._reports.say(
                 f"exit code {ending.exit_code}: {ending.message}; again in {verdict.pause:g} s"
             )
@@ -110,7 +108,7 @@ class Agent:
                 return over
 
     def _stage(self, assignment: Assignment) -> None:
-        """Copies datasets to this machine, once; the run finds them there."""
+        """Copies the datasets to this machine, unless they are there."""
         cache = DatasetCache(assignment.loader.cache, say=self._say_staging)
         for dataset in assignment.datasets:
             if not is_google_bert(dataset):
@@ -122,25 +120,18 @@ class Agent:
         self._reports.say(line)
 
     def _run_once(self, assignment: Assignment) -> Ending:
-        process = RunProcess(
-            assignment.command,
-            assignment.environment,
-            heartbeat=self._heartbeat,
-            log=self._reports.log,
-        )
-        self._process = process
+        command, environment = assignment.command, assignment.environment
+        log = self._reports.log
+        self._process = RunProcess(command, environment, heartbeat=self._heartbeat, log=log)
         if self._stop.is_set():
-            process.terminate()
+            self._process.terminate()
         try:
-            return process.wait()
+            return self._process.wait()
         finally:
             self._process = None
 
     def _over_elsewhere(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
-        """Returns the end of a host without which there is no run, or that has finished it.
-
-        None: there is none, or what the hosts say cannot be read.
-        """
+        """Returns the end of this host if another one has finished the run, or has failed."""
         if assignment.attempt.hosts == 1:
             return None
         try:
@@ -156,28 +147,28 @@ class Agent:
 
 
 def _newest_step(config: Mapping[str, Any]) -> int:
-    """Returns the step of a run's newest checkpoint; -1 if there is none, or it cannot be read."""
+    """Returns the step of a run's newest checkpoint; -1 if none can be read."""
     try:
         found = (epath.Path(config["run_dir"]) / "checkpoints").iterdir()
         return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
-    except Exception:  # (of a bucket, anything)
+    except Exception:  # a bucket may raise anything
         return -1
 
 
 def run_agent(host: HostEnvironment, directory: Path) -> int:
-    """Runs the agent of one host, which SIGTERM ends; returns the exit code.
+    """Runs the agent of one host until its end or SIGTERM; returns the exit code.
 
-    The run's heartbeat is written to the directory.
+    The run writes its heartbeat to the directory.
     """
     heartbeat = directory / "heartbeat.json"
     reports = Reports(host, heartbeat)
     agent = Agent(host, reports, heartbeat)
-    with SignalPipe(lambda _: agent.stop()), reports:  # a signal does not cut the last upload short
+    with SignalPipe(lambda _: agent.stop()), reports:  # a signal does not cut the last upload
         return agent.run()
 
 
 def main() -> int:
-    """What the startup script hands over to."""
+    """Runs the agent as the environment says."""
     try:
         host = read_environment(os.environ)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""A configuration's paths as hosts reach them, and the files of a task on their way there."""
+"""Paths of a configuration as hosts reach them, and the upload of a task's files."""
 
 import dataclasses
 import re
@@ -21,11 +21,11 @@ _LONGEST: Final = 36
 
 
 def on_bucket(path: str, key: str, bucket: str) -> str:
-    """Returns a path that every host reaches: a relative one counts from the bucket.
+    """Returns a path that every host reaches; a relative one counts from the bucket.
 
     ``on_bucket("runs/base", "run_dir", "gs://b") -> "gs://b/runs/base"``
 
-    Raises UserError if it is a local one that starts at the root, or leaves the bucket.
+    Raises UserError if it is absolute and local, or leaves the bucket.
     """
     if is_remote(path):
         return path
@@ -38,9 +38,9 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 
 
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
-    """Returns a configuration in which every path of a run lies in the bucket, ``gs://…``.
+    """Returns a configuration in which every path of a run is ``gs://…``, but for its task's.
 
-    Those of a fine-tuning task are `for_upload`'s. Raises UserError as `on_bucket` does.
+    Raises UserError as `on_bucket` does.
     """
     found = dict(config)
     for key in ("run_dir", "tokenizer"):
@@ -59,12 +59,12 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
 
 
 def for_this_machine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration whose run directory is the same wherever it is read."""
+    """Returns a configuration with an absolute run directory."""
     return dict(config) | {"run_dir": absolute(config["run_dir"])}
 
 
 def name_of(run_dir: str) -> str:
-    """Returns a job's name made of its run directory's: ``runs/BERT_base.2 -> bert-base-2``."""
+    """Returns a job's name from its run directory: ``runs/BERT_base.2 -> bert-base-2``."""
     last = run_dir.rstrip("/").rpartition("/")[2].lower()
     name = _NO_NAME.sub("-", last).strip("-")
     name = name if name[:1].isalpha() else f"run-{name}".rstrip("-")
@@ -72,31 +72,31 @@ def name_of(run_dir: str) -> str:
 
 
 LARGEST_BYTES: Final = 1 << 30
-"""Of all files that are uploaded with a job. What is more a bucket holds already, or had better."""
+"""Most bytes of all files that are uploaded with a job."""
 
 _KEYS: Final = ("train", "dev", "test", "data")
 
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
-    """Files of this machine, and the directory in the bucket that gets them."""
+    """Files of this machine for one directory in the bucket."""
 
     files: Mapping[str, Path]  # by name
-    target: str  # named by their content: what is there already is not uploaded again
+    target: str  # named by their content, so that the same files are uploaded once
 
 
 def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the files and directories that a task reads, by key; not what libraries fetch."""
+    """Returns the files and directories that a task reads, by key, without those of libraries."""
     named = {key: task.get(key) or TFDS for key in _KEYS}
     return {key: path for key, path in named.items() if path != TFDS and not is_dataset_file(path)}
 
 
 def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], list[Upload]]:
-    """Returns a task whose files lie in the bucket, and what is to be uploaded for that.
+    """Returns a task whose files are in the bucket, and the uploads for it.
 
-    A path that is there on this machine is uploaded; another one counts from the bucket. The task
-    is `finetune.task` as plain values. Raises UserError if files are too large, or a path is
-    neither here nor one of the bucket.
+    A path that exists on this machine is uploaded; another one counts from the bucket. The task is
+    `finetune.task` as plain values. Raises UserError if files are too large, or a path is neither
+    here nor one of the bucket.
     """
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
@@ -122,18 +122,18 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
 def upload(uploads: Sequence[Upload], *, say: Callable[[str], None]) -> None:
     """Copies files into the bucket, unless they are there.
 
-    Raises UserError if the bucket cannot be written, or RunStopped if it does not answer.
+    Raises UserError if the bucket cannot be written, RunStopped if it does not answer.
     """
     for each in uploads:
         for name, path in each.files.items():
             target = epath.Path(each.target) / name
-            if not target.exists():  # an object is there as a whole, or not at all
+            if not target.exists():  # an object is always whole
                 say(f"uploading {path} ({path.stat().st_size / 1e6:.1f} MB)")
                 epath.Path(path).copy(target)
 
 
 def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
-    """Returns the files of this machine that a path means, by name; none if it is not here."""
+    """Returns the files of a path of this machine by name; none if it does not exist."""
     if path.is_file():
         return {path.name: path}
     if not path.is_dir():

@@ -1,4 +1,4 @@
-"""A job, its attempts, where their files lie in the bucket, and how a job is found."""
+"""A job, its attempts, its files in the bucket, and how a job is found."""
 
 import dataclasses
 import itertools
@@ -10,18 +10,20 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.launch.credentials import require_credentials
+from bert_jax.launch.gcloud import require_credentials
 from bert_jax.launch.section import RESOURCE_NAME, SubmitSection
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.section import Section, as_tuple
+from bert_jax.validation import read_section
 
 Verb = Literal["pretrain", "finetune"]
 
-RUN_JOB: Final = "job.txt"  # in a run's directory: the directory of the job that runs it
+RUN_JOB: Final = "job.txt"  # in a run's directory: the directory of the run's job
 JOBS: Final = "jobs"  # in a bucket: the directory of all jobs
-# For how long one of several placements is waited for, where the limits say nothing.
+JOB_LABEL: Final = "bert-jax-job"  # label of all our resources; its value is the job's name
+BUCKET: Final = "BERT_JAX_BUCKET"  # the environment variable that stands in for --bucket
+# How long one of several placements may wait for capacity, if the limits do not say.
 _SOON_HOURS: Final = 0.25
-JOB_LABEL: Final = "bert-jax-job"  # of all our resources; its value is the job's name
 
 
 class JobPlacement(Section):
@@ -30,10 +32,8 @@ class JobPlacement(Section):
     on: str  # a topology as the documentation spells it (``v5e:4x4``), or ``local``
     slices: int = 1  # of it
     zone: str | None = None  # None for ``local``
-    # Of all its chips, by the price list; None if it has no price
-    dollars_per_hour: float | None = None
-    # That the whole run takes there, by `bert-jax plan`; None if not planned
-    estimated_hours: float | None = None
+    dollars_per_hour: float | None = None  # of all its chips; None if it has no price
+    estimated_hours: float | None = None  # of the whole run, by `bert-jax plan`; None: not planned
 
     @property
     def topology(self) -> TpuTopology | None:
@@ -42,22 +42,21 @@ class JobPlacement(Section):
 
     @property
     def place(self) -> str:
-        """For eyes: ``4 × v5e:4x4 in us-west4-a``."""
+        """The placement in words: ``4 × v5e:4x4 in us-west4-a``."""
         slices = f"{self.slices} × " if self.slices > 1 else ""
         return f"{slices}{self.on}{f' in {self.zone}' if self.zone else ''}"
 
 
 class Job(Section):
-    """All that is decided when a job is submitted, kept as ``job.json`` in its directory."""
+    """Everything that is decided when a job is submitted; ``job.json`` in its directory."""
 
-    # Of the job; its resources are named after it and the attempt
+    # Resources are named after the job and the attempt.
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)]
     verb: Verb = "pretrain"  # that hosts run
-    run_dir: str  # where the run is written, which hosts can reach
-    # From which relative paths of the configuration count; `local` only
-    working_directory: str | None = None
+    run_dir: str  # where hosts write the run
+    working_directory: str | None = None  # base of the configuration's relative paths; `local` only
     submit: SubmitSection  # the settings, resolved: project, zone and bucket are known
-    # In the order in which they are tried; never empty
+    # In the order in which they are tried.
     placements: Annotated[
         tuple[JobPlacement, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
     ]
@@ -66,7 +65,7 @@ class Job(Section):
 
     @property
     def directory(self) -> epath.Path:
-        """Where everything of the job lies: ``gs://bucket/jobs/NAME``."""
+        """The directory of the job's files: ``gs://bucket/jobs/NAME``."""
         return job_directory(self.submit.bucket or "", self.name)
 
     @property
@@ -77,7 +76,7 @@ class Job(Section):
         return _SOON_HOURS if len(self.placements) > 1 else None
 
     def hosts(self, placement: JobPlacement) -> int:
-        """Machines of a placement, of all its slices; processes of ``local``."""
+        """Returns the machines of all slices of a placement; processes of ``local``."""
         topology = placement.topology
         if topology is None:
             return self.submit.hosts
@@ -85,72 +84,74 @@ class Job(Section):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of every resource: how `bert-jax jobs` finds what exists, whoever made it."""
+        """Labels of every resource, by which `bert-jax jobs` finds them."""
         return {**self.submit.labels, JOB_LABEL: self.name}
 
 
 def job_directory(bucket: str, name: str) -> epath.Path:
-    """Returns where a job's files lie."""
+    """Returns the directory of a job's files."""
     return epath.Path(bucket) / JOBS / name
 
 
 class JobFiles:
-    """Names in a job's directory. One writer each: the submitter, the supervisor, or one host."""
+    """Names in a job's directory. Each file has one writer: submitter, supervisor or one host."""
 
     def __init__(self, directory: epath.Path) -> None:
         self.directory = directory
-        # The submitter's: `Job` as JSON, the resolved `RunConfig`; a directory with the wheel,
-        # ``constraints.txt`` and ``startup.sh`` as they were then.
+        # Of the submitter: `Job` as JSON, the resolved `RunConfig`, and a directory with the wheel,
+        # ``constraints.txt`` and ``startup.sh``.
         self.job = directory / "job.json"
         self.config = directory / "config.yaml"
         self.software = directory / "software"
         self.startup = self.software / "startup.sh"
-        # The supervisor's: what it has done and is about to do, and the lock of the one that is.
+        # Of the supervisor: `SupervisorState` as JSON, and the lock of the one supervisor.
         self.supervisor = directory / "supervisor.json"
         self.lease = directory / ".supervisor.lock"
-        # There once a user has asked for the job's end. `bert-jax stop` writes it.
-        self.stop = directory / "stop.json"
-        # A directory: JAX's cache of compiled programs. The first host's, by JAX's own rule.
-        self.compiled = directory / "compiled"
+        self.stop = directory / "stop.json"  # exists once `bert-jax stop` has asked for the end
+        self.compiled = directory / "compiled"  # JAX's cache of compiled programs
 
     def attempt(self, number: int) -> epath.Path:
-        """The `JobPlacement` of an attempt as JSON, there before its machines. The supervisor's."""
+        """Returns the `JobPlacement` of an attempt as JSON, written before it asks for machines."""
         return self.directory / "attempts" / str(number) / "placement.json"
 
     def host(self, attempt: int, worker: int) -> epath.Path:
-        """The heartbeat of one host: `HostStatus` as JSON, every minute. The host's."""
+        """Returns the heartbeat of one host: `HostStatus` as JSON, written every minute."""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"
 
     def log(self, attempt: int, worker: int, part: int = 0) -> epath.Path:
-        """What one host has printed, in parts of a megabyte. The host's."""
+        """Returns the output of one host, in parts of about a megabyte."""
         number = f".{part}" if part else ""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}{number}.log"
+
+
+def read_job(files: JobFiles) -> Job:
+    """Returns a job. Raises UserError if there is none in that directory."""
+    return read_section(Job, files.job)
 
 
 class Ending(Section):
     """How one process of the run ended on a host."""
 
     at: float  # seconds since 1970
-    exit_code: int  # of the process; 128 and the signal's number of one that was killed
-    step: int | None = None  # the last one that it reported; None: it died before
-    message: str = ""  # why, in its own words
+    exit_code: int  # of the process; 128 + the signal's number if a signal killed it
+    step: int | None = None  # the last one that the process reported
+    message: str = ""  # the reason
 
 
 class HostStatus(Section):
-    """What one host last said of itself."""
+    """The last report of one host."""
 
-    # `failed`: the run ended in a way that the same command will not mend (a mistake in the
-    # configuration, numbers that went bad, the same step twice). `stopped`: by SIGTERM, as the
-    # machine is taken back; the run has saved.
+    # `failed`: no restart would help (a mistake in the configuration, numbers that went bad, the
+    # same step twice). `stopped`: by SIGTERM; the run has saved.
     state: Literal["installing", "staging", "running", "restarting", "stopped", "done", "failed"]
     exit_code: int | None = None  # of the run's last process; None while the first runs
     restarts: int = 0  # of the run's process on this host in this attempt
-    message: str = ""  # the last line that says why
+    message: str = ""  # the reason
     at: float  # seconds since 1970
     step: int | None = None
     loss: float | None = None
     goodput: dict[str, float] = pydantic.Field(default_factory=dict)  # shares of wall time by kind
-    # Of the run's processes on this host in this attempt, the last 20
+    # The last 20 endings of the run's processes on this host in this attempt.
     endings: Annotated[tuple[Ending, ...], pydantic.BeforeValidator(as_tuple)] = ()
 
 
@@ -158,34 +159,37 @@ class HostStatus(Section):
 class Attempt:
     """One set of machines for a job."""
 
-    job: Job  # whose
+    job: Job
     number: int  # from 1
-    placement: JobPlacement  # where
+    placement: JobPlacement
 
     @property
     def resource(self) -> str:
-        """The name of what is made, which the same attempt always has: `NAME-1`.
+        """The name of the attempt's machines: `NAME-1`.
 
-        A supervisor that dies between making it and noting it finds it again by name.
+        It is always the same, so a supervisor finds machines that an earlier one has made but not
+        written down.
         """
         return f"{self.job.name}-{self.number}"
 
     @property
     def hosts(self) -> int:
-        """Of all its slices."""
+        """Number of hosts of all slices."""
         return self.job.hosts(self.placement)
 
 
-BUCKET: Final = "BERT_JAX_BUCKET"  # the environment variable that stands in for --bucket
-
-
 def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFiles:
-    """Returns where a job's files lie.
+    """Returns the files of a job.
 
     ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket="gs://b")``
 
-    `bucket` is for a name, None for ``$BERT_JAX_BUCKET``; `what` was looked for, for the message.
-    Raises UserError if there is no such job, or its bucket is not known.
+    Args:
+        job: its directory or its name.
+        bucket: for a name; None for ``$BERT_JAX_BUCKET``.
+        what: what `job` may be, for the message.
+
+    Raises:
+        UserError: there is no such job, or its bucket is not known.
     """
     bucket = bucket or os.environ.get(BUCKET)
     if "/" in job:
@@ -207,10 +211,10 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
 
 
 def _names(jobs: epath.Path) -> list[str]:
-    if jobs.name != JOBS:
-        return []  # what lies there are no jobs
+    """Returns the names in a directory of jobs; none in another directory."""
     try:
-        return sorted(path.name for path in jobs.iterdir()) if jobs.exists() else []
+        found = jobs.iterdir() if jobs.name == JOBS and jobs.exists() else ()
+        return sorted(path.name for path in found)
     except OSError:
         return []
 
@@ -218,9 +222,13 @@ def _names(jobs: epath.Path) -> list[str]:
 def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[JobPlacement, ...]:
     """Returns every combination of `on`, `zone` and `slices`, the last one's values first.
 
-    `zone` is resolved; `rates` are US dollars of a chip and an hour, by generation, where there is
-    a price. Raises UserError if nothing says where to run, `local` is one of several, or there is a
-    limit on the cost and no price.
+    Args:
+        section: with `zone` resolved.
+        rates: US dollars of a chip and an hour, by generation, where there is a price.
+
+    Raises:
+        UserError: no place is given, `local` is one of several, or there is a limit on the cost and
+            no price.
     """
     on = section.on
     if not on:
@@ -235,17 +243,13 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     if not section.zone and section.launcher != "gke":
         raise UserError("--zone: missing; such as us-central1-a")
     found = []
-    zones = section.zone or (None,)  # the cluster's
+    zones = section.zone or (None,)  # of a cluster
     for name, zone, slices in itertools.product(on, zones, section.slices):
         topology = parse_topology(name)
         rate = rates.get(topology.accelerator.name)
+        dollars = None if rate is None else rate * topology.chips * slices
         found.append(
-            JobPlacement(
-                on=topology.name,
-                slices=slices,
-                zone=zone,
-                dollars_per_hour=None if rate is None else rate * topology.chips * slices,
-            )
+            JobPlacement(on=topology.name, slices=slices, zone=zone, dollars_per_hour=dollars)
         )
     without = [each.on for each in found if each.dollars_per_hour is None]
     if section.limits.cost is not None and without:

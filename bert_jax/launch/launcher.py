@@ -1,16 +1,19 @@
-"""What every launcher can do: the protocol that the supervisor drives."""
+"""What every launcher can do, and which one makes a job's machines."""
 
 import dataclasses
 import enum
-from collections.abc import Mapping
-from typing import Protocol
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.launch.job import JOB_LABEL, Attempt
+from bert_jax.launch.section import SubmitSection
 
 
 class State(enum.Enum):
-    """Of the machines of one attempt."""
+    """State of the machines of one attempt."""
 
     ABSENT = "absent"  # never made, or deleted
     WAITING = "waiting"  # for capacity; costs nothing, may hold quota
@@ -25,76 +28,69 @@ class State(enum.Enum):
 class Observation:
     """What a launcher sees of an attempt."""
 
-    state: State  # of the machines, not of the run on them, which its hosts' heartbeats tell
+    state: State  # of the machines; heartbeats tell the state of the run
     message: str = ""  # why, in the provider's words; one line, empty if nothing is wrong
 
 
-@dataclasses.dataclass(frozen=True)
-class Owner:
-    """The job that something was made for. Another bucket may have a job of the same name."""
+class Owner(NamedTuple):
+    """The job that machines were made for. Another bucket may have a job of the same name."""
 
     job: str  # its name
-    directory: str  # of its files; empty where that cannot be seen
+    directory: str  # of its files; empty if the machines do not show it
 
     @classmethod
     def of(cls, attempt: Attempt) -> "Owner":
-        """Returns the job of an attempt."""
+        """Returns the owner of an attempt's machines."""
         return cls(attempt.job.name, str(attempt.job.directory))
 
     def has(self, labels: Mapping[str, str], directory: str) -> bool:
-        """Whether something is this job's, by its labels and the directory that it was told.
+        """Whether machines with these labels, told this directory, are the job's.
 
-        One that shows no directory is judged by its label: nothing of ours is made without both.
+        Machines that show no directory are judged by their label.
         """
         return labels.get(JOB_LABEL) == self.job and directory in ("", self.directory)
 
 
 @dataclasses.dataclass(frozen=True)
 class Existing:
-    """Something that was made for a job and still exists."""
+    """Machines that exist."""
 
-    job: str  # its label
-    resource: str  # its name
-    zone: str  # or cluster
-    state: State  # of it
-    bills: bool  # whether money is spent on it now
-    directory: str = ""  # of the job, as the machines were told; empty where that cannot be seen
-
-    @property
-    def owner(self) -> Owner:
-        """The job that it was made for."""
-        return Owner(self.job, self.directory)
+    owner: Owner
+    resource: str  # their name
+    zone: str  # or cluster and namespace
+    state: State
+    bills: bool  # whether they cost money now
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One request that a launcher would send, for eyes."""
+    """One request that a launcher would send, to be printed."""
 
-    what: str  # it is for, in a few words
+    what: str  # its purpose in a few words
     body: str  # as it is sent, JSON or YAML
-    command: str = ""  # the same for a shell, quoted; empty where there is none
+    command: str = ""  # the same for a shell, quoted; empty if there is none
 
 
 class OutOfQuota(RunStopped):
-    """The project may not have so many chips there; another placement may do."""
+    """The project may not have so many chips there; another placement may work."""
 
 
 class Unavailable(RunStopped):
-    """The service does not answer, after its launcher has tried for a while; later it may."""
+    """The service has not answered for a while; later it may."""
 
 
 class NotOurs(UserError):
-    """What has the attempt's name was made for another job, or by somebody else."""
+    """The attempt's name belongs to another job, or to somebody else."""
 
 
 class Launcher(Protocol):
     """Makes, watches and deletes the machines of attempts.
 
-    Every operation may be repeated: to make what exists under that name for the same job, or to
-    delete what is gone, succeeds. What another job, or somebody else, has under that name is not
-    the attempt's: it is seen as absent, and never deleted.
+    Every operation may be repeated: creating what exists for the same job succeeds, and so does
+    deleting what is gone. Machines of that name that belong to another job count as absent, and are
+    never deleted.
 
-    Any method but `render` raises Unavailable: the service does not answer, or deletes for too
+    Any method but `render` raises Unavailable if the service does not answer, or deletes for too
     long.
     """
 
@@ -105,27 +101,69 @@ class Launcher(Protocol):
     def create(self, attempt: Attempt) -> None:
         """Asks for the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises UserError for what only the user can mend: no permission, no such zone; NotOurs: a
-        name that another job has; NoCredentials, of which no request has got through; OutOfQuota:
-        no quota there.
+        Raises:
+            UserError: only the user can mend it: no permission, no such zone.
+            NotOurs: another job has the name.
+            NoCredentials: no request has got through.
+            OutOfQuota: no quota there.
         """
         ...
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns how they are."""
+        """Returns the state of the machines."""
         ...
 
     def delete(self, attempt: Attempt) -> None:
-        """Has them deleted; returns when nothing bills any more."""
+        """Deletes the machines; returns when nothing bills any more."""
         ...
 
     def existing(self) -> list[Existing]:
-        """Returns everything with our label, of any job."""
+        """Returns all machines with our label, of any job."""
         ...
 
     def remove(self, existing: Existing) -> None:
-        """Has something of `existing` deleted, as `delete` has: also what no job is known of.
-
-        What has its name by now and is another job's stays.
-        """
+        """Deletes an entry of `existing` as `delete` does, unless another job has the name now."""
         ...
+
+
+def launcher_for(section: SubmitSection) -> Launcher:
+    """Returns the launcher of a job whose section is resolved.
+
+    Raises UserError if its client is not installed, or the project is not known.
+    """
+    # Imported here: Google's clients take a second to load, and launchers import this module.
+    if section.on == ("local",):
+        from bert_jax.launch.local_launcher import LocalLauncher
+
+        return LocalLauncher()
+    if section.launcher == "gke":
+        from bert_jax.launch.gke_launcher import GkeJobSets
+
+        return GkeJobSets(cluster=section.cluster, namespace=section.namespace)
+    from bert_jax.launch.tpu_launcher import QueuedResources
+
+    if section.project is None:
+        raise UserError("--project: missing; Google Cloud's, in which machines are made")
+    return QueuedResources(section.project)
+
+
+def has_cluster() -> bool:
+    """Whether kubectl has a configuration here; its client is not loaded."""
+    named = os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
+    return any(Path(path).is_file() for path in str(named).split(os.pathsep))
+
+
+def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
+    """Yields the launchers whose machines can be listed from here; `say` gets a line for others."""
+    yield launcher_for(SubmitSection(on=("local",)))
+    for name, known, missing in (
+        ("queued-resources", section.project is not None, "--project is not known"),
+        ("gke", has_cluster(), "kubectl's configuration names no cluster"),
+    ):
+        if not known:
+            say(f"{name}: not listed: {missing}")
+            continue
+        try:
+            yield launcher_for(section.model_copy(update={"on": None, "launcher": name}))
+        except UserError as error:
+            say(f"{name}: not listed: {error}")

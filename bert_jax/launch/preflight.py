@@ -1,7 +1,13 @@
-"""What is looked at before anything is made, so that nothing is paid for in vain."""
+"""Checks before anything is made, so that nothing is paid for in vain.
+
+The zones of each generation are in `bert_jax.parallel.accelerators`, as Google's page had them on
+`TABLE_DATE`: https://docs.cloud.google.com/tpu/docs/regions-zones. Bucket names follow
+https://cloud.google.com/storage/docs/buckets#naming.
+"""
 
 import contextlib
 import dataclasses
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
@@ -11,7 +17,7 @@ from etils import epath
 from bert_jax.data.dataset.cache import check_files
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.google_bert.reader import is_google_bert
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped, UserError, did_you_mean
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
@@ -20,106 +26,105 @@ from bert_jax.parallel.probe import missing_platform
 from bert_jax.parallel.section import MeshSection
 from bert_jax.text import load_tokenizer
 
-_GONE: Final = ": not there; allowed: what is in the bucket"
+TABLE_DATE: Final = "2026-11-23"
+_ZONE: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+-([a-z]|ai[1-9][a-z])")  # AI zones: us-south1-ai1b
+
+_PART: Final = r"[a-z0-9]([-_a-z0-9]{0,61}[a-z0-9])?"
+_BUCKET: Final = re.compile(rf"{_PART}(\.{_PART})*")
+
 _INSTEAD: Final = {
     "finetune.init_from": ", or a model on a hub: hf://owner/name",
     "finetune.task": ", or on this machine, from where it is uploaded",
 }
-
-FindingVerdict = Literal["fine", "warning", "wrong", "unknown"]
 
 
 @dataclasses.dataclass(frozen=True)
 class PreflightFinding:
     """The result of one check."""
 
-    # `wrong` keeps a placement, or the job, from being started; `unknown`: it could not be checked
-    verdict: FindingVerdict
+    # `wrong` excludes the placement, or the whole job; `unknown`: the check was impossible.
+    verdict: Literal["fine", "warning", "wrong", "unknown"]
     line: str  # what was found
-    placement: JobPlacement | None = None  # whose it is; None for the whole job's
+    placement: JobPlacement | None = None  # None for the whole job
 
 
-@dataclasses.dataclass(frozen=True)
-class Inputs:
-    """What a run reads and how it is cut, from its configuration."""
+def refuse(
+    findings: Sequence[PreflightFinding], placements: Sequence[JobPlacement]
+) -> tuple[JobPlacement, ...]:
+    """Returns the placements without a `wrong` finding.
 
-    tokenizer: str | None  # its directory; None: the run brings its own
-    datasets: Mapping[str, str]  # directories or TFRecords by the key that names them
-    # Rows of the global batches by key, each with its accumulation
-    batch_sizes: Mapping[str, tuple[int, int]]
-    mesh: MeshSection  # how it is laid out, and on what
-    # Files and directories that must be there, by key
-    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def _looking(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
-    """Adds a finding where the look at something fails."""
-    try:
-        yield
-    except UserError as error:
-        findings.append(PreflightFinding("wrong", f"{key}: {error}"))
-    except RunStopped as error:
-        findings.append(PreflightFinding("unknown", f"{key}: {error}"))
-
-
-def check_inputs(inputs: Inputs) -> list[PreflightFinding]:
-    """Returns whether tokenizer and datasets are there, whole, and of each other.
-
-    Sizes are compared here, every byte's SHA-256 on the hosts when they have copied it.
+    Raises UserError with the first `wrong` finding on the job, or if no placement is left.
     """
-    wanted, found = None, []
-    if inputs.tokenizer is not None:
-        with _looking("tokenizer", found):
-            wanted = load_tokenizer(inputs.tokenizer).hash
-            line = f"tokenizer {inputs.tokenizer} ({wanted[:12]})"
-            found.append(PreflightFinding("fine", line))
-    for key, path in inputs.datasets.items():
-        with _looking(key, found):
-            found.append(_dataset(key, path, wanted))
-    for key, path in inputs.others.items():
-        with _looking(key, found):
-            found.append(_there(key, path))
-    return found
+    wrong = [finding for finding in findings if finding.verdict == "wrong"]
+    excluded = [finding.placement for finding in wrong]
+    left = tuple(placement for placement in placements if placement not in excluded)
+    if None in excluded or not left:
+        raise UserError(wrong[excluded.index(None) if None in excluded else 0].line)
+    return left
 
 
-def check_layout(job: Job, inputs: Inputs) -> Iterator[PreflightFinding]:
-    """Yields what of a configuration does not go with the number of hosts and devices.
+def check_zones(job: Job) -> Iterator[PreflightFinding]:
+    """Yields zones that are misspelt, or do not offer the accelerator by the table.
 
-    By the rules that the hosts have; `bert-jax plan` says more: whether the steps compile, and fit.
-    How many devices a host of ``local`` has is known of simulated ones alone.
+    With `submit.unlisted_zones`, a zone that the table lacks is a warning.
+    """
+    for placement in job.placements:
+        if (zone := placement.zone) is None or placement.topology is None:
+            continue
+        accelerator = placement.topology.accelerator
+        known, found = accelerator.zones, f'submit.zone: found "{zone}"'
+        if zone in known:
+            continue
+        near = did_you_mean(zone, known)
+        if _ZONE.fullmatch(zone) is None:
+            there = [each for each in known if each.startswith(f"{zone}-")]
+            offered = f"a zone that offers {accelerator.name}: {', '.join(there or known)}"
+            yield PreflightFinding("wrong", f"{found}, allowed: {offered}{near}")
+        elif job.submit.unlisted_zones:
+            line = f"{found}, where {accelerator.name} is not in Google's table of {TABLE_DATE}"
+            yield PreflightFinding("warning", line, placement)
+        else:
+            line = (
+                f"{found}, where Google's table of {TABLE_DATE} has no {accelerator.name}; "
+                f"allowed: {', '.join(known)}, or submit.unlisted_zones=true to ask for it all "
+                f"the same{near}"
+            )
+            yield PreflightFinding("wrong", line, placement)
+
+
+def check_layout(
+    job: Job, mesh: MeshSection, batch_sizes: Mapping[str, tuple[int, int]]
+) -> Iterator[PreflightFinding]:
+    """Yields settings of mesh and batch that do not fit the hosts and devices of a placement.
+
+    `batch_sizes` are rows and accumulation of the global batches by key. The devices of a host of
+    ``local`` are known only if they are simulated.
     """
     for placement in job.placements:
         hosts, topology = job.hosts(placement), placement.topology
-        mesh = inputs.mesh.model_copy(update={"slices": placement.slices})
+        mesh = mesh.model_copy(update={"slices": placement.slices})
         devices = (mesh.simulated_devices or 0) * hosts
         if topology is not None:
             devices = topology.devices * placement.slices
-        parts = 1
-        if devices:
-            try:
+        try:
+            parts = 1
+            if devices:
                 data, fsdp, _ = mesh_shape(mesh, devices)
                 check_slices(mesh, data)
                 parts = data * fsdp
-            except UserError as error:
-                yield PreflightFinding("wrong", str(error), placement)
-                continue
-        for key, (rows, accumulation) in inputs.batch_sizes.items():
-            try:
+            for key, (rows, accumulation) in batch_sizes.items():
                 check_batch(key, rows, parts=parts, accumulation=accumulation)
-            except UserError as error:
-                yield PreflightFinding("wrong", str(error), placement)
-                continue
-            # Hosts share rows where the tensor axis spans them.
-            if not devices and mesh.tensor == 1 and rows % hosts:
-                line = f"{key}: found {rows}, allowed: a multiple of {hosts} hosts"
-                yield PreflightFinding("wrong", line, placement)
+                # If the tensor axis spans hosts, they share rows.
+                if not devices and mesh.tensor == 1 and rows % hosts:
+                    raise UserError(f"{key}: found {rows}, allowed: a multiple of {hosts} hosts")
+        except UserError as error:
+            yield PreflightFinding("wrong", str(error), placement)
 
 
 def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
-    """Yields where the devices that a configuration names are not those of the hosts.
+    """Yields placements whose hosts do not have the devices that the configuration names.
 
-    Of ``local`` a platform that is named is opened, in a process of its own.
+    For ``local``, a process tries to open the named platform.
     """
     for placement in job.placements:
         if placement.topology is None:
@@ -135,56 +140,89 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
             yield PreflightFinding("wrong", f"{line}{placement.on}: null; {idle}", placement)
 
 
+def check_bucket_name(bucket: str) -> None:
+    """Raises UserError if Cloud Storage cannot have a bucket of the name in ``gs://bucket/…``."""
+    name = bucket.removeprefix("gs://").partition("/")[0]
+    longest = 222 if "." in name else 63
+    if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:
+        raise UserError(
+            f'--bucket: found "{bucket}", allowed: gs:// and 3 to 63 lowercase letters, digits, '
+            '"-", "_" and ".", with a letter or digit at both ends'
+        )
+    is_address = re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name) is not None
+    if name.startswith("goog") or "google" in name or is_address:
+        raise UserError(
+            f'--bucket: found "{bucket}", allowed: a name that is no address, does not begin with '
+            '"goog" and does not contain "google"'
+        )
+
+
+@contextlib.contextmanager
+def _looking(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
+    """Turns errors of a check into findings."""
+    try:
+        yield
+    except UserError as error:
+        findings.append(PreflightFinding("wrong", f"{key}: {error}"))
+    except RunStopped as error:
+        findings.append(PreflightFinding("unknown", f"{key}: {error}"))
+
+
 def check_bucket(job: Job) -> list[PreflightFinding]:
-    """Returns whether the bucket can be written, and lies where the machines are."""
-    bucket, found = job.submit.bucket or "", []
-    if is_remote(bucket):
-        with _looking("submit.bucket", found):
-            probe = CloudObject(f"{bucket}/jobs/.preflight-{uuid.uuid4().hex}")
-            generation = probe.write(b"", replaces=0)
-            if generation is not None:
-                probe.delete(generation=generation)
-            found += _of_location(bucket, probe.location(), job.placements)
+    """Returns whether the bucket can be written, and whether it lies near the machines."""
+    bucket = job.submit.bucket or ""
+    found: list[PreflightFinding] = []
+    if not is_remote(bucket):
+        return found
+    with _looking("submit.bucket", found):
+        probe = CloudObject(f"{bucket}/jobs/.preflight-{uuid.uuid4().hex}")
+        generation = probe.write(b"", replaces=0)
+        if generation is not None:
+            probe.delete(generation=generation)
+        where = probe.location()
+        if where is None:
+            line = f"where {bucket} lies: no permission storage.buckets.get"
+            return [PreflightFinding("unknown", line)]
+        found.append(PreflightFinding("fine", f"{bucket} can be written; it lies in {where}"))
+        for placement in job.placements:
+            if placement.zone is not None and not _near(where, placement.zone):
+                line = f"{bucket} lies in {where}: reading it from {placement.zone} is slow and "
+                found.append(PreflightFinding("warning", f"{line}costs", placement))
     return found
 
 
-def _of_location(
-    bucket: str, where: str | None, placements: Sequence[JobPlacement]
-) -> Iterator[PreflightFinding]:
-    if where is None:
-        yield PreflightFinding("unknown", f"where {bucket} lies: no permission storage.buckets.get")
-        return
-    yield PreflightFinding("fine", f"{bucket} can be written; it lies in {where}")
-    for placement in placements:
-        if placement.zone is not None and not _near(where, placement.zone):
-            line = f"{bucket} lies in {where}: reading it from {placement.zone} is slow and costs"
-            yield PreflightFinding("warning", line, placement)
+def _near(location: str, zone: str) -> bool:
+    """Returns whether a zone is in a bucket's region or multi-region."""
+    where, region = location.lower(), zone.rpartition("-")[0]
+    around = {"us": "us-", "eu": "europe-", "asia": "asia-"}
+    return where == region or (where in around and zone.startswith(around[where]))
 
 
-def refuse(
-    findings: Sequence[PreflightFinding], placements: Sequence[JobPlacement]
-) -> tuple[JobPlacement, ...]:
-    """Returns the placements that nothing speaks against.
+def check_inputs(
+    *, tokenizer: str | None, datasets: Mapping[str, str], others: Mapping[str, str]
+) -> list[PreflightFinding]:
+    """Returns whether the inputs are there and whole, and the datasets made by the tokenizer.
 
-    Raises UserError if something is wrong with the job, or with every place; the first is in the
-    line.
+    Sizes are compared here. Hosts compare SHA-256 once they have copied the data.
+
+    Args:
+        tokenizer: its directory; None if the run has its own.
+        datasets: directories or TFRecords by key.
+        others: more files and directories by key.
     """
-    wrong = [finding for finding in findings if finding.verdict == "wrong"]
-    for finding in wrong:
-        if finding.placement is None:
-            raise UserError(finding.line)
-    without = [finding.placement for finding in wrong]
-    left = tuple(placement for placement in placements if placement not in without)
-    if not left:
-        raise UserError(wrong[0].line)
-    return left
-
-
-def _there(key: str, path: str) -> PreflightFinding:
-    if epath.Path(path).exists():
-        return PreflightFinding("fine", f"{key}: {path}")
-    instead = next((text for name, text in _INSTEAD.items() if key.startswith(name)), "")
-    return PreflightFinding("wrong", f"{key}: {path}{_GONE}{instead}")
+    wanted: str | None = None
+    found: list[PreflightFinding] = []
+    if tokenizer is not None:
+        with _looking("tokenizer", found):
+            wanted = load_tokenizer(tokenizer).hash
+            found.append(PreflightFinding("fine", f"tokenizer {tokenizer} ({wanted[:12]})"))
+    for key, path in datasets.items():
+        with _looking(key, found):
+            found.append(_dataset(key, path, wanted))
+    for key, path in others.items():
+        with _looking(key, found):
+            found.append(_there(key, path))
+    return found
 
 
 def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
@@ -198,8 +236,9 @@ def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
     return PreflightFinding("fine", f"{key}: {path}")
 
 
-def _near(location: str, zone: str) -> bool:
-    """Whether a bucket's location holds a zone: its region, or a multi-region around it."""
-    where, region = location.lower(), zone.rpartition("-")[0]
-    around = {"us": "us-", "eu": "europe-", "asia": "asia-"}
-    return where == region or (where in around and zone.startswith(around[where]))
+def _there(key: str, path: str) -> PreflightFinding:
+    if epath.Path(path).exists():
+        return PreflightFinding("fine", f"{key}: {path}")
+    instead = next((text for name, text in _INSTEAD.items() if key.startswith(name)), "")
+    line = f"{key}: {path}: not there; allowed: what is in the bucket{instead}"
+    return PreflightFinding("wrong", line)

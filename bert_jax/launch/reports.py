@@ -1,10 +1,10 @@
-"""What a host tells of itself: a heartbeat and its log, from a thread of their own."""
+"""What a host reports of itself: a heartbeat and its log, uploaded by a thread."""
 
-import collections
 import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Final, Self
 
@@ -19,65 +19,48 @@ from bert_jax.launch.run_process import read_heartbeat
 
 _MOST_ENDINGS: Final = 20
 
-
 PART_BYTES: Final = 1 << 20
-"""An object cannot be appended to: what is uploaded again with each heartbeat is one part."""
-
-_MOST_PARTS: Final = 64  # kept while the bucket does not answer; then the oldest go
+"""An object cannot be appended to, so each upload repeats one part of the log, of this size."""
 
 
 class HostLog:
     """Takes lines in one thread and uploads them in another."""
 
     def __init__(self, path_of: Callable[[int], epath.Path]) -> None:
-        """Goes on after the parts that are there, from before a reboot; they count from 0."""
+        """Starts a part after those of an earlier boot; parts count from 0."""
         self._path_of = path_of
         self._lock = threading.Lock()
-        self._first = 0  # the number of the first part that is kept
-        while path_of(self._first).exists():
-            self._first += 1
-        self._parts = collections.deque([bytearray()])
-        self._dirty = False
+        self._part = next(part for part in count() if not path_of(part).exists())
+        self._content, self._uploaded = bytearray(), 0  # of the part
 
     def write(self, line: bytes) -> None:
         """Adds a line."""
         with self._lock:
-            if len(self._parts[-1]) >= PART_BYTES:
-                self._parts.append(bytearray())
-            if len(self._parts) > _MOST_PARTS:
-                self._parts.popleft()
-                self._first += 1
-            self._parts[-1] += line
-            self._dirty = True
+            self._content += line
 
     def upload(self) -> None:
-        """Writes what is new; after a UserError, RunStopped or OSError the next call writes it."""
+        """Writes the last part, if it has new lines. If that fails, the next call writes them."""
         with self._lock:
-            if not self._dirty:
-                return
-            parts = [(self._first + at, bytes(part)) for at, part in enumerate(self._parts)]
-            self._dirty = False
-        try:
-            for number, content in parts:
-                write_whole(self._path_of(number), content)
-        except BaseException:
-            self._dirty = True
-            raise
-        with self._lock:  # whole parts are done with
-            while self._first < parts[-1][0]:
-                self._parts.popleft()
-                self._first += 1
+            content = bytes(self._content)
+        if len(content) == self._uploaded:
+            return
+        write_whole(self._path_of(self._part), content)
+        self._uploaded = len(content)
+        if len(content) >= PART_BYTES:
+            with self._lock:
+                del self._content[: len(content)]
+            self._part, self._uploaded = self._part + 1, 0
 
 
 class Reports:
     """Uploads status and log every minute, at each change, and at the end; a context manager.
 
-    A bucket that does not answer delays uploads and nothing else: the run goes on meanwhile. The
-    end of the block waits for the last upload.
+    A bucket that does not answer delays uploads, not the run. The end of the block waits for the
+    last upload.
     """
 
     def __init__(self, host: HostEnvironment, heartbeat: Path) -> None:
-        """Reads what this host said before it was rebooted, if it was."""
+        """Reads the status that this host reported before a reboot."""
         self._path = host.files.host(host.attempt, host.worker)
         self._log = HostLog(lambda part: host.files.log(host.attempt, host.worker, part))
         self._heartbeat, self._seconds = heartbeat, host.beat_seconds
@@ -88,7 +71,7 @@ class Reports:
 
     @property
     def status(self) -> HostStatus:
-        """What the host last said."""
+        """The last status of the host."""
         return self._status
 
     def update(self, ending: Ending | None = None, **changes: object) -> None:
@@ -100,13 +83,13 @@ class Reports:
         self._wake.set()
 
     def log(self, line: bytes) -> None:
-        """Takes a line of output: on to our own, and into the log."""
+        """Prints a line and adds it to the log."""
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
         self._log.write(line)
 
     def say(self, line: str) -> None:
-        """Adds a line of the agent's own."""
+        """Logs a line of the agent with the time."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.log(f"{now} {line}\n".encode())
 
@@ -124,24 +107,18 @@ class Reports:
         while not closed:
             self._wake.wait(self._seconds)
             self._wake.clear()
-            closed = self._closed  # before the upload, which has all that came before that
+            closed = self._closed  # before the upload, which then has everything
             self._upload()
 
     def _upload(self) -> None:
-        """Writes the log, then the status: who reads that a run is done finds all of its log."""
-        try:
-            self._log.upload()
-            write_whole(self._path, self._with_heartbeat(self._status).model_dump_json(indent=1))
-        except (UserError, RunStopped, OSError) as error:
-            self._complain(first_line(error))
-
-    def _with_heartbeat(self, status: HostStatus) -> HostStatus:
-        """Adds how far the run's process is; nothing where it has not reported yet."""
+        """Writes the log, then the status: a reader who sees the end finds all of the log."""
         figures = read_heartbeat(self._heartbeat)
         told = {name: figures[name] for name in ("step", "loss", "goodput") if figures.get(name)}
-        return status.model_copy(update=told | {"at": time.time()})
-
-    def _complain(self, line: str) -> None:
-        if line != self._complaint:
-            sys.stderr.write(f"bert-jax: no heartbeat could be written: {line}\n")
-            self._complaint = line
+        status = self._status.model_copy(update=told | {"at": time.time()})
+        try:
+            self._log.upload()
+            write_whole(self._path, status.model_dump_json(indent=1))
+        except (UserError, RunStopped, OSError) as error:
+            if (line := first_line(error)) != self._complaint:
+                sys.stderr.write(f"bert-jax: no heartbeat could be written: {line}\n")
+                self._complaint = line

@@ -13,20 +13,26 @@ from typing import Final, Literal
 
 from bert_jax.errors import UNCAUGHT
 from bert_jax.launch.job import Ending
-from bert_jax.parallel.channel import PEER_LOST
-from bert_jax.parallel.stop_signal import INTERRUPTED
+from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
 from bert_jax.train.heartbeat import HEARTBEAT
 
-_OURS: Final = "bert-jax: "  # the line in which a verb says why it ends
+_OURS: Final = "bert-jax: "  # begins the line in which a verb says why it ends
 _LONGEST_MESSAGE: Final = 500  # characters
 COORDINATOR_GONE: Final = "the JAX distributed service detected fatal errors"
-"""In the line in which JAX aborts a process of several whose process 0 is gone."""
-# What a killed process leaves behind may hold its output open.
+"""In the line with which JAX aborts a process if process 0 is gone."""
+# Descendants of a killed process may hold its output open.
 _LAST_WORDS_SECONDS: Final = 10.0
+
+_DONE: Final = 0
+_FINAL: Final = {1: "the run stopped itself", 2: "a mistake in the configuration"}
+_LONGEST_PAUSE_SECONDS: Final = 120.0
+
+MOST_UNCAUGHT: Final = 3
+"""Restarts in a row after uncaught exceptions without a new checkpoint."""
 
 
 class RunProcess:
-    """Starts with its construction."""
+    """A process of the run."""
 
     def __init__(
         self,
@@ -36,10 +42,13 @@ class RunProcess:
         heartbeat: Path,
         log: Callable[[bytes], None],
     ) -> None:
-        """Starts it.
+        """Starts the process.
 
-        `environment` is added to our own, which has the last word. It writes to `heartbeat` how far
-        it is; what an earlier one wrote is removed. `log` gets each line that it prints.
+        Args:
+            command: its arguments.
+            environment: variables besides our own, which come first.
+            heartbeat: the file of its progress; an earlier process's is removed.
+            log: called with each line that it prints.
         """
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log
@@ -56,14 +65,14 @@ class RunProcess:
         self._reader.start()
 
     def terminate(self) -> None:
-        """Asks it to save and end."""
+        """Asks the process to save and end."""
         self._process.terminate()
 
     def wait(self) -> Ending:
-        """Returns how it ended, once it has."""
+        """Waits for the process and returns how it ended."""
         code = self._process.wait()
         self._reader.join(_LAST_WORDS_SECONDS)
-        # What was printed last tells of a crash, not of a kill from outside.
+        # The last line explains a crash, not a kill from outside.
         crashed = code > 0 or code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
         said = self._last_of_ours or (self._last if crashed else "")
         if code == UNCAUGHT:
@@ -95,7 +104,7 @@ class RunProcess:
 
 
 def read_heartbeat(path: Path) -> dict[str, object]:
-    """Returns what `bert_jax.train.heartbeat` wrote; nothing if there is nothing yet."""
+    """Returns what `bert_jax.train.heartbeat` wrote; empty before its first report."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -103,43 +112,34 @@ def read_heartbeat(path: Path) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-_DONE: Final = 0
-_FINAL: Final = {1: "the run stopped itself", 2: "a mistake in the configuration"}
-
-_LONGEST_PAUSE_SECONDS: Final = 120.0
-
-MOST_UNCAUGHT: Final = 3
-"""Restarts in a row after uncaught exceptions that no new checkpoint interrupts."""
-
-
 @dataclasses.dataclass(frozen=True)
 class RestartDecision:
     """What follows from an ending."""
 
     state: Literal["restarting", "stopped", "done", "failed"]  # of the host
-    exit_code: int  # of the agent, where this is the end
+    exit_code: int  # of the agent, if it ends
     message: str  # why
     pause: float | None = None  # seconds before the next start; None: there is none
 
 
 class Restarts:
-    """Judges endings, one after the other.
+    """Decides after each ending whether the run starts again.
 
-    A process that a signal stopped (3) or that has lost another (4) did nothing wrong. Uncaught
-    exceptions (70) get `MOST_UNCAUGHT` restarts without a new checkpoint. A process that died in
-    any other way is started again too, unless it died at the same step before. Pauses double until
-    the run has made progress.
+    A process that a signal stopped (3) or that lost another one (4) did nothing wrong. Uncaught
+    exceptions (70) get `MOST_UNCAUGHT` restarts without a new checkpoint. After any other crash the
+    run starts again, unless it has crashed at that step before. Pauses double until the run makes
+    progress.
     """
 
     def __init__(self, first_pause: float) -> None:
-        """Nothing has ended yet; `first_pause` is in seconds."""
+        """Takes the first pause in seconds."""
         self._first_pause = self._pause = first_pause
         self._furthest = -1  # step
-        self._died_at: set[int | None] = set()  # since there was progress; None: before a report
+        self._died_at: set[int | None] = set()  # steps since there was progress
         self._uncaught, self._saved = 0, -1  # exceptions since the newest checkpoint, its step
 
     def judge(self, ending: Ending, *, saved: int = -1) -> RestartDecision:
-        """Returns what follows. `saved` is the step of the newest checkpoint; -1: there is none."""
+        """Returns what follows; `saved` is the step of the newest checkpoint, -1 without one."""
         code, said = ending.exit_code, ending.message
         if code == _DONE:
             return RestartDecision("done", 0, said)
@@ -157,9 +157,8 @@ class Restarts:
                 return RestartDecision("failed", 1, line + said)
         elif code not in (INTERRUPTED, PEER_LOST):
             if ending.step in self._died_at:
-                where = (
-                    "before its first report" if ending.step is None else f"at step {ending.step}"
-                )
+                step = ending.step
+                where = "before its first report" if step is None else f"at step {step}"
                 return RestartDecision("failed", 1, f"the run died twice {where}: {said}")
             self._died_at.add(ending.step)
         pause = self._pause

@@ -1,4 +1,4 @@
-"""How far a run is, in one line for a user who watches its job."""
+"""The progress of a run, in one line for a user who watches its job."""
 
 import collections
 from collections import Counter
@@ -18,7 +18,7 @@ _MOST_ENDINGS: Final = 3  # lines on endings of one moment
 
 
 def total_steps(config: epath.PathLike) -> int | None:
-    """Returns the steps of a pretraining configuration; None if it does not say them.
+    """Returns the steps of a pretraining configuration, None for another one.
 
     Raises RunStopped if its bucket does not answer.
     """
@@ -33,14 +33,14 @@ class RunProgress:
     """The run of one attempt, as its hosts report it."""
 
     def __init__(self, *, old_endings: bool = False) -> None:
-        """Knows no host yet. With `old_endings`, `hear` ignores the endings of its first call."""
+        """With `old_endings`, `hear` prints no line on the restarts of its first call."""
         self._steps: collections.deque[tuple[float, int]] = collections.deque()  # (time, step)
         self._hosts: Hosts | None = None
         self._endings: set[tuple[int, float]] = set()  # (worker, time)
         self._skip_endings = old_endings
 
     def hear(self, hosts: Hosts, now: float) -> list[str]:
-        """Takes what hosts say at a time, in seconds; returns a line for each new restart."""
+        """Takes the reports at a time in seconds; returns a line for each new restart."""
         self._hosts = hosts
         if (step := hosts.step) is not None:
             if self._steps and step < self._steps[-1][1]:  # back to a checkpoint
@@ -52,7 +52,7 @@ class RunProgress:
         return self._restarts(hosts)
 
     def describe(self, *, total: int | None) -> str:
-        """Returns ``4 hosts running, step 300 of 1,000 (30.0%), loss 6.500``; empty: no host."""
+        """Returns ``4 hosts running, step 300 of 1,000 (30.0%), loss 6.500``."""
         hosts = self._hosts
         if hosts is None:
             return ""
@@ -69,7 +69,7 @@ class RunProgress:
         return ", ".join(parts)
 
     def time_left(self, *, total: int | None) -> str:
-        """Returns ``, 3:20:00 left`` at the speed of the last hour; empty if it is not known."""
+        """Returns ``, 3:20:00 left`` at the speed of the last hour, empty if it is unknown."""
         if total is None or len(self._steps) < 2:
             return ""
         (began, first), (ended, last) = self._steps[0], self._steps[-1]
@@ -77,16 +77,17 @@ class RunProgress:
         return f", {timedelta(seconds=round(max(seconds, 0.0)))} left"
 
     def _restarts(self, hosts: Hosts) -> list[str]:
-        new: list[tuple[int, Ending]] = []
-        for worker, host in hosts.told.items():
-            for ending in host.endings:
-                if (worker, ending.at) not in self._endings and ending.exit_code:
-                    self._endings.add((worker, ending.at))
-                    new.append((worker, ending))
+        new = [
+            (worker, ending)
+            for worker, host in hosts.told.items()
+            for ending in host.endings
+            if ending.exit_code and (worker, ending.at) not in self._endings
+        ]
+        self._endings |= {(worker, ending.at) for worker, ending in new}
         if self._skip_endings:
             self._skip_endings = False
             return []
-        # A host that lost another one adds nothing to the line on that other host.
+        # If a host lost another one, the line on the other host is enough.
         causes = [each for each in new if each[1].exit_code != PEER_LOST] or new[:1]
         lines = [_restart(worker, ending) for worker, ending in causes[:_MOST_ENDINGS]]
         if more := len(causes) - len(lines):

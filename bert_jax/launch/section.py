@@ -1,6 +1,6 @@
 """Settings of `bert-jax submit`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -11,20 +11,14 @@ LauncherName = Literal["queued-resources", "gke"]
 Provisioning = Literal["on-demand", "spot", "reservation"]
 
 
-def _as_counts(value: Any) -> Any:
-    if isinstance(value, int):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
 Counts = Annotated[
     tuple[Annotated[int, pydantic.Field(ge=1)], ...],
-    pydantic.BeforeValidator(_as_counts),
+    pydantic.BeforeValidator(lambda value: (value,) if isinstance(value, int) else as_tuple(value)),
     pydantic.Field(min_length=1),
 ]
 """A list of whole numbers; YAML may give one as it is."""
 
-# What Google Cloud takes as a label's key and value; no character of it means anything to a shell.
+# Google Cloud's rules for labels and names; no shell reads any of the characters.
 LABEL_KEY = r"^[a-z][-_a-z0-9]{0,62}$"
 LABEL_VALUE = r"^[-_a-z0-9]{0,63}$"
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -40,14 +34,14 @@ Zones = Annotated[
 
 
 class LimitsSection(Section):
-    """When a job is given up; what it has made is deleted then.
+    """When a job is given up and its machines are deleted.
 
     Attributes:
-        retries: times that a slice is asked for anew after it was taken back or the run failed.
-        hours: of wall time from the first request on.
+        retries: most restarts of machines, after a preemption or a failure.
+        hours: of wall time, from the first request on.
         cost: US dollars, by the price list of `bert-jax plan`.
-        wait_hours: how long one request may wait for capacity (`valid-until`); a round in which
-            no placement had any ends the job. None: for ever; of several placements a quarter of
+        wait_hours: how long one request may wait for capacity (`valid-until`). A round in which no
+            placement had any ends the job. None: one placement waits for ever, several a quarter of
             an hour each, round after round.
     """
 
@@ -64,35 +58,35 @@ class SubmitSection(Section):
     values first, until one has capacity.
 
     Attributes:
-        name: of the job; None for the run directory's last part.
-        launcher: who makes the machines of a topology.
+        name: the job's; None for the run directory's last part.
+        launcher: the service that makes the machines of a topology.
         on: topologies in any spelling (`v5litepod-16`), or `local`.
-        hosts: processes of `on: local`.
-        slices: of each topology.
-        bucket: where wheel, config, logs and the job's state are staged: ``gs://…``; a directory
-            for `on: local`.
+        hosts: number of processes of `on: local`.
+        slices: number of slices of each topology.
+        bucket: place of the wheel, configuration, logs and state of the job: ``gs://…``; a
+            directory for `on: local`.
         project: Google Cloud's; None for the environment's or gcloud's own.
         zone: likewise.
-        unlisted_zones: ask for an accelerator also in zones where Google's table, as of the date in
-            `bert_jax.launch.zones`, does not have it.
+        unlisted_zones: ask for an accelerator also in zones that Google's table, as of the date in
+            `bert_jax.launch.preflight`, lacks for it.
         provisioning: `spot` is cheaper and may be taken back, `reservation` needs the key of that
             name.
-        reservation: to take the machines from.
-        network: of the hosts; None for the project's default.
+        reservation: the reservation to take machines from.
+        network: the hosts' network; None for the project's default.
         subnetwork: likewise.
         external_address: whether hosts have an address on the internet.
-        service_account: that hosts act as; None for the project's default. An address with
-            queued resources, an account of the cluster's with GKE.
-        labels: of everything that is made.
-        data_disk: queued resources: an existing disk of the zone, which every host finds read-only
-            under `/mnt/disks/data`.
-        data_disk_gb: GKE: size of a new disk of each host for software and datasets; None for
-            the node's own.
-        cluster: of GKE, by name.
-        namespace: of GKE.
-        image: container of GKE; `tpu_setup/Dockerfile` makes it.
+        service_account: the hosts' account; None for the project's default. An address with queued
+            resources, an account of the cluster with GKE.
+        labels: labels of every resource.
+        data_disk: queued resources: an existing disk of the zone, mounted read-only on every host
+            at `/mnt/disks/data`.
+        data_disk_gb: GKE: size of a new disk of each host for software and datasets; None for the
+            node's own.
+        cluster: GKE cluster, by name.
+        namespace: GKE namespace.
+        image: GKE container, made with `tpu_setup/Dockerfile`.
         limits: when the job is given up.
-        poll_seconds: from one look of the supervisor to the next.
+        poll_seconds: pause between two looks of the supervisor.
     """
 
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)] | None = None

@@ -1,4 +1,4 @@
-"""Everything there is to know of a job, or of a run that was started by hand."""
+"""The status of a job, or of a run that was started by hand."""
 
 import dataclasses
 from collections import Counter
@@ -10,39 +10,38 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.launch.heartbeats import Hosts, read_hosts
-from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
+from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement, read_job
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.run_progress import total_steps
-from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_job, read_state
+from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_state
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.section import Section
 from bert_jax.train.time_account import GOODPUT, KINDS
 from bert_jax.train.writer import read_metrics
 
-_RECENT_ATTEMPTS: Final = 3  # whose hosts are asked
-_RECENT_SECONDS: Final = 3600.0  # whose speed tells when the run will end
+_RECENT_ATTEMPTS: Final = 3  # attempts whose hosts' reports are read
+_RECENT_SECONDS: Final = 3600.0  # of the speed from which the end is estimated
 
 
 class RunFigures(Section):
-    """A run as it last wrote."""
+    """The last figures of a run."""
 
-    step: int = 0  # done so far; 0 before the first report
-    total_steps: int | None = None  # None where the configuration does not say it
-    loss: float | None = None  # of the last report
-    tokens_per_second: float | None = None  # that are no padding
-    mfu: float | None = None  # model FLOPs over the devices' peak; None where the peak is not known
-    # Of the last hour since its process started, with all that it stood still for; None before two
-    # reports
+    step: int = 0  # 0 before the first report
+    total_steps: int | None = None  # None if the configuration does not say
+    loss: float | None = None
+    tokens_per_second: float | None = None  # without padding
+    mfu: float | None = None  # model FLOPs over the devices' peak; None if the peak is unknown
+    # Mean of the last hour since the process started, with all interruptions; None before two
+    # reports.
     seconds_per_step: float | None = None
-    at: float | None = None  # of the last figures, in seconds since 1970; None: there are none
-    # Of its wall time by kind, since the time that was asked for
-    seconds: dict[str, float] = pydantic.Field(default_factory=dict)
+    at: float | None = None  # time of the figures in seconds since 1970; None: there are none
+    seconds: dict[str, float] = pydantic.Field(default_factory=dict)  # wall time by kind
     starts: int = 0  # of processes
-    finished: bool = False  # whether it has come to its end
+    finished: bool = False
 
     @property
     def seconds_left(self) -> float | None:
-        """Until its last step, at the speed of the last hour; None: not known."""
+        """Time until the last step at the speed of the last hour; None if it is unknown."""
         if self.finished:
             return 0.0
         if self.seconds_per_step is None or self.total_steps is None:
@@ -55,10 +54,18 @@ def read_figures(
 ) -> RunFigures:
     """Reads the metrics of a run, which may not have begun. Loads no JAX.
 
-    `config` says how many steps it has; the account of time begins at `since`, in seconds since
-    1970. Raises RunStopped if its bucket does not answer.
+    Args:
+        run_dir: directory of the run.
+        config: file of its configuration, for the number of steps.
+        since: start of the account of time, in seconds since 1970.
+
+    Raises:
+        RunStopped: the bucket does not answer.
     """
-    lines = _metrics(run_dir)
+    try:
+        lines = read_metrics(run_dir)
+    except UserError:  # there are none yet
+        lines = []
     accounts = [line for line in lines if line["kind"] == GOODPUT and {*KINDS, "at"} <= line.keys()]
     found: dict[str, Any] = {"total_steps": total_steps(config)}
     if trained := [line for line in lines if line["kind"] == "train"]:
@@ -67,10 +74,8 @@ def read_figures(
         found |= {name: speeds[-1].get(name) for name in ("tokens_per_second", "mfu")}
     if accounts:
         last = accounts[-1]
+        found |= {name: last[name] for name in ("step", "at", "starts")}
         found |= {
-            "step": last["step"],
-            "at": last["at"],
-            "starts": last["starts"],
             "finished": bool(last["finished"]),
             "seconds_per_step": _seconds_per_step(accounts),
             "seconds": _seconds(accounts, since),
@@ -78,86 +83,89 @@ def read_figures(
     return RunFigures(**found)
 
 
-def _metrics(run_dir: epath.PathLike) -> Sequence[Mapping[str, Any]]:
-    try:
-        return read_metrics(run_dir)
-    except UserError:  # there are none yet
-        return []
-
-
 def _seconds_per_step(accounts: Sequence[Mapping[str, Any]]) -> float | None:
     last = accounts[-1]
-    recent = [
+    first = next(
         line
         for line in accounts
         if line["starts"] == last["starts"] and line["at"] >= last["at"] - _RECENT_SECONDS
-    ]
-    steps = last["step"] - recent[0]["step"]
-    return (last["at"] - recent[0]["at"]) / steps if steps > 0 else None
+    )
+    steps = last["step"] - first["step"]
+    return (last["at"] - first["at"]) / steps if steps > 0 else None
 
 
 def _seconds(accounts: Sequence[Mapping[str, Any]], since: float) -> dict[str, float]:
-    before = [line for line in accounts if line["at"] < since][-1:]
-    counted = before[0] if before else dict.fromkeys(KINDS, 0.0)
-    return {kind: max(accounts[-1][kind] - counted[kind], 0.0) for kind in KINDS}
+    before = [line for line in accounts if line["at"] < since]
+    start = before[-1] if before else dict.fromkeys(KINDS, 0.0)
+    return {kind: max(accounts[-1][kind] - start[kind], 0.0) for kind in KINDS}
 
 
 class Restart(Section):
-    """Why something was started again."""
+    """A restart and its reason."""
 
     at: float  # seconds since 1970
     what: str  # ``machines`` or ``host 3``
-    step: int | None = None  # the last one that was told
+    step: int | None = None  # the last one that was reported
     reason: str = ""  # in words
 
 
 class JobStatus(Section):
     """A job at one moment."""
 
-    name: str  # of it
+    name: str
     directory: str  # of its files
     outcome: str | None = None  # how it ended; None: it has not
     message: str = ""  # why
     attempt: int = 0  # the number of the last one; 0: nothing was asked for yet
-    placement: JobPlacement | None = None  # of it
-    # Their state, as their launcher sees them now, or as the supervisor last saw them
+    placement: JobPlacement | None = None  # of that attempt
+    # The machines' state as their launcher sees it now, or as the supervisor last saw it.
     machines: State = State.ABSENT
     machines_seen: float | None = None  # when, in seconds since 1970
     machines_message: str = ""  # in the provider's words
-    # How many there are of each state; ``silent`` ones have said nothing yet
+    # Number of hosts in each state; ``silent`` ones have not reported yet.
     hosts: dict[str, int] = pydantic.Field(default_factory=dict)
-    # Of machines and of the run's processes, in the order of time
-    restarts: tuple[Restart, ...] = ()
+    restarts: tuple[Restart, ...] = ()  # of machines and of the run's processes, by time
     paid_hours: float = 0.0  # of all attempts
-    dollars: float | None = None  # for them; None: there is no price
+    dollars: float | None = None  # for these hours; None: there is no price
     watched: float | None = None  # when a supervisor last wrote; None: there was none
 
 
 class Status(Section):
-    """A run, and the job that it belongs to."""
+    """A run and its job."""
 
-    run_dir: str  # of the run
-    job: JobStatus | None  # None of a run that was not submitted
-    run: RunFigures  # its figures
+    run_dir: str
+    job: JobStatus | None  # None for a run that was not submitted
+    run: RunFigures
     at: float  # when this was read, in seconds since 1970
 
     @property
-    def shares(self) -> dict[str, float]:
-        """Where paid time went, by kind, adding up to 1; of a run that nobody pays for, its time.
+    def paid(self) -> bool:
+        """Whether the run's machines have cost time of a job."""
+        return self.job is not None and self.job.paid_hours > 0
 
-        ``train`` is progress. ``no run``: machines were there, and no process of the run.
+    @property
+    def hours(self) -> float:
+        """The hours that `shares` divides: paid ones, or those of the run's processes."""
+        if self.job is not None and self.paid:
+            return self.job.paid_hours
+        return sum(self.run.seconds.values()) / 3600
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Shares of the time by kind, adding up to 1.
+
+        ``train`` is progress. ``no run``: paid time without a process of the run.
         """
         seconds = dict(self.run.seconds)
-        paid = 3600 * self.job.paid_hours if self.job is not None else 0.0
-        if paid:
+        if self.paid:
             seconds.pop("down", None)  # machines that were gone cost nothing
-            seconds["no run"] = max(paid - sum(seconds.values()), 0.0)
+            seconds["no run"] = max(3600 * self.hours - sum(seconds.values()), 0.0)
         total = sum(seconds.values())
         return {kind: part / total for kind, part in seconds.items() if part} if total else {}
 
     @property
     def dollars_in_all(self) -> float | None:
-        """What it will have cost at the end, at this speed and price; None: not known."""
+        """The expected cost at the end, at this speed and price; None if it is unknown."""
         left = self.run.seconds_left
         if self.job is None or self.job.dollars is None or left is None:
             return None
@@ -167,7 +175,7 @@ class Status(Section):
 
 
 def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> Status:
-    """Returns how a job is at a time; without a launcher to ask, by the supervisor's word.
+    """Returns the status of a job at a time; without a launcher, as the supervisor last saw it.
 
     Raises UserError if a file of the job is damaged, RunStopped if its bucket does not answer.
     """
@@ -182,7 +190,7 @@ def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> St
 
 
 def read_run_status(run_dir: epath.PathLike, *, now: float) -> Status:
-    """Returns how a run started by hand is; raises RunStopped if its bucket does not answer."""
+    """Returns the status of a run started by hand. Raises RunStopped without its bucket."""
     figures = read_figures(run_dir, epath.Path(run_dir) / "config.yaml")
     return Status(run_dir=str(run_dir), job=None, run=figures, at=now)
 
@@ -230,7 +238,7 @@ def _observe(
     *,
     now: float,
 ) -> tuple[Observation, float | None]:
-    """Returns the machines' state, and when it was seen."""
+    """Returns the machines' state and the time of the observation."""
     if record.deleted is not None:
         return Observation(State.ABSENT, record.reason), record.deleted
     last_seen = Observation(record.state, record.message)
@@ -238,16 +246,16 @@ def _observe(
         return last_seen, state.seen or None
     try:
         return launcher.observe(attempt), now
-    except (UserError, RunStopped) as error:  # no credentials here: others have seen it
+    except (UserError, RunStopped) as error:  # such as no credentials here
         message = f"last seen so; it cannot be asked from here: {first_line(error)}"
         return dataclasses.replace(last_seen, message=message), state.seen or None
 
 
 def _restarts(record: AttemptRecord, hosts: Hosts | None) -> Iterator[Restart]:
-    """Yields what was started again within an attempt, and after it."""
+    """Yields the restarts within an attempt, and the one after it."""
     for worker, host in () if hosts is None else hosts.told.items():
         for ending in host.endings:
-            # A host that lost another one tells nothing that the other does not.
+            # If a host lost another one, the other host's ending is enough.
             if ending.exit_code not in (0, PEER_LOST):
                 reason = f"exit code {ending.exit_code}: {ending.message}".rstrip(": ")
                 yield Restart(at=ending.at, what=f"host {worker}", step=ending.step, reason=reason)

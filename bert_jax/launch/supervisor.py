@@ -1,8 +1,8 @@
-"""Watches a job to its end: asks for machines, recreates those that are gone, deletes them all.
+"""Watches a job to its end: asks for machines, replaces those that are gone, deletes them all.
 
-All that it knows is in the bucket, so it may be killed at any moment and started again, anywhere:
-what it is about to ask for is written down before it is asked for, under a name that follows from
-the attempt's number, an end before its machines are deleted, and every request may be repeated.
+All its knowledge is in the bucket, so it may be killed at any moment and started again anywhere. It
+writes down what it will ask for before it asks, under a name made from the attempt's number. It
+writes down an end before it deletes machines. Every request may be repeated.
 """
 
 import contextlib
@@ -20,27 +20,25 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock, LockLost
 from bert_jax.launch import verdict as verdicts
 from bert_jax.launch.heartbeats import HeartbeatAges, Hosts, read_hosts
-from bert_jax.launch.job import JobFiles
+from bert_jax.launch.job import JobFiles, read_job
 from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 from bert_jax.launch.run_progress import RunProgress, total_steps
 from bert_jax.launch.supervisor_state import (
     AttemptRecord,
     Outcome,
     SupervisorState,
-    read_job,
     read_state,
     write_state,
 )
 
-# What a bucket or a service may answer today and not tomorrow: credentials that have run out are
-# among it. Machines that run are not left alone for it, and a job is not ended.
+# Errors of a bucket or service that may pass, such as credentials that ran out. They neither end a
+# job nor leave its machines alone.
 _PASSING = (RunStopped, UserError, OSError)
 UNFORESEEN: Final = "trying again after what nobody foresaw"
 """Begins the line on an error that is neither a service's nor a bucket's."""
 
 _LINE_SECONDS: Final = 60.0
 _WORDS: Final = {State.WAITING: "waiting for capacity", State.ABSENT: "no machines seen yet"}
-
 _DUMP: Final = re.compile(r"bad_step_(\d+)")
 
 _log: Final = logging.getLogger("bert_jax.launch")
@@ -60,17 +58,25 @@ class Supervisor:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Reads where the job stands.
+        """Reads the state of the job.
 
-        `held` is the job's lease, `pace` how often to look, None for the job's own; `clock` gives
-        seconds since 1970. `say` gets a line when something changes. Raises UserError if there is
-        no such job.
+        Args:
+            files: of the job.
+            launcher: makes its machines.
+            held: the job's lease.
+            say: called with a line when something changes.
+            pace: how often to look; None for the job's own.
+            clock: seconds since 1970.
+            sleep: waits for seconds.
+
+        Raises:
+            UserError: there is no such job.
         """
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
         self._pace = pace or verdicts.WatchPace(poll=self.job.submit.poll_seconds)
-        self._until_next_look = self._pace.poll  # a bucket that is down makes looks long
+        self._until_next_look = self._pace.poll  # a look takes long while a bucket is down
         self._ages = HeartbeatAges()
         self._said, self._told_at = "", -math.inf
         self._progress = RunProgress(old_endings=bool(self.state.attempts))
@@ -81,14 +87,15 @@ class Supervisor:
     def run(self) -> SupervisorState:
         """Watches until the job is over and its machines are gone.
 
-        Raises UserError if machines were refused for what only the user can mend, or RunStopped if
-        another supervisor has the lease, or the end cannot be written down.
+        Raises:
+            UserError: machines were refused, and only the user can mend it.
+            RunStopped: another supervisor has the lease, or the end cannot be written down.
         """
         self._look_until(lambda: False)
         return self.state
 
     def start(self) -> SupervisorState:
-        """Asks for machines, if nobody has yet, and returns then; raises as `run` does."""
+        """Returns once machines are asked for; raises as `run` does."""
         self._look_until(
             lambda: self.state.current is not None and self.state.current.created is not None
         )
@@ -112,7 +119,7 @@ class Supervisor:
             self._rest()
 
     def _rest(self) -> None:
-        """Sleeps until the next look, and says every minute how the job is."""
+        """Sleeps until the next look, and prints a status line every minute."""
         left = self._pace.poll
         while left > 0.0:
             if self._clock() >= self._told_at + self._pace.tell:
@@ -124,9 +131,9 @@ class Supervisor:
 
     def _status_line(self) -> str:
         """Returns ``base-1: active, 4 hosts running, step 30, $1.20 so far``."""
-        record = self.state.attempts[-1] if self.state.attempts else None
-        if record is None:
+        if not self.state.attempts:
             return f"{self.job.name}: no machines yet"
+        record = self.state.attempts[-1]
         parts = [f"{self._name}: {_WORDS.get(record.state, record.state.value)}"]
         if record.state in (State.ACTIVE, State.STARTING):
             parts += [text] if (text := self._progress.describe(total=self._total_steps)) else []
@@ -140,44 +147,41 @@ class Supervisor:
         return ", ".join(parts) + left + (" (as last seen)" if self._trouble else "")
 
     def _look(self) -> None:
-        """Does what is to be done now, and writes down what was seen."""
+        """Takes the next step of the job, and writes down what was seen."""
         began, self._trouble = self._clock(), False
         try:
             self._lease.check()
         except LockLost:
             raise
-        except _PASSING as error:  # without the lease the supervisor must not act
+        except _PASSING as error:  # nothing that is written down first can happen now
             self._tell(f"trying again: {error}")
         with self._errors_logged():
             if self.state.outcome is None:
                 self._advance()
             record = self.state.current
             if record is not None and record.end is not None:
-                self._note()  # a deletion lasts: who follows, if this is killed, must know the end
+                self._note()  # a deletion takes a while: a successor must know the end
                 self._delete(record)
         self._note()
         self._until_next_look = self._pace.poll + self._clock() - began
 
     def _advance(self) -> None:
-        now = self._clock()
-        limit = verdicts.reached(
-            self.job, self.state, now=now, margin_seconds=self._until_next_look
-        )
-        if limit is not None:
-            return self._finish("limit", limit)
-        if self._is_asked_to_stop():
-            return self._finish("stopped", "by `bert-jax stop`")
+        now, margin = self._clock(), self._until_next_look
+        limit = verdicts.reached(self.job, self.state, now=now, margin_seconds=margin)
         record = self.state.current
-        if record is None:
-            return self._begin()
-        if record.end is not None:
-            return None  # still to be deleted
-        if record.created is None:
-            return self._create(record, asked=True)
-        return self._observe(record)
+        if limit is not None:
+            self._finish("limit", limit)
+        elif self._is_asked_to_stop():
+            self._finish("stopped", "by `bert-jax stop`")
+        elif record is None:
+            self._begin()
+        elif record.end is None and record.created is None:
+            self._create(record, asked=True)
+        elif record.end is None:
+            self._observe(record)
 
     def _begin(self) -> None:
-        """Writes down what will be asked for, and asks."""
+        """Writes down the next attempt, and asks for its machines."""
         index = verdicts.next_placement(self.job, self.state)
         if isinstance(index, str):
             return self._finish("limit", index)
@@ -190,7 +194,7 @@ class Supervisor:
         return self._create(record, asked=False)
 
     def _create(self, record: AttemptRecord, *, asked: bool) -> None:
-        """Asks for machines. `asked`: so it was before, and they may exist, the answer lost."""
+        """Asks for machines. `asked`: an earlier request may have made them, its answer lost."""
         attempt = record.of(self.job)
         try:
             self._launcher.create(attempt)
@@ -198,9 +202,9 @@ class Supervisor:
             return self._end(verdicts.Verdict("quota", str(error)))
         except UserError as error:
             if isinstance(error, NoCredentials) and (asked or record.number > 1):
-                raise  # in passing, see there
+                raise  # the user may log in again
             self._mistake = error
-            if not asked or isinstance(error, NotOurs):  # of this attempt nothing exists
+            if not asked or isinstance(error, NotOurs):  # no machines of this attempt exist
                 self._change(end="over", reason=str(error), deleted=self._clock())
             return self._finish("failed", str(error))
         self._tell(f"attempt {record.number}: asked for {attempt.placement.place}")
@@ -226,15 +230,14 @@ class Supervisor:
             verdict = verdicts.of_machines(self.job, record, seen, now=now, pace=self._pace)
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
             verdict = verdicts.of_silence(record, hosts, self._ages, now=now, pace=self._pace)
-        # Machines whose run is done may be gone already, and that is no failure.
+        # After a run is done, machines that are gone are no news.
         if changed and (verdict is None or verdict.outcome != "done"):
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
         if verdict is not None:
-            return self._end(verdict)
-        return None
+            self._end(verdict)
 
     def _hosts(self, record: AttemptRecord) -> Hosts | None:
-        """Returns what hosts say; None while that cannot be read."""
+        """Returns the hosts' reports; None while they cannot be read."""
         try:
             hosts = read_hosts(self._files, record.of(self.job))
         except _PASSING as error:
@@ -253,7 +256,7 @@ class Supervisor:
         return hosts
 
     def _end(self, verdict: verdicts.Verdict) -> None:
-        """Ends the attempt; the job too, if its run has ended or this was the second alike."""
+        """Ends the attempt, and the job if its run has ended or another attempt is hopeless."""
         reason = verdict.reason
         if verdict.outcome is not None:
             dump = self._dump(reason) if verdict.outcome == "failed" else ""
@@ -265,7 +268,7 @@ class Supervisor:
         return None
 
     def _finish(self, outcome: Outcome, message: str) -> None:
-        """Ends the job. Its machines are deleted whether or not this can be written down."""
+        """Ends the job. Its machines are deleted even if this cannot be written down."""
         record = self.state.current
         if record is not None and record.end is None:
             self._change(end="over", reason=message)
@@ -290,24 +293,31 @@ class Supervisor:
         return False
 
     def _dump(self, said: str) -> str:
-        dump = newest_dump(self.job.run_dir)
-        return "" if dump is None or dump in said else f"; see `bert-jax replay {dump}`"
+        """Returns a hint at the dump of the run's last bad step, see `bert_jax.train.dump`."""
+        run_dir = epath.Path(self.job.run_dir)
+        try:
+            found = [(_DUMP.fullmatch(path.name), path) for path in run_dir.iterdir()]
+        except Exception:  # a bucket may raise anything, and the message matters more
+            return ""
+        dumps = [(int(match[1]), str(path)) for match, path in found if match]
+        dump = max(dumps, default=(0, ""))[1]
+        return f"; see `bert-jax replay {dump}`" if dump and dump not in said else ""
 
     @contextlib.contextmanager
     def _errors_logged(self) -> Iterator[None]:
-        """Logs errors of the block. No error may end the supervisor: its machines would bill on."""
+        """Logs errors of the block. An error must never end the supervisor: machines would bill."""
         try:
             yield
         except _PASSING as error:
             self._trouble = True
             self._tell(f"trying again: {error}")
-        except Exception as error:  # a fault of this program, or of a client
+        except Exception as error:  # a bug of this program, or of a client
             self._trouble = True
             _log.debug("a look has failed", exc_info=True)
             self._tell(f"{UNFORESEEN}: {type(error).__name__}: {first_line(error)}")
 
     def _note(self) -> None:
-        """Writes down what is known, or leaves it to the next look."""
+        """Writes down the state; if that fails, the next look does."""
         with self._errors_logged(), contextlib.suppress(*_PASSING):
             self._write(self.state.model_copy(update={"seen": self._clock()}))
 
@@ -320,28 +330,12 @@ class Supervisor:
 
     @property
     def _name(self) -> str:
-        """The last attempt's machines; the job's name before there are any."""
+        """The name of the last attempt's machines, or the job's."""
         attempts = self.state.attempts
         return attempts[-1].of(self.job).resource if attempts else self.job.name
 
     def _tell(self, line: str) -> None:
-        """Says what has changed, once."""
+        """Prints a change, once."""
         if (said := f"{self._name}: {line}") != self._said:
             self._said, self._told_at = said, self._clock()
             self._say(said)
-
-
-def newest_dump(run_dir: epath.PathLike) -> str | None:
-    """Returns the dump of a run's last bad step, see `bert_jax.train.dump`; None if there is none.
-
-    Nor if it cannot be looked for: whoever asks has something more important to say.
-    """
-    try:
-        found = [
-            (int(match[1]), path)
-            for path in epath.Path(run_dir).iterdir()
-            if (match := _DUMP.fullmatch(path.name))
-        ]
-    except Exception:  # (of a bucket, anything)
-        return None
-    return str(max(found)[1]) if found else None

@@ -1,4 +1,4 @@
-"""What a supervisor has done and is about to do, in the bucket: another one can go on from it."""
+"""What a supervisor has done and will do, in the bucket, so that another one can take over."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
@@ -11,37 +11,38 @@ from bert_jax.launch.launcher import State
 from bert_jax.section import Section, as_tuple
 from bert_jax.validation import read_section
 
+# `quota`: none there. `capacity`: none in time. `taken`: machines were taken back. `broken`: they
+# failed, or a host was silent. `over`: the job is.
 End = Literal["quota", "capacity", "taken", "broken", "over"]
+# `limit`: a limit of the job was reached. `stopped`: by a user.
 Outcome = Literal["done", "failed", "limit", "stopped"]
 
 
 class AttemptRecord(Section):
     """One attempt. Times are seconds since 1970."""
 
-    number: int = pydantic.Field(ge=1)  # from 1
+    number: int = pydantic.Field(ge=1)
     placement: int = pydantic.Field(ge=0)  # index into the job's placements
-    # Written before its machines are asked for, so that they are found whatever happens then
+    # Written before machines are asked for, so that a successor finds them.
     intended: float
     created: float | None = None  # when the launcher had answered
-    bills_from: float | None = None  # when it was last seen not to bill
-    # When its machines were first seen to start, or to be there: patience with them begins then. A
-    # supervisor that slept for hours has not seen for how long they have been there.
+    bills_from: float | None = None  # the last observation without billing
+    # When the machines were first seen to start or to be there. A supervisor that slept for hours
+    # does not know how long they have been there, so patience with them begins then.
     up_from: float | None = None
     state: State = State.ABSENT  # as last seen
     message: str = ""  # of the provider
-    # Why it ended: no `quota`, no `capacity` in time, `taken` back, `broken` (machines failed, or a
-    # host was silent), or the job is `over`. Written before its deletion.
-    end: End | None = None
+    end: End | None = None  # why it ended; written before machines are deleted
     reason: str = ""  # the same in words
-    deleted: float | None = None  # when its machines were gone, or it was refused any
-    step: int | None = None  # the last one that its hosts have told
+    deleted: float | None = None  # when its machines were gone, or refused
+    step: int | None = None  # the last one that its hosts have reported
 
     def of(self, job: Job) -> Attempt:
         """Returns the attempt itself."""
         return Attempt(job, self.number, job.placements[self.placement])
 
     def hours(self, now: float) -> float:
-        """Returns for how long it has billed until a time."""
+        """Returns the hours that were billed until a time."""
         if self.bills_from is None:
             return 0.0
         until = now if self.deleted is None else self.deleted
@@ -51,10 +52,9 @@ class AttemptRecord(Section):
 class SupervisorState(Section):
     """``supervisor.json``."""
 
-    # All so far; only the last one may have machines
+    # All so far; only the last one may have machines.
     attempts: Annotated[tuple[AttemptRecord, ...], pydantic.BeforeValidator(as_tuple)] = ()
-    # How the job ended. `limit`: one of its limits. `stopped`: by a user.
-    outcome: Outcome | None = None
+    outcome: Outcome | None = None  # of the job
     message: str = ""  # why, in words
     seen: float = 0.0  # when this was written
 
@@ -70,7 +70,7 @@ class SupervisorState(Section):
         return [record for record in self.attempts if record.end in ("taken", "broken")]
 
     def dollars(self, placements: Sequence[JobPlacement], now: float) -> float:
-        """Returns what all attempts have cost; one without a price counts as nothing."""
+        """Returns the cost of all attempts; one without a price counts as nothing."""
         return sum(
             record.hours(now) * (placements[record.placement].dollars_per_hour or 0.0)
             for record in self.attempts
@@ -87,7 +87,7 @@ class SupervisorState(Section):
 
 
 def read_state(files: JobFiles) -> SupervisorState:
-    """Returns what is known of a job; a job that nothing was done for has no attempts.
+    """Returns the state of a job, without attempts before its first supervisor.
 
     Raises UserError if the file is damaged.
     """
@@ -98,8 +98,3 @@ def read_state(files: JobFiles) -> SupervisorState:
 def write_state(files: JobFiles, state: SupervisorState) -> None:
     """Writes ``supervisor.json`` whole."""
     write_whole(files.supervisor, state.model_dump_json(indent=1))
-
-
-def read_job(files: JobFiles) -> Job:
-    """Returns a job. Raises UserError if there is none in that directory."""
-    return read_section(Job, files.job)

@@ -1,4 +1,4 @@
-"""Whether an attempt's machines are of use, when a job is given up, where it is tried next."""
+"""Whether an attempt's machines still help, when a job is given up, where it is tried next."""
 
 import dataclasses
 import itertools
@@ -15,35 +15,33 @@ _ROUNDS: Final = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchPace:
-    """How often a supervisor looks, and how long it is patient, in seconds."""
+    """How often a supervisor looks, and how long it waits, in seconds."""
 
     poll: float = 60.0  # between two looks
-    # From machines first seen to start to the first word of each host, which installs first
-    start: float = 2700.0
-    # Of a host that has spoken before: it speaks every minute. And from one host's end to all's
-    silence: float = 900.0
-    settle: float = 180.0  # for a machine just asked for to be seen
+    start: float = 2700.0  # from the first sight of machines to the first report of each host
+    silence: float = 900.0  # between two reports of a host, and from one host's end to all others'
+    settle: float = 180.0  # from a request to the first sight of its machines
     tell: float = 50.0  # between two lines: under a minute, so that each look has one
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """An attempt is at its end."""
+    """The end of an attempt."""
 
-    end: End  # of the attempt
+    end: End
     reason: str  # in words
-    outcome: Outcome | None = None  # of the job, which is over too; None: another attempt follows
+    outcome: Outcome | None = None  # of the job; None: another attempt follows
 
 
 def of_run(hosts: Hosts) -> Verdict | None:
-    """Returns how the run has ended; None: it has not."""
+    """Returns the end of the run; None if it goes on."""
     if hosts.done:
         return Verdict("over", _at_step(hosts), "done")
     if hosts.failed is None:
         return None
     worker, host = hosts.failed
     reason = f"worker {worker}: {host.message or f'exit code {host.exit_code}'}"
-    if host.exit_code is None:  # before the run began: perhaps this machine's own trouble
+    if host.exit_code is None:  # before the run began: perhaps only this machine fails
         return Verdict("broken", reason)
     return Verdict("over", reason, "failed")
 
@@ -60,12 +58,12 @@ def begins(record: AttemptRecord, seen: Observation) -> bool:
 def of_machines(
     job: Job, record: AttemptRecord, seen: Observation, *, now: float, pace: WatchPace
 ) -> Verdict | None:
-    """Returns why machines will not do the work; None: they may."""
+    """Returns why machines are of no use; None if they may be."""
     detail = f": {seen.message}" if seen.message else ""
     asked = now - (record.created or now)
     patience = job.wait_hours
     waited = patience is not None and asked >= patience * 3600
-    # A service ends a request that has waited for too long by itself, by its own clock.
+    # The service itself ends a request that has waited too long, by its own clock.
     expired = patience is not None and asked >= _NEARLY * patience * 3600
     if seen.state is State.SUSPENDED:
         return Verdict("taken", f"suspended{detail}")
@@ -85,9 +83,9 @@ def of_machines(
 def of_silence(
     record: AttemptRecord, hosts: Hosts, ages: HeartbeatAges, *, now: float, pace: WatchPace
 ) -> Verdict | None:
-    """Returns which host of active machines does not speak; None: all do.
+    """Returns which host of active machines is silent; None if none is.
 
-    Once a host is done, the run is: others that are not, a while later, hang or wait for it.
+    Once a host is done, the run is. Others that are not done a while later hang, or wait for it.
     """
     finished = ages.since_finished(now)
     if finished is not None:
@@ -107,35 +105,26 @@ def _at_step(hosts: Hosts) -> str:
 
 
 def hopeless(job: Job, state: SupervisorState) -> str | None:
-    """Returns why another attempt would end as the last ones; None: it may not."""
+    """Returns why another attempt would fail like the last ones; None if it may work."""
     last = state.attempts[-1]
     if last.end != "broken":
         return None
-    alike = list(
-        itertools.takewhile(
-            lambda record: (
-                record.end == "broken"
-                and (record.bills_from is None) == (last.bills_from is None)
-                and record.step == last.step
-            ),
-            reversed(state.attempts),
-        )
-    )
+    kinds = [(one.end, one.bills_from is None, one.step) for one in reversed(state.attempts)]
+    alike = len(list(itertools.takewhile(lambda kind: kind == kinds[0], kinds)))
     if last.bills_from is None:
         most = _ROUNDS * len(job.placements)
-        return f"{most} requests in a row came to nothing" if len(alike) >= most else None
-    if len(alike) < 2:
+        return f"{most} requests in a row came to nothing" if alike >= most else None
+    if alike < 2:
         return None
-    return (
-        f"failed {'before its first step' if last.step is None else f'at step {last.step}'} twice"
-    )
+    where = "before its first step" if last.step is None else f"at step {last.step}"
+    return f"failed {where} twice"
 
 
 def reached(job: Job, state: SupervisorState, *, now: float, margin_seconds: float) -> str | None:
-    """Returns which limit is reached, in words; None: none is.
+    """Returns which limit is reached, in words; None if none is.
 
-    They are looked at again after `margin_seconds`: cost may not pass its limit by then. `now` is
-    in seconds since 1970.
+    Limits are checked again after `margin_seconds`, and the cost may not pass its limit before
+    that. `now` is in seconds since 1970.
     """
     limits = job.submit.limits
     if (restarts := len(state.restarts)) > limits.retries:
@@ -151,22 +140,18 @@ def reached(job: Job, state: SupervisorState, *, now: float, margin_seconds: flo
 
 
 def next_placement(job: Job, state: SupervisorState) -> int | str:
-    """Returns the index of where to try next, or why there is nowhere.
+    """Returns the index of the placement to try next, or why there is none.
 
-    After machines that were taken back, the first again; after a place that has none, the next. A
-    round in which no place had any ends the job, unless it may wait for ever.
+    After a preemption the first placement follows, after a lack of machines the next one. A round
+    in which no placement had machines ends the job, unless it may wait for ever.
     """
     if not state.attempts or state.attempts[-1].end == "taken":
         return 0
     count = len(job.placements)
-    refused = list(
-        itertools.takewhile(
-            lambda record: record.end in ("quota", "capacity"), reversed(state.attempts)
-        )
-    )[:count]
-    hopeless = all(record.end == "quota" for record in refused)
-    if len(refused) == count and (hopeless or job.submit.limits.wait_hours is not None):
-        tried = [(job.placements[record.placement], record.reason) for record in reversed(refused)]
+    ends = {record.end for record in state.attempts[-count:]}
+    whole_round = len(state.attempts) >= count and ends <= {"quota", "capacity"}
+    if whole_round and (ends == {"quota"} or job.submit.limits.wait_hours is not None):
+        tried = [(job.placements[each.placement], each.reason) for each in state.attempts[-count:]]
         places = [
             f"{place.on}{f' in {place.zone}' if place.zone else ''}: {reason}"
             for place, reason in tried

@@ -1,14 +1,34 @@
-"""`bert-jax jobs`: what exists and bills, whoever made it."""
+"""`bert-jax jobs`: the machines that exist, those that bill, and those that nobody needs."""
 
+import dataclasses
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from bert_jax.launch.gcloud_settings import with_gcloud_settings
-from bert_jax.launch.job import BUCKET
-from bert_jax.launch.launchers import known_launchers
-from bert_jax.launch.orphans import Found, find_existing
+from etils import epath
+
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.launch.gcloud import with_gcloud_settings
+from bert_jax.launch.heartbeats import read_hosts
+from bert_jax.launch.job import BUCKET, Job, JobFiles, job_directory, read_job
+from bert_jax.launch.launcher import Existing, Launcher, State, known_launchers
 from bert_jax.launch.section import SubmitSection
-from bert_jax.launch.watching import Confirm, Say
+from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_state
+from bert_jax.launch.verdict import WatchPace
+from bert_jax.verbs.watch import Confirm, Say
+
+_UNWATCHED_SECONDS: Final = 900.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Machines that exist, and what is known of them."""
+
+    existing: Existing
+    launcher: Launcher  # that deletes them
+    orphan: str = ""  # why nobody needs them; empty if somebody may
+    note: str = ""  # otherwise: who watches them, or why that is unknown
 
 
 def jobs(
@@ -23,14 +43,14 @@ def jobs(
     ``[found.existing.resource for found in jobs()] -> ["base-2"]``
 
     Args:
-        section: says project, zones, cluster and bucket; None for the environment's.
-        stop_orphans: delete those that nobody watches and nobody needs: their job is over, their
-            machines were taken back, or their hosts are silent.
+        section: project, zones, cluster and bucket; None for the environment's.
+        stop_orphans: delete machines that nobody watches or needs: their job is over, they were
+            taken back, or their hosts are silent.
         confirm: asks before each deletion; None: every answer is yes.
         say: called with each line of news.
 
     Raises:
-        UserError, RunStopped: what was to be deleted cannot be.
+        UserError, RunStopped: a deletion fails.
     """
     section = with_gcloud_settings(section or SubmitSection())
     bucket = section.bucket or os.environ.get(BUCKET)
@@ -60,7 +80,66 @@ def describe_jobs(found: Sequence[Found]) -> list[str]:
         existing = each.existing
         bills = "bills" if existing.bills else "bills nothing"
         what = f"an orphan: {each.orphan}" if each.orphan else each.note
-        where = f", {existing.directory}" if existing.directory else ""
+        where = f", {existing.owner.directory}" if existing.owner.directory else ""
         is_at = f"{existing.resource} in {existing.zone}: {existing.state.value}"
         lines.append(f"{is_at}, {bills}, {what}{where}")
     return lines
+
+
+def find_existing(launchers: Iterable[Launcher], *, bucket: str | None, say: Say) -> list[Found]:
+    """Returns everything that exists; `say` gets a line on each launcher that does not answer.
+
+    `bucket` has the jobs whose machines do not show their directory.
+    """
+    found = []
+    for launcher in launchers:
+        try:
+            found += [_judge(existing, launcher, bucket) for existing in launcher.existing()]
+        except (UserError, RunStopped) as error:
+            say(f"{type(launcher).__name__}: not listed: {error}")
+    return found
+
+
+def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:
+    job, directory = existing.owner
+    if not directory and not bucket:
+        return Found(existing, launcher, note="its bucket is not known: --bucket")
+    files = JobFiles(epath.Path(directory) if directory else job_directory(bucket or "", job))
+    try:
+        job, state = read_job(files), read_state(files)
+    except (UserError, RunStopped, OSError) as error:
+        return Found(existing, launcher, note=f"its job cannot be read: {error}")
+    mine = [each for each in state.attempts if each.of(job).resource == existing.resource]
+    if not mine:
+        return Found(existing, launcher, note="no attempt of its job has this name")
+    if time.time() - state.seen < max(_UNWATCHED_SECONDS, 3 * job.submit.poll_seconds):
+        return Found(existing, launcher, note="watched")
+    note = "nobody watches it"
+    try:
+        return Found(existing, launcher, _orphan(files, job, state, mine[0], existing), note)
+    except (UserError, RunStopped, OSError) as error:
+        note = f"{note}, what its hosts say cannot be read: {error}"
+        return Found(existing, launcher, note=note)
+
+
+def _orphan(
+    files: JobFiles, job: Job, state: SupervisorState, record: AttemptRecord, existing: Existing
+) -> str:
+    """Returns why machines that nobody watches are not needed, empty if they may be."""
+    if state.outcome is not None:
+        return f"its job is over: {state.outcome}"
+    if record.number != state.attempts[-1].number:
+        return f"attempt {state.attempts[-1].number} has followed it"
+    if existing.state in (State.SUSPENDED, State.FAILED):
+        return f"it is {existing.state.value}"
+    if existing.state is not State.ACTIVE:
+        return ""
+    hosts = read_hosts(files, record.of(job))
+    if hosts.done or hosts.failed is not None:
+        return f"its run is {'done' if hosts.done else 'at its end: failed'}"
+    now = time.time()
+    if not hosts.told:  # the machines may be a minute old, unless a supervisor saw them long ago
+        up = now - (record.up_from or now)
+        return f"not started within {up / 60:.0f} min" if up > WatchPace.start else ""
+    silent = now - max(host.at for host in hosts.told.values())
+    return f"silent for {silent / 60:.0f} min" if silent > _UNWATCHED_SECONDS else ""

@@ -1,11 +1,18 @@
 """`bert-jax logs`: what a host of a job has printed, from anywhere."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from bert_jax.errors import UserError
-from bert_jax.launch.logs import read_log
+from bert_jax.files.read import read_bytes
+from bert_jax.launch.heartbeats import read_host
+from bert_jax.launch.job import JobFiles
 from bert_jax.launch.supervisor_state import read_state
 from bert_jax.verbs.status import job_of
+
+POLL_SECONDS: Final = 10.0
+_OVER: Final = ("done", "failed", "stopped")
 
 
 def logs(
@@ -16,13 +23,13 @@ def logs(
     follow: bool = False,
     bucket: str | None = None,
 ) -> Iterator[bytes]:
-    """Yields what a host has printed, as far as it has uploaded it, at most a minute ago.
+    """Yields the output of a host, as far as it is uploaded: at most a minute late.
 
     Args:
         target: a run directory, a job's directory or a job's name.
-        worker: the host, from 0.
-        attempt: whose host; None for the last one.
-        follow: go on with what is printed later, until the host's run is over.
+        worker: index of the host, from 0.
+        attempt: number of the attempt; None for the last one.
+        follow: wait for later output until the host's run is over.
         bucket: for a name; None for the environment's ``BERT_JAX_BUCKET``.
 
     Raises:
@@ -35,3 +42,35 @@ def logs(
     attempts = read_state(files).attempts
     last = attempts[-1].number if attempts else 1
     return read_log(files, attempt or last, worker, follow=follow)
+
+
+def read_log(
+    files: JobFiles,
+    attempt: int,
+    worker: int,
+    *,
+    follow: bool = False,
+    pause: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
+) -> Iterator[bytes]:
+    """Yields the output of a host in whole lines; `pause` runs between two looks of `follow`."""
+    part = shown = 0
+    while True:
+        # The status first: a host uploads it after the log, so the log of a run that is over is
+        # complete.
+        status = read_host(files.host(attempt, worker))
+        over = status is not None and status.state in _OVER
+        while (path := files.log(attempt, worker, part)).exists():
+            whole = files.log(attempt, worker, part + 1).exists()  # parts are written in order
+            if new := read_bytes(path)[shown:]:
+                yield new
+            part, shown = (part + 1, 0) if whole else (part, shown + len(new))
+            if not whole:
+                break
+        if not follow or over:
+            break
+        pause()
+    if not part and not shown and not follow:
+        raise UserError(
+            f"{files.log(attempt, worker)}: host {worker} of attempt {attempt} has printed nothing "
+            "yet; --follow waits for it"
+        )

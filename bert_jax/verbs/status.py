@@ -2,21 +2,24 @@
 
 import os
 import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.read import read_text
-from bert_jax.launch.credentials import require_credentials
-from bert_jax.launch.job import RUN_JOB, JobFiles, find_job
-from bert_jax.launch.launcher import Launcher
-from bert_jax.launch.launchers import launcher_for
-from bert_jax.launch.status import Status, read_run_status, read_status
-from bert_jax.launch.supervisor_state import read_job
+from bert_jax.launch.gcloud import require_credentials
+from bert_jax.launch.job import RUN_JOB, JobFiles, find_job, read_job
+from bert_jax.launch.launcher import launcher_for
+from bert_jax.launch.status import JobStatus, RunFigures, Status, read_run_status, read_status
+
+_LAST_RESTARTS = 8
+_SHOWN_SHARE = 0.0005
 
 
 def status(target: str, *, bucket: str | None = None, now: float | None = None) -> Status:
-    """Returns how a job is: its machines, its run's figures, where paid time went, dollars, ETA.
+    """Returns the status of a job: machines, the run's figures, use of paid time, dollars, ETA.
 
     ``status("gs://bucket/runs/base").run.step``
 
@@ -30,15 +33,18 @@ def status(target: str, *, bucket: str | None = None, now: float | None = None) 
         RunStopped: its bucket does not answer.
     """
     at = time.time() if now is None else now
-    root = epath.Path(os.path.expanduser(target))
     files = job_of(target, bucket=bucket)
     if files is None:
-        return read_run_status(root, now=at)
-    return read_status(files, _launcher(files), now=at)
+        return read_run_status(epath.Path(os.path.expanduser(target)), now=at)
+    try:
+        launcher = launcher_for(read_job(files).submit)
+    except (UserError, RunStopped):
+        launcher = None  # the machines cannot be asked for from here
+    return read_status(files, launcher, now=at)
 
 
 def job_of(target: str, *, bucket: str | None) -> JobFiles | None:
-    """Returns the job that a directory or name means; None of a run that was started by hand.
+    """Returns the job of a directory or name, None for a run that was started by hand.
 
     Raises:
         UserError: there is no such run or job.
@@ -54,9 +60,92 @@ def job_of(target: str, *, bucket: str | None) -> JobFiles | None:
     return find_job(target, bucket=bucket, what="run or job")
 
 
-def _launcher(files: JobFiles) -> Launcher | None:
-    """Returns who can be asked for the machines; None from where nobody can be."""
-    try:
-        return launcher_for(read_job(files).submit)
-    except (UserError, RunStopped):
-        return None
+def describe_status(status: Status) -> list[str]:
+    """Returns lines such as ``step       1,200 of 100,000 (1.2%), loss 6.91, 81,000 tokens/s``."""
+    return [f"{name:<11}{text}" for name, text in _lines(status)]
+
+
+def _lines(status: Status) -> Iterator[tuple[str, str]]:
+    job, run = status.job, status.run
+    if job is not None:
+        yield "job", f"{job.name} ({job.directory})"
+    yield "run", status.run_dir
+    if job is not None:
+        yield from _machines(job, now=status.at)
+    yield "step", _progress(run) + ("" if run.finished else _age(run.at, status.at))
+    if shares := status.shares:
+        yield "goodput", _goodput(shares, hours=status.hours, paid=status.paid)
+    if job is not None:
+        yield from _restarts(job)
+        if job.dollars is not None:
+            total = status.dollars_in_all
+            more = "" if total in (None, job.dollars) else f", about ${total:,.2f} in all"
+            yield "cost", f"${job.dollars:,.2f} so far{more}"
+        if job.outcome is not None:
+            yield "end", f"{job.outcome}: {job.message}".rstrip(": ")
+    left = run.seconds_left
+    if run.finished:
+        yield "ETA", "done"
+    elif left is not None and (job is None or job.outcome is None):
+        yield "ETA", f"{_time(status.at + left)}, in {timedelta(seconds=round(left))} of training"
+
+
+def _machines(job: JobStatus, *, now: float) -> Iterator[tuple[str, str]]:
+    if job.placement is None:
+        yield "machines", "none was asked for yet"
+        return
+    text = f"attempt {job.attempt}, {job.placement.place}: {job.machines.value}"
+    if job.machines_message:
+        text += f" ({job.machines_message})"
+    yield "machines", text + _age(job.machines_seen, now)
+    if job.outcome is not None:
+        return
+    if job.hosts:
+        yield "hosts", ", ".join(f"{count} {state}" for state, count in sorted(job.hosts.items()))
+    seen = "never" if job.watched is None else f"last at {_time(job.watched)}"
+    yield "supervisor", seen + _age(job.watched, now)
+
+
+def _progress(run: RunFigures) -> str:
+    if run.at is None:
+        return "none was reported yet"
+    parts = [f"{run.step:,}"]
+    if run.total_steps:
+        parts[0] += f" of {run.total_steps:,} ({run.step / run.total_steps:.1%})"
+    if run.loss is not None:
+        parts.append(f"loss {run.loss:.3f}")
+    if run.tokens_per_second is not None:
+        parts.append(f"{run.tokens_per_second:,.0f} tokens/s")
+    if run.mfu is not None:
+        parts.append(f"MFU {run.mfu:.1%}")
+    return ", ".join(parts)
+
+
+def _goodput(shares: dict[str, float], *, hours: float, paid: bool) -> str:
+    lost = sorted(shares.items(), key=lambda item: -item[1])
+    rest = ", ".join(
+        f"{kind} {share:.1%}" for kind, share in lost if kind != "train" and share >= _SHOWN_SHARE
+    )
+    text = f"{shares.get('train', 0.0):.1%} of {hours:.2f} {'paid ' if paid else ''}hours"
+    return f"{text} trained; {rest}" if rest else f"{text} went into steps"
+
+
+def _restarts(job: JobStatus) -> Iterator[tuple[str, str]]:
+    if not job.restarts:
+        return
+    machines = sum(restart.what == "machines" for restart in job.restarts)
+    yield "restarts", f"{machines} of machines, {len(job.restarts) - machines} of a host's run"
+    for restart in job.restarts[-_LAST_RESTARTS:]:
+        step = "" if restart.step is None else f" at step {restart.step:,}"
+        yield "", f"{_time(restart.at)} {restart.what}{step}: {restart.reason}"
+
+
+def _age(at: float | None, now: float) -> str:
+    """Returns the age of an observation, if it is three minutes or more."""
+    if at is None or now - at < 180:
+        return ""
+    return f", {timedelta(seconds=round(now - at))} ago"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -3,17 +3,17 @@
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import lock_at
-from bert_jax.launch.job import find_job
-from bert_jax.launch.launchers import launcher_for
+from bert_jax.launch.job import find_job, read_job
+from bert_jax.launch.launcher import launcher_for
 from bert_jax.launch.supervisor import Supervisor
-from bert_jax.launch.supervisor_state import read_job, read_state
-from bert_jax.launch.watching import Say
+from bert_jax.launch.supervisor_state import read_state
+from bert_jax.verbs.watch import Say
 
 
 def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
     """Ends a job: its run may save, then its machines are deleted.
 
-    A supervisor that watches it does so at its next look; without one it is done here.
+    If a supervisor watches the job, it ends it at its next look; otherwise this process does.
 
     Args:
         job: its directory, or its name.
@@ -27,12 +27,12 @@ def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
     if (state := read_state(files)).outcome is not None and state.current is None:
         raise UserError(f"{files.directory}: this job is over: {state.outcome} {state.message}")
     write_whole(files.stop, "{}\n")
-    lock = lock_at(files.lease, say=say)
+    section, lock = read_job(files).submit, lock_at(files.lease, say=say)
     if not lock.take():
-        seconds = read_job(files).submit.poll_seconds
+        seconds = section.poll_seconds
         say(f"its supervisor ({lock.holder}) deletes its machines within {seconds:.0f} s")
         return
     try:
-        Supervisor(files, launcher_for(read_job(files).submit), lock, say=say).run()
+        Supervisor(files, launcher_for(section), lock, say=say).run()
     finally:
         lock.give_back()

@@ -1,4 +1,4 @@
-"""`bert-jax submit`: from a configuration to a run on machines that are asked for, and deleted."""
+"""`bert-jax submit`: from a configuration to a run on machines of a cloud, or on this one."""
 
 import dataclasses
 import os
@@ -9,16 +9,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute
 from bert_jax.launch import host_paths
 from bert_jax.launch.bundle import software, stage
-from bert_jax.launch.credentials import require_credentials
 from bert_jax.launch.dry_run import dry_run
-from bert_jax.launch.gcloud_settings import with_gcloud_settings
+from bert_jax.launch.gcloud import require_credentials, with_gcloud_settings
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory, placements
-from bert_jax.launch.launchers import launcher_for
+from bert_jax.launch.launcher import launcher_for
+from bert_jax.launch.preflight import check_bucket_name
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.launch.supervisor_state import SupervisorState, read_state
-from bert_jax.launch.watching import Confirm, Say, conclude, lease, left_running, watch_job
-from bert_jax.launch.zones import check_bucket_name
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
 from bert_jax.verbs.submit_checks import (
@@ -28,6 +26,7 @@ from bert_jax.verbs.submit_checks import (
     may_start,
     require_limit,
 )
+from bert_jax.verbs.watch import Confirm, Say, conclude, lease, left_running, watch_job
 from bert_jax.version import __version__
 
 
@@ -42,31 +41,31 @@ def submit(
     confirm: Confirm | None = None,
     say: Say = print,
 ) -> SupervisorState:
-    """Runs a configuration on machines that are asked for, recreated as needed, and deleted.
+    """Asks for machines, runs a configuration on them, replaces lost ones, and deletes them.
 
     ``submit(load_config("base.yaml", ["submit.on=local", "submit.bucket=/tmp/jobs"]), watch=True)``
 
     Args:
         config: with `submit`; relative paths count from the bucket, or for `on: local` from the
             working directory.
-        verb: that hosts run.
-        watch: to the end. Else this returns once machines are asked for, and nobody recreates or
-            deletes them until `bert_jax.watch`.
+        verb: the verb that hosts run.
+        watch: watch the job to its end. Otherwise this returns once machines are asked for, and
+            nobody replaces or deletes them until `bert_jax.watch`.
         prices: a price list of your own.
-        no_limit: without a limit on the cost. Else `submit.limits.cost` is required, except for
+        no_limit: allow any cost. Otherwise `submit.limits.cost` is required, except for
             ``on: local``.
-        planned: compile the run for its topologies first: does it fit, and what will it cost.
+        planned: compile the run for its topologies first, to learn its memory and cost.
         confirm: asks the user a question before anything costs money, and on Ctrl-C; None: every
             answer is yes.
         say: called with each line of news.
 
     Returns:
-        What was done; without an outcome if it still runs.
+        What was done; without an outcome if the job still runs.
 
     Raises:
-        UserError: the configuration does not fit, something is not there, the project may not.
-        RunStopped: the run failed, or a limit was reached; nothing is left that bills.
-        KeyboardInterrupt: Ctrl-C without `watch`; a line says how what was asked for is ended.
+        UserError: a setting does not fit, an input is missing, or the project has no permission.
+        RunStopped: the run failed, or a limit was reached; no machines are left.
+        KeyboardInterrupt: Ctrl-C without `watch`; a line says how to end the job.
     """
     confirm = confirm or (lambda question: True)
     prepared = prepare_job(config, verb=verb, prices=prices)
@@ -76,40 +75,39 @@ def submit(
     require_credentials(prepared.job.submit.bucket or "")
     if config.submit is None or config.submit.name is None:
         prepared = _with_free_name(prepared)
-    job, staged = checked(prepared, planned=planned, say=say), prepared.config
+    job = checked(prepared, planned=planned, say=say)
     if not may_start(job, confirm):
         raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
     say(f"{job.name}: writing software and settings to {job.directory}")
     host_paths.upload(prepared.uploads, say=say)
-    files = stage(job, dump_config(staged))
+    files = stage(job, dump_config(prepared.config))
     if watch:
-        state = watch_job(files, launcher, say=say, confirm=confirm)
-    else:
-        with lease(files, say=say) as held:
-            try:
-                state = Supervisor(files, launcher, held, say=say).start()
-            except KeyboardInterrupt:  # a request may be out
-                say(left_running(files))
-                raise
-        say(left_running(files))
+        return watch_job(files, launcher, say=say, confirm=confirm)
+    with lease(files, say=say) as held:
+        try:
+            state = Supervisor(files, launcher, held, say=say).start()
+        except KeyboardInterrupt:  # a request may be out
+            say(left_running(files))
+            raise
+    say(left_running(files))
     if state.outcome is not None:
-        say(conclude(state, files, dollars=state.dollars(job.placements, state.seen)))
+        say(conclude(job, state))
     return state
 
 
 def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepared:
-    """Returns the job that a configuration describes, and what its hosts get.
+    """Returns the job that a configuration describes, and its hosts' configuration.
 
-    Needs no network: another job may have the same name.
+    Needs no network, so another job may have the same name.
 
     Raises:
         UserError: something is missing or does not fit.
     """
     section = need(config.submit, "submit", "submit")
-    if section.on != ("local",):
+    local = section.on == ("local",)
+    if not local:
         section = with_gcloud_settings(section)
     found = placements(section, rates=_rates(section, prices))
-    local = section.on == ("local",)
     bucket = _bucket(section)
     key = "train" if verb == "pretrain" else "finetune"
     need(getattr(config, key), key, "submit")
@@ -140,10 +138,9 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
 def rehearse(
     config: RunConfig, *, verb: Verb = "pretrain", prices: str | None = None, full: bool = False
 ) -> str:
-    """Returns what `submit` would cost and what limits it, and does nothing.
+    """Returns cost and limits of a job, and makes nothing; `full` adds all files and requests.
 
-    Neither credentials nor a network are needed; checks that need them are listed at the end.
-    `full` adds all files and requests.
+    Needs neither credentials nor a network; the text lists the checks that do.
 
     Raises:
         UserError: the configuration does not fit.
@@ -163,7 +160,7 @@ def rehearse(
 
 
 def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:
-    """Returns dollars of a chip and an hour, where there is a price."""
+    """Returns dollars per chip and hour by generation, where there is a price."""
     spot = section.provisioning == "spot"
     listed = load_prices(prices).chip_hour.items()
     rates = {chip: price.spot if spot else price.on_demand for chip, price in listed}
@@ -191,26 +188,20 @@ def _bucket(section: SubmitSection) -> str:
 
 
 def _with_free_name(prepared: Prepared) -> Prepared:
-    """Returns the job under a name that no job of its bucket has."""
+    """Returns the job under a free name: ``base-2`` if the job ``base`` is over."""
     job = prepared.job
-    name = _free_name(job.submit.bucket or "", job.name)
-    section = job.submit.model_copy(update={"name": name})
-    return dataclasses.replace(
-        prepared,
-        job=job.model_copy(update={"name": name, "submit": section}),
-        config=prepared.config.model_copy(update={"submit": section}),
-    )
-
-
-def _free_name(bucket: str, base: str) -> str:
-    """Returns a name that no job has. One whose job is over is followed by ``base-2``."""
-    name, number = base, 1
-    while (files := JobFiles(job_directory(bucket, name))).job.exists():
+    name, number = job.name, 1
+    while (files := JobFiles(job_directory(job.submit.bucket or "", name))).job.exists():
         if read_state(files).outcome is None:
             raise UserError(
                 f"{files.directory}: this job is not over; allowed: `bert-jax watch "
                 f"{files.directory}`, `bert-jax stop {files.directory}`, or another --name"
             )
         number += 1
-        name = f"{base}-{number}"
-    return name
+        name = f"{job.name}-{number}"
+    section = job.submit.model_copy(update={"name": name})
+    return dataclasses.replace(
+        prepared,
+        job=job.model_copy(update={"name": name, "submit": section}),
+        config=prepared.config.model_copy(update={"submit": section}),
+    )

@@ -1,7 +1,7 @@
-"""What `submit` looks at before it asks for anything: inputs, bucket, cloud, memory, money."""
+"""The checks of `submit` before it asks for anything: inputs, bucket, cloud, memory, money."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
@@ -13,54 +13,59 @@ from bert_jax.launch import preflight
 from bert_jax.launch.dry_run import money
 from bert_jax.launch.host_paths import Upload, task_paths
 from bert_jax.launch.job import Job, JobPlacement
-from bert_jax.launch.watching import Confirm, Say
-from bert_jax.launch.zones import check_zones
+from bert_jax.launch.preflight import PreflightFinding
+from bert_jax.verbs.watch import Confirm, Say
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A job before anything of it is written."""
 
-    job: Job  # to submit
+    job: Job
     config: RunConfig  # that hosts get
-    uploads: Sequence[Upload]  # of files of this machine that they read
+    uploads: Sequence[Upload]  # files of this machine that hosts read
 
 
 def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
-    """Returns the job with the places that suit it; needs no bucket and no network.
+    """Returns the job with the placements that suit it; needs no bucket and no network.
 
-    `say` gets a line for each finding that is not as it should be.
+    `say` gets a line for each finding that is not fine.
 
     Raises:
-        UserError: something is wrong with the job, or with every place.
+        UserError: something is wrong with the job, or with every placement.
     """
-    job, inputs = prepared.job, inputs_of(prepared)
+    job, config = prepared.job, prepared.config
+    sizes: dict[str, tuple[int, int]] = {}
+    if job.verb == "pretrain" and config.train is not None:
+        sizes = dict(config.train.batch_sizes)
+    elif config.finetune is not None:
+        sizes["finetune.batch_size"] = (config.finetune.batch_size, config.finetune.accumulation)
     findings = [
-        *check_zones(job),
-        *preflight.check_platform(job, inputs.mesh),
-        *preflight.check_layout(job, inputs),
+        *preflight.check_zones(job),
+        *preflight.check_platform(job, config.mesh),
+        *preflight.check_layout(job, config.mesh, sizes),
     ]
     left = _left(findings, job, say=say)
     return dataclasses.replace(prepared, job=job.model_copy(update={"placements": left}))
 
 
 def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
-    """Returns the job with the places that bucket, cloud and plan allow, and hours where planned.
+    """Returns the job with the placements that bucket, cloud and plan allow.
 
-    `say` gets a line for each finding that is not as it should be.
+    `planned` adds the hours that each will take. `say` gets a line for each finding that is not
+    fine.
 
     Raises:
-        UserError: something is wrong with the job, or with every place.
+        UserError: something is wrong with the job, or with every placement.
         RunStopped: a service does not answer.
     """
-    job, config, inputs = prepared.job, prepared.config, inputs_of(prepared)
+    job, config = prepared.job, prepared.config
     if is_remote(job.submit.bucket or ""):
         say(f"{job.name}: checking access, bucket, data and quota")
-    findings = [*preflight.check_inputs(inputs), *preflight.check_bucket(job)]
-    findings += _of_cloud(job)
+    findings = [*_inputs(prepared), *preflight.check_bucket(job), *_cloud(job)]
     hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
-        findings += _of_plan(job.placements, config, hours, say=say)
+        findings += _plan(job.placements, config, hours, say=say)
     left = _left(findings, job, say=say)
     placements = tuple(
         each.model_copy(update={"estimated_hours": hours.get(each)}) for each in left
@@ -68,24 +73,23 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     return job.model_copy(update={"placements": placements})
 
 
-def _left(
-    findings: Sequence[preflight.PreflightFinding], job: Job, *, say: Say
-) -> Sequence[JobPlacement]:
-    """Returns the placements that no finding is against; `say` gets a line for each finding.
-
-    Raises UserError if none is left.
-    """
+def _left(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequence[JobPlacement]:
+    """Returns the placements without a refusal; `say` gets the findings that no error has."""
+    refusal = None
     try:
-        left = preflight.refuse(findings, job.placements)
+        return preflight.refuse(findings, job.placements)
     except UserError as error:
-        _tell((each for each in findings if each.line != str(error)), say)
+        refusal = str(error)
         raise
-    _tell(findings, say)
-    return left
+    finally:
+        for finding in findings:
+            if finding.verdict != "fine" and finding.line != refusal:
+                where = f"{finding.placement.place}: " if finding.placement else ""
+                say(f"{finding.verdict}: {where}{finding.line}")
 
 
 def require_limit(job: Job, *, no_limit: bool) -> None:
-    """Raises UserError unless the cost of a job has a limit, or is said to have none."""
+    """Raises UserError unless the cost of a job has a limit, or `no_limit` is given."""
     cost = job.submit.limits.cost
     if job.submit.on == ("local",):
         return
@@ -100,15 +104,8 @@ def require_limit(job: Job, *, no_limit: bool) -> None:
         )
 
 
-def _tell(findings: Iterable[preflight.PreflightFinding], say: Say) -> None:
-    for finding in findings:
-        if finding.verdict != "fine":
-            where = f"{finding.placement.place}: " if finding.placement else ""
-            say(f"{finding.verdict}: {where}{finding.line}")
-
-
 def may_start(job: Job, confirm: Confirm) -> bool:
-    """Asks whether a job may cost what it will; where it costs nothing there is no question."""
+    """Asks whether a job may cost its price; a free one needs no question."""
     first, *others = job.placements
     if first.dollars_per_hour == 0.0:
         return True
@@ -118,33 +115,24 @@ def may_start(job: Job, confirm: Confirm) -> bool:
     return confirm(f"{job.name}: {first.place}: {money(first)}{kept}{more}. Ask for it?")
 
 
-def inputs_of(prepared: Prepared) -> preflight.Inputs:
-    """Returns what a run reads, and how it is cut."""
-    config, verb = prepared.config, prepared.job.verb
-    train = config.train if verb == "pretrain" else None
-    phases = {} if train is None else dict(enumerate(train.phases))
-    sizes = {} if train is None else train.batch_sizes
+def _inputs(prepared: Prepared) -> Sequence[PreflightFinding]:
+    config = prepared.config
+    if prepared.job.verb == "pretrain":
+        phases = config.train.phases if config.train is not None else ()
+        datasets = {f"train.phases.{at}.dataset": each.dataset for at, each in enumerate(phases)}
+        return preflight.check_inputs(tokenizer=config.tokenizer, datasets=datasets, others={})
     others: dict[str, str] = {}
-    if verb == "finetune" and config.finetune is not None:
-        section = config.finetune
-        sizes = {"finetune.batch_size": (section.batch_size, section.accumulation)}
-        origin = config.finetune.init_from
-        if not is_hub_name(origin):
-            others = {"finetune.init_from": origin}
-        uploaded = tuple(each.target for each in prepared.uploads)
+    if config.finetune is not None:
+        if not is_hub_name(config.finetune.init_from):
+            others["finetune.init_from"] = config.finetune.init_from
+        targets = [each.target for each in prepared.uploads]
         for key, path in task_paths(config.finetune.task.model_dump()).items():
-            if not path.startswith(uploaded or "\0"):
+            if not path.startswith(tuple(targets)):
                 others[f"finetune.task.{key}"] = path
-    return preflight.Inputs(
-        tokenizer=config.tokenizer if verb == "pretrain" else None,
-        datasets={f"train.phases.{at}.dataset": phase.dataset for at, phase in phases.items()},
-        others=others,
-        batch_sizes=sizes,
-        mesh=config.mesh,
-    )
+    return preflight.check_inputs(tokenizer=None, datasets={}, others=others)
 
 
-def _of_cloud(job: Job) -> Sequence[preflight.PreflightFinding]:
+def _cloud(job: Job) -> Sequence[PreflightFinding]:
     if job.submit.launcher != "queued-resources" or job.submit.on == ("local",):
         return ()
     from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
@@ -152,16 +140,16 @@ def _of_cloud(job: Job) -> Sequence[preflight.PreflightFinding]:
     return [*check_accelerators(job), *check_quotas(job)]
 
 
-def _of_plan(
+def _plan(
     placements: Sequence[JobPlacement],
     config: RunConfig,
     hours: dict[JobPlacement, float],
     *,
     say: Say,
-) -> Iterator[preflight.PreflightFinding]:
-    """Yields what `plan` says of each placement; writes down its hours."""
+) -> Iterator[PreflightFinding]:
+    """Yields the verdict of `plan` on each placement, and adds its hours."""
     from bert_jax.planning.request import CannotPlan
-    from bert_jax.verbs.plan import plan  # brings JAX with it
+    from bert_jax.verbs.plan import plan  # loads JAX
 
     console = Console(stderr=True)
     for placement in placements:
@@ -172,14 +160,13 @@ def _of_plan(
             slices = placement.slices
             (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)
         except (CannotPlan, RunStopped) as error:
-            yield preflight.PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
-            continue
+            yield PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
         except UserError as error:  # the hosts would refuse it too
-            yield preflight.PreflightFinding("wrong", f"plan: {first_line(error)}", placement)
-            continue
-        if not found.fits:
-            line = f"plan: the run does not fit, see `bert-jax plan … --topology {placement.on}`"
-            yield preflight.PreflightFinding("wrong", line, placement)
-        elif found.hours is not None:
-            hours[placement] = found.hours
-            yield preflight.PreflightFinding("fine", "plan: it fits", placement)
+            yield PreflightFinding("wrong", f"plan: {first_line(error)}", placement)
+        else:
+            if not found.fits:
+                line = "plan: the run does not fit, see `bert-jax plan … --topology "
+                yield PreflightFinding("wrong", f"{line}{placement.on}`", placement)
+            elif found.hours is not None:
+                hours[placement] = found.hours
+                yield PreflightFinding("fine", "plan: it fits", placement)

@@ -1,15 +1,24 @@
-"""`bert-jax watch`: takes up a job that nobody watches."""
+"""`bert-jax watch`: a supervisor at a terminal, what Ctrl-C means to it, and its last line."""
 
-from bert_jax.launch.job import find_job
-from bert_jax.launch.launchers import launcher_for
-from bert_jax.launch.supervisor_state import SupervisorState, read_job
-from bert_jax.launch.watching import Confirm, Say, conclude, watch_job
+import contextlib
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.lock import Lock, lock_at
+from bert_jax.launch.job import Job, JobFiles, find_job, read_job
+from bert_jax.launch.launcher import Launcher, launcher_for
+from bert_jax.launch.supervisor import Supervisor
+from bert_jax.launch.supervisor_state import SupervisorState
+
+Say = Callable[[str], None]
+Confirm = Callable[[str], bool]
 
 
 def watch(
     job: str, *, bucket: str | None = None, confirm: Confirm | None = None, say: Say = print
 ) -> SupervisorState:
-    """Watches a job to its end: recreates what was taken back, deletes everything at the end.
+    """Watches a job to its end: replaces machines that were taken back, deletes all at the end.
 
     ``watch("gs://b/jobs/base").outcome -> "done"``
 
@@ -20,17 +29,82 @@ def watch(
         say: called with each line of news.
 
     Returns:
-        What was done; without an outcome if the user left it running.
+        What was done; without an outcome if the user left the job running.
 
     Raises:
         UserError: there is no such job, or another process watches it.
-        RunStopped: the run failed, or a limit was reached; nothing is left that bills.
+        RunStopped: the run failed, or a limit was reached; no machines are left.
     """
     say(f"{job}: reading the state of the job")
     files = find_job(job, bucket=bucket)
-    found = read_job(files)
-    launcher = launcher_for(found.submit)
-    state = watch_job(files, launcher, say=say, confirm=confirm or (lambda question: True))
-    if state.outcome is not None:
-        say(conclude(state, files, dollars=state.dollars(found.placements, state.seen)))
+    launcher = launcher_for(read_job(files).submit)
+    return watch_job(files, launcher, say=say, confirm=confirm or (lambda question: True))
+
+
+def watch_job(
+    files: JobFiles, launcher: Launcher, *, say: Say, confirm: Confirm
+) -> SupervisorState:
+    """Watches a job to its end, or until the user leaves it running after Ctrl-C; see `watch`."""
+    with lease(files, say=say) as held:
+        say(f"{files.directory}: watching, with a line a minute")
+        supervisor = Supervisor(files, launcher, held, say=say)
+        try:
+            state = supervisor.run()
+        except KeyboardInterrupt:
+            if not _wants_deletion(supervisor, confirm):
+                say(left_running(files))
+                return supervisor.state
+            try:
+                supervisor.stop("by Ctrl-C")
+                state = supervisor.run()
+            except KeyboardInterrupt:
+                say("interrupted while machines are deleted: `bert-jax jobs` shows what is left")
+                raise
+    say(conclude(supervisor.job, state))
     return state
+
+
+def _wants_deletion(supervisor: Supervisor, confirm: Confirm) -> bool:
+    if supervisor.state.current is None:
+        return True  # there are no machines to ask about
+    try:
+        return confirm("Delete its machines? Without that they go on, and bill.")
+    except KeyboardInterrupt:
+        return False
+
+
+@contextlib.contextmanager
+def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
+    """Makes this process the job's one supervisor in the block; raises UserError if another is."""
+    lock = lock_at(files.lease, say=say)
+    if not lock.take():
+        raise UserError(
+            f"{files.directory}: is watched by another process (host and process "
+            f"{lock.holder or 'unknown'}); allowed: one at a time"
+        )
+    try:
+        yield lock
+    finally:
+        lock.give_back()
+
+
+def left_running(files: JobFiles) -> str:
+    """Returns a line on how to watch or end a job that nobody watches."""
+    return (
+        f"nobody watches {files.directory} now: its machines are not recreated, and not deleted at "
+        f"the end; `bert-jax watch {files.directory}` does both, `bert-jax stop {files.directory}` "
+        "ends it"
+    )
+
+
+def conclude(job: Job, state: SupervisorState) -> str:
+    """Returns a line on how a job has ended. Raises RunStopped if it failed, or reached a limit."""
+    if state.outcome in ("failed", "limit"):
+        raise RunStopped(f"{job.name}: {state.outcome}: {state.message}")
+    # Until machines were gone: `seen` is newer if somebody looked at the job later.
+    last = state.attempts[-1].deleted if state.attempts else None
+    spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))
+    restarts = len(state.restarts)
+    again = f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    dollars = state.dollars(job.placements, state.seen)
+    return f"{job.name}: {state.outcome} after {spent}{again}, ${dollars:,.2f}"

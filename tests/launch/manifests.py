@@ -6,9 +6,9 @@ One host, four hosts and four slices of four hosts of every generation.
 import pathlib
 from collections.abc import Iterator
 
-from bert_jax.launch.gke import GkeJobSets
+from bert_jax.launch.gke_launcher import GkeJobSets
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.queued_resources import QueuedResources
+from bert_jax.launch.tpu_launcher import QueuedResources
 from bert_jax.parallel.accelerator import Accelerator
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology

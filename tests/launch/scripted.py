@@ -11,7 +11,7 @@ from bert_jax.errors import RunStopped
 from bert_jax.files.lock import lock_at
 from bert_jax.launch import heartbeats
 from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, JobPlacement
-from bert_jax.launch.launcher import Existing, Observation, Request, State, Unavailable
+from bert_jax.launch.launcher import Existing, Observation, Owner, Request, State, Unavailable
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import UNFORESEEN, Supervisor
 from bert_jax.launch.verdict import WatchPace
@@ -120,12 +120,11 @@ class ScriptedLauncher:
         """Returns everything."""
         return [
             Existing(
-                job=found.attempt.job.name,
+                owner=Owner.of(found.attempt),
                 resource=name,
                 zone=found.attempt.placement.zone or "",
                 state=found.state,
                 bills=found.state in (State.STARTING, State.ACTIVE),
-                directory=str(found.attempt.job.directory),
             )
             for name, found in self.machines.items()
         ]

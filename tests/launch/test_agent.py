@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.launch import machine, reports
+from bert_jax.launch import assignment as machine
+from bert_jax.launch import reports
 from bert_jax.launch.assignment import Assignment, read_environment
 from bert_jax.launch.host import Agent, run_agent
 from bert_jax.launch.job import Ending, HostStatus, JobFiles

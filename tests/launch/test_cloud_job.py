@@ -16,11 +16,12 @@ from etils import epath
 from google.cloud import tpu_v2
 
 from bert_jax.cli.commands import cli
-from bert_jax.launch import google_calls, machine
+from bert_jax.launch import assignment as machine
+from bert_jax.launch import google_service as google_calls
 from bert_jax.launch.job import JobFiles
-from bert_jax.launch.local import LocalMachine
-from bert_jax.launch.pace import Pace
-from bert_jax.launch.queued_resources import QueuedResources
+from bert_jax.launch.local_launcher import LocalMachine
+from bert_jax.launch.requests import Pace
+from bert_jax.launch.tpu_launcher import QueuedResources
 from bert_jax.verbs import submit as submit_verb
 from tests.launch.interrupted import (
     TIMEOUT,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.launch.gcloud_settings import find, with_gcloud_settings
+from bert_jax.launch.gcloud import find, with_gcloud_settings
 from bert_jax.launch.section import SubmitSection
 
 

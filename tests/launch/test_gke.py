@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from bert_jax.errors import NoCredentials, UserError
-from bert_jax.launch.gke import GkeJobSets
+from bert_jax.launch.gke_launcher import GkeJobSets
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
+from bert_jax.launch.launcher import OutOfQuota, Owner, State, Unavailable
 from tests.launch.cloud_jobs import Clock, make_attempt
 from tests.launch.cluster import Cluster, check_manifest
 from tests.launch.manifests import GOLDEN, IMAGE, texts
@@ -123,8 +123,8 @@ def test_a_jobset_waits_runs_and_is_deleted(world: World) -> None:
     jobset["status"] = {"replicatedJobsStatus": [{"name": "slice", "ready": 2}]}
     assert world.launcher.observe(attempt).state == State.ACTIVE
     (found,) = world.launcher.existing()
-    assert (found.job, found.resource, found.bills) == ("base", "base-1", True)
-    assert found.directory == f"{BUCKET}/jobs/base"
+    assert (found.owner.job, found.resource, found.bills) == ("base", "base-1", True)
+    assert found.owner.directory == f"{BUCKET}/jobs/base"
     world.launcher.delete(attempt)
     assert world.cluster.jobsets == {}
     assert world.clock.slept == [10.0, 10.0]  # its pods took a while
@@ -253,7 +253,7 @@ def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_delet
     assert world.launcher.observe(mine).state is State.ABSENT
     world.launcher.delete(mine)
     (existing,) = world.launcher.existing()
-    world.launcher.remove(dataclasses.replace(existing, directory="gs://mine/jobs/base"))
+    world.launcher.remove(dataclasses.replace(existing, owner=Owner.of(mine)))
     assert list(world.cluster.jobsets) == ["base-1"]
     world.cluster.jobsets["base-1"]["metadata"]["labels"]["bert-jax-job"] = "payroll"
     world.launcher.delete(gke_attempt())

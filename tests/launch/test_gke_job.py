@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.launch import gke, launchers
+from bert_jax.launch import gke_launcher as gke
+from bert_jax.launch import launcher as launchers
 from bert_jax.launch.job import JobFiles
-from bert_jax.launch.pace import Pace
+from bert_jax.launch.requests import Pace
 from bert_jax.launch.supervisor_state import read_state
 from tests.launch.cluster import Cluster
 from tests.launch.interrupted import cpu_hosts, saved_often  # noqa: F401

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.launch import local
+from bert_jax.launch import local_launcher as local
 from bert_jax.launch.job import Attempt, Job, JobPlacement
 from bert_jax.launch.launcher import State
-from bert_jax.launch.local import LocalLauncher
+from bert_jax.launch.local_launcher import LocalLauncher
 from bert_jax.launch.section import SubmitSection
 from tests.project import ok, project_config, write_config
 
@@ -86,8 +86,8 @@ def test_hosts_are_seen_from_elsewhere_started_once_and_may_save(
     elsewhere = LocalLauncher(tmp_path / "machines", grace_seconds=30)
     assert elsewhere.observe(attempt).state is State.ACTIVE
     (existing,) = elsewhere.existing()
-    assert (existing.job, existing.resource, existing.bills) == ("base", "base-1", True)
-    assert existing.directory == str(attempt.job.directory)
+    assert (existing.owner.job, existing.resource, existing.bills) == ("base", "base-1", True)
+    assert existing.owner.directory == str(attempt.job.directory)
 
     processes = runs(attempt)
     elsewhere.delete(attempt)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bert_jax.launch.zones import READ
+from bert_jax.launch.preflight import TABLE_DATE
 from bert_jax.parallel.accelerators import ACCELERATORS
 from tests.launch.test_submit import config, run  # noqa: F401
 from tests.project import ROOT, ok, refused
@@ -21,7 +21,11 @@ V5E = ("--on", "v5litepod-16", "--zone", "us-west4-a")
         ("v5litepod-16", "us-west4-44", "allowed: a zone that offers v5e: us-central1-a, "),
         ("v5litepod-16", "us-wset4-a", 'did you mean "us-west4-a"?'),
         ("v5litepod-16", "us-west4", "allowed: a zone that offers v5e: us-west4-a, us-we"),
-        ("v5litepod-16", "europe-west1-b", f"where Google's table of {READ} has no v5e; allowed: "),
+        (
+            "v5litepod-16",
+            "europe-west1-b",
+            f"where Google's table of {TABLE_DATE} has no v5e; allowed: ",
+        ),
         ("v4-16", "us-west4-a", "has no v4; allowed: us-central2-b, or submit.unlisted_zones=true"),
     ],
 )
@@ -38,7 +42,7 @@ def test_a_zone_that_may_be_newer_than_the_table_is_a_warning_with_the_table_s_d
     said = ok("submit", BASE, *BUCKET, *place, "--dry-run")
     (warning,) = (line for line in said.splitlines() if line.startswith("warning: "))
     assert 'submit.zone: found "us-west4-a"' in warning
-    assert READ in warning
+    assert TABLE_DATE in warning
 
 
 def test_of_several_places_the_possible_ones_stay() -> None:

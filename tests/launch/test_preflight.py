@@ -8,10 +8,9 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
-from bert_jax.launch.google_calls import EMULATOR
+from bert_jax.launch.google_service import EMULATOR
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import (
-    Inputs,
     PreflightFinding,
     check_bucket,
     check_layout,
@@ -109,20 +108,18 @@ def test_a_bucket_that_is_not_there_is_wrong(cloud: Cloud) -> None:  # noqa: F81
 
 def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
     job = job_on(("v5e:4x4", "z", 1), ("v5e:4x4", "z", 3))
-    inputs = Inputs(None, {}, {"train.phases.0.batch_size": (256, 1)}, MeshSection(fsdp=4))
-    (finding,) = check_layout(job, inputs)
+    sizes = {"train.phases.0.batch_size": (256, 1)}
+    (finding,) = check_layout(job, MeshSection(fsdp=4), sizes)
     assert finding.placement == job.placements[1]
     assert finding.line == (
         "train.phases.0.batch_size: found 256, allowed: a multiple of 48 (data × fsdp = 48, "
         "accumulation 1)"
     )
-    (finding,) = check_layout(
-        job_on(("v5e:4x4", "z", 1)), Inputs(None, {}, {}, MeshSection(data=4, fsdp=2))
-    )
+    one = job_on(("v5e:4x4", "z", 1))
+    (finding,) = check_layout(one, MeshSection(data=4, fsdp=2), {})
     assert finding.line.startswith("mesh: data 4 × fsdp 2 × tensor 1 does not make 16, the number")
     # Hosts read the same rows where the tensor axis spans them.
-    inputs = Inputs(None, {}, {"finetune.batch_size": (2, 1)}, MeshSection(tensor=8))
-    assert list(check_layout(job_on(("v5e:4x4", "z", 1)), inputs)) == []
+    assert list(check_layout(one, MeshSection(tensor=8), {"finetune.batch_size": (2, 1)})) == []
 
 
 @pytest.mark.parametrize(

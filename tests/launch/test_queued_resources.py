@@ -12,10 +12,10 @@ from google.cloud import tpu_v2
 from google.rpc import code_pb2
 
 from bert_jax.errors import NoCredentials, UserError
-from bert_jax.launch.google_calls import EMULATOR, GoogleCalls
+from bert_jax.launch.google_service import EMULATOR, grpc
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.launcher import OutOfQuota, State, Unavailable
-from bert_jax.launch.queued_resources import QueuedResources
+from bert_jax.launch.launcher import OutOfQuota, Owner, State, Unavailable
+from bert_jax.launch.tpu_launcher import QueuedResources
 from tests.launch import tpu_service
 from tests.launch.cloud_jobs import Clock, make_attempt, stage
 from tests.launch.tpu_service import PROJECT, TpuService
@@ -168,7 +168,7 @@ def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_delet
     world.launcher.delete(mine)
     assert world.service.billing() == before
     (existing,) = world.launcher.existing()
-    world.launcher.remove(dataclasses.replace(existing, directory=str(mine.job.directory)))
+    world.launcher.remove(dataclasses.replace(existing, owner=Owner.of(mine)))
     assert world.service.billing() == before
     world.launcher.remove(existing)
     assert world.service.billing() == []
@@ -311,8 +311,8 @@ def test_who_logs_in_again_is_seen_by_the_next_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client keeps the credentials that it found when it was made."""
-    made, client = [], GoogleCalls.client
-    monkeypatch.setattr(GoogleCalls, "client", lambda *a: made.append(1) or client(*a))
+    made, connect = [], grpc.insecure_channel
+    monkeypatch.setattr(grpc, "insecure_channel", lambda *a: made.append(1) or connect(*a))
     attempt = world.attempt()
     world.launcher.create(attempt)
     world.launcher.observe(attempt)
@@ -353,7 +353,7 @@ def test_all_that_exists_is_found_and_can_be_removed(world: World) -> None:
     world.service.make_by_hand(tpu_v2.Node(name=lost, labels={"bert-jax-job": "old"}))
     world.service.make_by_hand(tpu_v2.Node(name=f"{lost}0", labels={"theirs": "yes"}))
     found = world.launcher.existing()
-    summary = collections.Counter((one.job, one.resource, one.bills) for one in found)
+    summary = collections.Counter((one.owner.job, one.resource, one.bills) for one in found)
     assert summary == {
         ("base", "base-1", False): 1,
         ("base", "base-2", True): 1,

@@ -12,12 +12,12 @@ from bert_jax.cli.commands import cli
 from bert_jax.errors import UserError
 from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles
 from bert_jax.launch.launcher import Launcher, Observation, State
-from bert_jax.launch.logs import read_log
-from bert_jax.launch.orphans import Found, find_existing
 from bert_jax.launch.status import read_run_status, read_status
-from bert_jax.launch.status_text import describe_status
 from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, write_state
 from bert_jax.train.time_account import KINDS
+from bert_jax.verbs.jobs import Found, find_existing
+from bert_jax.verbs.logs import read_log
+from bert_jax.verbs.status import describe_status
 from tests.launch.jobs import write_job
 from tests.launch.scripted import HOUR, World
 

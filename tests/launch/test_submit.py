@@ -17,15 +17,15 @@ import yaml
 from bert_jax.cli import launching
 from bert_jax.config import load_config
 from bert_jax.launch import bundle
-from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement, find_job
+from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement, find_job, read_job
 from bert_jax.launch.launcher import Observation, OutOfQuota, State
-from bert_jax.launch.supervisor_state import read_job, read_state
-from bert_jax.launch.watching import lease
+from bert_jax.launch.supervisor_state import read_state
 from bert_jax.verbs import jobs as jobs_verb
 from bert_jax.verbs import stop as stop_verb
 from bert_jax.verbs import submit as submit_verb
 from bert_jax.verbs import submit_checks
 from bert_jax.verbs import watch as watch_verb
+from bert_jax.verbs.watch import lease
 from tests.launch.scripted import Clock, ScriptedLauncher
 from tests.project import invoke, ok, project_config, refused
 
@@ -147,7 +147,7 @@ def test_machines_that_cost_are_made_only_after_a_yes(
 ) -> None:
     monkeypatch.setattr(submit_verb.host_paths, "for_hosts", lambda values, bucket: values)
     monkeypatch.setattr(submit_verb, "_bucket", lambda section: str(tmp_path / "b"))
-    monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
+    monkeypatch.setattr(submit_checks, "_cloud", lambda job: [])
     monkeypatch.setattr(launching, "_confirm", lambda question: answer)
     options = (*EIGHT, "--project", "p", "--spot", "--max-cost", 9, "--no-plan", "mesh={}")
     done = run("submit", config, *options)
@@ -167,7 +167,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_costs(
     monkeypatch.setattr(importlib.import_module("bert_jax.verbs.plan"), "plan", plan)
     places = [JobPlacement(on="v5e:2x4", dollars_per_hour=3.84), JobPlacement(on="v2:2x2")]
     hours: dict[JobPlacement, float] = {}
-    findings = list(submit_checks._of_plan(places, load_config(config), hours, say=print))
+    findings = list(submit_checks._plan(places, load_config(config), hours, say=print))
     assert [finding.verdict for finding in findings] == ["fine", "wrong"]
 
 

@@ -14,7 +14,7 @@ from bert_jax.launch.job import Attempt, Ending, JobPlacement
 from bert_jax.launch.launcher import NotOurs, OutOfQuota, State, Unavailable
 from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor_state import read_state
-from bert_jax.launch.watching import lease
+from bert_jax.verbs.watch import lease
 from tests.launch.scripted import HOUR, PACE, Machines, World, bucket_outage
 
 TWO = (

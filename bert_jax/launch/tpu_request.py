@@ -5,9 +5,9 @@ import shlex
 from typing import Any, Final
 
 from bert_jax.errors import UserError
+from bert_jax.launch.assignment import attribute, told
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.machine import metadata
-from bert_jax.launch.pace import NOT_INSTALLED
+from bert_jax.launch.requests import NOT_INSTALLED
 from bert_jax.parallel.topology import TpuTopology
 
 try:
@@ -17,7 +17,7 @@ except ImportError as error:
     raise UserError(NOT_INSTALLED) from error
 
 SCRIPT: Final = "startup-script"
-"""The attribute whose value Google's machines run as root when they start."""
+"""The attribute whose value a Cloud TPU VM runs as root when it starts."""
 
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 _SHOWN_SCRIPT: Final = "(tpu_setup/startup.sh)"
@@ -29,7 +29,7 @@ def parent(project: str, zone: str) -> str:
 
 
 def place(attempt: Attempt) -> tuple[str, str, TpuTopology]:
-    """Returns project, zone and topology; raises UserError for one unknown, or not of Cloud TPU."""
+    """Returns project, zone and topology. Raises UserError if Cloud TPU cannot make them."""
     project, placement = attempt.job.submit.project, attempt.placement
     topology, zone = placement.topology, placement.zone
     if topology is None:
@@ -46,9 +46,9 @@ def place(attempt: Attempt) -> tuple[str, str, TpuTopology]:
 
 
 def creation(attempt: Attempt, script: str) -> tpu_v2.CreateQueuedResourceRequest:
-    """Returns what asks for the machines of an attempt, which run a script when they start.
+    """Returns the request for the machines of an attempt, which run a script when they start.
 
-    Raises UserError if Cloud TPU has no such machines.
+    Raises UserError if Cloud TPU has no such machines, or a setting is missing.
     """
     project, zone, _ = place(attempt)
     submit = attempt.job.submit
@@ -87,7 +87,7 @@ def _node(attempt: Attempt, script: str) -> tpu_v2.Node:
             enable_external_ips=submit.external_address,
         ),
         labels=attempt.job.labels,
-        metadata={**metadata(attempt), SCRIPT: script},
+        metadata={**{attribute(key): text for key, text in told(attempt).items()}, SCRIPT: script},
     )
     if submit.provisioning == "reservation":
         node.scheduling_config = tpu_v2.SchedulingConfig(reserved=True)
@@ -95,7 +95,7 @@ def _node(attempt: Attempt, script: str) -> tpu_v2.Node:
         node.service_account = tpu_v2.ServiceAccount(email=submit.service_account, scope=[_SCOPE])
     if submit.data_disk is not None:
         source = f"projects/{project}/zones/{zone}/disks/{submit.data_disk}"
-        # Cloud lets several machines read a disk, and none of them write it.
+        # Several machines may read a disk if none of them writes it.
         mode = tpu_v2.AttachedDisk.DiskMode.READ_ONLY
         node.data_disks = [tpu_v2.AttachedDisk(source_disk=source, mode=mode)]
     return node
@@ -108,7 +108,7 @@ def _reservation(name: str | None, location: str) -> str:
 
 
 def as_json(request: tpu_v2.CreateQueuedResourceRequest) -> str:
-    """Returns the request for eyes, with the script's name in the script's place."""
+    """Returns the request as JSON to print, with the name of the script instead of its text."""
     shown = tpu_v2.CreateQueuedResourceRequest(request)
     shown.queued_resource.tpu.node_spec[0].node.metadata[SCRIPT] = _SHOWN_SCRIPT
     text = tpu_v2.CreateQueuedResourceRequest.to_json(
@@ -118,7 +118,7 @@ def as_json(request: tpu_v2.CreateQueuedResourceRequest) -> str:
 
 
 def as_command(request: tpu_v2.CreateQueuedResourceRequest) -> str:
-    """Returns the same request as a gcloud command; the script is read from the source tree."""
+    """Returns the same request as a gcloud command, which reads the script from a checkout."""
     wanted = request.queued_resource
     spec = wanted.tpu.node_spec[0]
     node = spec.node

@@ -1,14 +1,13 @@
 """Cloud TPU's queued resources: a request waits for capacity, becomes machines, may lose them."""
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from bert_jax.errors import NoCredentials, UserError, first_line
-from bert_jax.launch import machine
-from bert_jax.launch.google_calls import GoogleCalls, exceptions
+from bert_jax.errors import UserError, first_line
+from bert_jax.launch import assignment
+from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import (
     Existing,
@@ -19,12 +18,11 @@ from bert_jax.launch.launcher import (
     State,
     Unavailable,
 )
-from bert_jax.launch.pace import NOT_INSTALLED, Pace, until_gone
-from bert_jax.launch.queued_resource import as_command, as_json, creation, parent, place
+from bert_jax.launch.requests import NOT_INSTALLED, Pace, until_gone
+from bert_jax.launch.tpu_request import as_command, as_json, creation, parent, place
 
 try:
     from google.cloud import tpu_v2
-    from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 except ImportError as error:
     raise UserError(NOT_INSTALLED) from error
 
@@ -40,7 +38,7 @@ _STATES: Final = {
     _Phase.FAILED: State.FAILED,
     _Phase.DELETING: State.DELETING,
 }
-# Machines exist, or come and go.
+# States in which machines exist, or come and go.
 _BILLING: Final = (_Phase.PROVISIONING, _Phase.ACTIVE, _Phase.SUSPENDING, _Phase.DELETING)
 
 _log: Final = logging.getLogger("bert_jax.launch")
@@ -55,27 +53,23 @@ class QueuedResources:
     def __init__(self, project: str, *, pace: Pace | None = None) -> None:
         self._project = project
         self._pace = pace or Pace()
-        self._calls = GoogleCalls(project, "tpu", self._pace)
+        self._service = GoogleService(project, tpu_v2.TpuClient, pace=self._pace)
 
     def render(self, attempt: Attempt) -> list[Request]:
-        """Returns the one request that asks for the machines."""
+        """Returns the one request for the machines."""
         request = creation(attempt, "")
         what = f"queued resource {attempt.resource} in {attempt.placement.zone}"
         return [Request(what, as_json(request), as_command(request))]
 
     def create(self, attempt: Attempt) -> None:
         """Asks for the machines, which run the script that was staged with the job."""
-        script = JobFiles(attempt.job.directory).startup.read_text()
-        request = creation(attempt, script)
+        request = creation(attempt, JobFiles(attempt.job.directory).startup.read_text())
         what = f"queued resource {attempt.resource}"
+        expected = (exceptions.AlreadyExists,)
         try:
-            with self._connected() as client:
-                expected = (exceptions.AlreadyExists,)
-                self._calls.send(
-                    client.create_queued_resource, request, what=what, expected=expected
-                )
+            self._service.send("create_queued_resource", request, what=what, expected=expected)
         except exceptions.AlreadyExists as error:
-            found = self._get(self._name(attempt))
+            found = self._get(_name(attempt))
             if found is None:
                 raise Unavailable(f"{what}: one of that name has just been deleted") from error
             if not _is_ours(found, Owner.of(attempt)):
@@ -85,63 +79,43 @@ class QueuedResources:
                 ) from error
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns how the queued resource is."""
-        found = self._get(self._name(attempt))
+        """Returns the state of the queued resource."""
+        found = self._get(_name(attempt))
         if found is None or not _is_ours(found, Owner.of(attempt)):
             return Observation(State.ABSENT)
-        return Observation(_state(found), _why(found))
+        return Observation(_state(found), _reason(found))
 
     def delete(self, attempt: Attempt) -> None:
-        """Has the queued resource and its machines deleted, and waits until they are."""
+        """Deletes the queued resource and its machines."""
         project, zone, _ = place(attempt)
         self._delete(parent(project, zone), attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
-        """Deletes what `existing` has found, whoever made it."""
+        """Deletes an entry of `existing`."""
         self._delete(parent(self._project, existing.zone), existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
         """Returns queued resources with our label in all zones, and machines without one."""
         found = []
         owned = set()
-        for resource in self._pages("queued_resources"):
+        for resource in self._list("queued_resources"):
             owned.add(resource.name)
-            node = _node_of(resource)
-            if job := node.labels.get(JOB_LABEL):
-                bills = resource.state.state in _BILLING
-                found.append(_existing(node, job, resource.name, _state(resource), bills=bills))
-        for node in self._pages("nodes"):
-            job = node.labels.get(JOB_LABEL)
-            if job and node.queued_resource not in owned:
-                found.append(_existing(node, job, node.name, State.ACTIVE, bills=True))
-        return found
-
-    @functools.cached_property
-    def _client(self) -> tpu_v2.TpuClient:
-        return self._calls.client(tpu_v2.TpuClient, TpuGrpcTransport)
-
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[tpu_v2.TpuClient]:
-        """Gives the client, for one request."""
-        try:
-            yield self._client
-        except (NoCredentials, Unavailable):
-            self.__dict__.pop("_client", None)  # that a user has logged in again, a new one sees
-            raise
-
-    def _name(self, attempt: Attempt) -> str:
-        project, zone, _ = place(attempt)
-        return f"{parent(project, zone)}/queuedResources/{attempt.resource}"
+            bills = resource.state.state in _BILLING
+            found.append((_node_of(resource), resource.name, _state(resource), bills))
+        for node in self._list("nodes"):
+            if node.queued_resource not in owned:
+                found.append((node, node.name, State.ACTIVE, True))
+        return [
+            Existing(Owner(job, _directory(node)), _last(name), name.split("/")[3], state, bills)
+            for node, name, state, bills in found
+            if (job := node.labels.get(JOB_LABEL))
+        ]
 
     def _get(self, name: str) -> tpu_v2.QueuedResource | None:
         request = tpu_v2.GetQueuedResourceRequest(name=name)
-        what = f"queued resource {_last(name)}"
+        what, expected = f"queued resource {_last(name)}", (exceptions.NotFound,)
         try:
-            with self._connected() as client:
-                expected = (exceptions.NotFound,)
-                return self._calls.send(
-                    client.get_queued_resource, request, what=what, expected=expected
-                )
+            return self._service.send("get_queued_resource", request, what=what, expected=expected)
         except exceptions.NotFound:
             return None
 
@@ -150,19 +124,20 @@ class QueuedResources:
         request = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
 
         def is_gone() -> bool:
-            found = self._get(name)  # each time: what is gone may be followed by another job's
+            found = self._get(name)  # each time: another job may take the name once it is free
             if found is None or not _is_ours(found, owner):
                 return True
             self._ask_to("delete_queued_resource", request)
             return False
 
         def nodes_are_gone() -> bool:
-            # They went with it; one that was left would bill on unseen. Names do not tell which:
-            # base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
+            # A node that outlived its queued resource would keep billing unseen. Its name alone is
+            # ambiguous: base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
             left = [
                 node
-                for node in self._pages("nodes", location)
-                if owner.has(node.labels, _directory(node)) and resource in _names(node)
+                for node in self._list("nodes", location)
+                if owner.has(node.labels, _directory(node))
+                and resource in (_last(node.name), _last(node.queued_resource))
             ]
             for node in left:
                 self._ask_to("delete_node", tpu_v2.DeleteNodeRequest(name=node.name))
@@ -172,45 +147,41 @@ class QueuedResources:
         until_gone(nodes_are_gone, what=f"nodes of {name}", pace=self._pace)
 
     def _ask_to(self, method: str, request: Any) -> None:
-        """Asks for a deletion, which takes a while."""
-        # Gone by now; or between two states, in which it cannot be deleted.
+        # Already gone, or in a state in which it cannot be deleted yet.
         expected = (exceptions.NotFound, exceptions.FailedPrecondition)
-        with contextlib.suppress(*expected), self._connected() as client:
+        with contextlib.suppress(*expected):
             what = f"deletion of {_last(request.name)}"
-            self._calls.send(getattr(client, method), request, what=what, expected=expected)
+            self._service.send(method, request, what=what, expected=expected)
 
-    def _pages(
+    def _list(
         self, kind: Literal["queued_resources", "nodes"], location: str | None = None
     ) -> Iterator[Any]:
-        """Yields what there is in a zone, or in all of them, which need not all answer."""
-        request = tpu_v2.ListNodesRequest
-        if kind == "queued_resources":
-            request = tpu_v2.ListQueuedResourcesRequest
+        """Yields what exists in a zone, or in all zones that answer."""
+        queued = kind == "queued_resources"
+        request = tpu_v2.ListQueuedResourcesRequest if queued else tpu_v2.ListNodesRequest
         where = request(parent=location or parent(self._project, "-"))
         what = f"list of {kind}"
-        page: Any
-        with self._connected() as client:
-            for page in self._calls.pages(getattr(client, f"list_{kind}"), where, what=what):
-                yield from getattr(page, kind)
-                if page.unreachable and location is not None:
-                    raise Unavailable(f"{what}: {location} does not answer")
-                if page.unreachable:
-                    _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
+        for page in self._service.pages(f"list_{kind}", where, what=what):
+            yield from getattr(page, kind)
+            if page.unreachable and location is not None:
+                raise Unavailable(f"{what}: {location} does not answer")
+            if page.unreachable:
+                _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
+
+
+def _name(attempt: Attempt) -> str:
+    project, zone, _ = place(attempt)
+    return f"{parent(project, zone)}/queuedResources/{attempt.resource}"
 
 
 def _node_of(resource: tpu_v2.QueuedResource) -> tpu_v2.Node:
-    """Returns what was asked for."""
+    """Returns the node that a queued resource asked for."""
     specs = resource.tpu.node_spec
     return specs[0].node if specs else tpu_v2.Node()
 
 
 def _directory(node: tpu_v2.Node) -> str:
-    return node.metadata.get(machine.attribute(machine.JOB), "")
-
-
-def _names(node: tpu_v2.Node) -> tuple[str, str]:
-    """Returns a node's own name, and that of the queued resource that made it."""
-    return _last(node.name), _last(node.queued_resource)
+    return node.metadata.get(assignment.attribute(assignment.JOB), "")
 
 
 def _is_ours(resource: tpu_v2.QueuedResource, owner: Owner) -> bool:
@@ -219,11 +190,11 @@ def _is_ours(resource: tpu_v2.QueuedResource, owner: Owner) -> bool:
 
 
 def _state(resource: tpu_v2.QueuedResource) -> State:
-    # One that Google adds is on its way: a supervisor looks again.
+    # A state that Google adds counts as starting: the supervisor looks again.
     return _STATES.get(resource.state.state, State.STARTING)
 
 
-def _why(resource: tpu_v2.QueuedResource) -> str:
+def _reason(resource: tpu_v2.QueuedResource) -> str:
     state = resource.state
     if state.state == _Phase.FAILED:
         return first_line(Exception(state.failed_data.error.message or "no reason given"))
@@ -235,15 +206,3 @@ def _why(resource: tpu_v2.QueuedResource) -> str:
 
 def _last(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _existing(node: tpu_v2.Node, job: str, name: str, state: State, *, bills: bool) -> Existing:
-    """Returns what has a full name: ``projects/P/locations/ZONE/nodes/NAME``."""
-    return Existing(
-        job=job,
-        resource=_last(name),
-        zone=name.split("/")[3],
-        state=state,
-        bills=bills,
-        directory=_directory(node),
-    )

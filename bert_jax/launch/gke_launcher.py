@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.yaml_file import dump_yaml
+from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, VERSION, jobset
 from bert_jax.launch.job import JOB_LABEL, Attempt
-from bert_jax.launch.jobset import DIRECTORY, GROUP, PLURAL, VERSION, jobset
 from bert_jax.launch.launcher import (
     Existing,
     NotOurs,
@@ -20,7 +20,7 @@ from bert_jax.launch.launcher import (
     State,
     Unavailable,
 )
-from bert_jax.launch.pace import NOT_INSTALLED, Again, Pace, persistently, until_gone
+from bert_jax.launch.requests import NOT_INSTALLED, Pace, persistently, until_gone
 
 try:
     import kubernetes
@@ -33,7 +33,7 @@ _INSTALL: Final = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 )
-_PASSING: Final = (408, 409, 429)  # of 4xx; all else passes but these
+_PASSING: Final = (408, 409, 429)  # errors 4xx that are retried; all others but 4xx are
 
 
 class GkeJobSets:
@@ -58,11 +58,9 @@ class GkeJobSets:
 
     def create(self, attempt: Attempt) -> None:
         """Applies the manifest."""
-        body = jobset(attempt)
-        what = f"JobSet {attempt.resource}"
+        what, body = f"JobSet {attempt.resource}", jobset(attempt)
         try:
-            method = self._jobsets.create_namespaced_custom_object
-            self._send(method, what, expected=(404, 409), body=body)
+            self._send("create", what, (404, 409), body=body)
         except ApiException as error:
             if error.status == 404:
                 raise self._no_jobset() from error
@@ -76,10 +74,10 @@ class GkeJobSets:
                 ) from error
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns how the JobSet is.
+        """Returns the state of the JobSet.
 
-        One whose pods wait for longer than the job does has failed, or was taken back where they
-        had run before: JobSet makes new ones, which wait anew.
+        If its pods wait longer than the job may, they count as failed, or as taken back if they had
+        run before: JobSet makes new pods, which wait anew.
         """
         found = self._get(attempt.resource)
         if found is None or not _is_ours(found, Owner.of(attempt)):
@@ -93,43 +91,38 @@ class GkeJobSets:
         return Observation(state, f"no capacity within {hours:g} h: {seen.message}")
 
     def delete(self, attempt: Attempt) -> None:
-        """Has the JobSet and its pods deleted, and waits until they are."""
+        """Deletes the JobSet and its pods."""
         self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
-        """Deletes what `existing` has found, whoever made it."""
+        """Deletes an entry of `existing`."""
         namespace = existing.zone.rpartition("/")[2]
-        GkeJobSets(cluster=self._cluster, namespace=namespace, pace=self._pace)._delete(
-            existing.resource, existing.owner
-        )
+        there = GkeJobSets(cluster=self._cluster, namespace=namespace, pace=self._pace)
+        there._delete(existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
-        """Returns JobSets with our label in all namespaces, or in ours if others are not ours."""
+        """Returns JobSets with our label in all namespaces, or in ours if others are forbidden."""
+        what, ours = "list of JobSets", {"label_selector": JOB_LABEL}
+        kind = {"group": GROUP, "version": VERSION, "plural": PLURAL}
+        everywhere = self._jobsets.list_cluster_custom_object
         try:
-            return [self._existing(item) for item in self._list()]
+            try:
+                found = self._call(everywhere, what, (404,), **kind, **ours)
+            except UserError:
+                found = self._send("list", what, (404,), **ours)
         except ApiException as error:  # 404
             raise self._no_jobset() from error
-
-    def _list(self) -> list[dict[str, Any]]:
-        what, ours = "list of JobSets", {"label_selector": JOB_LABEL}
-        everywhere = {"group": GROUP, "version": VERSION, "plural": PLURAL, **ours}
-        try:
-            method = functools.partial(self._jobsets.list_cluster_custom_object, **everywhere)
-            return self._call(method, what, expected=(404,))["items"]
-        except UserError:
-            method = self._jobsets.list_namespaced_custom_object
-            return self._send(method, what, expected=(404,), **ours)["items"]
+        return [self._existing(item) for item in found["items"]]
 
     def _existing(self, item: dict[str, Any]) -> Existing:
         metadata, state = item["metadata"], self._look(item)[0].state
         namespace = metadata.get("namespace", self._namespace)
         return Existing(
-            job=metadata["labels"][JOB_LABEL],
+            owner=Owner(metadata["labels"][JOB_LABEL], _directory(item)),
             resource=metadata["name"],
             zone=f"{self._cluster or 'cluster'}/{namespace}",
             state=state,
             bills=state in (State.STARTING, State.ACTIVE, State.DELETING),
-            directory=_directory(item),
         )
 
     def _no_jobset(self) -> UserError:
@@ -148,10 +141,10 @@ class GkeJobSets:
                 f"Kubernetes: no configuration of a cluster ({error}); make one: "
                 f"gcloud container clusters get-credentials {self._cluster or 'CLUSTER'}"
             ) from error
-        settings.retries = False  # ours are the only ones
+        settings.retries = False  # `persistently` retries
         return kubernetes.client.ApiClient(settings)
 
-    @functools.cached_property
+    @property
     def _jobsets(self) -> kubernetes.client.CustomObjectsApi:
         return kubernetes.client.CustomObjectsApi(self._api)
 
@@ -159,7 +152,7 @@ class GkeJobSets:
     def _context(self) -> str:
         """The context of the cluster: its name, or ``gke_PROJECT_ZONE_NAME``.
 
-        Kept: a new client looks at the same cluster, whatever kubectl's current one is by then.
+        Cached, so that a new client uses the same cluster after a change of kubectl's context.
         """
         contexts, current = cast("Any", kubernetes.config.list_kube_config_contexts())
         if self._cluster is None:
@@ -175,60 +168,61 @@ class GkeJobSets:
             )
         return fits[0]
 
-    def _send(
-        self, method: Callable[..., Any], what: str, *, expected: tuple[int, ...], **values: Any
-    ) -> Any:
-        place = {"group": GROUP, "version": VERSION, "namespace": self._namespace}
-        method = functools.partial(method, **place, plural=PLURAL, **values)
-        return self._call(method, what, expected=expected)
+    def _send(self, verb: str, what: str, expected: tuple[int, ...], **values: Any) -> Any:
+        """Sends a request on JobSets of our namespace."""
+        method = getattr(self._jobsets, f"{verb}_namespaced_custom_object")
+        values |= {"group": GROUP, "version": VERSION, "plural": PLURAL}
+        return self._call(method, what, expected, namespace=self._namespace, **values)
 
     def _call(
-        self, method: Callable[..., Any], what: str, *, expected: tuple[int, ...] = ()
+        self, method: Callable[..., Any], what: str, expected: tuple[int, ...] = (), **values: Any
     ) -> Any:
-        """Returns an answer. Raises ApiException with a status that is expected, and no other."""
+        """Returns an answer. Raises ApiException only with a status that is expected."""
         try:
             return persistently(
-                lambda: method(_request_timeout=self._pace.timeout),
+                lambda: method(_request_timeout=self._pace.timeout, **values),
                 what=what,
                 judge=lambda error: self._judge(error, what, expected),
                 pace=self._pace,
             )
         except (NoCredentials, Unavailable):
-            for cached in ("_api", "_jobsets"):
-                self.__dict__.pop(cached, None)  # that a user has logged in again, a new one sees
+            # A client keeps its credentials; a new one finds those of a new login.
+            self.__dict__.pop("_api", None)
             raise
 
-    def _judge(self, error: Exception, what: str, expected: tuple[int, ...]) -> Again | Exception:
+    def _judge(self, error: Exception, what: str, expected: tuple[int, ...]) -> float | Exception:
+        """Returns the seconds to wait before the next try, or the exception to raise."""
         if isinstance(error, urllib3.exceptions.HTTPError):
-            return Again()
+            return 0.0
         if not isinstance(error, ApiException) or error.status in expected:
             return error
-        said, status = _message(error), error.status or 0  # 0: no answer that could be read
+        said, status = _message(error), error.status or 0  # 0: the answer could not be read
         if status in _PASSING or not 400 <= status < 500:
             after = (error.headers or {}).get("Retry-After", "")
-            return Again(float(after) if str(after).isdecimal() else 0.0)
-        if error.status == 401:
+            return float(after) if str(after).isdecimal() else 0.0
+        if status == 401:
             return NoCredentials(f"{what}: credentials refused ({said}); run `gcloud auth login`")
-        if error.status == 403 and "exceeded quota" in said:
+        if status == 403 and "exceeded quota" in said:
             return OutOfQuota(f"{what}: {said}")
-        if error.status == 403:
+        if status == 403:
             return UserError(f"{what}: no permission ({said}); needed: roles/container.developer")
         return UserError(f"{what}: the cluster refuses it: {said}")
 
     def _get(self, name: str) -> dict[str, Any] | None:
-        method = self._jobsets.get_namespaced_custom_object
         try:
-            return self._send(method, f"JobSet {name}", expected=(404,), name=name)
+            return self._send("get", f"JobSet {name}", (404,), name=name)
         except ApiException:
             return None
 
     def _look(self, found: dict[str, Any]) -> tuple[Observation, float | None]:
-        """Returns how a JobSet is, and of one that waits since when."""
+        """Returns the state of a JobSet, and since when it waits if it does."""
         status = found.get("status", {})
         if found["metadata"].get("deletionTimestamp"):
             return Observation(State.DELETING), None
         if status.get("terminalState") == "Failed":
-            return Observation(State.FAILED, _condition(status, "Failed")), None
+            conditions = status.get("conditions", [])
+            why = [each.get("message", "") for each in conditions if each.get("type") == "Failed"]
+            return Observation(State.FAILED, why[-1] if why else ""), None
         if status.get("terminalState") == "Completed":
             return Observation(State.ACTIVE, "its hosts have ended"), None
         wanted = found["spec"]["replicatedJobs"][0]["replicas"]
@@ -245,12 +239,10 @@ class GkeJobSets:
         """Returns why a pod has no machine yet, and since when; None if all have one."""
         name = jobset["name"]
         pods = self._call(
-            functools.partial(
-                kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
-                namespace=jobset.get("namespace", self._namespace),
-                label_selector=f"jobset.sigs.k8s.io/jobset-name={name}",
-            ),
+            kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
             f"pods of {name}",
+            namespace=jobset.get("namespace", self._namespace),
+            label_selector=f"jobset.sigs.k8s.io/jobset-name={name}",
         ).items
         if not pods:
             made = datetime.datetime.fromisoformat(jobset["creationTimestamp"])
@@ -262,21 +254,14 @@ class GkeJobSets:
         return None
 
     def _delete(self, name: str, owner: Owner) -> None:
-        method = self._jobsets.delete_namespaced_custom_object
-
         def is_gone() -> bool:
-            found = self._get(name)  # each time: what is gone may be followed by another job's
+            found = self._get(name)  # each time: another job may take the name once it is free
             if found is None or not _is_ours(found, owner):
                 return True
+            # In the foreground: the JobSet exists until its pods are gone.
+            values = {"name": name, "propagation_policy": "Foreground"}
             try:
-                # In the foreground: it is there until its pods are gone.
-                self._send(
-                    method,
-                    f"JobSet {name}",
-                    expected=(404,),
-                    name=name,
-                    propagation_policy="Foreground",
-                )
+                self._send("delete", f"JobSet {name}", (404,), **values)
             except ApiException:
                 return True
             return False
@@ -297,8 +282,3 @@ def _message(error: ApiException) -> str:
         return str(json.loads(error.body or "")["message"]).splitlines()[0]
     except (ValueError, KeyError, TypeError, IndexError):
         return str(error.reason)
-
-
-def _condition(status: dict[str, Any], kind: str) -> str:
-    said = [c.get("message", "") for c in status.get("conditions", []) if c.get("type") == kind]
-    return said[-1] if said else ""

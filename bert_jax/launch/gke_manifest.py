@@ -1,10 +1,10 @@
-"""The JobSet of an attempt: for each slice a Job, for each host of it a pod."""
+"""The JobSet of an attempt: a Job for each slice, a pod for each host."""
 
 from typing import Any, Final
 
 from bert_jax.errors import UserError
+from bert_jax.launch.assignment import HOME, told
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.machine import HOME, environment
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
 
@@ -12,16 +12,16 @@ GROUP: Final = "jobset.x-k8s.io"
 VERSION: Final = "v1alpha2"
 PLURAL: Final = "jobsets"
 
-DIRECTORY: Final = "bert-jax/job"  # the annotation that says where the job's files lie
+DIRECTORY: Final = "bert-jax/job"  # the annotation with the job's directory
 
 REPLICATED: Final = "slice"  # the name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…
 
 GRACE_SECONDS: Final = 600
-"""From SIGTERM to the end of a pod: a save to a bucket. A spot machine has 25 s all the same."""
+"""From SIGTERM to the end of a pod, for a save to a bucket. A spot machine has only 25 s."""
 
 _WORK: Final = "/mnt/bert-jax"
 _CHIPS: Final = "google.com/tpu"
-# A slice of several hosts is a node pool of its own, which no other Job may share.
+# A slice of several hosts is a node pool of its own that no other Job may share.
 _EXCLUSIVE: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _POOL: Final = "cloud.google.com/gke-nodepool"
 _JOB_INDEX: Final = "metadata.labels['jobset.sigs.k8s.io/job-index']"
@@ -43,9 +43,9 @@ def topology_on_gke(attempt: Attempt) -> TpuTopology:
 def jobset(attempt: Attempt) -> dict[str, Any]:
     """Returns the manifest.
 
-    A run that fails in a way that the same command will not mend (exit 1 or 2) fails the JobSet at
-    once; whatever else ends a pod, such as a machine that is taken back, starts all of them anew.
-    Raises UserError if GKE does not have such machines, or a setting is missing.
+    If a run fails for good (exit 1 or 2), the JobSet fails at once. If a pod ends for another
+    reason, such as a preemption, all pods start anew. Raises UserError if GKE has no such machines,
+    or a setting is missing.
     """
     topology, submit = topology_on_gke(attempt), attempt.job.submit
     if submit.image is None:
@@ -122,7 +122,7 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
                 "env": _environment(attempt),
                 "resources": {"limits": {_CHIPS: str(chips)}},
                 "volumeMounts": [
-                    # Loader processes hand batches over in it; a container has 64 MiB.
+                    # Loader processes pass batches through it; a container has 64 MiB.
                     {"name": "shared-memory", "mountPath": "/dev/shm"},
                     {"name": "work", "mountPath": _WORK},
                 ],
@@ -155,8 +155,8 @@ def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
 
 
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:
-    """Returns what a container is told. GKE adds which worker of its slice it is."""
-    values = {**environment(attempt), HOME: _WORK}
+    """Returns a container's variables. GKE adds the index of the worker in its slice."""
+    values = {**told(attempt), HOME: _WORK}
     variables: list[dict[str, Any]] = []
     slices, name = attempt.placement.slices, attempt.resource
     if slices > 1:
@@ -164,7 +164,7 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
         values["MEGASCALE_COORDINATOR_ADDRESS"] = f"{name}-{REPLICATED}-0-0.{name}"
         index = {"fieldRef": {"fieldPath": _JOB_INDEX}}
         variables.append({"name": "MEGASCALE_SLICE_ID", "valueFrom": index})
-    # Kubernetes puts a variable's value where $(NAME) stands, unless the dollar is doubled.
+    # Kubernetes expands $(NAME) in a value unless the dollar is doubled.
     return [
         *({"name": key, "value": value.replace("$", "$$")} for key, value in values.items()),
         *variables,
@@ -172,7 +172,7 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def _disk(size_gb: int | None) -> dict[str, Any]:
-    """Returns a volume for software, datasets and caches: gone with its pod."""
+    """Returns a volume for software, datasets and caches, deleted with its pod."""
     if size_gb is None:
         return {"emptyDir": {}}
     claim = {

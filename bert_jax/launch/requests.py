@@ -1,4 +1,4 @@
-"""How long a request to a service may take, and when it is sent again: one rule for all of them."""
+"""How long a request to a service may take, and when it is sent again."""
 
 import dataclasses
 import logging
@@ -29,37 +29,33 @@ NOT_INSTALLED: Final = not_installed(
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """Times in seconds, and the clock that they are of: tests bring their own."""
+    """Times of requests in seconds, and their clock."""
 
     timeout: float = 30.0  # of one try
     give_up: float = GIVE_UP_SECONDS  # from the first try to the end of the last pause
-    poll: float = 10.0  # between two looks at something that is being deleted
+    poll: float = 10.0  # between two requests for a deletion
     delete: float = 1800.0  # how long a deletion may take
-    sleep: Callable[[float], None] = time.sleep  # waits
-    clock: Callable[[], float] = time.monotonic  # of pauses; never goes back
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic  # for pauses
     now: Callable[[], float] = time.time  # seconds since 1970
     draw: Callable[[], float] = random.random  # from 0 to 1, evenly
-
-
-@dataclasses.dataclass(frozen=True)
-class Again:
-    """What failed may succeed later: after so many seconds at the earliest, as the service says."""
-
-    after: float = 0.0
 
 
 def persistently(
     send: Callable[[], Answer],
     *,
     what: str,
-    judge: Callable[[Exception], Again | Exception],
+    judge: Callable[[Exception], float | Exception],
     pace: Pace,
 ) -> Answer:
-    """Returns what a request answers, sent again with growing pauses while it fails in passing.
+    """Returns the answer to a request, which is sent again with growing pauses if it fails.
 
-    `what` is asked for, for messages: ``queued resource bert-1``. `judge` says of an error whether
-    to go on, or what to raise instead. Raises Unavailable after `Pace.give_up` without an answer,
-    or when credentials have run out meanwhile; else what `judge` has returned.
+    `what` names the request in messages: ``queued resource bert-1``. `judge` takes an error and
+    returns the least seconds to wait before the next try, or the exception to raise instead.
+
+    Raises:
+        Unavailable: no answer within `Pace.give_up`, or credentials ran out after the first try.
+        Exception: what `judge` returned.
     """
     patience, began, longest = Patience(what), pace.clock(), FIRST_PAUSE_SECONDS
     while True:
@@ -70,12 +66,12 @@ def persistently(
             if verdict is error:
                 raise
             if isinstance(verdict, NoCredentials) and patience.tries:
-                # A try before it may have been done, and its answer lost.
+                # An earlier try may have succeeded with its answer lost.
                 raise Unavailable(f"{what}: no answer, and then {verdict}") from error
             if isinstance(verdict, Exception):
                 raise verdict from error
             waited = pace.clock() - began
-            pause = max(verdict.after, longest * pace.draw())
+            pause = max(verdict, longest * pace.draw())
             if waited + pause > pace.give_up:
                 raise Unavailable(
                     f"{what}: no answer for {waited:.0f} s ({reason_of(error)})"
@@ -86,10 +82,9 @@ def persistently(
 
 
 def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
-    """Asks for a deletion until there is nothing to delete: what is asked for twice is one.
+    """Calls `is_gone`, which asks for a deletion, until it returns True: nothing was left.
 
-    `is_gone` asks, and says whether there was nothing any more. Raises Unavailable if it is still
-    there after `Pace.delete`.
+    Raises Unavailable after `Pace.delete`.
     """
     began = said_at = pace.clock()
     while (now := pace.clock()) < began + pace.delete:

@@ -1,4 +1,4 @@
-"""This machine as a cloud: hosts are processes on loopback, and everything else is as elsewhere."""
+"""This machine as a cloud: hosts are processes on loopback, everything else is as elsewhere."""
 
 import contextlib
 import fcntl
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,16 +20,15 @@ from etils import epath
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.launch import machine
+from bert_jax.launch import assignment
 from bert_jax.launch.bundle import startup_script
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.launcher import Existing, NotOurs, Observation, Owner, Request, State
 
-_RECORD = "machine.json"
-
+_RECORD: Final = "machine.json"
 
 GRACE_SECONDS: Final = 90.0
-"""From SIGTERM to SIGKILL. A Cloud TPU that is deleted gives its processes about as long."""
+"""From SIGTERM to SIGKILL; a Cloud TPU that is deleted gives its processes about as long."""
 
 _KILLED_SECONDS: Final = 30.0
 
@@ -38,11 +37,11 @@ _START: Final = 'echo $$ > "$0" && exec bash "$1"'
 
 
 class LocalMachine:
-    """The host processes that have one directory, known to whoever looks at it.
+    """The host processes of one directory, visible to every process of this machine.
 
-    Each host is `startup.sh` with its descendants. It holds a lock on a file of its own for as long
-    as it lives, which it inherits from the process that starts it: so there is no moment at which
-    it exists and cannot be seen, and no second one can be started in its place.
+    A host is `startup.sh` with its descendants. It inherits a lock on a file of its own from the
+    process that starts it, and holds the lock as long as it lives. So a host is visible from its
+    first moment, and cannot be started twice.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -66,31 +65,28 @@ class LocalMachine:
                     start_new_session=True,
                     pass_fds=(lock,),
                 )
-        # Takes note of its end, which would else leave a zombie for as long as this process lives.
-        threading.Thread(target=started.wait, daemon=True).start()
+        threading.Thread(target=started.wait, daemon=True).start()  # leaves no zombie
         return True
 
     def alive(self, worker: int) -> bool:
-        """Says whether a host lives."""
+        """Returns whether a host lives."""
         with self._lock_of(worker) as lock:
             return lock is None
 
-    def kill(self, workers: Sequence[int], *, grace_seconds: float = GRACE_SECONDS) -> None:
+    def kill(self, workers: Iterable[int], *, grace_seconds: float = GRACE_SECONDS) -> None:
         """Ends hosts with all their descendants: SIGTERM, and SIGKILL after a while."""
         hosts = [host for worker in workers if (host := self._process(worker)) is not None]
-        family = [each for host in hosts for each in _with_descendants(host)]
+        family = _with_descendants(hosts)
         if grace_seconds:
-            _send(hosts, signal.SIGTERM)
-            _wait(hosts, seconds=grace_seconds)
-            family += [each for host in hosts for each in _with_descendants(host)]
-        _send(family, signal.SIGKILL)
-        _wait(family, seconds=_KILLED_SECONDS)
+            _signal(hosts, signal.SIGTERM, seconds=grace_seconds)
+            family += _with_descendants(hosts)
+        _signal(family, signal.SIGKILL, seconds=_KILLED_SECONDS)
 
     def _process(self, worker: int) -> psutil.Process | None:
         while self.alive(worker):
             with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
                 return psutil.Process(int(self._pid_file(worker).read_text()))
-            time.sleep(0.01)  # it has the lock and has yet to write its id
+            time.sleep(0.01)  # the host has yet to write its id
         return None
 
     def _pid_file(self, worker: int) -> Path:
@@ -98,7 +94,7 @@ class LocalMachine:
 
     @contextlib.contextmanager
     def _lock_of(self, worker: int) -> Iterator[int | None]:
-        """Gives the lock of a host that does not live, None if it does."""
+        """Yields the lock of a host, None if the host lives and holds it."""
         lock = os.open(self._directory / f"worker-{worker}.lock", os.O_RDWR | os.O_CREAT)
         try:
             try:
@@ -111,21 +107,19 @@ class LocalMachine:
             os.close(lock)
 
 
-def _with_descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+def _with_descendants(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process, *process.children(recursive=True)]
+    return found
 
 
-def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals, *, seconds: float) -> None:
+    """Sends a signal and waits until all processes have ended, or are zombies."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-
-
-def _wait(processes: Iterable[psutil.Process], *, seconds: float) -> None:
-    """Waits until all have ended, whoever their parent is, and whether or not it has noticed."""
     end = time.monotonic() + seconds
     while any(map(_lives, processes)) and time.monotonic() < end:
         time.sleep(0.02)
@@ -139,7 +133,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class LocalLauncher:
-    """`Launcher` of `on: local`. Its record of what exists is a directory of this machine.
+    """`Launcher` of `on: local`. It records what exists in a directory of this machine.
 
     Hosts run with the Python and the working directory that the job was submitted with.
     """
@@ -147,14 +141,14 @@ class LocalLauncher:
     def __init__(
         self, directory: Path | None = None, *, grace_seconds: float = GRACE_SECONDS
     ) -> None:
-        """The record is the user's own without a directory; hosts that are deleted may save."""
+        """Uses the user's own directory by default; a grace gives deleted hosts time to save."""
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         self._directory = directory or Path(state) / "bert-jax" / "machines"
         self._grace_seconds = grace_seconds
 
     def render(self, attempt: Attempt) -> list[Request]:
         """Returns the hosts that would be started."""
-        script = self._of(attempt) / "startup.sh"
+        script = self._directory / attempt.resource / "startup.sh"
         return [
             Request(
                 what=f"host {worker} of {attempt.hosts}, a process of this machine",
@@ -166,97 +160,75 @@ class LocalLauncher:
 
     def create(self, attempt: Attempt) -> None:
         """Starts the hosts that do not live. Raises NotOurs if the name is another job's."""
-        directory = self._of(attempt)
-        record = directory / _RECORD
-        if record.exists():
-            found = _read(directory)
-            if not _is_ours(found, Owner.of(attempt)):
-                raise NotOurs(
-                    f"{attempt.resource}: is a machine of {found['directory']}; allowed: another "
-                    "--name"
-                )
-        else:
-            with socket.create_server(("127.0.0.1", 0)) as asked:  # a free one
-                port = asked.getsockname()[1]
-            found = {
-                "job": attempt.job.name,
-                "directory": str(attempt.job.directory),
-                "hosts": attempt.hosts,
-                "port": port,
-            }
+        directory = self._directory / attempt.resource
+        script, owner = directory / "startup.sh", Owner.of(attempt)
+        found = _read(directory)
+        if found is None:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                port = server.getsockname()[1]  # a free one
+            found = {**owner._asdict(), "hosts": attempt.hosts, "port": port}
             directory.mkdir(parents=True, exist_ok=True)
-            write_whole(directory / "startup.sh", startup_script())
-            write_whole(record, json.dumps(found))
+            write_whole(script, startup_script())
+            write_whole(directory / _RECORD, json.dumps(found))
+        elif not _is_ours(found, owner):
+            raise NotOurs(
+                f"{attempt.resource}: is a machine of {found['directory']}; allowed: another --name"
+            )
         hosts = LocalMachine(directory)
         for worker in range(attempt.hosts):
             told = _told(attempt, worker, port=found["port"])
-            told[machine.HOME] = str(directory / "home")
-            hosts.start(
-                worker,
-                directory / "startup.sh",
-                os.environ | told,
-                cwd=attempt.job.working_directory,
-            )
+            told[assignment.HOME] = str(directory / "home")
+            hosts.start(worker, script, os.environ | told, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns whether hosts live. Those of which none does have failed, or are done."""
-        return self._observe(self._of(attempt), Owner.of(attempt))
+        """Returns whether hosts live. If none does, they have failed, or are done."""
+        return self._observe(attempt.resource, Owner.of(attempt))
 
     def delete(self, attempt: Attempt) -> None:
         """Ends the hosts, which may save first."""
-        self._delete(self._of(attempt), Owner.of(attempt))
+        self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
-        """Ends the hosts of something that exists, whoever made it."""
-        self._delete(self._directory / existing.resource, existing.owner)
+        """Ends the hosts of an entry of `existing`."""
+        self._delete(existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
-        """Returns all machines of this user's jobs; those whose processes live count as billing."""
+        """Returns all machines of this user's jobs; living processes count as billing."""
         found = []
-        for record in sorted(self._directory.glob(f"*/{_RECORD}")):
-            values = _read(record.parent)
-            state = self._observe(record.parent, Owner(values["job"], values["directory"])).state
-            found.append(
-                Existing(
-                    job=values["job"],
-                    resource=record.parent.name,
-                    zone="local",
-                    state=state,
-                    bills=state is State.ACTIVE,
-                    directory=values["directory"],
-                )
-            )
+        for directory in sorted(path.parent for path in self._directory.glob(f"*/{_RECORD}")):
+            if (values := _read(directory)) is not None:
+                owner = Owner(values["job"], values["directory"])
+                state = self._observe(directory.name, owner).state
+                bills = state is State.ACTIVE
+                found.append(Existing(owner, directory.name, "local", state, bills))
         return found
 
-    def _of(self, attempt: Attempt) -> Path:
-        return self._directory / attempt.resource
-
-    def _observe(self, directory: Path, owner: Owner) -> Observation:
-        if not (directory / _RECORD).exists():
-            return Observation(State.ABSENT)
+    def _observe(self, resource: str, owner: Owner) -> Observation:
+        directory = self._directory / resource
         found = _read(directory)
-        if not _is_ours(found, owner):
+        if found is None or not _is_ours(found, owner):
             return Observation(State.ABSENT)
         hosts = LocalMachine(directory)
         if any(hosts.alive(worker) for worker in range(found["hosts"])):
             return Observation(State.ACTIVE)
         return Observation(State.FAILED, "no process of it lives")
 
-    def _delete(self, directory: Path, owner: Owner) -> None:
-        if (directory / _RECORD).exists():  # else a creation was cut off before its first host
-            found = _read(directory)
+    def _delete(self, resource: str, owner: Owner) -> None:
+        directory = self._directory / resource
+        found = _read(directory)
+        if found is not None:  # otherwise a creation was cut off before its first host
             if not _is_ours(found, owner):
                 return
-            hosts = range(found["hosts"])
-            LocalMachine(directory).kill(hosts, grace_seconds=self._grace_seconds)
+            hosts = LocalMachine(directory)
+            hosts.kill(range(found["hosts"]), grace_seconds=self._grace_seconds)
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _told(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
-    told = machine.environment(attempt)
-    told |= {machine.WORKER: str(worker), machine.PYTHON: sys.executable}
+    told = assignment.told(attempt)
+    told |= {assignment.WORKER: str(worker), assignment.PYTHON: sys.executable}
     if attempt.hosts > 1:
-        told[machine.COORDINATOR] = f"127.0.0.1:{port}"
+        told[assignment.COORDINATOR] = f"127.0.0.1:{port}"
     return told
 
 
@@ -264,5 +236,7 @@ def _is_ours(found: Mapping[str, Any], owner: Owner) -> bool:
     return owner.has({JOB_LABEL: found["job"]}, found["directory"])
 
 
-def _read(directory: Path) -> dict[str, Any]:
-    return read_json_object(epath.Path(directory / _RECORD))
+def _read(directory: Path) -> dict[str, Any] | None:
+    """Returns the record of a machine; None if there is none."""
+    record = epath.Path(directory / _RECORD)
+    return read_json_object(record) if record.exists() else None

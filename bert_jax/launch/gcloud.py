@@ -1,0 +1,75 @@
+"""What this machine knows of a user's Google Cloud: project, zone and credentials.
+
+Project and zone come from flags or the configuration, the environment, or gcloud's own settings, in
+that order. gcloud's files are read here, so gcloud need not be installed.
+"""
+
+import configparser
+import os
+from pathlib import Path
+from typing import Final
+
+from bert_jax.errors import NoCredentials
+from bert_jax.files.patience import LOGIN
+from bert_jax.launch.section import SubmitSection
+
+# By setting: gcloud's section, and the environment variables, of which the first one set counts.
+_PLACES: Final = {
+    "project": ("core", ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")),
+    "zone": ("compute", ("CLOUDSDK_COMPUTE_ZONE", "GOOGLE_CLOUD_ZONE")),
+}
+
+
+def with_gcloud_settings(submit: SubmitSection) -> SubmitSection:
+    """Returns the settings with project and zone filled in where this machine knows them."""
+    changes = {}
+    if submit.project is None and (project := find("project")):
+        changes["project"] = project
+    if submit.zone is None and (zone := find("zone")):
+        changes["zone"] = (zone,)
+    return SubmitSection.model_validate({**submit.model_dump(), **changes}) if changes else submit
+
+
+def find(setting: str) -> str | None:
+    """Returns ``project`` or ``zone`` from the environment, else from gcloud's files."""
+    section, variables = _PLACES[setting]
+    for name in variables:
+        if value := os.environ.get(name, "").strip():
+            return value
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(_active(), encoding="utf-8")
+        return parser.get(section, setting, fallback="").strip() or None
+    except (configparser.Error, UnicodeDecodeError, OSError):
+        return None  # gcloud itself reports a damaged file
+
+
+def _active() -> Path:
+    """Returns the file of gcloud's active configuration."""
+    folder = os.environ.get("CLOUDSDK_CONFIG")
+    root = Path(folder) if folder else Path.home() / ".config" / "gcloud"
+    name = os.environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME", "")
+    if not name:
+        try:
+            name = (root / "active_config").read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            name = ""
+    return root / "configurations" / f"config_{name or 'default'}"
+
+
+def require_credentials(path: str) -> None:
+    """Raises NoCredentials if a path is in Cloud Storage and this machine has no credentials.
+
+    No network is used: Google may still refuse them. A missing client is reported when it is used.
+    """
+    if not path.startswith("gs://") or os.environ.get("STORAGE_EMULATOR_HOST"):
+        return
+    try:
+        import google.auth
+        import google.auth.exceptions
+    except ImportError:
+        return
+    try:
+        google.auth.default()
+    except google.auth.exceptions.DefaultCredentialsError as error:
+        raise NoCredentials(f"{path}: no credentials for Google Cloud; {LOGIN}") from error

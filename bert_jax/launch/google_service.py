@@ -1,0 +1,160 @@
+"""Requests to a Google service: time-outs, retries, and Google's errors as ours.
+
+Importing this module loads Google's clients.
+"""
+
+import datetime
+import functools
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from bert_jax.errors import NoCredentials, UserError
+from bert_jax.files.patience import LOGIN, reason_of
+from bert_jax.launch.launcher import OutOfQuota, Unavailable
+from bert_jax.launch.requests import NOT_INSTALLED, Pace, persistently
+
+try:
+    import google.auth.exceptions as auth_errors
+    import grpc
+    from google.api_core import exceptions
+    from google.rpc import error_details_pb2
+except ImportError as error:
+    raise UserError(NOT_INSTALLED) from error
+
+EMULATOR: Final = "BERT_JAX_CLOUD_EMULATOR"
+"""Variable with the address of a test double on this machine, ``127.0.0.1:PORT``, unencrypted."""
+
+# The smallest sufficient roles; tpu_setup/README.md has the same as a custom role.
+_ROLES: Final = {
+    "tpu": "roles/tpu.admin",
+    "cloudquotas": "roles/cloudquotas.viewer",
+    "iam": "roles/iam.serviceAccountUser on the service account of the hosts",
+    "storage": "roles/storage.objectUser on the bucket",
+}
+_PERMISSION: Final = re.compile(r"\b([a-z]+)\.[a-zA-Z]+\.[a-zA-Z]+\b")
+_DISABLED: Final = ("SERVICE_DISABLED", "API_DISABLED")
+_RATE: Final = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
+# Errors 4xx that are retried; every 5xx is.
+_PASSING: Final = (exceptions.Aborted, exceptions.Cancelled, auth_errors.TransportError)
+_Expected = tuple[type[exceptions.GoogleAPICallError], ...]
+
+
+class GoogleService:
+    """Sends requests to one service on behalf of one project."""
+
+    def __init__(self, project: str, client: Any, *, pace: Pace | None = None) -> None:
+        """Opens no connection.
+
+        Args:
+            project: for messages.
+            client: class of the service's client, such as `tpu_v2.TpuClient`.
+            pace: time-outs and pauses.
+        """
+        self._project, self._make, self._pace = project, client, pace or Pace()
+        self._address: str = client.DEFAULT_ENDPOINT
+
+    def send(self, method: str, request: Any, *, what: str, expected: _Expected = ()) -> Any:
+        """Returns the answer of a method of the client.
+
+        `what` names the request in messages. Google's errors of the types in `expected` are raised
+        unchanged, all others as one of these.
+
+        Raises:
+            NoCredentials: there are none, or they are refused.
+            UserError: no permission, the API is off, a request that is refused.
+            OutOfQuota: no quota.
+            Unavailable: no answer, or only errors of the service itself.
+        """
+        try:
+            return persistently(
+                lambda: getattr(self._client, method)(
+                    request=request, retry=None, timeout=self._pace.timeout
+                ),
+                what=what,
+                judge=lambda error: (
+                    error if isinstance(error, expected) else self._judge(error, what)
+                ),
+                pace=self._pace,
+            )
+        except (NoCredentials, Unavailable):
+            # A client keeps its credentials; a new one finds those of a new login.
+            self.__dict__.pop("_client", None)
+            raise
+
+    def pages(
+        self, method: str, request: Any, *, what: str, expected: _Expected = ()
+    ) -> Iterator[Any]:
+        """Yields the pages of a list; raises as `send` does."""
+        while True:
+            page = self.send(method, request, what=what, expected=expected)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        """The client, of the test double if the environment names one."""
+        address = os.environ.get(EMULATOR)
+        if not address:
+            return self._make()
+        if address.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
+            raise UserError(f'{EMULATOR}: found "{address}", allowed: 127.0.0.1:PORT')
+        channel = grpc.insecure_channel(address)
+        return self._make(transport=self._make.get_transport_class("grpc")(channel=channel))
+
+    def _judge(self, error: Exception, what: str) -> float | Exception:
+        """Returns the seconds to wait before the next try, or the exception to raise."""
+        if isinstance(error, _PASSING):
+            return _retry_after(error)
+        if isinstance(error, exceptions.TooManyRequests):  # includes RESOURCE_EXHAUSTED
+            if _is_rate(error):
+                return _retry_after(error)
+            return OutOfQuota(f"{what}: {reason_of(error)}")
+        if isinstance(error, auth_errors.GoogleAuthError | exceptions.Unauthenticated):
+            return NoCredentials(f"{self._address}: no credentials ({reason_of(error)}); {LOGIN}")
+        if isinstance(error, exceptions.Forbidden):
+            return UserError(self._forbidden(error))
+        if isinstance(error, exceptions.ClientError):
+            return UserError(f"{what}: the service refuses the request: {reason_of(error)}")
+        if isinstance(error, exceptions.GoogleAPIError):
+            return _retry_after(error)
+        return error
+
+    def _forbidden(self, error: exceptions.GoogleAPICallError) -> str:
+        reason, where = reason_of(error), f"project {self._project}"
+        if error.reason in _DISABLED or "has not been used in project" in reason:
+            return (
+                f"{where}: {self._address} is not enabled; enable it: "
+                f"gcloud services enable {self._address} --project {self._project}"
+            )
+        if error.reason == "BILLING_DISABLED":
+            return f"{where}: billing is not enabled ({reason})"
+        found = _PERMISSION.search(reason)
+        role = _ROLES.get(found[1] if found else self._address.partition(".")[0], _ROLES["tpu"])
+        return f"{where}: no permission ({reason}); needed: {role}"
+
+
+def _is_rate(error: exceptions.GoogleAPICallError) -> bool:
+    """Whether there were too many requests a minute, rather than too little quota."""
+    if error.reason in _RATE:
+        return True
+    kinds = {type(detail) for detail in error.details}
+    return error_details_pb2.RetryInfo in kinds and error_details_pb2.QuotaFailure not in kinds
+
+
+def _retry_after(error: Exception) -> float:
+    """Returns the seconds that a service asks its clients to wait, 0 if it names none."""
+    if not isinstance(error, exceptions.GoogleAPICallError):
+        return 0.0
+    for detail in error.details:
+        if isinstance(detail, error_details_pb2.RetryInfo):
+            return detail.retry_delay.ToTimedelta() / datetime.timedelta(seconds=1)
+    answer = error.response
+    metadata = answer.trailing_metadata() if isinstance(answer, grpc.Call) else None
+    for key, value in metadata or ():
+        if key == "retry-after" and str(value).isdecimal():
+            return float(value)
+    return 0.0
