@@ -23,7 +23,7 @@ from benchmarks.release_script import DUPE_FACTOR, PEER, SEQ_LENGTH, release_com
 from benchmarks.report import report
 from benchmarks.watched import watch
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.data.google_bert.schema import decode_row
+from bert_jax.data.google_bert.schema import decode_rows
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
@@ -115,7 +115,11 @@ def run_release(script: Path, text: Path, root: Path, *, seed: int) -> list[Stat
 def read(paths: Sequence[Path]) -> list[StaticExample]:
     """Returns the examples of TFRecords."""
     return [
-        decode_row(record.payload)[0] for path in paths for record in scan_records(epath.Path(path))
+        example
+        for path in paths
+        for record in scan_records(epath.Path(path))
+        for rows in decode_rows([record.payload], [str(path)])
+        for example in rows.examples()
     ]
 
 

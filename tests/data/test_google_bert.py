@@ -4,9 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_jax.data.google_bert.reader import open_google_bert
-from bert_jax.data.google_bert.schema import FEATURES, decode_row, encode_row
+from bert_jax.data.google_bert.schema import FEATURES, decode_rows, encode_row
+from bert_jax.data.google_bert.tf_example import Int64List, decode_lists
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
@@ -31,9 +34,8 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def row_maker(**changes: Any) -> StaticMaskTransform:
-    values = {"seq_length": LENGTH, "max_predictions": SLOTS, "vocab_size": 200, "pad_id": 0}
-    return StaticMaskTransform(**(values | changes))
+def row_maker() -> StaticMaskTransform:
+    return StaticMaskTransform(LENGTH, max_predictions=SLOTS, vocab_size=200, pad_id=0)
 
 
 def row_of(transform: StaticMaskTransform, example: StaticExample) -> dict[str, np.ndarray]:
@@ -55,13 +57,75 @@ def test_rows_are_those_that_google_research_bert_wrote(files: Path) -> None:
     assert dataset.lengths.tolist() == [sum(row["input_mask"]) for row in ROWS]
 
 
+def decode(*records: bytes) -> list[StaticExample]:
+    found = decode_rows(records, [f"f: record {at}" for at in range(1, 1 + len(records))])
+    return [example for rows in found for example in rows.examples()]
+
+
 def test_writing_a_row_again_gives_what_tensorflow_reads_as_the_same(files: Path) -> None:
     make = row_maker()
     for row in ROWS:
-        example, slots = decode_row(example_bytes(row))
-        again = encode_row(row_of(make, example))
-        assert slots == SLOTS
-        assert google_form(row_of(make, decode_row(again)[0])) == row
+        (example,) = decode(example_bytes(row))
+        (again,) = decode(encode_row(row_of(make, example)))
+        assert google_form(row_of(make, again)) == row
+
+
+def test_rows_of_another_size_or_of_one_span_are_read_with_others() -> None:
+    longer = {
+        name: values if name == "next_sentence_labels" else [*values, type(values[0])(0)]
+        for name, values in ROWS[1].items()
+    }
+    one_span = ROWS[2] | {"segment_ids": [0] * LENGTH}
+    unmasked = ROWS[3] | {"masked_lm_weights": [0.0] * SLOTS}
+    records = [example_bytes(row) for row in (ROWS[0], longer, one_span, unmasked)]
+    assert len(decode_rows(records, [""] * 4)) == 4
+    for found, alone in zip(decode(*records), map(decode, records), strict=True):
+        np.testing.assert_equal(found._asdict(), alone[0]._asdict())
+
+
+def varint(number: int) -> bytes:
+    low, rest = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def delimited(tag: int, content: bytes) -> bytes:
+    return bytes([tag]) + varint(len(content)) + content
+
+
+def test_numbers_that_are_not_packed_are_read_all_the_same() -> None:
+    entries = b""
+    for name, values in ROWS[1].items():
+        if name == "masked_lm_weights":
+            feature = delimited(0x12, delimited(0x0A, np.array(values, "<f4").tobytes()))
+        else:  # each with a tag of its own
+            feature = delimited(0x1A, b"".join(b"\x08" + varint(value) for value in values))
+        entries += delimited(0x0A, delimited(0x0A, name.encode()) + delimited(0x12, feature))
+    (ours,), (theirs,) = decode(delimited(0x0A, entries)), decode(example_bytes(ROWS[1]))
+    np.testing.assert_equal(ours._asdict(), theirs._asdict())
+
+
+NUMBERS = st.lists(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 40_000), min_size=1, max_size=15),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(NUMBERS)
+def test_varints_are_those_that_protobuf_packed(lists: list[list[int]]) -> None:
+    packed = []
+    for numbers in lists:
+        spelled = Int64List(value=numbers).SerializeToString()
+        packed.append(spelled[2 if len(spelled) < 130 else 3 :])  # after a tag and a length
+    flat, counts = decode_lists(packed)
+    assert flat.tolist() == [number for numbers in lists for number in numbers]
+    assert counts == list(map(len, lists))
+
+
+@pytest.mark.parametrize("packed", [[b"\x01\x80"], [b"\x80", b"\x01"], [b"\x80" * 10 + b"\x01"]])
+def test_bytes_that_are_no_numbers_are_errors(packed: list[bytes]) -> None:
+    with pytest.raises(ValueError, match=r"truncated|11 bytes, allowed: at most 10"):
+        decode_lists(packed)
 
 
 def test_statistics_are_those_of_the_records(files: Path) -> None:
@@ -75,6 +139,7 @@ def test_statistics_are_those_of_the_records(files: Path) -> None:
     shares = np.unique(originals, return_counts=True)[1] / len(originals)
     assert summary.unigram_entropy == pytest.approx(-(shares * np.log(shares)).sum(), rel=1e-12)
     assert (summary.slots, summary.most_predictions) == (SLOTS, 2)
+    assert summary.highest_id == max(max(row["input_ids"] + row["masked_lm_ids"]) for row in ROWS)
     assert summary.tokens == sum(sum(row["input_mask"]) for row in ROWS)
     assert [file.records for file in summary.files] == [10, 1, 12]
 
@@ -135,11 +200,15 @@ def test_evaluation_keeps_the_stored_masks(files: Path) -> None:
     [
         ({"input_mask": ROWS[3]["input_mask"][1:]}, "32 input_ids, 31 input_mask"),
         ({"input_mask": [0, *ROWS[3]["input_mask"][1:]]}, "input_mask with gaps"),
+        ({"input_mask": [0] * LENGTH}, "input_mask with gaps or without tokens"),
+        ({"input_mask": [2, *ROWS[3]["input_mask"][1:]]}, "input_mask with gaps"),
         ({"next_sentence_labels": [2]}, r"next_sentence_labels \[2\]"),
+        ({"next_sentence_labels": [0, 1]}, r"next_sentence_labels \[0, 1\]"),
         ({"masked_lm_weights": [1] * SLOTS}, "masked_lm_weights as int64_list"),
         ({"masked_lm_weights": [0.0, 1.0, 0.0, 0.0, 0.0]}, "masked_lm_weights with gaps"),
         ({"segment_ids": [2, *ROWS[3]["segment_ids"][1:]]}, "segment_ids 2, allowed: 0 to 1"),
         ({"masked_lm_positions": [99, 0, 0, 0, 0]}, "masked_lm_positions 99, allowed: 0 to"),
+        ({"masked_lm_ids": [-5, 0, 0, 0, 0]}, "masked_lm_ids -5, allowed: 0 to"),
         ({"input_ids": [2**40, *ROWS[3]["input_ids"][1:]]}, f"input_ids {2**40}, allowed: 0 to"),
     ],
 )

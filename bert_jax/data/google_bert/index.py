@@ -4,24 +4,24 @@ import array
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from bert_jax.data.google_bert.schema import RowStatistics, decode_row, row_statistics
+from bert_jax.data.google_bert.schema import decode_rows
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
+from bert_jax.files.read import sha256_of_files
 from bert_jax.files.remote import is_remote
 from bert_jax.section import Section
 
 _CHECKSUM: Final = "sha256"
 _VERSION: Final = 1  # of the cache; other versions are rebuilt
-_CHUNK: Final = 256  # records
-_LONGEST: Final = 2**16 - 1  # tokens of an example
+_CHUNK: Final = 64  # records decoded together
 _CACHE_NAME: Final = ".bert_jax_index"
 
 
@@ -57,10 +57,10 @@ class RecordIndex(NamedTuple):
 
 
 def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
-    """Returns the index of one file or more, in the dataset's order, built unless one is cached.
+    """Returns the index of one file or more, in the dataset's order.
 
-    Building reads every byte and checks every record. The index is cached beside local files, in a
-    directory whose name begins with ``.bert_jax_index``; where that is not writable, and for
+    Building it reads every byte and checks every record. It is cached beside local files, in a
+    directory whose name begins with ``.bert_jax_index``. If that is not writable, and for
     ``gs://``, it is rebuilt each time.
 
     Raises:
@@ -95,26 +95,25 @@ def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
         if (cache / _CHECKSUM).read_text() != _checksum(cache):
             return None
         summary = IndexSummary.model_validate_json((cache / "index.json").read_text())
-        offsets = np.load(cache / "offsets.npy", mmap_mode="r", allow_pickle=False)
-        lengths = np.load(cache / "lengths.npy", mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # pydantic's ValidationError is a ValueError
+        offsets, lengths = (
+            np.load(cache / name, mmap_mode="r", allow_pickle=False)
+            for name in ("offsets.npy", "lengths.npy")
+        )
+    except (OSError, ValueError, EOFError, UserError):  # ValueError: pydantic's too
         return None
-    pairs = zip(paths, [file.records for file in summary.files], strict=False)
-    found = tuple(_file_record(path, records) for path, records in pairs)
-    count = sum(file.records for file in summary.files)
-    fits = summary.version == _VERSION and summary.files == found and len(paths) == len(found)
-    if not fits or offsets.shape != (count,) or lengths.shape != (count,):
+    records = [file.records for file in summary.files]
+    if summary.version != _VERSION or len(records) != len(paths):
+        return None
+    if summary.files != tuple(map(_file_record, paths, records)):
         return None
     return RecordIndex(summary, offsets, lengths)
 
 
 def _checksum(cache: Path) -> str:
     """Returns the SHA-256 of the files of a cache: a damaged one is made again."""
-    digest = hashlib.sha256()
-    for name in ("index.json", "offsets.npy", "lengths.npy"):
-        with (cache / name).open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    return sha256_of_files(
+        {name: cache / name for name in ("index.json", "offsets.npy", "lengths.npy")}
+    )
 
 
 def _file_record(path: epath.Path, records: int) -> FileRecord:
@@ -130,16 +129,22 @@ def _file_record(path: epath.Path, records: int) -> FileRecord:
 def _build(paths: Sequence[epath.Path]) -> RecordIndex:
     offsets, lengths = array.array("q"), array.array("H")
     digest = hashlib.blake2b(digest_size=16)
-    totals = _Totals()
+    slots = most = highest = 0
+    counts = np.zeros(1, np.int64)  # of the tokens before masking, by id
     files = []
     for path in paths:
-        before = len(offsets)
-        records = scan_records(path)
+        before, name, records = len(offsets), str(path), scan_records(path)
         while held := list(itertools.islice(records, _CHUNK)):
-            payloads = [record.payload for record in held]
-            for statistics in _statistics(path, payloads, first=len(offsets) - before + 1):
-                lengths.extend(statistics.lengths.tolist())
-                totals.add(statistics)
+            first = len(offsets) - before + 1
+            places = [f"{name}: record {number}" for number in range(first, first + len(held))]
+            for rows in decode_rows([record.payload for record in held], places):
+                lengths.extend(rows.lengths.tolist())
+                slots = max(slots, rows.weights.shape[1])
+                most = max(most, int(rows.counts.max()))
+                highest = max(highest, rows.highest_id)
+                added = np.bincount(rows.originals(), minlength=len(counts))
+                added[: len(counts)] += counts
+                counts = added
             offsets.extend(record.offset for record in held)
             digest.update(b"".join(record.checksum.to_bytes(4, "little") for record in held))
         files.append(_file_record(path, len(offsets) - before))
@@ -148,57 +153,13 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
     summary = IndexSummary(
         files=tuple(files),
         fingerprint=digest.hexdigest(),
-        slots=totals.slots,
-        most_predictions=totals.most,
-        highest_id=totals.highest,
+        slots=slots,
+        most_predictions=most,
+        highest_id=max(highest, len(counts) - 1),
         tokens=sum(lengths),
-        unigram_entropy=unigram_entropy(totals.counts),
+        unigram_entropy=unigram_entropy(counts),
     )
     return RecordIndex(summary, np.frombuffer(offsets, np.int64), np.frombuffer(lengths, np.uint16))
-
-
-def _statistics(
-    path: epath.Path, payloads: Sequence[bytes], *, first: int
-) -> Iterator[RowStatistics]:
-    """Yields the statistics of some rows of a file, of which the first has the number ``first``."""
-    found = row_statistics(payloads)
-    if found is not None and found.lengths.max() <= _LONGEST:
-        yield found
-        return
-    for number, payload in enumerate(payloads, first):
-        try:
-            example, slots = decode_row(payload)
-            if len(example.input_ids) > _LONGEST:
-                raise ValueError(
-                    f"found {len(example.input_ids)} tokens, allowed: up to {_LONGEST}"
-                )
-        except ValueError as error:
-            raise UserError(f"{path}: record {number}: {error}") from None
-        yield RowStatistics(
-            lengths=np.array([len(example.input_ids)]),
-            slots=slots,
-            most_predictions=len(example.positions),
-            highest_id=int(example.input_ids.max()),
-            originals=np.delete(example.original(), example.special_positions),
-        )
-
-
-class _Totals:
-    """Statistics of all rows so far."""
-
-    def __init__(self) -> None:
-        self.slots = 0
-        self.most = 0
-        self.highest = 0
-        self.counts = np.zeros(1, np.int64)  # by id, without special tokens
-
-    def add(self, rows: RowStatistics) -> None:
-        self.slots = max(self.slots, rows.slots)
-        self.most = max(self.most, rows.most_predictions)
-        added = np.bincount(rows.originals, minlength=len(self.counts))
-        added[: len(self.counts)] += self.counts
-        self.counts = added
-        self.highest = max(self.highest, rows.highest_id, len(added) - 1)
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

@@ -108,12 +108,12 @@ the cost of reading a record."""
 def packed_example(record: bytes) -> Any:
     r"""Parses an example without decoding numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
 
-    None if the record has anything else in it, such as numbers that are not packed, which no known
-    writer does.
-
     Raises:
         DecodeError: the bytes are not such a message.
     """
     example = PackedExample.FromString(record)
     example.DiscardUnknownFields()
-    return example if example.ByteSize() == len(record) else None
+    if example.ByteSize() == len(record):
+        return example
+    # Something else is in it, such as numbers that are not packed, which no known writer makes.
+    return PackedExample.FromString(Example.FromString(record).SerializeToString())

@@ -8,7 +8,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from typing import BinaryIO, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import google_crc32c
 from etils import epath
@@ -40,99 +40,83 @@ def masked_crc(content: bytes) -> int:
 def frame(payload: bytes) -> bytes:
     """Returns a record as stored, `FRAME_BYTES` longer than its payload."""
     length = len(payload).to_bytes(8, "little")
-    parts = (length, payload)
-    return b"".join(part + _CHECKSUM.pack(masked_crc(part)) for part in parts)
+    return b"".join(part + _CHECKSUM.pack(masked_crc(part)) for part in (length, payload))
 
 
 def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
-    """Yields every record in order of a file, local or ``gs://``, that is not compressed.
+    """Yields every record of a file in order.
 
     Raises:
-        UserError: the file cannot be read, is truncated or damaged; names the record, counted from
-            1.
+        UserError: as `RecordFile`.
     """
-    require_file(path)
-    try:
-        size = path.stat().length
-        with path.open("rb") as file:
-            offset, number = 0, 1
-            while offset < size:
-                room = size - offset
-                record = _read(cast(BinaryIO, file), path, offset=offset, room=room, number=number)
-                yield record
-                offset += FRAME_BYTES + len(record.payload)
-                number += 1
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    file = RecordFile(path)
+    offset, number = 0, 1
+    while offset < file.size:
+        record = file.read(offset, number=number)
+        yield record
+        offset += FRAME_BYTES + len(record.payload)
+        number += 1
 
 
 class RecordFile:
-    """Random access to the records of one file by offset. Thread-safe."""
+    """Random access to the records of a file, local or ``gs://``, not compressed. Thread-safe."""
 
     def __init__(self, path: epath.Path) -> None:
         """Opens the file; UserError if it cannot be read."""
-        self._path = path
-        self._lock = threading.Lock()
         require_file(path)
+        self._path, self._lock = path, threading.Lock()
         try:
-            self._size = path.stat().length
-            self._file = cast(BinaryIO, path.open("rb"))
+            self.size = path.stat().length  # in bytes
+            self._file: Any = path.open("rb")
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise self._unreadable(error) from error
 
-    def read(self, offset: int, *, number: int) -> bytes:
-        """Returns a record's payload, checked.
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # absent if opening the file failed
+            self._file.close()
 
-        ``offset`` is that of its frame; messages name its ``number`` in the file, from 1.
+    def read(self, offset: int, *, number: int) -> StoredRecord:
+        """Returns the record whose frame is at an offset; messages give its ``number``, from 1.
 
         Raises:
-            UserError: the file has changed or is damaged.
+            UserError: the file cannot be read, or the record is truncated or damaged.
         """
-        room = self._size - offset
         try:
             with self._lock:
                 self._file.seek(offset)
-                return _read(
-                    self._file, self._path, offset=offset, room=room, number=number
-                ).payload
+                header = self._file.read(_HEADER.size)
+                length = self._length(header, offset, number)
+                payload = self._file.read(length)
+                footer = self._file.read(_CHECKSUM.size)
         except OSError as error:
-            raise _unreadable(self._path, error) from error
+            raise self._unreadable(error) from error
+        if len(footer) < _CHECKSUM.size:
+            raise self._damaged(number, "cut short")
+        (checksum,) = _CHECKSUM.unpack(footer)
+        if masked_crc(payload) != checksum:
+            raise self._damaged(number, "the checksum of its bytes does not match")
+        return StoredRecord(offset, payload, checksum)
 
-    def close(self) -> None:
-        """Closes the file."""
-        if (file := getattr(self, "_file", None)) is not None:  # None if opening it failed
-            file.close()
+    def _length(self, header: bytes, offset: int, number: int) -> int:
+        if len(header) < _HEADER.size:
+            raise self._damaged(number, "cut short")
+        length, checksum = _HEADER.unpack(header)
+        if masked_crc(header[:8]) != checksum:
+            if offset == 0 and header.startswith(_GZIP):
+                raise UserError(
+                    f"{self._path}: found a gzip file, allowed: TFRecords without compression"
+                )
+            # Checked first: in another format the length would be arbitrary.
+            raise self._damaged(number, "the checksum of its length does not match")
+        if length + FRAME_BYTES > self.size - offset:
+            raise self._damaged(number, "cut short")
+        return length
 
-    __del__ = close
+    def _damaged(self, number: int, found: str) -> UserError:
+        return UserError(
+            f"{self._path}: record {number}: damaged ({found}), allowed: a whole TFRecord file"
+        )
 
-
-def _read(file: BinaryIO, path: epath.Path, *, offset: int, room: int, number: int) -> StoredRecord:
-    """Reads the record at the file's position, ``room`` bytes before its end."""
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        raise _damaged(path, number, "cut short")
-    length, checksum = _HEADER.unpack(header)
-    if masked_crc(header[:8]) != checksum:
-        if offset == 0 and header.startswith(_GZIP):
-            raise UserError(f"{path}: found a gzip file, allowed: TFRecords without compression")
-        # Checked first: in another format the length would be arbitrary.
-        raise _damaged(path, number, "the checksum of its length does not match")
-    if length + FRAME_BYTES > room:
-        raise _damaged(path, number, "cut short")
-    payload = file.read(length)
-    footer = file.read(_CHECKSUM.size)
-    if len(payload) + len(footer) < length + _CHECKSUM.size:
-        raise _damaged(path, number, "cut short")
-    (checksum,) = _CHECKSUM.unpack(footer)
-    if masked_crc(payload) != checksum:
-        raise _damaged(path, number, "the checksum of its bytes does not match")
-    return StoredRecord(offset, payload, checksum)
-
-
-def _damaged(path: epath.Path, number: int, found: str) -> UserError:
-    return UserError(f"{path}: record {number}: damaged ({found}), allowed: a whole TFRecord file")
-
-
-def _unreadable(path: epath.Path, error: OSError) -> UserError:
-    reason = os.strerror(error.errno).lower() if error.errno else error
-    return UserError(f"{path}: cannot be read ({reason})")
+    def _unreadable(self, error: OSError) -> UserError:
+        reason = os.strerror(error.errno).lower() if error.errno else error
+        return UserError(f"{self._path}: cannot be read ({reason})")
