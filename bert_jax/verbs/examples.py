@@ -20,7 +20,8 @@ from bert_jax.files.remote import is_remote
 from bert_jax.narration import narrator_of
 from bert_jax.pipelines.examples import ExamplesSection, dataset_directory, make_examples
 from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
-from bert_jax.report.dataset.collect import print_examples, write_examples_report
+from bert_jax.report.dataset.page import write_examples_report
+from bert_jax.report.dataset.sample import print_examples
 from bert_jax.section import need, under
 from bert_jax.text import load_tokenizer
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.report.dataset import page as dataset_page
 from bert_jax.report.finetuning import page as finetuning_page
 from tests.report import test_examples as dataset
 from tests.report.records import example, inputs, numbers
@@ -18,7 +17,7 @@ REGRESSION = inputs(
 )
 PAGES = {
     "finetuning": lambda: finetuning_page.render(REGRESSION),
-    "dataset": lambda: dataset_page.render(dataset.inputs()),
+    "dataset": dataset.page,
 }
 
 

@@ -1,19 +1,23 @@
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from bert_jax.data.dataset.provenance import LanguageRecord
-from bert_jax.data.dataset.schema import Example
-from bert_jax.data.rows.masking import MaskedExample
-from bert_jax.report.dataset.page import (
-    ExamplesInputs,
-    MaskCounts,
-    Overlap,
-    Padding,
-    SplitFigures,
-    render,
+from bert_jax.data.dataset.provenance import (
+    CorpusRecord,
+    LanguageRecord,
+    PairsRecord,
+    Provenance,
+    SplitRecord,
+    TextRecord,
 )
-from bert_jax.report.dataset.sample import Piece, SampleExample, count_changes, sample_example
+from bert_jax.data.dataset.recipe import PairingSection
+from bert_jax.data.dataset.schema import Example
+from bert_jax.data.rows.masking import MaskedExample, MaskingSection
+from bert_jax.report.dataset.page import render
+from bert_jax.report.dataset.sample import Piece, Sample, SampleExample, sample_example
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.report.strict_html import read, rows
 
@@ -22,51 +26,51 @@ TOKENIZER = WordPieceTokenizer(PIECES, lower_case=True, strip_accents=None, chin
 CLS, SEP, MASK, DOG, BARK, ED, CAT = 2, 3, 4, 5, 6, 7, 8
 
 
-def sampled(text: str = "dog") -> SampleExample:
-    first = (Piece(text, False, "", text), Piece("[MASK]", True, "masked", "bark"))
-    second = (Piece("cat", False, "random", "dog"), Piece("ed", False, "kept", "##ed"))
-    return SampleExample(7, "B is random", (first, second), tokens=7, predictions=3)
-
-
-def inputs(**changes: Any) -> ExamplesInputs:
+def page(languages: dict[str, LanguageRecord] | None = None) -> str:
+    """The page of a dataset with a split of 100 examples of 10, 20 and 32 tokens."""
     counts = np.zeros(33, np.int64)
     counts[[10, 20, 32]] = 3, 4, 93
-    train = SplitFigures("train", 12, 100, 3086, counts, 400, 0.125, (0, 48))
-    values: dict[str, Any] = {
-        "title": "Dataset wiki",
-        "made": {"seed": "7"},
-        "splits": [train],
-        "padding": Padding(32, 0.0356, 0.005, 1.05, 8),
-        "sample_size": 100,
-        "masking": "rate 0.15",
-        "masks": MaskCounts(tokens=3000, masked=360, random=45, kept=45),
-        "labels": {"B follows A": 52, "B is random": 48},
-        "corpus": {"documents": 12, "sentences": 400, "tokens": 3000, "unknown_rate": 0.002,
-                   "unigram_entropy": 5.25},
-        "pieces": [("the", 300), ("##s", 30)],
-        "dropped": [("read", 14, 420), ("duplicate_documents", 2, 0), ("kept", 12, 400)],
-        "overlaps": [Overlap("RTE/dev.tsv", 277, 3, 1)],
-        "sample": [sampled()],
-        "footer": "f",
-        "languages": {},
-    }  # fmt: skip
-    return ExamplesInputs(**(values | changes))
-
-
-def sections(made: ExamplesInputs) -> str:
-    return read(render(made)).text
-
-
-def body(made: ExamplesInputs) -> Any:
-    return read(render(made)).root
+    train = SplitRecord.model_construct(
+        documents=12, examples=100, tokens=3086, sentences=400, repeated_sentences=0.125,
+        pairs=PairsRecord(same_document=(52, 0), other_document=(0, 48)), languages=languages,
+    )  # fmt: skip
+    provenance = Provenance.model_construct(
+        tokenizer_hash="a" * 64, vocab_size=1000, seed=7, validation_fraction=0.0,
+        pairing=PairingSection(max_seq_length=32), splits={"train": train},
+        text=TextRecord(layout="sentences", documents="file", language=None, files=()),
+        corpus=CorpusRecord(documents=12, sentences=400, tokens=3000, unigram_entropy=5.25,
+                            unknown_rate=0.002),
+    )  # fmt: skip
+    first = (Piece("dog", False, "", "dog"), Piece("[MASK]", True, "masked", "bark"))
+    second = (Piece("cat", False, "random", "dog"), Piece("ed", False, "kept", "##ed"))
+    sample = Sample(
+        size=100, tokens=3000, changes={"masked": 360, "random": 45, "kept": 45},
+        labels=Counter({"B follows A": 52, "B is random": 48}),
+        pieces=[("the", 300), ("##s", 30)],
+        shown=[SampleExample(7, "B is random", (first, second), tokens=7, predictions=3)],
+    )  # fmt: skip
+    preparation: Any = SimpleNamespace(
+        documents={"read": 14, "duplicate_documents": 2, "kept": 12},
+        lines={"read": 420, "kept": 400},
+        cleaning=SimpleNamespace(contamination="set"),
+        contamination=[SimpleNamespace(name="RTE/dev.tsv", examples=277, found=3, documents=1)],
+    )
+    return render(
+        provenance, lengths={"train": counts}, sample=sample, masking=MaskingSection(),
+        preparation=preparation, directory=Path("data/wiki"),
+    )  # fmt: skip
 
 
 def test_the_page_shows_every_figure() -> None:
-    root = body(inputs())
+    document = read(page())
+    root = document.root
     assert rows(root, "including [CLS]") == {
         "train": ["12", "100", "3,086", "30.86", "32", "32"],
     }
-    assert rows(root, "that are padding")["packed"] == ["0.50%", "1.0500"]
+    assert rows(root, "that are padding") == {
+        "one example per row": ["3.56%", "1.0000"],
+        "packed": ["0.58%", "1.0309"],  # 97 rows, three of them with two examples
+    }
     assert rows(root, "Purity") == {"train": ["0", "48"]}
     assert rows(root, "450 tokens to predict in a sample of 100 examples") == {
         "replaced by [MASK]": ["80.00%", "360"],
@@ -78,7 +82,7 @@ def test_the_page_shows_every_figure() -> None:
     assert rows(root, "Duplicate lines") == {"train": ["400", "12.50%"]}
     assert rows(root, "by rule")["duplicate_documents"] == ["2", "0"]
     assert rows(root, "Contamination") == {"RTE/dev.tsv": ["277", "3", "1.08%", "1"]}
-    text = sections(inputs())
+    text = document.text
     assert "tokens to predict 15.00%" in text
     assert "unigram entropy 5.250 nats" in text
     assert "unknown pieces 0.200%" in text
@@ -99,12 +103,12 @@ def test_languages_are_shown_with_their_shares() -> None:
         "en": language(90, 0.9, 0.823, passes=9.144, examples=700, example_tokens=64_000),
         "is": language(10, 0.1, 0.177, passes=17.7, examples=200, example_tokens=16_000),
     }
-    root = body(inputs(languages={"train": languages}))
+    root = read(page(languages)).root
     assert rows(root, "Languages of train") == {
         "en": ["90", "9,000", "90.00%", "82.30%", "9.1440", "700", "80.00%"],
         "is": ["10", "1,000", "10.00%", "17.70%", "17.70", "200", "20.00%"],
     }
-    assert "Languages" not in sections(inputs())
+    assert "Languages" not in read(page()).text
 
 
 def test_an_example_is_spelled_with_its_masks() -> None:
@@ -125,5 +129,3 @@ def test_an_example_is_spelled_with_its_masks() -> None:
         ),
         (Piece("dog", False, "random", "cat"),),
     )
-    after = masked.input_ids[masked.positions]
-    assert tuple(count_changes(masked.ids, after, mask=MASK)) == (1, 1, 1)

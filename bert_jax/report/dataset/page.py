@@ -1,162 +1,170 @@
-"""The report of a dataset: what its examples look like, and its statistics."""
+"""The report page of a dataset: its statistics, and examples with their masks."""
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final
 
 import numpy as np
+from etils import epath
 
-from bert_jax.data.dataset.provenance import LanguageRecord
+from bert_jax.data.dataset.provenance import LanguageRecord, Provenance, SplitRecord
+from bert_jax.data.dataset.reader import Dataset
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.packing_plan import PackingPlan, PackingSection
+from bert_jax.files.atomic import write_whole
+from bert_jax.pipelines.preparation import Preparation, read_preparation
 from bert_jax.report.charts import Chart, histogram
-from bert_jax.report.dataset.sample import SampleExample
+from bert_jax.report.dataset.sample import Sample, take_sample
 from bert_jax.report.rendering import Cell, Share, render_page
+from bert_jax.text import Tokenizer
+from bert_jax.version import __version__
 
 BINS: Final = 64  # bars of the histogram, at most
 
-
-class SplitFigures(NamedTuple):
-    """A split, in numbers."""
-
-    name: str
-    documents: int
-    examples: int
-    tokens: int
-    length_counts: np.ndarray  # int [longest + 1]: examples of each length
-    sentences: int | None
-    repeated_sentences: float | None  # share; both None where they were not counted
-    impure: tuple[int, int] | None
-    """Pairs labelled random with spans of one document, and pairs labelled random; None: not
-    counted, or no random pairs."""
+_LENGTHS: Final = 1 << 20  # lengths in memory at once
+_CHANGES: Final = {
+    "masked": "replaced by [MASK]",
+    "random": "replaced by a random piece",
+    "kept": "left unchanged",
+}
 
 
-class Padding(NamedTuple):
-    """Shares of positions that are padding."""
+def write_examples_report(
+    splits: Sequence[Dataset], *, tokenizer: Tokenizer, masking: MaskingSection, seed: int
+) -> Path:
+    """Writes a dataset's report, and returns its path: ``data/wiki`` → ``data/wiki.report.html``.
 
-    seq_length: int
-    single: float
-    packed: float
-    examples_per_row: float
-    max_examples: int
-
-
-class MaskCounts(NamedTuple):
-    """Tokens of a sample, and what masking did to them."""
-
-    tokens: int
-    masked: int
-    random: int
-    kept: int
-
-    @property
-    def predictions(self) -> int:
-        """Tokens to predict."""
-        return self.masked + self.random + self.kept
-
-
-class Overlap(NamedTuple):
-    """How much of an evaluation file was found in the corpus."""
-
-    name: str
-    examples: int
-    found: int
-    documents: int
+    It is beside the dataset, which inspecting does not change. The first split is to be the
+    training split: examples are sampled from it. Memory use does not grow with the dataset. Raises
+    UserError if a shard is damaged, or the page cannot be written.
+    """
+    train = splits[0]
+    directory = Path(train.directory)
+    html = render(
+        train.provenance,
+        lengths={split.split: _length_counts(split) for split in splits},
+        sample=take_sample(train, tokenizer=tokenizer, masking=masking, seed=seed),
+        masking=masking,
+        preparation=read_preparation(directory),
+        directory=directory,
+    )
+    path = directory.with_name(f"{directory.name}.report.html")
+    write_whole(epath.Path(path), html.encode())
+    return path
 
 
-class ExamplesInputs(NamedTuple):
-    """Contents of the page."""
-
-    title: str
-    made: Mapping[str, str]  # settings and origins, by name
-    splits: Sequence[SplitFigures]
-    padding: Padding
-    sample_size: int  # examples of the first split in which masks, labels and pieces were counted
-    masking: str
-    masks: MaskCounts
-    labels: Mapping[str, int]
-    corpus: Mapping[str, float]  # documents, sentences, tokens, unknown_rate and unigram_entropy
-    pieces: Sequence[tuple[str, int]]  # the most frequent ones in the sample, with their counts
-    dropped: Sequence[tuple[str, int, int]] | None
-    """Rules with the documents and the lines they dropped; None: nothing was cleaned."""
-    overlaps: Sequence[Overlap] | None  # None: not looked for
-    sample: Sequence[SampleExample]  # the examples to show
-    footer: str
-    languages: Mapping[str, Mapping[str, LanguageRecord]]
-    """By split and code; empty if the settings name no languages."""
-
-
-def render(inputs: ExamplesInputs) -> str:
+def render(
+    provenance: Provenance,
+    *,
+    lengths: Mapping[str, np.ndarray],
+    sample: Sample,
+    masking: MaskingSection,
+    preparation: Preparation | None,
+    directory: Path,
+) -> str:
     """Returns the report as one HTML document that loads nothing.
 
-    There is at least one split with at least one example.
+    `lengths` has the number of examples of each length in each split, int [longest + 1], with at
+    least one example; the sample is from the first of these splits.
     """
-    first, padding = inputs.splits[0], inputs.padding
+    splits = {name: provenance.splits[name] for name in lengths}
+    first, split = next(iter(splits.items()))
+    capacity, packing = provenance.pairing.max_seq_length, PackingSection()
+    plan = PackingPlan(lengths[first], capacity=capacity, max_examples=packing.max_examples)
+    single = 1.0 - split.tokens / (split.examples * capacity)
+    random_pairs = _random_pairs(provenance)
     figures = [
-        ("examples", f"{first.examples:,}"),
-        ("tokens", f"{first.tokens:,}"),
-        ("padding", f"{padding.single:.1%}"),
-        ("padding, packed", f"{padding.packed:.1%}"),
-        ("unknown pieces", f"{inputs.corpus['unknown_rate']:.3%}"),
+        ("examples", f"{split.examples:,}"),
+        ("tokens", f"{split.tokens:,}"),
+        ("padding", f"{single:.1%}"),
+        ("padding, packed", f"{plan.padding_share:.1%}"),
+        ("unknown pieces", f"{provenance.corpus.unknown_rate:.3%}"),
     ]
-    if first.impure is not None:
-        figures.append(("impure random pairs", f"{first.impure[0]:,}"))
-    masks = inputs.masks
-    mask_counts = {
-        "replaced by [MASK]": masks.masked,
-        "replaced by a random piece": masks.random,
-        "left unchanged": masks.kept,
-    }
+    if first in random_pairs:
+        figures.append(("impure random pairs", f"{random_pairs[first][0]:,}"))
+    most = sample.pieces[0][1] if sample.pieces else 1
+    settings = masking.model_dump(exclude_none=True).items()
+    checked = preparation is not None and preparation.cleaning.contamination is not None
     return render_page(
         "dataset.html",
-        title=inputs.title,
-        about=f"Training split: {first.name}",
+        title=f"Dataset {directory.name}",
+        about=f"Training split: {first}",
         figures=figures,
-        footer=inputs.footer,
-        inputs=inputs,
-        lengths=[_length_row(split) for split in inputs.splits],
-        histograms=[_histogram(split) for split in inputs.splits],
+        footer=f"bert-jax {__version__}, {time.strftime('%Y-%m-%d %H:%M %Z')}",
+        lengths=[_length_row(name, splits[name], lengths[name]) for name in splits],
+        histograms=[_histogram(name, counts) for name, counts in lengths.items()],
+        seq_length=capacity,
+        max_examples=packing.max_examples,
         padding=[
-            ("one example per row", Share(padding.single, padding.single), 1.0),
-            ("packed", Share(padding.packed, padding.packed), padding.examples_per_row),
+            ("one example per row", Share(single, single), 1.0),
+            ("packed", Share(plan.padding_share, plan.padding_share), plan.examples_per_row),
         ],
-        labels=_share_rows(inputs.labels),
-        purity=[(split.name, *split.impure) for split in inputs.splits if split.impure is not None],
-        mask_share=f"{masks.predictions / masks.tokens:.2%}",
-        masks=_share_rows(mask_counts),
-        languages={name: _language_rows(found) for name, found in inputs.languages.items()},
-        pieces=_piece_rows(inputs.pieces, tokens=masks.tokens),
+        sample=sample,
+        labels=_share_rows(sample.labels),
+        purity=[(name, *random_pairs[name]) for name in splits if name in random_pairs],
+        masking=", ".join(f"{name} {value}" for name, value in settings),
+        mask_share=f"{sample.predictions / sample.tokens:.2%}",
+        masks=_share_rows({_CHANGES[name]: found for name, found in sample.changes.items()}),
+        corpus=provenance.corpus,
+        languages={
+            name: _language_rows(each.languages)
+            for name, each in provenance.splits.items()
+            if each.languages
+        },
+        pieces=[
+            (piece, Share(found / sample.tokens, found / most), found)
+            for piece, found in sample.pieces
+        ],
         repeated=[
-            (split.name, split.sentences, Share(split.repeated_sentences))
-            for split in inputs.splits
-            if split.sentences is not None and split.repeated_sentences is not None
+            (name, each.sentences, Share(each.repeated_sentences))
+            for name, each in splits.items()
+            if each.sentences is not None and each.repeated_sentences is not None
         ],
+        dropped=None if preparation is None else _dropped(preparation),
         overlaps=[
             (each.name, each.examples, each.found, Share(each.found / max(each.examples, 1)),
              each.documents)
-            for each in inputs.overlaps or ()
-        ],
+            for each in preparation.contamination
+        ] if preparation is not None and checked else None,
+        made=_made(provenance, directory),
     )  # fmt: skip
 
 
-def _length_row(split: SplitFigures) -> tuple[Cell, ...]:
-    counts = split.length_counts
-    return (
-        split.name,
-        split.documents,
-        split.examples,
-        split.tokens,
-        split.tokens / split.examples,
-        int(np.searchsorted(np.cumsum(counts), 0.5 * counts.sum())),
-        int(np.flatnonzero(counts)[-1]),
-    )
+def _length_counts(split: Dataset) -> np.ndarray:
+    counts = np.zeros(split.provenance.pairing.max_seq_length + 1, np.int64)
+    for start in range(0, len(split), _LENGTHS):
+        counts += np.bincount(split.lengths[start : start + _LENGTHS], minlength=len(counts))
+    return counts
 
 
-def _histogram(split: SplitFigures) -> Chart:
-    used = np.flatnonzero(split.length_counts)
+def _length_row(name: str, split: SplitRecord, counts: np.ndarray) -> tuple[Cell, ...]:
+    median = int(np.searchsorted(np.cumsum(counts), 0.5 * counts.sum()))
+    longest = int(np.flatnonzero(counts)[-1])
+    mean = split.tokens / split.examples
+    return name, split.documents, split.examples, split.tokens, mean, median, longest
+
+
+def _random_pairs(provenance: Provenance) -> dict[str, tuple[int, int]]:
+    """Returns by split: pairs labelled random with spans of one document, and all of that label."""
+    if provenance.pairing.kind != "nsp":
+        return {}
+    pairs = {name: split.pairs for name, split in provenance.splits.items()}
+    return {
+        name: (found.same_document[1], found.same_document[1] + found.other_document[1])
+        for name, found in pairs.items()
+        if found is not None
+    }
+
+
+def _histogram(name: str, length_counts: np.ndarray) -> Chart:
+    used = np.flatnonzero(length_counts)
     first, last = int(used[0]), int(used[-1])
     width = -(-(last + 1 - first) // BINS)
     edges = list(range(first, last + 1 + width, width))
-    counts = [int(split.length_counts[a:b].sum()) for a, b in itertools.pairwise(edges)]
-    return histogram(f"Examples by length: {split.name}", counts, edges=edges, x_label="tokens")
+    counts = [int(length_counts[a:b].sum()) for a, b in itertools.pairwise(edges)]
+    return histogram(f"Examples by length: {name}", counts, edges=edges, x_label="tokens")
 
 
 def _share_rows(counts: Mapping[str, int]) -> list[tuple[str, Share, int]]:
@@ -164,23 +172,31 @@ def _share_rows(counts: Mapping[str, int]) -> list[tuple[str, Share, int]]:
     return [(name, Share(value / total, value / total), value) for name, value in counts.items()]
 
 
-def _piece_rows(pieces: Sequence[tuple[str, int]], *, tokens: int) -> list[tuple[str, Share, int]]:
-    most = pieces[0][1] if pieces else 1
-    return [(piece, Share(found / tokens, found / most), found) for piece, found in pieces]
-
-
 def _language_rows(languages: Mapping[str, LanguageRecord]) -> list[tuple[Cell, ...]]:
     total = sum(each.example_tokens for each in languages.values())
     return [
-        (
-            code,
-            each.documents,
-            each.tokens,
-            Share(each.share),
-            Share(each.mixture_share),
-            each.passes,
-            each.examples,
-            Share(each.example_tokens / total),
-        )
+        (code, each.documents, each.tokens, Share(each.share), Share(each.mixture_share),
+         each.passes, each.examples, Share(each.example_tokens / total))
         for code, each in languages.items()
-    ]
+    ]  # fmt: skip
+
+
+def _dropped(preparation: Preparation) -> list[tuple[str, int, int]]:
+    """Returns what was read, what each rule dropped and what was kept: documents and lines."""
+    documents, lines, places = preparation.documents, preparation.lines, {"read": 0, "kept": 2}
+    names = sorted({*documents, *lines}, key=lambda name: (places.get(name, 1), name))
+    return [(name, documents.get(name, 0), lines.get(name, 0)) for name in names]
+
+
+def _made(provenance: Provenance, directory: Path) -> dict[str, str]:
+    files = provenance.text.files
+    return {
+        "directory": str(directory),
+        "pairing": ", ".join(f"{k} {v}" for k, v in provenance.pairing.model_dump().items()),
+        "seed": str(provenance.seed),
+        "validation_fraction": str(provenance.validation_fraction),
+        "vocabulary": f"{provenance.vocab_size:,} pieces",
+        "tokenizer": provenance.tokenizer_hash[:16],
+        "layout": provenance.text.layout,
+        "sources": f"{len(files):,}, {sum(file.bytes for file in files):,} bytes",
+    }

@@ -1,18 +1,36 @@
-"""An example with its masks, spelled out for the report page and the terminal."""
+"""Examples with their masks: spelled out for page and terminal, and counted in a sample."""
 
-from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from collections import Counter
+from typing import Final, NamedTuple
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 
+from bert_jax.data.dataset.reader import Dataset
 from bert_jax.data.dataset.schema import Example
-from bert_jax.data.rows.masking import MaskedExample
+from bert_jax.data.rng import stream
+from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.text import Tokenizer
 
-Change = Literal["", "masked", "random", "kept"]
+SAMPLE: Final = 20_000  # examples in which masks, labels and pieces are counted
+SHOWN: Final = 20  # examples on the page
+PIECES: Final = 30  # the most frequent ones on the page
+CHANGES: Final = ("masked", "random", "kept")  # what masking does to a token to predict
 
+_CHUNK: Final = 1024  # examples in memory at once
+_LABELS: Final = {
+    "nsp": ("B follows A", "B is random"),
+    "sop": ("A and B in order", "A and B swapped"),
+}
 _CONTINUES: Final = "##"  # WordPiece
 _BEGINS: Final = "\u2581"  # SentencePiece: ▁
+_SPAN_STYLES: Final = ("cyan", "yellow")
+_STYLES: Final = {
+    "masked": "bold reverse",
+    "random": "bold reverse magenta",
+    "kept": "bold underline",
+}
 
 
 class Piece(NamedTuple):
@@ -20,7 +38,7 @@ class Piece(NamedTuple):
 
     text: str
     spaced: bool  # whether a space precedes it
-    change: Change  # what masking did to it; "": not to be predicted
+    change: str  # one of `CHANGES`; "": not to be predicted
     original: str  # the token before masking, as the vocabulary spells it
 
 
@@ -34,10 +52,74 @@ class SampleExample(NamedTuple):
     predictions: int
 
 
-def label_name(kind: str, label: int) -> str:
-    """Returns the meaning of a label: ``("nsp", 1)`` → ``"B is random"``."""
-    names = {"nsp": ("B follows A", "B is random"), "sop": ("A and B in order", "A and B swapped")}
-    return names[kind][label] if kind in names else "one span, no label"
+class Sample(NamedTuple):
+    """Counts of some examples, and a few of them to show."""
+
+    size: int  # examples
+    tokens: int
+    changes: dict[str, int]  # tokens to predict by what masking did to them, in order of `CHANGES`
+    labels: Counter[str]
+    pieces: list[tuple[str, int]]  # the most frequent ones, special ones left out
+    shown: list[SampleExample]
+
+    @property
+    def predictions(self) -> int:
+        """Tokens to predict."""
+        return sum(self.changes.values())
+
+
+def take_sample(
+    split: Dataset, *, tokenizer: Tokenizer, masking: MaskingSection, seed: int
+) -> Sample:
+    """Masks and counts at most `SAMPLE` examples, spread evenly over a split."""
+    rows, kind, special = _masker(split, tokenizer, masking), _kind(split), tokenizer.special
+    indices = _spread(len(split), SAMPLE)
+    shown = {indices[at] for at in _spread(len(indices), SHOWN)}
+    pieces = np.zeros(tokenizer.vocab_size, np.int64)
+    changes = np.zeros(len(CHANGES), np.int64)
+    labels: Counter[str] = Counter()
+    tokens, found = 0, []
+    for start in range(0, len(indices), _CHUNK):
+        chunk = indices[start : start + _CHUNK]
+        for index, example in zip(chunk, split.__getitems__(chunk), strict=True):
+            masked = rows(example.input_ids, stream(seed, "report", index))
+            changes += np.bincount(_changes(masked, special.mask), minlength=len(CHANGES))
+            tokens += len(example.input_ids)
+            pieces += np.bincount(example.input_ids, minlength=len(pieces))
+            labels[_label(kind, example)] += 1
+            if index in shown:
+                found.append(
+                    sample_example(example, masked, number=index, kind=kind, tokenizer=tokenizer)
+                )
+    pieces[[special.cls, special.sep]] = 0
+    most = np.argsort(-pieces, kind="stable")[:PIECES]
+    most = most[pieces[most] > 0].tolist()
+    return Sample(
+        size=len(indices),
+        tokens=tokens,
+        changes=dict(zip(CHANGES, changes.tolist(), strict=True)),
+        labels=labels,
+        pieces=list(zip(tokenizer.pieces(most), pieces[most].tolist(), strict=True)),
+        shown=found,
+    )
+
+
+def print_examples(
+    split: Dataset,
+    count: int,
+    *,
+    tokenizer: Tokenizer,
+    masking: MaskingSection,
+    seed: int,
+    console: Console,
+) -> None:
+    """Prints examples spread evenly over a split, with spans and masks in colour."""
+    rows, kind = _masker(split, tokenizer, masking), _kind(split)
+    for index in _spread(len(split), count):
+        example = split[index]
+        masked = rows(example.input_ids, stream(seed, "report", index))
+        shown = sample_example(example, masked, number=index, kind=kind, tokenizer=tokenizer)
+        console.print(example_text(shown), soft_wrap=True)
 
 
 def sample_example(
@@ -49,39 +131,49 @@ def sample_example(
     """
     originals = tokenizer.pieces(example.input_ids.tolist())
     seen = tokenizer.pieces(masked.input_ids.tolist())
-    predicted = set(masked.positions.tolist())
-    mask = tokenizer.special.mask
-    length = len(originals)
+    continues = np.asarray(tokenizer.is_continuation)[example.input_ids].tolist()
+    codes = _changes(masked, tokenizer.special.mask).tolist()
+    changes = dict(zip(masked.positions.tolist(), (CHANGES[code] for code in codes), strict=True))
     bounds = [(1, example.first_length - 1)]
     if example.has_pair:
-        bounds.append((example.first_length, length - 1))
-    spans = []
-    for start, stop in bounds:
-        ids = example.input_ids[start:stop]
-        continues = np.asarray(tokenizer.is_continuation)[ids].tolist()
-        spans.append(
-            tuple(
-                Piece(
-                    spell_piece(seen[at]),
-                    spaced=not continues[at - start] and at > start,
-                    change=_change(
-                        at in predicted,
-                        before=int(example.input_ids[at]),
-                        after=int(masked.input_ids[at]),
-                        mask=mask,
-                    ),
-                    original=originals[at],
-                )
-                for at in range(start, stop)
+        bounds.append((example.first_length, len(originals) - 1))
+    spans = tuple(
+        tuple(
+            Piece(
+                spell_piece(seen[at]),
+                spaced=at > start and not continues[at],
+                change=changes.get(at, ""),
+                original=originals[at],
             )
+            for at in range(start, stop)
         )
-    return SampleExample(
-        number=number,
-        label=label_name(kind, example.next_sentence_label),
-        spans=tuple(spans),
-        tokens=length,
-        predictions=len(predicted),
+        for start, stop in bounds
     )
+    return SampleExample(number, _label(kind, example), spans, len(originals), len(changes))
+
+
+def example_text(example: SampleExample) -> Text:
+    """Returns an example for the terminal: model input, with the original tokens in brackets.
+
+    It is readable without colours: ``the [MASK]⟨dog⟩ barked`` was "the dog barked", and ``⟨=⟩``
+    follows a token to predict that was left unchanged.
+    """
+    text = Text()
+    text.append(
+        f"example {example.number:,}: {example.label}, {example.tokens:,} tokens, "
+        f"{example.predictions:,} to predict\n",
+        style="bold",
+    )
+    for name, span, style in zip("AB", example.spans, _SPAN_STYLES, strict=False):
+        text.append(f"{name}  ", style="dim")
+        for piece in span:
+            text.append(" " * piece.spaced, style=style)
+            text.append(piece.text, style=f"{style} {_STYLES.get(piece.change, '')}")
+            if piece.change:
+                original = "=" if piece.change == "kept" else piece.original
+                text.append(f"⟨{original}⟩", style="green")
+        text.append("\n")
+    return text
 
 
 def spell_piece(piece: str) -> str:
@@ -91,19 +183,26 @@ def spell_piece(piece: str) -> str:
     return piece.removeprefix(_BEGINS) or piece
 
 
-def _change(is_predicted: bool, *, before: int, after: int, mask: int) -> Change:
-    if not is_predicted:
-        return ""
-    if after == mask:
-        return "masked"
-    return "kept" if after == before else "random"
+def _changes(masked: MaskedExample, mask: int) -> np.ndarray:
+    """Returns the index in `CHANGES` for each token to predict: int [k]."""
+    after = masked.input_ids[masked.positions]
+    return np.where(after == mask, 0, np.where(after == masked.ids, 2, 1))
 
 
-def count_changes(before: np.ndarray, after: np.ndarray, *, mask: int) -> Sequence[int]:
-    """Returns how many predicted tokens are masked, random and kept.
+def _label(kind: str, example: Example) -> str:
+    return _LABELS[kind][example.next_sentence_label] if kind in _LABELS else "one span, no label"
 
-    `before` are the tokens to predict, `after` what the model sees there, both int [k].
-    """
-    masked = int((after == mask).sum())
-    kept = int(((after == before) & (after != mask)).sum())
-    return masked, len(after) - masked - kept, kept
+
+def _kind(split: Dataset) -> str:
+    return split.provenance.pairing.kind
+
+
+def _masker(split: Dataset, tokenizer: Tokenizer, masking: MaskingSection) -> TokenMasker:
+    most = masking.predictions(split.provenance.pairing.max_seq_length)
+    return TokenMasker.from_tokenizer(tokenizer, masking=masking, max_predictions=most)
+
+
+def _spread(total: int, most: int) -> list[int]:
+    """Returns at most `most` indices spread evenly over ``range(total)``."""
+    count = min(total, most)
+    return [at * total // count for at in range(count)]
