@@ -29,7 +29,7 @@ from bert_jax.launch.job import Ending
 from bert_jax.launch.reports import Reports
 from bert_jax.launch.run_process import RestartDecision, Restarts, RunProcess
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
-from bert_jax.parallel.signal_pipe import SignalPipe
+from bert_jax.parallel.stop_signal import SignalPipe
 
 _DONE = 0
 _MISTAKE = 2

@@ -21,9 +21,8 @@ from bert_jax.errors import RunStopped, UserError, did_you_mean
 from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
-from bert_jax.parallel.layout import check_batch, check_slices, mesh_shape
 from bert_jax.parallel.probe import missing_platform
-from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.section import MeshSection, check_batch, check_slices, mesh_shape
 from bert_jax.text import load_tokenizer
 
 TABLE_DATE: Final = "2026-11-23"

@@ -3,40 +3,105 @@
 Where a figure is published for a chip, it is here as published; how JAX and libtpu cut a chip into
 devices follows from `devices_per_chip`. Bandwidths are bytes per second in one direction.
 
-Sources, named per row by the keys of `SOURCES`. A clock that no page states is the published peak
-divided by the products per cycle of the chip's matrix units; compiling a large product for each
-generation with libtpu 0.0.51 gives 70 to 98% of those products per cycle (docs/planning.md).
+Sources, beside each generation's page at https://docs.cloud.google.com/tpu/docs:
+
+- clock, memory bandwidth and links of v2 and v3: https://doi.org/10.1145/3360307
+- the same of v4, and links of v3: https://arxiv.org/abs/2304.01433, table 4
+- links of v5e to v6e, the data-centre network: https://jax-ml.github.io/scaling-book/tpus
+- runtimes, zones and names of quotas, read 2026-11: ``runtimes``, ``regions-zones`` and ``quota``
+  there; GKE's selectors: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+- ids of quotas as the service's own refusals name them, v3's by the pattern of v2's and v4's:
+  https://github.com/skypilot-org/skypilot/blob/master/sky/backends/cloud_vm_ray_backend.py,
+  https://github.com/marin-community/marin/issues/87
+
+A clock that no page states is the published peak divided by the products per cycle of the chip's
+matrix units; compiling a large product for each generation with libtpu 0.0.51 gives 70 to 98% of
+those products per cycle (docs/planning.md).
 """
 
+import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any, Final
-
-from bert_jax.parallel.accelerator import Accelerator, Quota
 
 GIB: Final = 2**30
 
-SOURCES: Final[dict[str, str]] = {
-    "v2": "https://docs.cloud.google.com/tpu/docs/v2",
-    "v3": "https://docs.cloud.google.com/tpu/docs/v3",
-    "v4": "https://docs.cloud.google.com/tpu/docs/v4",
-    "v5e": "https://docs.cloud.google.com/tpu/docs/v5e",
-    "v5p": "https://docs.cloud.google.com/tpu/docs/v5p",
-    "v6e": "https://docs.cloud.google.com/tpu/docs/v6e",
-    "v7x": "https://docs.cloud.google.com/tpu/docs/tpu7x",
-    # Clock, memory bandwidth and links of v2 and v3.
-    "cacm": "https://doi.org/10.1145/3360307",
-    # The same of v4, and links of v3, table 4.
-    "v4-paper": "https://arxiv.org/abs/2304.01433",
-    # Links of v5e to v6e, the data-centre network per host.
-    "scaling-book": "https://jax-ml.github.io/scaling-book/tpus",
-    "runtimes": "https://docs.cloud.google.com/tpu/docs/runtimes",
-    # Zones, GKE's selectors and the names of quotas change; read 2026-11.
-    "zones": "https://docs.cloud.google.com/tpu/docs/regions-zones",
-    "gke": "https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus",
-    "quotas": "https://docs.cloud.google.com/tpu/docs/quota",
-    # Ids as the service's own refusals name them; v3's by the pattern of v2's and v4's.
-    "quota-ids": "https://github.com/skypilot-org/skypilot/blob/master/sky/backends/"
-    "cloud_vm_ray_backend.py, https://github.com/marin-community/marin/issues/87",
-}
+
+@dataclasses.dataclass(frozen=True)
+class Quota:
+    """What a project may have of one generation in a zone, as the Cloud Quotas API calls it."""
+
+    on_demand: str  # the quota's id
+    spot: str  # likewise
+    per_chip: int  # how much of it a chip takes: 2 where it counts TensorCores
+    smallest: int = 1  # chips of the smallest slice that counts towards it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One generation of TPU, per chip."""
+
+    name: str  # ours and the users': ``v5e``
+    aliases: tuple[str, ...] = ()  # other spellings of it, lower case
+    device_kinds: tuple[str, ...]  # what JAX calls its devices
+    devices_per_chip: int = 1  # their figures are the chip's, divided
+    # Of a slice with more than one host. A machine with 8 v5e or v6e chips is then two hosts with
+    # half its network cards each.
+    chips_per_host: int = 4
+    chips_of_one_host: int = 4  # of the largest slice that the Cloud TPU API gives as one host
+    # Chips that one count of an accelerator type such as ``v4-32`` stands for: 0.5 where it counts
+    # TensorCores
+    count_unit: float = 0.5
+    accelerator_type: str | None = None  # how Cloud spells it before a count; None: as its name
+    # Of the Cloud TPU API; None where only GKE and Compute Engine have it
+    runtime_version: str | None = "tpu-ubuntu2204-base"
+    libtpu_name: str | None = None  # how libtpu spells it in a topology; None: as its name
+    megacore: bool = False  # whether libtpu must be told that a chip is one device
+    # Whether its matrix units take bfloat16 from Pallas kernels too, and ours have been compiled
+    # for it
+    kernels: bool = False
+    # Whether its vector unit makes a product of two int32 out of twenty other operations
+    composes_int32: bool = False
+    hbm_bytes: int  # of memory
+    hbm_bandwidth: float  # bytes per second
+    # Dense products per second by dtype, a product and a sum being two
+    peak_flops: Mapping[str, float]
+    clock_hz: float  # that `estimated_cycles` of the compiler run at
+    ici_links: int  # to neighbours, two per dimension of the torus
+    ici_bandwidth: float  # bytes per second of one link, one direction
+    wraps: int  # axis length from which a slice's ends are joined (of a multiple of it, in 3D)
+    dcn_bandwidth: float  # bytes per second of a host's network cards, one direction
+    shapes: tuple[tuple[int, ...], ...]  # slices that can be had, in chips, smallest first
+    # Where Cloud offers it, its own list; `bert-jax submit` asks the API as well
+    zones: tuple[str, ...]
+    gke_slice: str | None  # GKE's selector of slices with several hosts; None: not on GKE
+    gke_device: str | None = None  # the same of one host, where it is another
+    # By the smallest slice that counts towards each, ascending. Of a slice that is below all of
+    # them no name is published: then only a request tells.
+    quotas: tuple[Quota, ...] = ()
+
+    @property
+    def device_hbm_bytes(self) -> int:
+        """Bytes of memory of one JAX device."""
+        return self.hbm_bytes // self.devices_per_chip
+
+    @property
+    def dimensions(self) -> int:
+        """Of the torus that joins the chips."""
+        return self.ici_links // 2
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """Through the HBM, of one JAX device."""
+        return self.hbm_bandwidth / self.devices_per_chip / self.clock_hz
+
+    def count(self, shape: tuple[int, ...]) -> int:
+        """Returns the count of a slice in its accelerator type, such as 32 of ``v4-32``."""
+        return round(math.prod(shape) / self.count_unit)
+
+    def quota(self, chips: int) -> Quota | None:
+        """Returns what a slice of so many chips counts towards; None: its name is not known."""
+        return next((q for q in reversed(self.quotas) if q.smallest <= chips), None)
 
 
 def _quota(version: str, kind: str = "", *, per_chip: int, smallest: int = 1) -> Quota:
@@ -52,8 +117,6 @@ _CUBES = (
     *((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)),
     *((8, 8, 12), (8, 8, 16), (8, 16, 16), (16, 16, 16)),
 )
-_BASE_RUNTIME = "tpu-ubuntu2204-base"
-
 ACCELERATORS: Final[dict[str, Accelerator]] = {
     accelerator.name: accelerator
     for accelerator in (
@@ -61,8 +124,6 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             name="v2",
             device_kinds=("TPU v2",),
             devices_per_chip=2,
-            count_unit=0.5,
-            runtime_version=_BASE_RUNTIME,
             composes_int32=True,
             hbm_bytes=16 * GIB,
             hbm_bandwidth=700e9,
@@ -79,14 +140,11 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             ),
             gke_slice=None,
             quotas=(_quota("V2s", "Pod", per_chip=2, smallest=8),),
-            sources=("v2", "cacm", "runtimes", "zones", "quotas", "quota-ids"),
         ),
         Accelerator(
             name="v3",
             device_kinds=("TPU v3",),
             devices_per_chip=2,
-            count_unit=0.5,
-            runtime_version=_BASE_RUNTIME,
             composes_int32=True,
             hbm_bytes=32 * GIB,
             hbm_bandwidth=900e9,
@@ -101,16 +159,10 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             gke_slice="tpu-v3-slice",
             gke_device="tpu-v3-device",
             quotas=(_quota("V3s", "Pod", per_chip=2, smallest=8),),
-            sources=(
-                *("v3", "cacm", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
-                *("quotas", "quota-ids"),
-            ),
         ),
         Accelerator(
             name="v4",
             device_kinds=("TPU v4",),
-            count_unit=0.5,
-            runtime_version=_BASE_RUNTIME,
             composes_int32=True,
             kernels=True,
             megacore=True,
@@ -126,16 +178,13 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             zones=("us-central2-b",),
             gke_slice="tpu-v4-podslice",
             quotas=(_quota("V4s", "Pod", per_chip=2),),
-            sources=(
-                *("v4", "v4-paper", "scaling-book", "runtimes", "zones", "gke"),
-                *("quotas", "quota-ids"),
-            ),
         ),
         Accelerator(
             name="v5e",
             aliases=("v5litepod", "v5lite", "v5-lite"),
             device_kinds=("TPU v5 lite", "TPU v5e"),
             accelerator_type="v5litepod",
+            count_unit=1.0,
             chips_of_one_host=8,
             runtime_version="v2-alpha-tpuv5-lite",
             kernels=True,
@@ -158,13 +207,11 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
                 _quota("V5s", "LitepodServing", per_chip=1),
                 _quota("V5s", "Litepod", per_chip=1, smallest=16),
             ),
-            sources=("v5e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(
             name="v5p",
             aliases=("v5",),
             device_kinds=("TPU v5", "TPU v5p"),
-            count_unit=0.5,
             runtime_version="v2-alpha-tpuv5",
             kernels=True,
             megacore=True,
@@ -183,12 +230,12 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             ),
             gke_slice="tpu-v5p-slice",
             quotas=(_quota("V5P", per_chip=2),),
-            sources=("v5p", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(
             name="v6e",
             aliases=("trillium", "v6lite"),
             device_kinds=("TPU v6 lite", "TPU v6e"),
+            count_unit=1.0,
             chips_of_one_host=8,
             runtime_version="v2-alpha-tpuv6e",
             kernels=True,
@@ -208,14 +255,12 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             ),
             gke_slice="tpu-v6e-slice",
             quotas=(_quota("V6E", per_chip=1),),
-            sources=("v6e", "scaling-book", "runtimes", "zones", "gke", "quotas"),
         ),
         Accelerator(
             name="v7x",
             aliases=("tpu7x", "v7", "ironwood"),
             device_kinds=("TPU7x", "TPU v7x"),
             devices_per_chip=2,
-            count_unit=0.5,
             accelerator_type="tpu7x",
             runtime_version=None,
             libtpu_name="tpu7x",
@@ -230,7 +275,6 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
             shapes=_CUBES,
             zones=("us-central1-c", "us-central1-ai1a"),
             gke_slice="tpu7x",
-            sources=("v7x", "zones", "gke"),
         ),
     )
 }
@@ -242,31 +286,34 @@ _GPU_PEAK_FLOPS: Final[dict[str, float]] = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H200": 989e12,
 }
-_DEVICE_PEAK_FLOPS: Final[dict[str, float]] = _GPU_PEAK_FLOPS | {
-    kind: accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip
-    for accelerator in ACCELERATORS.values()
-    for kind in accelerator.device_kinds
-}
+
+
+def accelerator_of(device: Any) -> Accelerator | None:
+    """Returns the generation of a JAX device; None of what is no TPU that the table has."""
+    found = (each for each in ACCELERATORS.values() if device.device_kind in each.device_kinds)
+    return next(found, None)
 
 
 def takes_kernels(device: Any) -> bool:
     """Returns whether our Pallas kernels run on a device."""
-    kinds = (each.device_kinds for each in ACCELERATORS.values() if each.kernels)
-    return any(device.device_kind in each for each in kinds)
+    found = accelerator_of(device)
+    return found is not None and found.kernels
 
 
 def cores(device: Any) -> int:
     """Returns how many cores a device has, which share the grid of a kernel."""
-    kinds = (each.device_kinds for each in ACCELERATORS.values() if each.megacore)
-    return 2 if any(device.device_kind in each for each in kinds) else 1
+    found = accelerator_of(device)
+    return 2 if found is not None and found.megacore else 1
 
 
 def composes_int32(device: Any) -> bool:
     """Returns whether a device makes a product of two int32 out of other operations."""
-    kinds = (each.device_kinds for each in ACCELERATORS.values() if each.composes_int32)
-    return any(device.device_kind in each for each in kinds)
+    found = accelerator_of(device)
+    return found is not None and found.composes_int32
 
 
 def peak_flops(device: Any) -> float | None:
     """Returns a device's peak bf16 FLOP/s, or None where no honest figure exists (CPUs)."""
-    return _DEVICE_PEAK_FLOPS.get(device.device_kind)
+    if (found := accelerator_of(device)) is not None:
+        return found.peak_flops["bfloat16"] / found.devices_per_chip
+    return _GPU_PEAK_FLOPS.get(device.device_kind)

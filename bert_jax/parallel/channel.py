@@ -1,11 +1,12 @@
-"""Messages between the processes of a job, and their end, through JAX's coordination service.
+"""Messages between the processes of a job, and their common end, over JAX's coordination service.
 
-Each process looks twice a second who is alive and what the others have said. The service counts a
-process without heartbeats as dead. Then all others end with exit code 4: a collective operation
-would wait for it forever. The death of process 0 takes the service along, and JAX aborts the other
-processes in C++ (docs/adr/0012-processes.md).
+Twice a second each process reads who is alive and what the others have published. The service
+counts a process without heartbeats as dead, and all others then end with exit code 4: a collective
+operation would wait for it forever. If process 0 dies, the service dies with it, and JAX aborts the
+other processes in C++ (docs/adr/0012-processes.md).
 """
 
+import atexit
 import contextlib
 import json
 import multiprocessing
@@ -47,29 +48,22 @@ class Channel:
     """This process's connection to the other processes of its job."""
 
     def __init__(
-        self,
-        index: int,
-        members: Mapping[int, Member],
-        *,
-        client: Any,
-        shut_down: Callable[[], None],
-        silence_seconds: float,
+        self, index: int, members: Mapping[int, Member], *, client: Any, silence_seconds: float
     ) -> None:
-        """Takes JAX's client of the coordination service, and the function that disconnects it.
-
-        `silence_seconds` is the time-out of heartbeats.
-        """
+        """Takes JAX's client of the coordination service, and the time-out of its heartbeats."""
         self.index, self.members = index, dict(members)
         self.leaving = threading.Event()  # this process computes no more with the others
-        self._client, self._shut_down, self._silence = client, shut_down, silence_seconds
-        self._rounds: Counter[str] = Counter()  # that are complete, by what they are about
-        self._kept: dict[str, list[str]] = {}  # paths of the last ones, by the first word of that
+        self._client, self._silence = client, silence_seconds
+        self._rounds: Counter[str] = Counter()  # complete exchanges by subject
+        self._kept: dict[str, list[str]] = {}  # their last paths by the subject's first word
         self._handlers: dict[str, Callable[[str], None]] = {}
         self._answering: list[threading.Thread] = []
         self._watch = threading.Thread(target=self._look, daemon=True, name="channel")
 
-    def start(self) -> None:
-        """Starts to watch the other processes."""
+    def open(self) -> None:
+        """Makes this the channel of the process, until its end, and watches the other processes."""
+        _channels.append(self)
+        atexit.register(self.leave)
         self._watch.start()
 
     def handle(self, name: str, handler: Callable[[str], None]) -> None:
@@ -82,41 +76,37 @@ class Channel:
             self._client.key_value_set(f"{_NOTICES}/{name}", text)
 
     def exchange(
-        self, value: Any, *, about: str | None = None, timeout: float | None = None
+        self, value: Any, *, about: str = "main", timeout: float | None = None
     ) -> list[Any]:
         """Returns the values of all processes, in their order, without using a device.
 
         Call it on every process; if one dies meanwhile, this process ends. `value` is plain JSON.
-        Calls about the same come in the same order on every process, as do calls from the main
-        thread, which need no `about`. Raises TimeoutError if a process does not call within
-        `timeout` seconds after the first.
+        Calls about the same subject come in the same order on every process, as the main thread's
+        do. Raises TimeoutError if a process does not call within `timeout` seconds after the first.
         """
-        about = about or "main"
         path = f"{_ROUNDS}/{about} {self._rounds[about]}"
         try:
             self._client.key_value_set(
                 f"{path}/{self.index}", json.dumps(value), allow_overwrite=True
             )
             self._client.wait_at_barrier(path, round(1000 * (timeout or _EVER)))
-            said = self._said(path)
+            said = self._read(path)
         except RuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error) or timeout is None:
                 self.explain()
                 raise PeerLost(f"the processes lost each other: {first_line(error)}") from error
-            said = self._said(path)
-            missing = [str(member) for key, member in self.members.items() if key not in said]
+            said = self._read(path)
+            missing = [str(member) for key, member in self.members.items() if str(key) not in said]
             raise TimeoutError(f"no answer from {', '.join(missing)} in {timeout:g} s") from None
         self._rounds[about] += 1
         kept = self._kept.setdefault(about.partition(" ")[0], [])
         kept.append(path)
         if len(kept) > 2:  # every process has read the rounds before this one
-            read = kept.pop(0)
-            if self.index == 0:
-                self._client.key_value_delete(f"{read}/")
-        return [json.loads(said[index]) for index in range(len(self.members))]
+            self._client.key_value_delete(f"{kept.pop(0)}/{self.index}")
+        return [json.loads(said[str(index)]) for index in range(len(self.members))]
 
     def explain(self) -> None:
-        """Returns when no other process is dead, and ends this process otherwise.
+        """Returns if no other process is dead, and ends this process otherwise.
 
         The death of another process explains an error here, but the service notices it later.
         """
@@ -131,7 +121,7 @@ class Channel:
         self.leaving.set()
         for thread in (self._watch, *self._answering):
             thread.join()  # a thread in C++ at the end of the interpreter would abort it
-        self._shut_down()
+        _shut_down()
 
     def depart(self, code: int, line: str) -> None:
         """Tells the others how this process ends, from any thread. Process 0 waits for them."""
@@ -145,53 +135,59 @@ class Channel:
         if self.index == 0:
             self._look()
         with contextlib.suppress(RuntimeError):
-            self._shut_down()
+            _shut_down()
 
-    def _said(self, path: str) -> dict[int, str]:
-        found = self._client.key_value_dir_get(f"{path}/")
-        return {int(key.rpartition("/")[2]): value for key, value in found}
+    def _read(self, directory: str) -> dict[str, str]:
+        """Returns the values in a directory of the key-value store by the last part of the key."""
+        found = self._client.key_value_dir_get(f"{directory}/")
+        return {key.rpartition("/")[2]: value for key, value in found}
 
     def _look(self) -> None:
         """Watches until this process leaves; process 0 until the others have left."""
-        failed: dict[int, float] = {}  # when this process heard of it
+        failed: dict[str, float] = {}  # when this process heard of each failure
         while True:
             try:
                 alive = self._client.get_live_nodes(list(self.members))
-                found = self._client.key_value_dir_get(f"{_NOTICES}/")
+                notices = self._read(_NOTICES)
             except RuntimeError:
                 return  # JAX ends this process, or it has left
-            if self.leaving.is_set():
-                if self.index or len(alive) == 1:
-                    return
-                time.sleep(_LOOK_SECONDS)
-                continue
-            notices = {key.rpartition("/")[2]: text for key, text in found}
-            for name in notices.keys() & self._handlers.keys():
-                self._answer(self._handlers.pop(name), notices[name])
-            left = {
-                int(name.partition(".")[2]): text.partition(" ")
-                for name, text in notices.items()
-                if name.startswith("left.")
-            }
-            for index, (code, _, line) in left.items():
-                if int(code) in (0, INTERRUPTED):
-                    continue
-                if time.monotonic() - failed.setdefault(index, time.monotonic()) > _GRACE_SECONDS:
-                    end_now(PEER_LOST, f"{self.members[index]} ended with exit code {code}: {line}")
-            gone = [index for index in self.members if index not in alive and index not in left]
-            if gone:
-                who = ", ".join(str(self.members[index]) for index in gone)
-                end_now(
-                    PEER_LOST,
-                    f"{who} is gone: no heartbeat for {self._silence:g} s; the same command on all "
-                    f"hosts resumes from the last checkpoint",
-                )
+            if not self.leaving.is_set():
+                self._react(alive, notices, failed)
+            elif self.index or len(alive) == 1:
+                return
             time.sleep(_LOOK_SECONDS)
 
-    def _answer(self, handler: Callable[[str], None], text: str) -> None:
-        thread = threading.Thread(target=handler, args=(text,), daemon=True, name="notice")
-        self._answering.append(thread)
-        thread.start()
+    def _react(
+        self, alive: Mapping[int, Any], notices: dict[str, str], failed: dict[str, float]
+    ) -> None:
+        """Calls the handlers of new notices; ends this process if another has failed or died."""
+        for name in notices.keys() & self._handlers.keys():
+            handler, text = self._handlers.pop(name), notices[name]
+            thread = threading.Thread(target=handler, args=(text,), daemon=True, name="notice")
+            self._answering.append(thread)
+            thread.start()
+        left = {name for name in notices if name.startswith("left.")}
+        for name in left:
+            code, _, line = notices[name].partition(" ")
+            if int(code) in (0, INTERRUPTED):
+                continue
+            if time.monotonic() - failed.setdefault(name, time.monotonic()) > _GRACE_SECONDS:
+                who = self.members[int(name.removeprefix("left."))]
+                end_now(PEER_LOST, f"{who} ended with exit code {code}: {line}")
+        gone = [i for i in self.members if i not in alive and f"left.{i}" not in left]
+        if gone:
+            who = ", ".join(str(self.members[index]) for index in gone)
+            end_now(
+                PEER_LOST,
+                f"{who} is gone: no heartbeat for {self._silence:g} s; the same command on all "
+                f"hosts resumes from the last checkpoint",
+            )
+
+
+def _shut_down() -> None:
+    import jax  # without JAX, `end_now` is there before anything that takes time
+
+    jax.distributed.shutdown()
 
 
 _ending: Final = threading.Lock()
@@ -232,8 +228,3 @@ _channels: list[Channel] = []
 def current_channel() -> Channel | None:
     """Returns this process's channel; None in a job of one process."""
     return _channels[0] if _channels else None
-
-
-def set_channel(channel: Channel) -> None:
-    """Makes a channel the one of this process."""
-    _channels.append(channel)

@@ -19,8 +19,8 @@ from bert_jax.parallel.section import CompilationCacheSection
 # Values of TF_CPP_MIN_LOG_LEVEL, by their numbers there.
 _LOG_LEVELS: Final = ("INFO", "WARNING", "ERROR", "CRITICAL")
 
-# Functions of one maker that are kept, and with them what JAX has compiled for each: a run needs a
-# step for each phase, a program of a TPU takes some 10 to 100 MB of each chip.
+# Functions of one maker that are kept with their programs: a run needs a step for each phase, and
+# a program of a TPU takes some 10 to 100 MB of each chip.
 FUNCTIONS_KEPT: Final = 16
 
 P = ParamSpec("P")
@@ -30,12 +30,11 @@ T = TypeVar("T")
 def made_once(make: Callable[P, T]) -> Callable[P, T]:
     """Decorates what makes a function for JAX: equal arguments give the very same one.
 
-    JAX traces and compiles a function once, but knows it by its identity: the closure that a second
-    run, the next cell of a notebook or the next seed made anew would be traced and compiled again.
+    JAX knows a function by its identity: a closure that the next run or seed made anew would be
+    traced and compiled again.
 
-    The arguments have to be all that the function depends on: hashable, compared by value or by
-    identity, never changed, no arrays. The last `FUNCTIONS_KEPT` are kept; a function that is
-    dropped takes its programs with it, and `jax.clear_caches` frees the programs of all.
+    The arguments must be all that the function depends on: hashable, never changed, no arrays. The
+    last `FUNCTIONS_KEPT` are kept; a function that is dropped takes its programs with it.
     """
     return cast(Callable[P, T], functools.lru_cache(maxsize=FUNCTIONS_KEPT)(make))
 
@@ -70,10 +69,8 @@ def _set_cpp_level(level: str) -> None:
 def compiling(what: str) -> Iterator[None]:
     """Shows that the block compiles or loads a program, with the seconds that it takes.
 
-    Whatever may take longer than a step belongs into such a block: nothing else tells the watchdog
-    that it is no step which hangs. XLA's banners ("Very slow compile?", "Constant folding … is
-    taking > 1s") are left out: they ask for bug reports. `what` is compiled, such as ``the step
-    (32 × 128 tokens)``.
+    `what` is compiled, such as ``the step (32 × 128 tokens)``. The watchdog does not count the
+    block as a step that hangs. XLA's banners ("Very slow compile?") are left out.
     """
     with doing(f"compiling {what}", at_once=True), quiet_cpp():
         _UNDER_WAY.append(what)
@@ -96,14 +93,11 @@ MAX_BYTES: Final = 10 * 10**9
 def use_compilation_cache(section: CompilationCacheSection | None) -> None:
     """Sets up JAX's cache: what was compiled once is read from files at the next start.
 
-    Call it before the first program is compiled. Entries are found by program, compiler, flags and
-    devices, so a hit is the program that would have been compiled. Processes of one host may share
-    a directory: JAX locks it where its size is bounded.
-
-    One that is already set, by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's own program, stays
-    as it is unless the section names a directory. Several devices that share a CPU have one only
-    where a directory is named. Without a section the cache is switched off. Raises UserError if the
-    directory that is named cannot be written to.
+    Call it before the first program is compiled. Processes of one host may share a directory: JAX
+    locks it where its size is bounded. A directory set by ``JAX_COMPILATION_CACHE_DIR`` or by the
+    caller's own program stays unless the section names another. Several devices that share a CPU
+    have a cache only if a directory is named. Without a section the cache is switched off. Raises
+    UserError if the directory that is named cannot be written to.
     """
     if section is None:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -136,10 +130,9 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
 
 
 def _remove_unfinished(directory: str) -> None:
-    """Removes what a process that was killed while it wrote has left.
+    """Removes entries without a time of use, which is written last: a killed process left them.
 
-    An entry gets its time of use last. One without is cut off: JAX would neither read nor replace
-    it, and could make room for no other.
+    JAX would neither read nor replace such an entry.
     """
     root = epath.Path(directory)
     with (

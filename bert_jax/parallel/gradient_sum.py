@@ -32,15 +32,10 @@ def device_shares(
     arguments: Sequence[LogicalAxes],
     axes: LogicalAxes,
 ) -> Array:
-    """Returns what every device computes of what it holds of the operands: [devices, …].
+    """Returns what every device computes of its part of the operands: [devices, …].
 
-    To be summed over the first axis, of as many as split a batch. Outside a mesh there is one.
-
-    Args:
-        share: gives an array whose axes mean `axes`.
-        operands: arrays whose axes mean what `arguments` say, the batch among them.
-        arguments: see `operands`.
-        axes: see `share`.
+    The sum over the first axis, one entry per part of a batch, is the result. `arguments` are the
+    logical axes of the operands, the batch among them; `axes` those of the result of `share`.
     """
     run = per_shard(
         lambda *own: (share(*own)[None],), arguments=arguments, results=[("batch", *axes)]
@@ -49,9 +44,9 @@ def device_shares(
 
 
 def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
-    """Returns the sum of the devices' shares, laid out as the parameter that it is the gradient of.
+    """Returns the sum of the devices' shares, laid out as the parameter whose gradient it is.
 
-    `shares`: [devices, …] in the dtype of the sum; `stored`: what the parameter's axes mean.
+    `shares`: [devices, …] in the dtype of the sum; `stored`: the parameter's logical axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or len(shares) == 1:

@@ -1,7 +1,7 @@
 """The processes of a job meet at process 0 before they join JAX's coordination service.
 
 If a process does not join in time, JAX aborts the others in C++ and does not name it. So process 0
-first listens on the coordinator's port, by HTTP, and leaves the port to JAX when all are there.
+first listens on the coordinator's port, by HTTP, and leaves the port to JAX when all have come.
 Every other process reports to it again and again, until it answers with the outcome.
 """
 
@@ -12,6 +12,7 @@ import http.server
 import json
 import os
 import socket
+import socketserver
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -23,15 +24,19 @@ from bert_jax.parallel.same_settings import Difference, Flat, describe, first_di
 _AGAIN_SECONDS: Final = 0.2
 _REPORTS_A_SECOND: Final = 200  # that process 0 can answer
 _ALIVE_SECONDS: Final = 3.0  # after a report; then a process may have been started again
-_VERDICT_SECONDS: Final = 10.0  # beyond the time-out, for process 0 to say who is missing
-# A machine that is preempted has half a minute after the signal.
-_HURRY_SECONDS: Final = 15.0
+# For process 0 to tell the outcome to all. A machine that is preempted has half a minute.
+_VERDICT_SECONDS: Final = 15.0
 _LONGEST: Final = 1 << 22  # bytes of a report
+_SAME_COMMAND: Final = "is the same command running on every host?"
 
 Members = dict[int, Member]
 
 
-@dataclasses.dataclass
+class StopRequested(Exception):
+    """A signal has come to a process before all had come; the argument is its name."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Meeting:
     """Where and until when the processes of a job meet."""
 
@@ -39,10 +44,9 @@ class Meeting:
     port: int
     count: int
     index: int  # of this process
-    seconds: float  # the time-out; `_HURRY_SECONDS` after a signal
+    seconds: float  # the time-out
     command: Flat  # which must be the same on all processes
-    stop_requested: Callable[[], bool]
-    hurries: bool = False
+    signal: Callable[[], str]  # gives the name of the signal that has come, "" for none
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -53,22 +57,14 @@ class Meeting:
     @property
     def is_over(self) -> bool:
         """Whether the time is over."""
-        if self.stop_requested():
-            self.hurry()
         return time.monotonic() > self.began + self.seconds
-
-    def hurry(self) -> None:
-        """Shortens the time that is left, once."""
-        if not self.hurries:
-            waited = time.monotonic() - self.began
-            self.hurries, self.seconds = True, min(self.seconds, waited + _HURRY_SECONDS)
 
 
 def meet(meeting: Meeting) -> Members:
-    """Returns the processes of the job, by their indices, when all of them are there.
+    """Returns the processes of the job, by their indices, when all of them have come.
 
-    Raises PeerLost if a process does not come in time, or UserError if their commands or their
-    numbers of processes differ, or two have one index.
+    Raises PeerLost if a process does not come in time, UserError if their commands or their numbers
+    of processes differ or two have one index, or StopRequested if one has got a signal.
     """
     me = Member(meeting.index, socket.gethostname(), os.getpid())
     if meeting.index:
@@ -77,47 +73,46 @@ def meet(meeting: Meeting) -> Members:
         return _members(host.run())
 
 
-class _Host(http.server.HTTPServer):
-    """Process 0: hears the reports of all others."""
+class _Host(socketserver.TCPServer):
+    """Process 0: receives the reports of all others, on all addresses as JAX's coordinator does."""
 
+    allow_reuse_address = True
+    address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     request_queue_size = 1024
     timeout = _AGAIN_SECONDS
 
     def __init__(self, meeting: Meeting, me: Member) -> None:
-        super().__init__(("", meeting.port), _Request, bind_and_activate=False)
-        self.socket.close()
-        # As JAX's coordinator: on all addresses.
-        both = socket.has_dualstack_ipv6()
-        self.socket = socket.create_server(
-            ("", meeting.port),
-            family=socket.AF_INET6 if both else socket.AF_INET,
-            dualstack_ipv6=both,
-            backlog=self.request_queue_size,
-        )
         self._meeting, self._members, self._heard = meeting, {0: me}, {0: float("inf")}
         self._differences: dict[int, Difference | None] = {0: None}
         self._outcome: dict[str, Any] = {}
         self._told = {0}
+        super().__init__(("", meeting.port), _Request)
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def run(self) -> dict[str, Any]:
         """Returns the outcome, when the other processes have heard it too."""
         meeting = self._meeting
         while not self._outcome:
             self.handle_request()
-            if len(self._members) == meeting.count:
+            if name := meeting.signal():
+                self._outcome["stopped"] = name
+            elif len(self._members) == meeting.count:
                 line = describe(self._differences, self._members)
                 self._outcome |= {"mistake": line} if line else {"members": self._members}
             elif meeting.is_over:
                 self._outcome["missing"] = _missing(meeting, self._members)
+        told = meeting.count if "stopped" in self._outcome else len(self._members)
         ended = time.monotonic()
-        while self._told != set(self._members) and time.monotonic() < ended + _VERDICT_SECONDS:
+        while len(self._told) < told and time.monotonic() < ended + _VERDICT_SECONDS:
             self.handle_request()
         return self._outcome
 
-    def hear(self, member: Member, count: int, command: Flat, *, hurries: bool) -> dict[str, Any]:
+    def hear(self, member: Member, count: int, command: Flat, name: str) -> dict[str, Any]:
         """Returns the answer to a report; nothing while the outcome is open."""
-        if hurries:
-            self._meeting.hurry()
         me, index, now = self._members[0], member.process, time.monotonic()
         other = self._members.get(index, member)
         if count != self._meeting.count:
@@ -130,6 +125,8 @@ class _Host(http.server.HTTPServer):
                 f"mesh.distributed.process_index: found {index} twice, in {other} and {member}; "
                 f"allowed: each index once"
             )
+        elif name and not self._outcome:
+            self._outcome["stopped"] = name
         elif not self._outcome:
             self._members[index], self._heard[index] = member, now
             self._differences[index] = first_difference(command, self._meeting.command)
@@ -148,17 +145,15 @@ class _Request(http.server.BaseHTTPRequestHandler):
         """Answers with what is known."""
         try:
             length = min(int(self.headers["Content-Length"]), _LONGEST)
-            index, name, pid, count, hurries, command = json.loads(self.rfile.read(length))
-            member = Member(int(index), str(name), int(pid))
-            answer = self.server.hear(member, int(count), dict(command), hurries=bool(hurries))
+            index, host, pid, count, command, name = json.loads(self.rfile.read(length))
+            member = Member(int(index), str(host), int(pid))
+            answer = self.server.hear(member, int(count), dict(command), str(name))
         except (TypeError, ValueError):
             self.send_error(400)
             return
-        text = json.dumps(answer).encode()
         self.send_response(200)
-        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text)
+        self.wfile.write(json.dumps(answer).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         """Writes no log."""
@@ -184,7 +179,12 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
 def _report(meeting: Meeting, me: Member) -> Members:
     """Reports to process 0 until it answers; it may still say who is missing after the time-out."""
     why, last = "nothing answers", 0.0  # an answer of process 0
+    signalled: float | None = None
     while not meeting.is_over or time.monotonic() < last + _VERDICT_SECONDS:
+        if meeting.signal():
+            signalled = signalled or time.monotonic()
+            if time.monotonic() > signalled + _VERDICT_SECONDS:
+                raise StopRequested(meeting.signal())
         try:
             if answer := _ask(meeting, me):
                 return _members(answer)
@@ -194,7 +194,7 @@ def _report(meeting: Meeting, me: Member) -> Members:
         time.sleep(max(_AGAIN_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
         f"mesh.distributed: process 0 of {meeting.count} was not at {meeting.address} within "
-        f"{meeting.seconds:.3g} s ({why}); here: {me}; is the same command running on every host?"
+        f"{meeting.seconds:.3g} s ({why}); here: {me}; {_SAME_COMMAND}"
     )
 
 
@@ -202,7 +202,7 @@ def _ask(meeting: Meeting, me: Member, *, host: str | None = None) -> dict[str, 
     """Returns what process 0 answers to a report."""
     connection = http.client.HTTPConnection(host or meeting.host, meeting.port, timeout=5.0)
     with contextlib.closing(connection):
-        report = [*me, meeting.count, meeting.hurries, meeting.command]
+        report = [*me, meeting.count, meeting.command, meeting.signal()]
         connection.request("POST", "/", json.dumps(report).encode())
         return json.loads(connection.getresponse().read())
 
@@ -212,6 +212,8 @@ def _members(outcome: dict[str, Any]) -> Members:
         raise UserError(outcome["mistake"])
     if "missing" in outcome:
         raise PeerLost(outcome["missing"])
+    if "stopped" in outcome:
+        raise StopRequested(outcome["stopped"])
     return {int(index): Member(*found) for index, found in outcome.get("members", {}).items()}
 
 
@@ -226,6 +228,5 @@ def _missing(meeting: Meeting, here: Members) -> str:
     return (
         f"mesh.distributed: {meeting.count} processes expected at {meeting.address}, "
         f"{len(here)} came within {meeting.seconds:.3g} s; missing: {missing}; here: "
-        f"{', '.join(str(here[index]) for index in sorted(here))}; is the same command running on "
-        f"every host?"
+        f"{', '.join(str(here[index]) for index in sorted(here))}; {_SAME_COMMAND}"
     )

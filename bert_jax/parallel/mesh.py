@@ -17,22 +17,19 @@ from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError, first_line
 from bert_jax.narration import doing, hush
 from bert_jax.parallel.compiling import use_compilation_cache
-from bert_jax.parallel.gloo import connect_cpus
-from bert_jax.parallel.layout import check_slices, mesh_shape
 from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import FSDP, MESH_AXES, TENSOR
-from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape
 
-# Set by JAX itself, and by who compiles for TPUs without one.
+# Set by JAX itself, and to compile for TPUs without one.
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
 
 
 def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None) -> None:
     """Joins the other processes, chooses the platform, opens the cache of compiled programs.
 
-    Call it before the first computation. `simulated_devices` splits the CPU into that many devices,
-    for trying a layout. `command` is what every process was asked to do, as nested plain JSON.
-    Raises UserError if the platform asked for is not there (JAX alone would silently use the CPU),
+    Call it before the first computation. `command` is what every process was asked to do, as nested
+    plain JSON. Raises UserError if the platform is missing (JAX alone would silently use the CPU),
     the processes cannot meet, or their commands differ.
     """
     if section.distributed.enabled:
@@ -66,15 +63,13 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
             f'mesh.platform: "{section.platform}" was asked for, found only '
             f'{len(jax.devices())} "{found}" device(s); allowed here: "auto" or "{found}"'
         )
-    if found == "cpu" and jax.process_count() > 1:
-        connect_cpus()
 
 
 def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -> Mesh:
     """Chooses the platform, joins the other processes, and returns the mesh.
 
-    Without a section it has all devices there are. With `one_device` the first alone: on several,
-    each could hold a copy of a model. Raises UserError as `initialise` and `mesh_shape` do.
+    Without a section the mesh has all devices, with `one_device` the first alone. Raises UserError
+    as `initialise` and `mesh_shape` do.
     """
     section = section or MeshSection()
     initialise(section)
@@ -85,9 +80,8 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     """Returns the mesh with axes slice, data, fsdp, tensor.
 
     Slices split a batch as `data` does inside of each, and `mesh.data` is the product of the two:
-    the data-centre network between them carries one sum of gradients a step, and no more. `devices`
-    are all of `jax.devices()` where none are given, or a topology's, for compiling without an
-    accelerator.
+    the data-centre network between slices carries one sum of gradients a step, and no more.
+    `devices` are by default `jax.devices()`; those of a topology compile without an accelerator.
     """
     devices = list(devices) if devices is not None else jax.devices()
     data, fsdp, tensor = mesh_shape(section, len(devices))
@@ -117,9 +111,8 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
 def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     """Returns the part of a batch's rows that the devices of a process hold, of this one if None.
 
-    Processes whose devices differ only along the tensor axis hold, and so must read, the same rows:
-    the number of shares is then smaller than the number of processes. Raises UserError if the mesh
-    deals rows to processes unevenly.
+    Processes whose devices differ only along the tensor axis hold and read the same rows. Raises
+    UserError if the mesh deals rows to processes unevenly.
     """
     process = jax.process_index() if process_index is None else process_index
     rows = mesh.devices.reshape(-1, mesh.shape[TENSOR])
@@ -151,8 +144,7 @@ def _gpu_platforms() -> str | None:
 def _only_cpus_here() -> bool:
     """Whether JAX could find a TPU and no other accelerator, and this host has none.
 
-    Where libtpu is installed to compile with, it would look for one all the same, and tell of its
-    failure in five lines of its own.
+    An installed libtpu would look for a TPU all the same, and print five lines about its failure.
     """
     asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
     if asked or any(name.startswith("TPU_") for name in os.environ.keys() - _NOT_OF_A_TPU):

@@ -1,6 +1,6 @@
-"""``python -m bert_jax.parallel.probe tpu``: whether a run finds the platform that it names here.
+"""``python -m bert_jax.parallel.probe tpu``: whether a run finds that platform on this machine.
 
-A process of its own: whoever asks keeps no device, and may open others.
+It is a process of its own, so that the asking one holds no device.
 """
 
 import os
@@ -12,12 +12,11 @@ from bert_jax.errors import UserError
 from bert_jax.parallel.section import MeshSection, Platform
 
 _REFUSED: Final = 2
-# Memory of a GPU that others use is left to them.
 _ENVIRONMENT: Final = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def missing_platform(platform: Platform) -> str | None:
-    """Returns the line with which a run would refuse to start on this machine; None: it starts."""
+    """Returns the line with which a run would refuse to start here; None: it starts."""
     if platform in ("auto", "cpu"):
         return None
     done = subprocess.run(

@@ -1,6 +1,5 @@
-"""The processes of a job: joining them, and leaving them."""
+"""Joining the other processes of a job."""
 
-import atexit
 import os
 import sys
 import threading
@@ -16,9 +15,9 @@ from jax._src import clusters, distributed
 
 from bert_jax.errors import UNCAUGHT, PeerLost, UserError, first_line
 from bert_jax.files.read import is_whole
-from bert_jax.parallel.channel import PEER_LOST, Channel, current_channel, end_now, set_channel
+from bert_jax.parallel.channel import PEER_LOST, Channel, current_channel, end_now
 from bert_jax.parallel.compiling import quiet_cpp
-from bert_jax.parallel.meeting import Meeting, meet
+from bert_jax.parallel.meeting import Meeting, StopRequested, meet
 from bert_jax.parallel.same_settings import flatten
 from bert_jax.parallel.section import LAST_PORT, DistributedSection
 from bert_jax.parallel.stop_signal import STOP
@@ -47,6 +46,8 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
         return
     try:
         members = meet(meeting)
+    except StopRequested as stop:
+        STOP.end_without_a_step(str(stop))
     except PeerLost:
         STOP.release()  # a process that was asked to stop ends by that
         raise
@@ -55,13 +56,10 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
         meeting.index,
         members,
         client=distributed.global_state.client,
-        shut_down=jax.distributed.shutdown,
         silence_seconds=section.silence_seconds,
     )
-    set_channel(channel)
     _report_errors(channel)
-    atexit.register(channel.leave)
-    channel.start()
+    channel.open()
     STOP.agree_over(channel)
 
 
@@ -167,5 +165,5 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
         index,
         float(section.timeout_seconds),
         {"bert_jax": f'"{__version__}"', **flatten(command or {})},
-        lambda: STOP.is_asked,
+        lambda: STOP.name,
     )

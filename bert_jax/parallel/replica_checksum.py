@@ -1,7 +1,6 @@
-"""Checksums of replicated arrays: replicas that should be equal bit for bit, and are not.
+"""Checksums of replicated arrays find a chip that computes wrong numbers.
 
-A chip with a fault computes wrong numbers without a word. Where an array is replicated, its
-replicas are computed from the same bits by the same program, so the first one that differs tells.
+The replicas of an array are computed from the same bits by the same program: they must be equal.
 """
 
 import collections
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.rules import replicated, split_over
@@ -27,20 +26,12 @@ class Deviation(NamedTuple):
     outvoted: bool  # whether more than half of the replicas agree on other bits, of each
 
 
-class _Layout(NamedTuple):
-    """How an array lies on the mesh. Hashable."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    spec: PartitionSpec
-
-
 def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
     """Returns the devices whose replicas deviate, on all processes the same; call it on each.
 
     Every device sums up its own bits; only those sums, 4 bytes for each array and device, are
-    exchanged. Any one flipped bit changes a sum. Arrays that lie on each device but once, such as
-    what ZeRO splits, have nothing to be compared with.
+    exchanged. Any one flipped bit changes a sum. An array without replicas, such as what ZeRO
+    splits, has nothing to be compared with.
     """
     named = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
@@ -49,8 +40,10 @@ def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
     ]
     if not named:
         return []
-    layouts = tuple(_Layout(leaf.shape, str(leaf.dtype), leaf.sharding.spec) for _, leaf in named)
-    sums = jax.device_get(_program(mesh, layouts)(*(leaf for _, leaf in named)))
+    shapes = tuple(
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding) for _, leaf in named
+    )
+    sums = jax.device_get(_program(mesh, shapes)(*(leaf for _, leaf in named)))
     found: dict[int, list[tuple[str, bool]]] = {}
     for at, (name, leaf) in enumerate(named):
         for row, outvoted in _deviating(sums[:, at], _groups(mesh, leaf.sharding.spec)):
@@ -85,7 +78,7 @@ def _groups(mesh: Mesh, spec: PartitionSpec) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4)
-def _program(mesh: Mesh, layouts: tuple[_Layout, ...]) -> Callable[..., jax.Array]:
+def _program(mesh: Mesh, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[..., jax.Array]:
     """Returns arrays → uint32 [devices, arrays], compiled."""
 
     def sums(*pieces: jax.Array) -> jax.Array:
@@ -94,16 +87,12 @@ def _program(mesh: Mesh, layouts: tuple[_Layout, ...]) -> Callable[..., jax.Arra
     on_each = jax.shard_map(
         sums,
         mesh=mesh,
-        in_specs=tuple(layout.spec for layout in layouts),
+        in_specs=tuple(shape.sharding.spec for shape in shapes),
         out_specs=PartitionSpec(mesh.axis_names),
         check_vma=False,  # it would take replicas for equal, which is the question
     )
-    arrays = [
-        jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=NamedSharding(mesh, each.spec))
-        for each in layouts
-    ]
     with compiling("what compares the replicas"):
-        return jax.jit(on_each, out_shardings=replicated(mesh)).lower(*arrays).compile()
+        return jax.jit(on_each, out_shardings=replicated(mesh)).lower(*shapes).compile()
 
 
 @jax.jit

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.parallel.layout import DATA, FSDP, SLICE, TENSOR
+from bert_jax.parallel.section import DATA, FSDP, SLICE, TENSOR
 
 Array = jax.Array
 LogicalAxes = tuple[str, ...]
@@ -21,8 +21,7 @@ LogicalAxes = tuple[str, ...]
 MESH_AXES: Final = (SLICE, DATA, FSDP, TENSOR)
 
 # What each axis of an activation or a parameter is split over. `embed` is the model dimension of
-# a parameter and `hidden` the same dimension of an activation: parameters are spread over the
-# fsdp axis, activations never are, since their batch axis already uses it.
+# a parameter and `hidden` that of an activation, whose batch axis already uses the fsdp axis.
 RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "batch": (SLICE, DATA, FSDP),
     # Never split.
@@ -38,13 +37,11 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
 def partition_spec(
     axes: Sequence[str], *, rules: Mapping[str, tuple[str, ...]] = RULES
 ) -> PartitionSpec:
-    """Returns the layout of an array from the meaning of its axes.
+    """Returns the layout of an array from the logical names of its axes, outermost first.
 
     ``partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")``
 
-    `axes` are the logical names of the array's axes, outermost first. Raises ValueError: an axis
-    the table does not have, or two axes that claim one mesh axis. Both are mistakes in the model's
-    code, never in a user's configuration.
+    Raises ValueError: an axis the table does not have, or two axes that claim one mesh axis.
     """
     taken: dict[str, str] = {}
     entries: list[str | tuple[str, ...] | None] = []
@@ -91,13 +88,10 @@ def trained_spec(
 ) -> PartitionSpec:
     """Returns the layout of a parameter that is trained, and of its moments, between steps.
 
-    The rows of a matrix are spread over the data axis too (ZeRO), since every replica would
-    otherwise keep the same copy and compute the same update; for use they are gathered. Rows, since
-    what is gathered of columns has to be transposed. Vectors, and rows that the data axis does not
-    divide, lie as the table says: replicating a small array is correct, only not as small.
-
-    Every slice has all of them: a gradient is scattered over ICI, each chip's share is summed
-    between slices, and nothing is gathered but parameters.
+    The rows of a matrix are spread over the data axis too (ZeRO), and gathered for use; gathered
+    columns would have to be transposed. Vectors, and rows that the data axis does not divide, are
+    laid out by the table. Every slice has all of them: a gradient is scattered over ICI, and each
+    chip's share is summed between slices.
     """
     rules = RULES
     rows = axes[-2] if len(axes) > 1 else "layers"
@@ -172,9 +166,9 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gathered(param: Array, axes: LogicalAxes) -> Array:
-    """Returns a parameter whole over the data axis; how its gradient lies is left to the compiler.
+    """Gathers a parameter over the data axis; leaves its gradient's sharding to the compiler.
 
-    For loops over layers or microbatches, whose every trip would gather while the chip waits.
+    For loops over layers or microbatches, which would gather in every iteration.
     """
     return constrain(param, *axes)
 
@@ -201,11 +195,11 @@ def per_shard(
     arguments: Sequence[LogicalAxes],
     results: Sequence[LogicalAxes],
 ) -> Callable[..., tuple[Array, ...]]:
-    """Returns `function`, run on every device with what the device holds of each argument.
+    """Returns `function`, run on every device with the device's part of each argument.
 
     For what the compiler cannot split by itself, such as a kernel. Outside a mesh (one device, an
     exported program) the function is returned as it is. It must treat the split axes element by
-    element. `arguments` and `results` are the logical axes of each array that it takes and returns.
+    element. `arguments` and `results` are the logical axes of its arrays.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function

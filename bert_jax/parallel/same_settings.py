@@ -1,12 +1,12 @@
 """What the processes of a job must have in common is compared before they compute together.
 
-Programs that differ wait for each other forever, or abort in C++; data that differ train along
+Programs that differ wait for each other forever, or abort in C++; different data train along
 unseen.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError
@@ -35,9 +35,8 @@ class Difference(NamedTuple):
 def require_same(values: Mapping[str, Any]) -> None:
     """Compares settings over all processes; each process must call it, in the same order.
 
-    One process alone compares nothing. `values` are nested plain JSON. Raises UserError on all
-    processes: a process differs from process 0; the message names the process and the first key
-    with both values.
+    `values` are nested plain JSON. Raises UserError on all processes if a process differs from
+    process 0; the message names the process and the first key with both values.
     """
     if (channel := current_channel()) is None:
         return
@@ -60,14 +59,12 @@ def flatten(values: Mapping[str, Any]) -> Flat:
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     """Yields settings by their dotted keys; a list of plain values is one setting."""
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        items = value.items()
-    elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        items = enumerate(value)
-    else:
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
         yield key, value
-    for name, item in items:
+        return
+    for name, item in value.items():
         yield from _leaves(item, f"{key}.{name}" if key else str(name))
 
 
@@ -90,7 +87,7 @@ def describe(
     differences: Mapping[int, Sequence[str] | None], members: Mapping[int, Member]
 ) -> str | None:
     """Returns a line on the first process that differs; None if all are equal."""
-    differing = {index: found for index, found in sorted(differences.items()) if found is not None}
+    differing = {index: found for index, found in sorted(differences.items()) if found}
     if not differing:
         return None
     first, (key, found, expected) = next(iter(differing.items()))

@@ -13,17 +13,65 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from bert_jax.errors import first_line
 from bert_jax.files.patience import OUTAGE
 from bert_jax.parallel.channel import INTERRUPTED, Channel, end_now
-from bert_jax.parallel.signal_pipe import SignalPipe
 
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # The launcher and the process group both pass a signal on: that is one request.
 _SAME_REQUEST_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.2
 _AGREE_SECONDS: Final = 10.0  # then the processes ask each other again
+
+Handler = Callable[[int, Any], None]  # (number of the signal, frame)
+
+
+class SignalPipe:
+    """Calls a function for SIGTERM and Ctrl-C in a thread of its own; a context manager.
+
+    Python runs a handler between two instructions of the main thread, but that thread may compile
+    or wait in C++ for minutes. The interpreter writes the signal's number to a pipe at once.
+    """
+
+    def __init__(self, hear: Callable[[int], None], *, handler: Handler = lambda *_: None) -> None:
+        """Puts the handlers in place; call it in the main thread.
+
+        `hear` is called with a signal's number, in the thread; `handler` too, in the main thread
+        when Python comes to it.
+        """
+        self._hear = hear
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="signals")
+        self._thread.start()
+        self._woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, handler) for number in _SIGNALS}
+
+    def give_back(self, number: int) -> None:
+        """Gives one signal back to the handler before."""
+        signal.signal(number, self._before[signal.Signals(number)])
+
+    def close(self) -> None:
+        """Gives the signals back; `hear` has returned for all of them by then."""
+        signal.set_wakeup_fd(self._woken)
+        for number in self._before:
+            self.give_back(number)
+        os.close(self._write)  # ends the thread
+        self._thread.join()
+        os.close(self._read)
+
+    def _run(self) -> None:
+        while heard := os.read(self._read, 1):
+            if heard[0] in _SIGNALS:
+                self._hear(heard[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 class EvaluationCut(Exception):
@@ -36,6 +84,7 @@ class StopSignal:
     It counts the steps of all loops of the process, such as the runs of a sweep.
 
     Attributes:
+        name: of the first signal, such as "SIGTERM"; empty before it.
         ending: the process ends as soon as its last checkpoint is whole, and no step will follow.
         batches: number of batches that evaluations have begun.
     """
@@ -55,7 +104,7 @@ class StopSignal:
 
     def _forget(self) -> None:
         """Forgets the run and the request in it."""
-        self._name, self._came = "", 0.0  # of the first signal
+        self.name, self._came = "", 0.0
         self._limit: int | None = None  # of steps, while the processes have still to agree
         self._stop_at: int | None = None  # the agreement
         self._unsaved = False  # a step was dispatched that no checkpoint holds
@@ -68,10 +117,9 @@ class StopSignal:
         A process that it owns ends where nothing has to be saved, as the command line does;
         otherwise the train loop alone ends, after its next step.
         """
-        if threading.current_thread() is not threading.main_thread() or self._pipe is not None:
-            return
-        self._owns_process = owns_process
-        self._pipe = SignalPipe(self._hear, handler=self._handler)
+        if threading.current_thread() is threading.main_thread() and self._pipe is None:
+            self._owns_process = owns_process
+            self._pipe = SignalPipe(self._hear, handler=self._handler)
 
     def hold(self) -> None:
         """Answers no signal until the processes have met, or `release`.
@@ -81,14 +129,14 @@ class StopSignal:
         self._held = True
 
     def release(self) -> None:
-        """Answers a signal that has come since `hold`, and returns if there was no signal.
+        """Answers a signal that has come since `hold`, and returns if there was none.
 
         Call it in the main thread.
         """
         with self._lock:
             held, self._held = self._held, False
-        if held and self._name:
-            self._end_without_a_step(self._name)
+        if held and self.name:
+            self.end_without_a_step(self.name)
 
     def agree_over(self, channel: Channel) -> None:
         """Agrees with the other processes from now on; each process must call it.
@@ -98,24 +146,19 @@ class StopSignal:
         with self._lock:
             self._channel, self._held = channel, False
             self._expect_notice()
-            mine = self._name
+            mine = self.name
         if name := next(filter(None, channel.exchange(mine)), None):
-            self._end_without_a_step(name)
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether a signal has come."""
-        return bool(self._name)
+            self.end_without_a_step(name)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[Self]:
+    def listening(self) -> Iterator[None]:
         """Hears signals at least until the end of the block."""
         if self._pipe is not None:
-            yield self
+            yield
             return
         self.listen(owns_process=False)
         try:
-            yield self
+            yield
         finally:
             self._stop_listening()
 
@@ -153,12 +196,17 @@ class StopSignal:
         Raises EvaluationCut, on all processes before the same batch.
         """
         self.batches += 1
-        if not self._cutting:
-            return
-        with self._lock:
-            agreed = self._count_step()
-        if agreed:
-            raise EvaluationCut
+        if self._cutting:
+            with self._lock:
+                agreed = self._count_step()
+            if agreed:
+                raise EvaluationCut
+
+    def end_without_a_step(self, name: str) -> NoReturn:
+        """Ends the process, in which no step is unsaved, for a signal to it or to another."""
+        self._end_beside(name)
+        while True:
+            threading.Event().wait()
 
     def _count_step(self) -> bool:
         """Counts a step, or a batch that counts like one; says whether it is time to stop."""
@@ -171,7 +219,7 @@ class StopSignal:
         """Runs in the thread of the pipe."""
         name = signal.Signals(number).name
         with self._lock:
-            first, held, old = not self._name, self._held, self._is_old
+            first, held, old = not self.name, self._held, self._is_old
             self._begin(name)
         if first and not held:
             if self._channel is not None:
@@ -186,16 +234,13 @@ class StopSignal:
     @property
     def _is_old(self) -> bool:
         """Whether a signal that comes now is another request."""
-        return bool(self._name) and time.monotonic() - self._came > _SAME_REQUEST_SECONDS
+        return bool(self.name) and time.monotonic() - self._came > _SAME_REQUEST_SECONDS
 
     def _begin(self, name: str) -> None:
-        """Takes the first signal for the request; storage that does not answer is given up sooner.
-
-        Call it with the lock.
-        """
-        if not self._name:
-            self._name, self._came = name, time.monotonic()
-        OUTAGE.stopping = True
+        """Takes the first signal for the request, with the lock held."""
+        if not self.name:
+            self.name, self._came = name, time.monotonic()
+        OUTAGE.stopping = True  # storage that does not answer is given up sooner
 
     def _expect_notice(self) -> None:
         if self._channel is not None:
@@ -231,10 +276,6 @@ class StopSignal:
             with contextlib.suppress(TimeoutError):  # a process that is dead ends this one
                 return self._channel.exchange(mine, about=about, timeout=_AGREE_SECONDS)
         return []
-
-    def _end_without_a_step(self, name: str) -> None:
-        self._end_beside(name)
-        threading.Event().wait()
 
     def _end_beside(self, name: str) -> None:
         """Ends in a thread of its own: this one has a second signal to hear."""

@@ -1,15 +1,13 @@
 """A slice of TPUs: from any spelling that users know to a generation and a shape."""
 
 import dataclasses
-import difflib
 import math
 import re
 from collections.abc import Sequence
 from typing import Final
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.parallel.accelerator import Accelerator
-from bert_jax.parallel.accelerators import ACCELERATORS
+from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
 
 _NAMES: Final[dict[str, Accelerator]] = {
     name: accelerator
@@ -54,7 +52,9 @@ class TpuTopology:
     @property
     def accelerator_type(self) -> str:
         """As Cloud spells it: ``v5litepod-16``, ``v4-32``."""
-        return _counted(self.accelerator, self.shape)
+        accelerator = self.accelerator
+        name = accelerator.accelerator_type or accelerator.name
+        return f"{name}-{accelerator.count(self.shape)}"
 
     @property
     def libtpu_name(self) -> str:
@@ -75,9 +75,8 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
     """Returns the slice that any of the usual spellings means.
 
     ``v3:4x4`` and ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` and ``v5e-16`` (chips),
-    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips). `key` is the setting that it stands in, and
-    `others` are words that it takes besides, both for the message. Raises UserError: no such
-    generation, or no such slice of it; the message names the nearest.
+    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips). `key` is the setting and `others` are words
+    that it takes besides, both for the message. Raises UserError: no such generation or slice.
     """
     besides = "".join(f", or {other}" for other in others)
     match = _PATTERN.fullmatch(text.strip().lower())
@@ -86,47 +85,27 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
             f'{key}: found "{text}", allowed: a generation and a shape or a count, such as '
             f"v5e:4x4, v5litepod-16 or v4-32{besides}{did_you_mean(text, others)}"
         )
-    accelerator = _NAMES.get(match["name"])
+    accelerator, size = _NAMES.get(match["name"]), match["size"]
     if accelerator is None:
-        name = _nearest(match["name"])
-        near = _suggest(_NAMES[name], match["size"])
-        if name != _NAMES[name].accelerator_type:
-            near = re.sub(r"^[^-:]*", _NAMES[name].name, near)
         raise UserError(
-            f'{key}: found "{text}", allowed generations: {", ".join(ACCELERATORS)}{besides}; '
-            f'did you mean "{near}"?'
+            f'{key}: found "{text}", allowed generations: {", ".join(ACCELERATORS)}{besides}'
+            f"{did_you_mean(match['name'], _NAMES)}"
         )
-    shape = _shape(accelerator, match["size"])
+    shape = _shape(accelerator, size)
     if shape is None:
-        kind = "shapes" if "x" in match["size"] else "counts"
-        allowed = ", ".join(
-            _cross(shape) if kind == "shapes" else str(_count(accelerator, shape))
-            for shape in accelerator.shapes
-        )
+        kind, spell = ("shapes", _cross) if "x" in size else ("counts", accelerator.count)
+        allowed = ", ".join(str(spell(shape)) for shape in accelerator.shapes)
         raise UserError(
             f'{key}: found "{text}", allowed {kind} of {accelerator.name}: {allowed}; '
-            f'did you mean "{_suggest(accelerator, match["size"])}"?'
+            f'did you mean "{_suggest(accelerator, size)}"?'
         )
     return TpuTopology(accelerator, shape)
-
-
-def _nearest(name: str) -> str:
-    """Returns the name with the nearest number; of several, the one spelled most alike."""
-
-    def distance(known: str) -> tuple[float, float]:
-        numbers = [re.search(r"\d+", each) for each in (name, known)]
-        found, other = (int(each[0]) if each else math.inf for each in numbers)
-        apart = 0.0 if found == other else abs(found - other)
-        return apart, -difflib.SequenceMatcher(None, name, known).ratio()
-
-    return min(_NAMES, key=distance)
 
 
 def _shape(accelerator: Accelerator, size: str) -> tuple[int, ...] | None:
     """Returns the shape that a shape or a count means, None if there is no such slice."""
     if "x" not in size:
-        counts = {_count(accelerator, shape): shape for shape in accelerator.shapes}
-        return counts.get(int(size))
+        return {accelerator.count(shape): shape for shape in accelerator.shapes}.get(int(size))
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", size):
         return None
     shape = tuple(map(int, size.split("x")))
@@ -137,26 +116,15 @@ def _shape(accelerator: Accelerator, size: str) -> tuple[int, ...] | None:
 
 def _suggest(accelerator: Accelerator, size: str) -> str:
     """Returns the slice whose number of chips is nearest, in the spelling that was used."""
-    numbers = [int(number) for number in size.split("x") if number]
-    if "x" in size:
-        chips = math.prod(numbers)
-        nearest = min(accelerator.shapes, key=lambda shape: _ratio(math.prod(shape), chips))
-        return f"{accelerator.name}:{_cross(nearest)}"
-    count = numbers[0]
-    nearest = min(accelerator.shapes, key=lambda shape: _ratio(_count(accelerator, shape), count))
-    return _counted(accelerator, nearest)
+    wanted = math.prod(int(number) for number in size.split("x") if number)
+    if "x" not in size:
+        wanted *= accelerator.count_unit
 
+    def ratio(shape: tuple[int, ...]) -> float:
+        return abs(math.log(math.prod(shape) / max(wanted, accelerator.count_unit)))
 
-def _counted(accelerator: Accelerator, shape: tuple[int, ...]) -> str:
-    return f"{accelerator.accelerator_type or accelerator.name}-{_count(accelerator, shape)}"
-
-
-def _ratio(one: int, other: int) -> float:
-    return abs(math.log(one / max(other, 1)))
-
-
-def _count(accelerator: Accelerator, shape: tuple[int, ...]) -> int:
-    return round(math.prod(shape) / accelerator.count_unit)
+    nearest = TpuTopology(accelerator, min(accelerator.shapes, key=ratio))
+    return nearest.name if "x" in size else nearest.accelerator_type
 
 
 def _cross(shape: tuple[int, ...]) -> str:

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import Remat
-from bert_jax.parallel.layout import mesh_shape
-from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.section import MeshSection, mesh_shape
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.request import CompileRequest

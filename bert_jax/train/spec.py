@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.optim.schedule import Schedule
-from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.rules import batch_parts
+from bert_jax.parallel.section import check_batch
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train import sections
 from bert_jax.train.checkpoint_selection import CheckpointSelection

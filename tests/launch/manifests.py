@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from bert_jax.launch.gke_launcher import GkeJobSets
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.tpu_launcher import QueuedResources
-from bert_jax.parallel.accelerator import Accelerator
-from bert_jax.parallel.accelerators import ACCELERATORS
+from bert_jax.parallel.accelerators import ACCELERATORS, Accelerator
 from bert_jax.parallel.topology import TpuTopology
 from tests.launch.cloud_jobs import make_attempt
 from tests.launch.tpu_service import PROJECT

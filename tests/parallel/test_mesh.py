@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
-from bert_jax.parallel.layout import mesh_shape
 from bert_jax.parallel.mesh import initialise, make_mesh, process_share
-from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.section import MeshSection, mesh_shape
 from tests.project import environment
 
 

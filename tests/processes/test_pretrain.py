@@ -33,7 +33,6 @@ def test_two_processes_train_as_one_does_and_pass_over_a_damaged_checkpoint_toge
         assert job.wait() == [0, 0], job.said()
         assert "step 8/8" in job[0].out
         assert "step" not in job[1].out
-        assert "[Gloo]" not in job[0].out + job[1].out
     traces = sorted((run / "tensorboard" / "plugins" / "profile" / "steps_3-4").iterdir())
     assert [path.name.rpartition("-")[2] for path in traces] == ["0.xplane.pb", "1.xplane.pb"]
     for expected, found in zip(figures(alone), figures(run), strict=True):

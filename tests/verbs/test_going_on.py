@@ -85,7 +85,7 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
         batches.append(len(batches))
         if len(batches) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-            while not STOP.is_asked:  # the thread that hears it
+            while not STOP.name:  # the thread that hears it
                 time.sleep(0.001)
         between_batches()
 

@@ -18,10 +18,10 @@ from bert_jax.model.execution import default_unroll
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
 from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
-from bert_jax.parallel.layout import check_batch
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.same_settings import require_same
+from bert_jax.parallel.section import check_batch
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import Run, claim_run, open_run, read_run_provenance
 from bert_jax.runs.execution import SLOWER, execution_on
