@@ -65,24 +65,42 @@ def why_not_written(error: Exception) -> str:
 def refusal_of(write: Callable[[], object]) -> str | None:
     """Writes something; returns in a few words why that failed, or None.
 
-    Every storage has errors of its own, so any is a refusal: a full disk, a bucket without
-    permission or answer. Those that are not among ours are named by their kind.
+    Any error is a refusal: every storage has its own. An error of a library is named by its kind.
     """
     try:
         write()
-    except (OSError, UserError, RunStopped) as error:
-        return why_not_written(error)
     except Exception as error:
-        return f"{type(error).__name__}: {why_not_written(error)}"
+        ours = isinstance(error, OSError | UserError | RunStopped)
+        return ("" if ours else f"{type(error).__name__}: ") + why_not_written(error)
     return None
 
 
-def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:
-    """Writes a file atomically; a failure leaves nothing behind.
+class Attempts:
+    """Attempts to write to one place, which may refuse for a while; that is said once."""
 
-    The path is local or ``gs://``; text is encoded as UTF-8. Missing parent directories are made,
-    which a worker that may outlive its run must not do. Raises UserError if the disk is full, or
-    the place cannot be written to.
+    def __init__(self, place: object, *, say: Callable[[str], None]) -> None:
+        """`say` gets a line when the place begins to refuse, and no other until it has taken it."""
+        self._place, self._say = place, say
+        self._refused = False
+
+    def succeeds(self, write: Callable[[], object], *, otherwise: str) -> bool:
+        """Writes, and returns whether that succeeded; a line says why not, and what follows."""
+        reason = refusal_of(write)
+        if reason is not None and not self._refused:
+            self._say(f"{self._place}: {reason}; {otherwise}")
+        self._refused = reason is not None
+        return not self._refused
+
+    def worked(self) -> None:
+        """Says that the place has taken something outside of `succeeds`."""
+        self._refused = False
+
+
+def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:
+    """Writes a file atomically, local or ``gs://``; a failure leaves nothing behind.
+
+    Text is encoded as UTF-8. Missing parent directories are made, which a worker that may outlive
+    its run must not do. Raises UserError if the disk is full, or the place cannot be written to.
     """
     target = epath.Path(path)
     raw = content.encode() if isinstance(content, str) else content
@@ -116,9 +134,8 @@ def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Pa
     """Gives a local directory to fill; moves it to ``target`` when the block succeeds.
 
     If ``target`` exists by then, another worker has done the same job and this result is dropped.
-    The target is local or ``gs://``; the file `last` marks it as complete (:func:`is_whole`). A
-    bucket cannot rename a directory; there this file is uploaded after all others. Raises UserError
-    if the disk is full.
+    The file `last` marks the target as complete (:func:`is_whole`): to a bucket, which cannot
+    rename a directory, it is uploaded after all others. Raises UserError if the disk is full.
     """
     target = epath.Path(target)
     with _temporary(target) as temporary:
@@ -146,9 +163,8 @@ def is_whole(directory: epath.PathLike, *, last: str) -> bool:
 def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
     """Gives a directory to fill; moves it to the local ``path`` when the block succeeds.
 
-    ``path`` must not exist, or be empty. With ``force`` an existing one is replaced; it stays until
-    the new one is complete. Raises UserError if ``path`` exists and ``force`` is False, or the
-    place cannot be written to.
+    With ``force`` an existing directory is replaced once the new one is complete. Raises UserError
+    if ``path`` has files and ``force`` is False, or the place cannot be written to.
     """
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UserError(f"{path}: is already there; allowed: a new directory, or --force")
@@ -165,19 +181,14 @@ def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
 
 
 def unfinished(path: pathlib.Path) -> pathlib.Path:
-    """Returns a unique temporary name beside ``path``.
-
-    Unique, since a worker of a killed run may live on, and a cluster may give one job to two
-    workers.
-    """
+    """Returns a temporary name beside ``path`` that no other worker has."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
 
 
 def remove_unfinished(directory: pathlib.Path, *, of: str | None = None) -> None:
     """Removes what killed runs have left in a local directory: the names of `unfinished` alone.
 
-    The caller is the only writer of the directory, or of the name `of` in it. Other names with the
-    same ending are the user's.
+    The caller is the only writer of the directory, or of the name `of` in it.
     """
     name = "*" if of is None else glob.escape(of)
     for path in directory.glob(f"{name}.{'[0-9a-f]' * 32}{_UNFINISHED}"):

@@ -1,15 +1,16 @@
 """Google Cloud Storage for all that opens a ``gs://`` path: our code, etils, Orbax's metadata.
 
 :mod:`bert_jax.files.remote` registers :class:`Bucket` with fsspec, which loads it at the first use.
-Arrays of checkpoints go through tensorstore, which tries again by rules of its own.
+Arrays of checkpoints go through tensorstore, which has retry rules of its own.
 """
 
 import asyncio
-import functools
 import inspect
 import logging
 import os
+import random
 import re
+import time
 import urllib.parse
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from bert_jax.files.patience import (
     LONGEST_PAUSE_SECONDS,
     NOT_INSTALLED,
     OUTAGE,
-    BucketPatience,
     reason_of,
 )
 
@@ -31,7 +31,6 @@ try:
     import google.auth.exceptions
     from gcsfs.core import GCSFile, GCSFileSystem
     from gcsfs.retry import HttpError, is_retriable
-    from google.api_core.retry import AsyncRetry
 except ImportError as error:
     raise UserError(NOT_INSTALLED) from error
 
@@ -39,7 +38,7 @@ except ImportError as error:
 for _name in ("gcsfs", "google.auth"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-# Of silence, not in all: a large object takes as long as it takes.
+# Of silence, not in all: a large object may take long.
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
 _HASTY_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=10)
 _HASTY_PAUSE_SECONDS: Final = 4.0
@@ -96,33 +95,23 @@ class Bucket(GCSFileSystem):
         """Sends one request, of all that gcsfs sends but whole files to disk."""
         quoted = (urllib.parse.quote(str(each), safe="") for each in args)
         address = _ADDRESS.search(path.format(*quoted) if args else path)
-        patience = BucketPatience(_where(address))
-        retry: Any = AsyncRetry(
-            predicate=functools.partial(self._may_pass, patience),
-            initial=FIRST_PAUSE_SECONDS,
-            maximum=_HASTY_PAUSE_SECONDS if self._hasty else LONGEST_PAUSE_SECONDS,
-            timeout=None,  # `patience` ends it
-            on_error=patience.failed,
-        )
-        try:
-            answer = await retry(_SEND)(self, method, path, *args, **kwargs)
-            OUTAGE.answered()
-            return answer
-        except (HttpError, OSError, google.auth.exceptions.GoogleAuthError) as error:
-            if isinstance(error, FileNotFoundError):
+        began, tries, pause = time.monotonic(), 0, FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                answer = await _SEND(self, method, path, *args, **kwargs)
                 OUTAGE.answered()
-            if (mistake := self._mistake(error, address)) is None:
-                raise
-            raise mistake from error
-        finally:
-            self._repeats += patience.tries
-
-    def _may_pass(self, patience: BucketPatience, error: Exception) -> bool:
-        """Says whether the same request may succeed later."""
-        if isinstance(error, HttpError) and error.code == 401:
-            return is_retriable(error) and patience.tries < _LOGIN_TRIES
-        passing = (asyncio.TimeoutError, ConnectionError, google.auth.exceptions.TransportError)
-        return is_retriable(error) or isinstance(error, passing)
+                return answer
+            except Exception as error:
+                if not _may_pass(error, tries):
+                    if isinstance(error, FileNotFoundError):
+                        OUTAGE.answered()
+                    if (mistake := self._mistake(error, address)) is None:
+                        raise
+                    raise mistake from error
+                OUTAGE.failed(_where(address), error, waited=time.monotonic() - began)
+            tries, self._repeats = tries + 1, self._repeats + 1
+            await asyncio.sleep(random.uniform(0.0, pause))
+            pause = min(2 * pause, _HASTY_PAUSE_SECONDS if self._hasty else LONGEST_PAUSE_SECONDS)
 
     def _mistake(self, error: Exception, address: re.Match[str] | None) -> UserError | None:
         """Returns what a user can mend; ``None`` for what the caller handles, a missing object."""
@@ -154,7 +143,7 @@ class Bucket(GCSFileSystem):
         return _File(self, path, mode, *args, **kwargs)
 
     async def _delete_files(self, files: list[str], batchsize: int) -> list[Any]:
-        """Deletes objects. One whose deletion was done and not answered is gone at the next try."""
+        """Deletes objects. If only the answer to a deletion was lost, the next try finds none."""
         before = self._repeats
         results = await super()._delete_files(files, batchsize)
         if self._repeats == before:
@@ -166,6 +155,14 @@ class Bucket(GCSFileSystem):
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Does nothing."""
+
+
+def _may_pass(error: Exception, tries: int) -> bool:
+    """Says whether the same request may succeed later."""
+    if isinstance(error, HttpError) and error.code == 401:
+        return is_retriable(error) and tries < _LOGIN_TRIES
+    passing = (asyncio.TimeoutError, ConnectionError, google.auth.exceptions.TransportError)
+    return is_retriable(error) or isinstance(error, passing)
 
 
 def _is_gone(result: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import json
 import urllib.parse
-import uuid
 from typing import Any, NamedTuple
 
 import fsspec
@@ -26,24 +25,17 @@ class CloudObject:
         self._bucket, _, self._name = path.partition("://")[2].partition("/")
 
     def write(self, raw: bytes, *, replaces: int) -> int | None:
-        """Writes the object.
+        """Writes the object and returns its new generation.
 
         The content is unlike that of any other writer. `replaces` is the generation that the object
-        must have now; 0: it must not exist. Returns the new one; ``None``: the object has another
-        one, and nothing was written.
+        must have now; 0: it must not exist. If it has another one, None; nothing was written then.
         """
         system = self._system()
-        asked = {"uploadType": "multipart", "ifGenerationMatch": replaces, "name": self._name}
+        asked = {"uploadType": "media", "ifGenerationMatch": replaces, "name": self._name}
         url = f"{system.upload_base}b/{self._bucket}/o?{urllib.parse.urlencode(asked)}"
-        boundary = uuid.uuid4().hex
-        kinds = (("application/json", b"{}"), ("application/octet-stream", raw))
-        parts = (
-            f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n".encode() + part for kind, part in kinds
-        )
-        body = b"\r\n".join((*parts, f"--{boundary}--".encode()))
-        headers = {"Content-Type": f"multipart/related; boundary={boundary}"}
+        headers = {"Content-Type": "application/octet-stream"}
         try:
-            _, found = system.call("POST", url, data=body, headers=headers)
+            _, found = system.call("POST", url, data=raw, headers=headers)
         except FileExistsError:
             # By us, if the answer to an earlier try was lost.
             now = self.read()
@@ -51,7 +43,7 @@ class CloudObject:
         return int(json.loads(found)["generation"])
 
     def read(self) -> ObjectVersion | None:
-        """Returns the current version; ``None``: the object does not exist."""
+        """Returns the current version; None if the object does not exist."""
         try:
             headers, raw = self._call("GET", alt="media")
         except FileNotFoundError:
@@ -66,7 +58,7 @@ class CloudObject:
             return
 
     def location(self) -> str | None:
-        """Returns where its bucket lies, ``US-WEST4`` or ``EU``; ``None``: one may not see that."""
+        """Returns the location of its bucket, ``US-WEST4`` or ``EU``; None without permission."""
         try:
             return self._system().call("GET", "b/{}", self._bucket, json_out=True)["location"]
         except FileNotFoundError as error:

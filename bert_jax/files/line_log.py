@@ -1,30 +1,23 @@
 """Logs of JSON lines, some perhaps damaged: one file, on a disk or in a bucket.
 
-An object in a bucket cannot be appended to. So its lines are appended to a file in a directory of
-this process, which is uploaded whole once a minute and with each checkpoint.
+An object in a bucket cannot be appended to. So its lines are appended to a local file of this
+process, which is uploaded whole with each checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
-import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from etils import epath
 
-from bert_jax.files.atomic import refusal_of, write_errors, write_whole
-from bert_jax.files.attempts import Attempts, Sending
+from bert_jax.files.atomic import Attempts, refusal_of, write_errors, write_whole
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import scratch_directory
-
-# Between two uploads; longer if they are slow, so that they take 1% of the time.
-UPLOAD_SECONDS: Final = 60.0
-_UPLOAD_SHARE: Final = 0.01
 
 Entry: TypeAlias = dict[str, Any]
 Check: TypeAlias = Callable[[Entry], bool]
@@ -46,22 +39,14 @@ class ParsedLines(NamedTuple):
 
 
 def parse_lines(raw: bytes, check: Check) -> ParsedLines:
-    """Tells the entries of a log from what is damaged or foreign.
+    """Separates the entries of a log from damaged and foreign lines.
 
-    A last line without its line end is what a killed writer leaves: it counts if it is whole, and
-    is dropped without a word if it is not.
+    A killed writer leaves a last line without its line end: it counts if it is whole, and is
+    dropped if it is not.
     """
-    good: list[Line] = []
-    damaged: list[bytes] = []
-    *lines, tail = raw.split(b"\n")
-    for line in lines:
-        entry = _entry(line, check)
-        if entry is not None:
-            good.append(Line(line, entry))
-        elif line.strip():
-            damaged.append(line)
-    if (entry := _entry(tail, check)) is not None:
-        good.append(Line(tail, entry))
+    found = [(line, _entry(line, check)) for line in raw.split(b"\n")]
+    good = [Line(line, entry) for line, entry in found if entry is not None]
+    damaged = [line for line, entry in found[:-1] if entry is None and line.strip()]
     return ParsedLines(good, damaged)
 
 
@@ -87,19 +72,13 @@ def _entry(line: bytes, check: Check) -> Entry | None:
 
 
 def open_log(
-    path: epath.PathLike,
-    *,
-    check: Check,
-    keep: Check,
-    say: Callable[[str], None],
-    sending: Sending = contextlib.nullcontext,
+    path: epath.PathLike, *, check: Check, keep: Check, say: Callable[[str], None]
 ) -> LineLog:
-    """Opens a log to append to it, and drops what is no part of it any more.
+    """Opens a log, local or ``gs://``, to append to it, and drops what is no part of it any more.
 
-    Damaged and foreign lines are moved to a file beside it, ``metrics.damaged``. The path, local or
-    ``gs://``, ends in ``.jsonl``; `check` tells entries from foreign lines, `keep` which of them
-    stay. `say` gets a line if damaged lines were found, or later ones are refused; uploads are made
-    within `sending`. Raises UserError if the log cannot be read or written.
+    Damaged and foreign lines are moved to a file beside it, ``metrics.damaged``. `check` tells
+    entries from foreign lines, `keep` which of them stay. `say` gets a line if damaged lines were
+    found, or later ones are refused. Raises UserError if the log cannot be read or written.
     """
     root = epath.Path(path)
     found = read_bytes(root) if root.exists() else None
@@ -109,7 +88,7 @@ def open_log(
     kept = to_bytes(line for line in lines.good if keep(line.entry))
     if kept != found:
         write_whole(root, kept)
-    return LineLog(root, content=kept, say=say, sending=sending)
+    return LineLog(root, content=kept, say=say)
 
 
 class LineLog:
@@ -118,11 +97,9 @@ class LineLog:
     If a full disk or a bucket refuses lines, they wait for the next attempt.
     """
 
-    def __init__(
-        self, path: epath.Path, *, content: bytes, say: Callable[[str], None], sending: Sending
-    ) -> None:
+    def __init__(self, path: epath.Path, *, content: bytes, say: Callable[[str], None]) -> None:
         """Appends to a file that is there and has some content; see `open_log`."""
-        self._path, self._say, self._sending = path, say, sending
+        self._path, self._say = path, say
         self._remote = is_remote(path)
         self._file = pathlib.Path(path)
         if self._remote:
@@ -131,16 +108,13 @@ class LineLog:
         self._whole = len(content)  # bytes of the file, without half a line of a failed attempt
         self._waiting = b""
         self._missing = 0  # lines that are not in the log yet
-        self._due = time.monotonic() + UPLOAD_SECONDS
         self._attempts = Attempts(path, say=say)
 
     def append(self, entry: Entry) -> None:
         """Adds an entry; a reader finds it by the next `flush` at the latest."""
         self._waiting += json.dumps(entry).encode() + b"\n"
         self._missing += 1
-        if not self._remote or time.monotonic() >= self._due:
-            write = self.flush if self._remote else self._write
-            self._attempts.succeeds(write, otherwise="its lines wait until it can be written")
+        self._attempts.succeeds(self._write, otherwise="its lines wait until it can be written")
 
     def flush(self) -> None:
         """Makes sure that what was appended outlives this process and its machine.
@@ -153,7 +127,8 @@ class LineLog:
             with self._file.open("rb") as file:
                 os.fsync(file.fileno())
         elif self._missing:
-            self._upload()
+            with write_errors(self._path):
+                epath.Path(self._file).copy(self._path, overwrite=True)
         self._missing = 0
         self._attempts.worked()
 
@@ -180,15 +155,6 @@ class LineLog:
         self._whole += len(self._waiting)
         self._waiting = b""
         self._missing = self._missing if self._remote else 0
-
-    def _upload(self) -> None:
-        began = time.monotonic()
-        try:
-            with self._sending(), write_errors(self._path):
-                epath.Path(self._file).copy(self._path, overwrite=True)
-        finally:
-            now = time.monotonic()
-            self._due = now + max(UPLOAD_SECONDS, (now - began) / _UPLOAD_SHARE)
 
 
 def _set_aside(root: epath.Path, damaged: list[bytes], say: Callable[[str], None]) -> None:

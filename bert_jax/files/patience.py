@@ -31,45 +31,22 @@ _POLL_SECONDS: Final = 0.2
 
 _log: Final = logging.getLogger("bert_jax.files")
 _log.setLevel(logging.WARNING)  # also where a library has quieted all others
+_said_at = [-_BETWEEN_LINES_SECONDS]
+_saying = threading.Lock()
 
 
-class Patience:
-    """What is said of one request while it is tried again: nothing for ten seconds, then a line.
+def say_waiting(what: str, waited: float, error: BaseException) -> None:
+    """Says that a request is tried again: not in its first ten seconds, a line a minute in all.
 
-    Many requests fail at once when a bucket does, so all together they say a line a minute.
+    `what` is asked for, such as ``gs://bucket/name``, and has failed for `waited` seconds.
     """
-
-    _said_at = -_BETWEEN_LINES_SECONDS
-    _saying = threading.Lock()
-
-    def __init__(self, what: str) -> None:
-        """Starts counting; ``what`` is asked for, such as ``gs://bucket/name``."""
-        self.what = what
-        self.tries = 0
-        self._began = time.monotonic()
-
-    @property
-    def waited(self) -> float:
-        """Seconds since the first try."""
-        return time.monotonic() - self._began
-
-    def failed(self, error: Exception) -> None:
-        """Counts a try that failed, and says so if it has been a while."""
-        self.tries += 1
-        if self.waited < _QUIET_SECONDS:
+    with _saying:
+        now = time.monotonic()
+        if waited < _QUIET_SECONDS or now - _said_at[0] < _BETWEEN_LINES_SECONDS:
             return
-        with Patience._saying:
-            now = time.monotonic()
-            if now - Patience._said_at < _BETWEEN_LINES_SECONDS:
-                return
-            Patience._said_at = now
-        _log.warning(
-            "%s: no answer for %.0f s (%s); trying again for up to %.0f min",
-            self.what,
-            self.waited,
-            reason_of(error),
-            GIVE_UP_SECONDS / 60,
-        )
+        _said_at[0] = now
+    line = "%s: no answer for %.0f s (%s); trying again for up to %.0f min"
+    _log.warning(line, what, waited, reason_of(error), GIVE_UP_SECONDS / 60)
 
 
 class Outage:
@@ -87,35 +64,27 @@ class Outage:
         self._began: float | None = None
         self._where, self._reason = "", ""  # of the last failure
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the first failure; 0 without an outage."""
-        began = self._began
-        return 0.0 if began is None else time.monotonic() - began
+    def failed(self, what: str, error: BaseException, *, waited: float) -> None:
+        """Counts a failure of a request for ``gs://bucket/name``, `waited` seconds after its start.
 
-    @property
-    def limit(self) -> float:
-        """Seconds after which an outage is given up."""
-        return STOPPING_SECONDS if self.stopping else GIVE_UP_SECONDS
-
-    def failed(self, what: str, error: BaseException) -> None:
-        """Counts a failed request for ``gs://bucket/name``."""
+        Raises RunStopped if the request is given up: others may have ended the outage meanwhile.
+        """
+        say_waiting(what, waited, error)
         self._where, self._reason = what, reason_of(error)
         if self._began is None:
             self._began = time.monotonic()
+        if (given_up := self.given_up(waited)) is not None:
+            raise given_up from error
 
     def answered(self) -> None:
         """Ends the outage: a bucket has answered."""
         self._began = None
 
     def given_up(self, waited: float = 0.0) -> RunStopped | None:
-        """Returns why a request is not tried again; None: it may be.
-
-        `waited` is how long the request itself has failed, in seconds: meanwhile, others may have
-        ended the outage.
-        """
-        seconds = max(waited, self.seconds)
-        if seconds <= self.limit:
+        """Returns why requests, the oldest `waited` seconds old, are not tried again, or None."""
+        began = self._began
+        seconds = max(waited, 0.0 if began is None else time.monotonic() - began)
+        if seconds <= (STOPPING_SECONDS if self.stopping else GIVE_UP_SECONDS):
             return None
         return RunStopped(
             f"{self._where}: no answer for {seconds:.0f} s ({self._reason}); "
@@ -131,17 +100,6 @@ class Outage:
 
 
 OUTAGE: Final = Outage()
-
-
-class BucketPatience(Patience):
-    """The patience of one request to a bucket, limited by the outage of all requests."""
-
-    def failed(self, error: Exception) -> None:
-        """Counts a try that failed. Raises RunStopped if the request is given up."""
-        super().failed(error)
-        OUTAGE.failed(self.what, error)
-        if (given_up := OUTAGE.given_up(self.waited)) is not None:
-            raise given_up from error
 
 
 def reason_of(error: BaseException) -> str:

@@ -12,8 +12,8 @@ from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
     LONGEST_PAUSE_SECONDS,
-    Patience,
     reason_of,
+    say_waiting,
 )
 from bert_jax.launch.launcher import Unavailable
 
@@ -57,7 +57,7 @@ def persistently(
         Unavailable: no answer within `Pace.give_up`, or credentials ran out after the first try.
         Exception: what `judge` returned.
     """
-    patience, began, longest = Patience(what), pace.clock(), FIRST_PAUSE_SECONDS
+    tries, began, longest = 0, pace.clock(), FIRST_PAUSE_SECONDS
     while True:
         try:
             return send()
@@ -65,7 +65,7 @@ def persistently(
             verdict = judge(error)
             if verdict is error:
                 raise
-            if isinstance(verdict, NoCredentials) and patience.tries:
+            if isinstance(verdict, NoCredentials) and tries:
                 # An earlier try may have succeeded with its answer lost.
                 raise Unavailable(f"{what}: no answer, and then {verdict}") from error
             if isinstance(verdict, Exception):
@@ -76,7 +76,8 @@ def persistently(
                 raise Unavailable(
                     f"{what}: no answer for {waited:.0f} s ({reason_of(error)})"
                 ) from error
-            patience.failed(error)
+            say_waiting(what, waited, error)
+        tries += 1
         longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
         pace.sleep(pause)
 

@@ -7,7 +7,6 @@ in the order of the rows. `data` is the fingerprint of the data position, shorte
 means another order or other data.
 """
 
-import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -19,7 +18,6 @@ from etils import epath
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError
-from bert_jax.files.attempts import Sending
 from bert_jax.files.line_log import Entry, LineLog, open_log, read_log
 from bert_jax.files.read import is_whole
 from bert_jax.train.progress import TrainProgress
@@ -52,16 +50,15 @@ class ExampleLog:
         share: HostShare,
         enabled: bool,
         say: Callable[[str], None],
-        sending: Sending = contextlib.nullcontext,
     ) -> None:
         """Drops what will be done again, whether or not lines are to be written.
 
         `resume_step` is the last step that counts, 0 for a fresh run; `share` is what this process
         reads of every batch. `say` gets a line if damaged lines were found, or lines begin to be
-        refused; what is sent to a bucket is sent within `sending`.
+        refused.
         """
         self._share, self._enabled = share, enabled
-        self._directory, self._say, self._sending = run_dir / EXAMPLES, say, sending
+        self._directory, self._say = run_dir / EXAMPLES, say
         self._log: LineLog | None = None
         self._open(resume_step)
 
@@ -78,7 +75,6 @@ class ExampleLog:
                 check=is_line,
                 keep=lambda line: line["step"] <= step,
                 say=self._say,
-                sending=self._sending,
             )
             if process == own and enabled:
                 self._log = log

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from bert_jax.files.attempts import Attempts
+from bert_jax.files.atomic import Attempts
 from bert_jax.train.time_account import GOODPUT, KINDS
 from bert_jax.train.writer import Writer
 

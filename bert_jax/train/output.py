@@ -69,14 +69,12 @@ def open_output(
     first = progress.step
     display = ProgressDisplay(narrator_of(console), first_step=first, total_steps=last)
     watch.resume(first)
-    sending = functools.partial(watch.on, "save")  # a bucket may take minutes, which is no step
     examples = ExampleLog(
         spec.run_dir,
         resume_step=first,
         share=spec.share,
         enabled=spec.example_log,
         say=display.say,
-        sending=sending,
     )
     # Figures are written once, by the first process.
     writer = Writer()
@@ -87,7 +85,7 @@ def open_output(
             evaluated=not progress.unevaluated,
             say=display.say,
             trackers=spec.trackers,
-            sending=sending,
+            sending=functools.partial(watch.on, "save"),  # a bucket may take minutes, no step does
         )
     return Output(with_heartbeat(writer, say=display.say), display, examples, watch)
 

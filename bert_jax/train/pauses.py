@@ -67,7 +67,8 @@ class Saving:
         output, checkpoints = self._output, self._spec.checkpoints
         with output.watch.on("save"):  # a bucket may keep it waiting, which is no step that hangs
             self._spec.check_lock()
-        if (failure := failure_of(output.flush)) is not None:
+            failure = failure_of(output.flush)
+        if failure is not None:
             checkpoints.not_saved(pause.step, failure)
             return
         with output.watch.on("save"):

@@ -8,17 +8,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from etils import epath
 
 from bert_jax.errors import first_line
-from bert_jax.files.atomic import write_whole
-from bert_jax.files.attempts import Attempts, Sending
+from bert_jax.files.atomic import Attempts, write_whole
 from bert_jax.files.remote import is_remote
 
 if TYPE_CHECKING:
     from tensorboardX.record_writer import RecordWriter
+
+Sending: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
+"""Gives a block in which a bucket is written to, such as one whose time is counted apart."""
 
 # Of the run in one file of a bucket, at most.
 FILE_SECONDS: Final = 300.0

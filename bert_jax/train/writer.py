@@ -8,10 +8,9 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.files.attempts import Sending
 from bert_jax.files.line_log import Entry, open_log, read_log
 from bert_jax.train.sections import TrackerName
-from bert_jax.train.tensorboard import TensorBoard
+from bert_jax.train.tensorboard import Sending, TensorBoard
 from bert_jax.train.trackers import Trackers
 
 METRICS: Final = "metrics.jsonl"
@@ -55,8 +54,8 @@ class RunWriter(Writer):
 
         `resume_step` is the last step that counts, 0 for a fresh run; its evaluation is dropped
         unless `evaluated`: it will be done again. `say` gets a line if lines of metrics.jsonl were
-        found damaged, a file begins to be refused, or a tracker fails. What is sent to a bucket is
-        sent within `sending`.
+        found damaged, a file begins to be refused, or a tracker fails. TensorBoard's files go to a
+        bucket within `sending`.
         """
         self._run_dir, self._say, self._sending = run_dir, say, sending
         self._open(resume_step, evaluated=evaluated)
@@ -74,7 +73,6 @@ class RunWriter(Writer):
             check=is_figures,
             keep=counts,
             say=self._say,
-            sending=self._sending,
         )
         self._board = TensorBoard(
             self._run_dir, resume_step=step, say=self._say, sending=self._sending
