@@ -1,11 +1,10 @@
-"""Files of a bucket to this machine's disk: in parallel, checked; whole ones are copied once."""
+"""Files of a bucket are copied to this machine's disk: in parallel, checked, once."""
 
 import concurrent.futures
 import functools
 import hashlib
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -54,25 +53,17 @@ def download(files: Sequence[RemoteFile], target: Path) -> None:
     is full.
     """
     missing = [file for file in files if not (target / file.name).exists()]
-    total, done = sum(file.bytes for file in missing), 0
-    stopped = threading.Event()
-
-    def count(read: int) -> None:
-        nonlocal done
-        done += read
-        if stopped.is_set():
-            raise concurrent.futures.CancelledError
-
+    total, done = sum(file.bytes for file in missing), dict.fromkeys(missing, 0)
     threads = concurrent.futures.ThreadPoolExecutor(_FILES)
-    with doing(lambda: f"copying: {done / 1e9:.3g} of {total / 1e9:.3g} GB"):
+    with doing(lambda: f"copying: {sum(done.values()) / 1e9:.3g} of {total / 1e9:.3g} GB"):
         try:
-            list(threads.map(lambda file: _fetch(file, target, count), missing))
+            list(threads.map(lambda file: _fetch(file, target, done), missing))
         finally:
-            stopped.set()
+            done.clear()  # the other threads stop
             threads.shutdown(cancel_futures=True)
 
 
-def _fetch(file: RemoteFile, target: Path, count: Callable[[int], None]) -> None:
+def _fetch(file: RemoteFile, target: Path, done: dict[RemoteFile, int]) -> None:
     part, digest = target / f"{file.name}.part", hashlib.sha256()
     system, path = fsspec.core.url_to_fs(file.path)
     with disk_errors(target), part.open("wb") as local:
@@ -81,9 +72,11 @@ def _fetch(file: RemoteFile, target: Path, count: Callable[[int], None]) -> None
             piece = system.cat_file(path, start=start, end=end)
             if len(piece) != end - start:
                 raise UserError(f"{file.path}: changed while it was copied; run again")
+            if file not in done:
+                raise concurrent.futures.CancelledError
             local.write(piece)
             digest.update(piece)
-            count(len(piece))
+            done[file] = end
     if file.sha256 not in (None, found := digest.hexdigest()):
         part.unlink()
         raise UserError(
@@ -94,22 +87,18 @@ def _fetch(file: RemoteFile, target: Path, count: Callable[[int], None]) -> None
 
 
 CHECKED: Final = "sha256-"
-"""Before a hash, in the name of a directory: what lies in it has the hash that `sha256_of_files`
-returns."""
+"""Before a hash, in the name of a directory: its files have that hash by `sha256_of_files`."""
 
 _home = functools.cache(scratch_directory)
 _HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
 
 
 def local_copy(path: str) -> Path:
-    """Returns a local path of the same content.
-
-    ``"data/train.csv" -> Path("data/train.csv")``,
-    ``"gs://b/data/train.csv" -> Path("/tmp/…/b/data/train.csv")``
+    """Returns a local path of the same content: ``gs://b/a.csv -> Path("/tmp/…/b/a.csv")``.
 
     The path is of a file or a directory of files; a remote one is copied once in the life of this
-    process, and the copy goes with it. Raises UserError if there is no such file, it is not what
-    its directory's name says, or the disk is full; RunStopped if the bucket does not answer.
+    process. Raises UserError if there is no such file, its hash is not that in its directory's
+    name, or the disk is full; RunStopped if the bucket does not answer.
     """
     return _copied(path) if is_remote(path) else Path(path)
 

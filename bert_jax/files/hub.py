@@ -1,7 +1,7 @@
 """Hugging Face's hub, or any server that ``HF_ENDPOINT`` names: the client, and files of datasets.
 
-`huggingface_hub` keeps what it fetches in its cache, goes offline with ``HF_HUB_OFFLINE=1`` and
-finds a token by itself (``HF_TOKEN``, `hf auth login`): none passes through here.
+`huggingface_hub` has a cache, goes offline with ``HF_HUB_OFFLINE=1`` and finds a token by itself
+(``HF_TOKEN``, `hf auth login`): none passes through here.
 """
 
 import contextlib
@@ -50,12 +50,11 @@ def is_dataset_file(source: str) -> bool:
 
 
 def fetch_file(source: str, *, role: str = "train") -> HubFile:
-    """Downloads a file of a dataset, or finds it in the cache.
+    """Downloads ``hf://datasets/owner/name@revision/FILE``, or finds it in the cache.
 
-    After the name in ``hf://datasets/owner/name/FILE`` there may be ``@`` and a branch, a tag or a
-    commit; without a file it is the one table whose name has the role in it: "train", "dev" or
-    "test". Raises UserError for no such dataset, revision or file, no access, no answer, or without
-    `huggingface_hub`.
+    The revision is optional. Without a file it is the one table whose name has the role in it:
+    "train", "dev" or "test". Raises UserError for no such dataset, revision or file, no access, no
+    answer, or without `huggingface_hub`.
     """
     hub, match = library(), _FILE.fullmatch(source)
     if match is None:
@@ -107,10 +106,9 @@ def endpoint() -> str:
 
 @contextlib.contextmanager
 def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[None]:
-    """Turns the library's errors into one line; none of them holds a token.
+    """Turns the library's errors into a UserError of one line, without a token.
 
-    `name` is ``owner/name`` of what is asked for, `revision` empty for the newest, `kind` "model"
-    or "dataset". Raises UserError in place of them.
+    `name` is ``owner/name``, `revision` empty for the newest, `kind` "model" or "dataset".
     """
     from huggingface_hub import errors
 

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import filelock
 from etils import epath
@@ -22,7 +22,7 @@ LOCK: Final = ".lock"
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _MISSED_HEARTBEATS: Final = 3
-# Goes on while the machine sleeps: on macOS CLOCK_MONOTONIC does, on Linux that stands still.
+# Counts while the machine sleeps: on macOS CLOCK_MONOTONIC does, on Linux it does not.
 _SLEEPLESS: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -30,27 +30,20 @@ class LockLost(RunStopped):
     """Another process has taken the lock that this one held."""
 
 
-class _Instant(NamedTuple):
-    """A moment, by two clocks, in seconds: a virtual machine that is paused stops the first."""
+def _clocks() -> tuple[float, float]:
+    """Returns seconds by two clocks: a virtual machine that is paused stops the first."""
+    return time.clock_gettime(_SLEEPLESS), time.time()
 
-    since_boot: float
-    of_day: float
 
-    @classmethod
-    def now(cls) -> _Instant:
-        return cls(time.clock_gettime(_SLEEPLESS), time.time())
-
-    @property
-    def age(self) -> float:
-        """Seconds since then; too many where the time of day was set forward meanwhile."""
-        return max(now - then for now, then in zip(_Instant.now(), self, strict=True))
+def _age(then: tuple[float, float]) -> float:
+    """Returns seconds since then; too many if the time of day was set forward meanwhile."""
+    return max(now - before for now, before in zip(_clocks(), then, strict=True))
 
 
 def lock_at(path: epath.PathLike, *, say: Callable[[str], None]) -> Lock:
-    """Returns the lock at a path, not yet taken.
+    """Returns the lock at a path, not yet taken; its file or object exists while it is held.
 
-    The file or object exists while the lock is held. `say` gets a line when taking it will take a
-    while.
+    `say` gets a line when taking it will take a while.
     """
     if is_remote(path):
         return ObjectLock(CloudObject(os.fspath(path)), say=say)
@@ -96,9 +89,9 @@ class LocalLock:
 class ObjectLock:
     """An object in a bucket that its holder rewrites every 15 seconds.
 
-    A bucket has no lock that ends with its holder, so another process that finds the object watches
-    it for 45 seconds: without a write in that time the holder is dead. Each write names the
-    generation that it replaces, so of two processes that write at once one is refused.
+    Another process that finds the object watches it for 45 seconds: without a write in that time
+    the holder is dead. Each write names the generation that it replaces, so of two processes that
+    write at once one is refused.
     """
 
     def __init__(
@@ -116,14 +109,14 @@ class ObjectLock:
         self._timeout_seconds = _MISSED_HEARTBEATS * heartbeat_seconds
         self._raw = f"{_identity()} {uuid.uuid4().hex}\n".encode()
         self._generation: int | None = None
-        self._written = _Instant.now()  # the lock is ours for the time-out from here on
+        self._written = _clocks()  # the lock is ours for the time-out from here on
         self._renewing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def take(self) -> bool:
         """Returns whether the lock is ours now; False: another process holds it."""
-        self._written = _Instant.now()
+        self._written = _clocks()
         self._generation = self._object.write(self._raw, replaces=0) or self._replace_dead()
         if self._generation is None:
             return False
@@ -133,11 +126,10 @@ class ObjectLock:
     def check(self) -> None:
         """Makes sure that the lock is ours, and that nobody takes it within the time-out.
 
-        Costs nothing while heartbeats are answered. After the time-out without an answer others may
-        have taken it, so it is written once more. Raises LockLost if one has; UserError or
-        RunStopped if the bucket does not say.
+        Without an answer to a heartbeat in the time-out, it writes the lock once more. Raises
+        LockLost if another process has it; UserError or RunStopped if the bucket does not say.
         """
-        if self._generation is not None and self._written.age >= self._timeout_seconds:
+        if self._generation is not None and _age(self._written) >= self._timeout_seconds:
             self._renew()
         if self._generation is None:
             raise LockLost(
@@ -168,7 +160,7 @@ class ObjectLock:
             if seen is not None and seen.generation != held.generation:
                 return None
             held = seen
-        self._written = _Instant.now()
+        self._written = _clocks()
         return self._object.write(self._raw, replaces=0 if held is None else held.generation)
 
     def _beat(self) -> None:
@@ -180,10 +172,9 @@ class ObjectLock:
     def _renew(self) -> None:
         """Writes the object again, and learns thereby whether it is still ours.
 
-        Two threads may: that of the heartbeats stays in one write for as long as a bucket does not
-        answer. One of both is refused then, and finds what the other has written.
+        The heartbeats' thread may write too; the one that is refused reads what the other wrote.
         """
-        began, generation = _Instant.now(), self._generation
+        began, generation = _clocks(), self._generation
         if generation is None:
             return
         generation = self._object.write(self._raw, replaces=generation)
@@ -201,9 +192,9 @@ Lock: TypeAlias = LocalLock | ObjectLock
 
 
 def lock_beside(output: epath.PathLike) -> epath.Path:
-    """Returns where the lock of what a verb writes lies: ``out/tokenizer`` → ``.tokenizer.lock``.
+    """Returns the path of the lock of an output: ``out/tokenizer`` → ``out/.tokenizer.lock``.
 
-    Beside it, since the file or directory may not be there yet, or be replaced as a whole.
+    Beside it, since the output may not be there yet, or be replaced as a whole.
     """
     # ``.`` has no name of its own, and a whole bucket nothing beside it.
     path = epath.Path(output if is_remote(output) else os.path.abspath(output))
@@ -213,10 +204,9 @@ def lock_beside(output: epath.PathLike) -> epath.Path:
 
 
 def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
-    """Takes the lock at a path, making the directory that it lies in.
+    """Takes the lock of `what` at a path, and makes its directory.
 
-    Raises UserError, which begins with `what` it is the lock of: another process holds it, or it
-    cannot be written.
+    Raises UserError: another process holds it, or it cannot be written.
     """
     try:
         if not is_remote(path):
@@ -234,10 +224,9 @@ def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
 
 @contextlib.contextmanager
 def hold_alone(output: epath.PathLike, *, say: Callable[[str], None]) -> Iterator[Lock]:
-    """Keeps other processes from writing an output while the block lasts.
+    """Keeps other processes from writing an output while the block lasts; for a verb without JAX.
 
-    For a verb of one process: the lock that `bert_jax.runs.lock.hold_output` takes for a job of
-    several, without JAX. Raises UserError if another process is writing it.
+    Raises UserError if another process is writing it.
     """
     path, what = lock_beside(output), os.fspath(output)
     lock = lock_at(path, say=lambda line: say(f"{what}: {line}"))

@@ -1,7 +1,6 @@
 """Files read whole or line by line, within limits, with errors that name them; their checksums.
 
-All that comes from outside passes here, so that no file is trusted: only regular files are read,
-never more than a limit, and JSON is taken apart only so deep and with numbers only so long.
+No file is trusted: only regular files are read, and sizes, JSON's depth and numbers are limited.
 """
 
 import collections
@@ -46,10 +45,9 @@ def require_file(path: epath.PathLike) -> None:
 
 
 def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
-    """Returns the content of ``path``.
+    """Returns the content of a file, local or ``gs://``.
 
-    The path is local or ``gs://``; `limit` is in bytes. Raises UserError if there is no such file,
-    it is larger than the limit, or it cannot be read.
+    Raises UserError if there is no such file, it has more than `limit` bytes, or cannot be read.
     """
     require_file(path)
     try:
@@ -80,10 +78,10 @@ def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
 
 
 def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Iterator[str]:
-    """Yields the lines of a local text file with their ends, one in memory at a time.
+    """Yields the lines of a local text file with their ends; a byte order mark is dropped.
 
-    There may be a byte order mark. Lines end as `open` takes `newline`, and have `limit` characters
-    at most. Raises UserError: no such file, a line beyond the limit, or not UTF-8.
+    `newline` is as of `open`. Raises UserError: no such file, a line of more than `limit`
+    characters, or not UTF-8.
     """
     require_file(path)
     number = 0
@@ -121,9 +119,8 @@ def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str,
 
 
 def parse_json(text: str, *, allowed: str = "JSON") -> Any:
-    """Returns the value that a JSON text holds.
+    """Returns the value of a JSON text without a byte order mark; `allowed` is for the message.
 
-    The text has no byte order mark; `allowed` is for the message, which does not name the file.
     Raises UserError: not JSON, a key twice in an object, half a surrogate pair, or beyond the
     limits of depth and digits.
     """
@@ -162,10 +159,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_whole(text: str) -> bool:
-    """Returns whether a text is ASCII digits alone, and no more than a number may have.
-
-    `str.isdigit` also accepts "²", which `int` refuses.
-    """
+    """Returns whether a text is at most `MAX_DIGITS` ASCII digits and nothing else."""
     return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 
@@ -205,17 +199,14 @@ def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
 
 
 def sha256_of(path: epath.PathLike) -> str:
-    """Returns the SHA-256 of a file in hexadecimal, without loading it whole.
-
-    Raises UserError as `require_file` does.
-    """
+    """Returns the SHA-256 of a file in hexadecimal; raises UserError as `require_file` does."""
     require_file(path)
     with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def sha256_of_files(files: Mapping[str, Path]) -> str:
-    """Returns the SHA-256 of what `sha256sum` prints of files, by name: of one, or several."""
+    """Returns the SHA-256 of what `sha256sum` prints of files, given by name."""
     sums = hashlib.sha256()
     for name, path in sorted(files.items()):
         sums.update(f"{sha256_of(path)}  {name}\n".encode())

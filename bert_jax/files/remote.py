@@ -32,10 +32,8 @@ for _name in ("gcs", "gs"):
 class _Absent(fsspec.AbstractFileSystem):
     """Storage whose client is not installed: opening it says so in a line."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        name = str(self.protocol)
-        client = CLIENTS[name]
+    def __init__(self, *_: Any, **__: Any) -> None:
+        name, client = str(self.protocol), CLIENTS[str(self.protocol)]
         if name == "hf":
             raise UserError(not_installed(client, "hf://", extra="hub"))
         raise UserError(
@@ -49,7 +47,7 @@ for _name, _client in CLIENTS.items():
         _absent = type(f"Absent{_name.capitalize()}", (_Absent,), {"protocol": _name})
         fsspec.register_implementation(_name, _absent, clobber=True)
 
-# An emulator's address goes to all three clients. tensorstore waits for ever where nothing comes.
+# An emulator's address goes to all three clients. By default tensorstore waits without a limit.
 if _emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
     os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", _emulator)
 os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "30")
@@ -95,9 +93,9 @@ def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) 
 def local_copies(
     directories: Sequence[epath.PathLike], patterns: Iterable[str]
 ) -> Iterator[list[pathlib.Path]]:
-    """Gives local directories in which the files that match ``patterns`` can be mapped into memory.
+    """Gives local directories, in which the files that match ``patterns`` can be memory-mapped.
 
-    Remote ones are copied for the time of the block, local ones are used in place.
+    Remote files are copied for the time of the block.
     """
     with contextlib.ExitStack() as stack:
         local = []

@@ -1,9 +1,7 @@
-"""Directories for what is on its way, and for what can be made again.
+"""Temporary directories of this process, and the user's directory of caches.
 
-The former go with the process that made them, however it ends. Exit handlers do not run where a
-process is killed or ends at once, as it does when another one of its job is gone. So each directory
-is locked by its process, and whoever makes the next one deletes those that nobody has locked any
-more.
+Exit handlers do not run if a process is killed or ends at once. So each process locks its temporary
+directories, and the next one to make a directory deletes those without a lock.
 """
 
 import atexit
@@ -28,7 +26,7 @@ def scratch_directory() -> Path:
     root = Path(tempfile.gettempdir())
     for left in root.glob(f"{_PREFIX}*"):
         _delete_if_left(left)
-    # It has its name once it is locked: before that, another process would find it free.
+    # It gets its name once it is locked: before that, another process would find it free.
     made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
     lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

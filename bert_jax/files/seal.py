@@ -1,7 +1,4 @@
-"""JSON and YAML that carry a SHA-256 of their own: what is changed afterwards is noticed.
-
-A flipped digit is a number as good as any: nothing but a checksum tells it from what was written.
-"""
+"""JSON and YAML that carry a SHA-256 of their own values, so that a flipped digit is noticed."""
 
 import hashlib
 import json
@@ -28,17 +25,14 @@ def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_intact(content: Mapping[str, Any]) -> bool:
-    """Returns whether a JSON object, as it was read, holds what `sealed` was given.
-
-    False without a seal.
-    """
+    """Returns whether a JSON object holds what `sealed` was given; False without a seal."""
     return content.get(SEAL) == _checksum(unsealed(content))
 
 
 def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
     """Raises UserError, which begins with `where`, if an object is not what was sealed.
 
-    Those of earlier versions have no seal, and pass.
+    An object without a seal passes.
     """
     if SEAL in content and not is_intact(content):
         raise UserError(f"{where}: {_CHANGED}")
@@ -67,7 +61,7 @@ def sealed_yaml(text: str) -> str:
 def refuse_changed_yaml(text: str, *, where: str) -> None:
     """Raises UserError, which begins with `where`, if YAML is not what `sealed_yaml` was given.
 
-    Without the first line it passes: who edits the file on purpose deletes that.
+    YAML without the first line passes: the user deletes it to edit the file.
     """
     if _FIRST_LINE.match(text) and text != sealed_yaml(text.partition("\n")[2]):
         raise UserError(f"{where}: {_CHANGED}; if you edited it, delete its first line")

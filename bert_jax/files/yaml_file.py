@@ -34,18 +34,14 @@ _PLAIN: Final = (_INT, _FLOAT, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null
 
 
 def read_yaml(path: epath.PathLike) -> Any:
-    """Returns the values in a YAML file, local or ``gs://``.
-
-    Raises UserError: no such file, not UTF-8, and as `parse_yaml`.
-    """
+    """Returns the values in a YAML file, local or ``gs://``; UserError as of `parse_yaml`."""
     return parse_yaml(read_text(epath.Path(path), limit=MAX_BYTES), str(path))
 
 
 class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of two)
     """The values that JSON has, spelled in YAML 1.1.
 
-    Keys are the text that they are written as: ``no:`` is Norwegian. A date is text too, and 1e-4,
-    which YAML 1.1 takes for text since it has no dot, is the number it looks like.
+    Keys are text: ``no:`` is Norwegian. A date is text, and 1e-4, text in YAML 1.1, is a number.
     """
 
     yaml_implicit_resolvers: ClassVar = {
@@ -86,10 +82,7 @@ _Loader.add_constructor(_FLOAT, _Loader.construct_number)
 
 
 def _check_events(text: str) -> None:
-    """Refuses what must not be composed, before anything is made of it.
-
-    Tags could name types, and aliases can make gigabytes of a few lines.
-    """
+    """Refuses tags, which could name types, and aliases, which make gigabytes of a few lines."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_SafeLoader)):
         if count == MAX_EVENTS:
