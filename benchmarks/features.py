@@ -26,11 +26,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import interleaved, median_ratio, report
-from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
-from bert_jax.feature_extraction.layers import select_layers
+from bert_jax.feature_extraction.extractor import (
+    ExtractionSettings,
+    FeatureExtractor,
+    select_layers,
+)
 from bert_jax.feature_extraction.probe import probe
 from bert_jax.feature_extraction.texts import InputText
-from bert_jax.inference.model import model_of_run
+from bert_jax.inference.bucketed import model_of_run
 from bert_jax.runs.directory import open_run
 from bert_jax.verbs.features import features
 from bert_jax.verbs.import_checkpoint import import_checkpoint

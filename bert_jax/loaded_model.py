@@ -20,8 +20,8 @@ from bert_jax.feature_extraction.extractor import (
 )
 from bert_jax.feature_extraction.texts import InputText
 from bert_jax.files.remote import require_place
+from bert_jax.inference.bucketed import InferenceModel, model_of_run
 from bert_jax.inference.fill_mask import Filled, MaskFiller
-from bert_jax.inference.model import InferenceModel, model_of_run
 from bert_jax.interop.importing import model_in_memory, read_checkpoint
 from bert_jax.interop.sources import fetch, is_hub_name
 from bert_jax.interop.tf_bert import is_tf

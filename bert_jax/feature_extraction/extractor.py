@@ -12,13 +12,10 @@ from flax import nnx
 
 from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.feature_extraction.layers import LayerSelection, select_layers
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
-from bert_jax.inference.batch_size import check_batch_size
-from bert_jax.inference.bucketed import BucketedInference
-from bert_jax.inference.model import InferenceModel
+from bert_jax.files.read import is_whole
+from bert_jax.inference.bucketed import InferenceModel, check_batch_size
 from bert_jax.model.config import Architecture
-from bert_jax.model.shape_cost import inference_cost
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.train.state import ModelDefinition
@@ -30,8 +27,68 @@ Pool = Literal["cls", "mean"]
 WINDOW_BATCHES: Final = 64
 WINDOW_VALUES: Final = 1 << 26  # float32 numbers: 256 MiB
 
-EMPTY_LINES_KEPT: Final = 10
+MIX: Final = "mix"
+LAST_FOUR: Final = "concat-last-four"
 DEFAULT_MAX_LENGTH: Final = 512  # pieces, where the model has more positions
+
+
+class LayerSelection(NamedTuple):
+    """States of a model (0 is the embeddings' output) that become one vector."""
+
+    name: str
+    states: tuple[int, ...]
+    summed: bool = False  # otherwise concatenated
+
+    def width(self, hidden_size: int) -> int:
+        """Numbers in a vector."""
+        return hidden_size if self.summed else hidden_size * len(self.states)
+
+    def combine(self, states: jax.Array) -> jax.Array:
+        """Returns one vector [..., width] from states [layers + 1, ..., D], in float32."""
+        chosen = states[jnp.asarray(self.states)].astype(jnp.float32)
+        return chosen.sum(axis=0) if self.summed else jnp.concatenate(list(chosen), axis=-1)
+
+
+def select_layers(text: str | None, *, depth: int) -> LayerSelection:
+    """Returns the layers that a name or a list of numbers means.
+
+    ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11, 12, concatenated, lowest
+    first. The names are the rows of arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all
+    12 layers" with equal weights. ``"0,3"`` concatenates the embeddings' output and the third
+    layer's. ``"mix"`` is every state, for a probe that learns their weights. None: the best row of
+    the table that `depth` layers allow. Raises UserError: no such name, or a layer that the model
+    lacks.
+    """
+    text = text or (LAST_FOUR if depth >= 4 else "last")
+    last_four = tuple(range(depth - 3, depth + 1))
+    named = {
+        "embeddings": LayerSelection(text, (0,)),
+        "second-to-last": LayerSelection(text, (depth - 1,)),
+        "last": LayerSelection(text, (depth,)),
+        "sum-last-four": LayerSelection(text, last_four, summed=True),
+        LAST_FOUR: LayerSelection(text, last_four),
+        "sum-all": LayerSelection(text, tuple(range(1, depth + 1)), summed=True),
+        MIX: LayerSelection(text, tuple(range(depth + 1))),
+    }
+    if text in named:
+        if "last-four" in text and depth < 4:
+            raise UserError(
+                f'--layers: found "{text}", but the model has {depth} layers; allowed: last, '
+                f"sum-all, or numbers from 0 to {depth} with commas between"
+            )
+        return named[text]
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(map(is_whole, numbers)):
+        raise UserError(
+            f'--layers: found "{text}", allowed: {", ".join(named)}, or numbers from 0 (the '
+            f"embeddings) to {depth} with commas between{did_you_mean(text, list(named))}"
+        )
+    states = tuple(map(int, numbers))
+    if max(states) > depth:
+        raise UserError(
+            f"--layers: found {max(states)}, allowed: 0 (the embeddings) to {depth}, the last layer"
+        )
+    return LayerSelection(text, states)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,10 +111,10 @@ def settings_for(
     max_length: int | None,
     batch_size: int,
 ) -> ExtractionSettings:
-    """Returns the settings for a model; what is None is what fits it.
+    """Returns the settings for a model. The default pool is the mean.
 
-    Layers: see `select_layers`; without a pool, the mean; without a length, the model's positions,
-    at most 512. Raises UserError: layers or a length that the model does not have; no batch size.
+    The default length is the model's positions, at most 512; for layers see `select_layers`. Raises
+    UserError: layers or a length that the model does not have; a batch size below 1.
     """
     check_batch_size(batch_size)
     for name, value, allowed in (("level", level, Level), ("pool", pool or "mean", Pool)):
@@ -93,8 +150,7 @@ class ExtractionCounts:
 
     texts: int = 0
     cut: int = 0  # texts longer than allowed
-    empty: int = 0
-    empty_lines: list[int] = dataclasses.field(default_factory=list)  # of the first few
+    empty_lines: list[int] = dataclasses.field(default_factory=list)
     pieces: int = 0
     positions: int = 0  # of all batches
     lengths: set[int] = dataclasses.field(default_factory=set)  # positions of a batch's rows
@@ -104,25 +160,18 @@ class ExtractionCounts:
         """Share of the positions that held no piece."""
         return 1 - self.pieces / self.positions if self.positions else 0.0
 
-    def add_texts(self, texts: Iterable[EncodedText]) -> None:
+    def add_texts(self, texts: Sequence[EncodedText]) -> None:
         """Counts cut and empty texts."""
-        for text in texts:
-            self.cut += text.cut
-            if len(text.text_positions) == 0:
-                self.empty += 1
-                if len(self.empty_lines) < EMPTY_LINES_KEPT:
-                    self.empty_lines.append(text.source.line)
+        self.cut += sum(text.cut for text in texts)
+        self.empty_lines += [text.source.line for text in texts if not len(text.text_positions)]
 
 
 class FeatureExtractor:
-    """Computes features of texts.
-
-    A text's features depend on the text alone, up to rounding: not on batch size, neighbours or
-    devices.
+    """Computes features of texts, which depend on the text alone, up to rounding.
 
     Attributes:
         width: numbers in a vector.
-        counts: of what has been done so far.
+        counts: running totals.
     """
 
     def __init__(
@@ -133,13 +182,11 @@ class FeatureExtractor:
         self.width = settings.layers.width(model.architecture.hidden_size)
         self.counts = ExtractionCounts()
         self._settings, self._tokenizer, self._params = settings, model.tokenizer, loaded.params
-        self._inference = BucketedInference(
+        self._inference = model.batches(
             _forward(settings, loaded.model),
-            loaded.mesh,
             batch_size=settings.batch_size,
             max_length=settings.max_length,
             few_rows=few_texts,
-            cost=inference_cost(model.architecture, loaded.mesh, max_length=settings.max_length),
         )
 
     def __call__(self, texts: Iterable[InputText]) -> Iterator[TextFeatures]:

@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,6 @@ from bert_jax.feature_extraction.extractor import Level, TextFeatures
 
 ROW_GROUP_VALUES: Final = 1 << 22  # numbers in a Parquet row group: 16 MiB
 UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
-
-
-class FeatureFormat(NamedTuple):
-    """The shape of what is written."""
-
-    level: Level
-    width: int  # numbers in a vector
 
 
 def check_output(path: Path, *, force: bool) -> None:
@@ -45,10 +38,11 @@ def check_output(path: Path, *, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def open_writer(path: Path, features: FeatureFormat) -> Iterator[FeatureWriter]:
+def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWriter]:
     """Gives a writer whose file appears at `path` when the block ends without an error.
 
-    Raises UserError: the disk is full, or the place cannot be written to.
+    `width` is the number of values in a vector. Raises UserError: the disk is full, or the place
+    cannot be written to.
     """
     try:
         with (
@@ -57,7 +51,7 @@ def open_writer(path: Path, features: FeatureFormat) -> Iterator[FeatureWriter]:
         ):
             aside = Path(directory) / path.name
             # `files` closes what a writer leaves open after an error.
-            writer = WRITERS[path.suffix](aside, files, features)
+            writer = WRITERS[path.suffix](aside, files, level, width)
             yield writer
             writer.close()
             aside.replace(path)
@@ -71,10 +65,10 @@ class JsonlWriter:
     Nine digits tell any two float32 apart.
     """
 
-    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
+    def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
         self._file = files.enter_context(path.open("w", encoding="utf-8"))
-        self._level: Level = features.level
-        self._vector = f"[{', '.join(['%.9g'] * features.width)}]"
+        self._level: Level = level
+        self._vector = f"[{', '.join(['%.9g'] * width)}]"
         self._index = 0
 
     def add(self, features: TextFeatures) -> None:
@@ -99,15 +93,15 @@ class JsonlWriter:
 class ParquetWriter:
     """A row per text: `index`, and `vector`, or `tokens`, `spans`, `vectors`."""
 
-    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
-        self._level = features.level
-        self._vector = pa.list_(pa.float32(), features.width)
+    def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
+        self._level: Level = level
+        self._vector = pa.list_(pa.float32(), width)
         fields: list[tuple[str, pa.DataType]] = [("index", pa.int64())]
-        if features.level == "sentence":
+        if level == "sentence":
             fields.append(("vector", self._vector))
         else:
             fields += [
-                (UNIT_NAMES[features.level], pa.list_(pa.string())),
+                (UNIT_NAMES[level], pa.list_(pa.string())),
                 ("spans", pa.list_(pa.int8())),
                 ("vectors", pa.list_(self._vector)),
             ]
@@ -157,9 +151,9 @@ class NpzWriter:
     the numbers go to temporary files until that is known.
     """
 
-    def __init__(self, path: Path, files: contextlib.ExitStack, features: FeatureFormat) -> None:
-        self._path, self._width = path, features.width
-        self._level: Level = features.level
+    def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
+        self._path, self._width = path, width
+        self._level: Level = level
         self._vectors, self._offsets, self._spans, self._strings = (
             files.enter_context((path.parent / name).open("w+b"))
             for name in ("vectors", "offsets", "spans", "strings")

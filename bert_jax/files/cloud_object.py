@@ -2,6 +2,7 @@
 
 import json
 import urllib.parse
+import uuid
 from typing import Any, NamedTuple
 
 import fsspec
@@ -31,11 +32,14 @@ class CloudObject:
         must have now; 0: it must not exist. If it has another one, None; nothing was written then.
         """
         system = self._system()
-        asked = {"uploadType": "media", "ifGenerationMatch": replaces, "name": self._name}
+        asked = {"uploadType": "multipart", "ifGenerationMatch": replaces, "name": self._name}
         url = f"{system.upload_base}b/{self._bucket}/o?{urllib.parse.urlencode(asked)}"
-        headers = {"Content-Type": "application/octet-stream"}
+        mark = uuid.uuid4().hex
+        before = f"--{mark}\r\nContent-Type: application/json\r\n\r\n{{}}\r\n--{mark}\r\n\r\n"
+        body = before.encode() + raw + f"\r\n--{mark}--".encode()
+        headers = {"Content-Type": f"multipart/related; boundary={mark}"}
         try:
-            _, found = system.call("POST", url, data=raw, headers=headers)
+            _, found = system.call("POST", url, data=body, headers=headers)
         except FileExistsError:
             # By us, if the answer to an earlier try was lost.
             now = self.read()

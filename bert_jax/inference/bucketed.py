@@ -7,14 +7,25 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.errors import UserError
 from bert_jax.inference.lengths import choose_lengths, fitting, reuse
-from bert_jax.model.shape_cost import ShapeCost
+from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.model.shape_cost import ShapeCost, inference_cost
 from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.mesh import process_share
 from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
 from bert_jax.parallel.stop_signal import STOP
+from bert_jax.runs.checkpoints import LoadedParams, load_params
+from bert_jax.runs.directory import Run
 from bert_jax.task import Batch
+from bert_jax.text import Tokenizer
 from bert_jax.train.prefetch import to_devices
+
+
+def check_batch_size(rows: int | None) -> None:
+    """Raises UserError for a ``--batch-size`` below 1; None is the verb's own."""
+    if rows is not None and rows < 1:
+        raise UserError(f"--batch-size: found {rows:,}, allowed: 1 or more")
 
 
 class ComputedBatch(NamedTuple):
@@ -22,7 +33,7 @@ class ComputedBatch(NamedTuple):
 
     rows: np.ndarray  # int64 [n]: indices of the input rows
     length: int  # positions of a row, padding included
-    outputs: Any  # what the forward function returned, as host arrays [n, ...]
+    outputs: Any  # the results of the forward function, as host arrays [n, ...]
 
 
 class MakeBatch(Protocol):
@@ -38,10 +49,9 @@ class MakeBatch(Protocol):
 class BucketedInference:
     """Runs rows of different lengths through a model, each row once.
 
-    A row's outputs depend on the row alone: what it is padded to, the batch size, the other rows
-    and the mesh change no more than rounding. It is padded to one of a few lengths, chosen for the
-    rows of each call, see `choose_lengths`. Rows that come in several passes have the same lengths
-    in all of them, so that a resumed run has the figures of one that was not stopped.
+    A row's outputs depend on the row alone, up to rounding. It is padded to one of a few lengths,
+    chosen for the rows of each call (`choose_lengths`). If rows come in several passes, the lengths
+    are the same in all of them, so that a resumed run has the figures of an undisturbed one.
 
     Attributes:
         batch_size: rows of a batch, on all hosts.
@@ -61,8 +71,8 @@ class BucketedInference:
 
         Every output of `forward` has the batch's rows in front; one that was `made_once` compiles
         once for all that use it. `batch_size` is rounded up to a multiple of the mesh's
-        data-parallel size; no row is longer than `max_length`. With `few_rows` in most calls, those
-        run in batches of the next power of two, each compiled once.
+        data-parallel size; no row is longer than `max_length`. With `few_rows`, a call of few rows
+        runs in batches of the next power of two.
         """
         parts = batch_parts(mesh)
         self.batch_size = -(-batch_size // parts) * parts
@@ -141,3 +151,39 @@ def _fetch(rows: np.ndarray, length: int, outputs: Any) -> ComputedBatch:
     return ComputedBatch(
         rows, length, jax.tree.map(lambda leaf: leaf[: len(rows)], jax.device_get(outputs))
     )
+
+
+class InferenceModel(NamedTuple):
+    """A model's parameters on devices, of a run or of another program, with its tokenizer."""
+
+    name: str  # its directory, for messages
+    tokenizer: Tokenizer
+    architecture: Architecture
+    heads: HeadsSection
+    loaded: LoadedParams
+
+    def batches(
+        self,
+        forward: Callable[[Any, Batch], Any],
+        *,
+        batch_size: int,
+        max_length: int,
+        few_rows: bool,
+    ) -> BucketedInference:
+        """Returns what runs `forward` over texts of this model; see `BucketedInference`."""
+        mesh = self.loaded.mesh
+        cost = inference_cost(self.architecture, mesh, max_length=max_length)
+        return BucketedInference(
+            forward,
+            mesh,
+            batch_size=batch_size,
+            max_length=max_length,
+            few_rows=few_rows,
+            cost=cost,
+        )
+
+
+def model_of_run(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> InferenceModel:
+    """Reads one of a run's checkpoints, see `load_params`."""
+    loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
+    return InferenceModel(str(run.directory), run.tokenizer, run.architecture, run.heads, loaded)

@@ -10,9 +10,7 @@ from flax import nnx
 
 from bert_jax.data.rows.collate import collate_tokens, pad_rows
 from bert_jax.errors import UserError
-from bert_jax.inference.bucketed import BucketedInference
-from bert_jax.inference.model import InferenceModel
-from bert_jax.model.shape_cost import inference_cost
+from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.parallel.compiling import made_once
 from bert_jax.runs.settings import require_mlm_head
 from bert_jax.task import Batch, Row
@@ -50,18 +48,12 @@ class MaskFiller:
             )
         self._tokenizer, self._params = model.tokenizer, model.loaded.params
         self._positions = model.architecture.max_position_embeddings
-        self._inference = BucketedInference(
-            _forward(
-                model.loaded.model,
-                tuple(model.tokenizer.special),
-                top_k,
-                pieces=model.tokenizer.vocab_size,
-            ),
-            model.loaded.mesh,
+        special, pieces = tuple(model.tokenizer.special), model.tokenizer.vocab_size
+        self._inference = model.batches(
+            _forward(model.loaded.model, special, top_k, pieces=pieces),
             batch_size=BATCH_SIZE,
             max_length=self._positions,
             few_rows=True,
-            cost=inference_cost(model.architecture, model.loaded.mesh, max_length=self._positions),
         )
 
     def __call__(self, texts: Sequence[str]) -> list[Filled]:

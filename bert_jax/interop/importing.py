@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import sha256_of
-from bert_jax.inference.model import InferenceModel
+from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.mapping import Params, Pretrained

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_jax.errors import UserError
-from bert_jax.inference.batch_size import check_batch_size
+from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.evaluation import evaluate_objective
 from bert_jax.parallel.section import MeshSection

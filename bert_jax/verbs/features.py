@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import UserError
 from bert_jax.feature_extraction import writers
 from bert_jax.feature_extraction.extractor import (
+    MIX,
     ExtractionCounts,
     ExtractionSettings,
     FeatureExtractor,
@@ -21,13 +21,11 @@ from bert_jax.feature_extraction.extractor import (
     TextFeatures,
     settings_for,
 )
-from bert_jax.feature_extraction.layers import MIX
 from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
-from bert_jax.inference.batch_size import check_batch_size
-from bert_jax.inference.model import model_of_run
+from bert_jax.inference.bucketed import check_batch_size, model_of_run
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
@@ -35,6 +33,7 @@ from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
 
 PROBE: Final = "probe.json"
+_LINES_SHOWN: Final = 10
 
 
 class ExtractionResult(NamedTuple):
@@ -134,7 +133,7 @@ def features(
 
         score = None
         width = run.architecture.hidden_size if mix else extractor.width
-        with writers.open_writer(target, writers.FeatureFormat(level, width)) as writer:
+        with writers.open_writer(target, level, width=width) as writer:
             if probe_path is None:
                 for found in stream():
                     writer.add(found)
@@ -143,8 +142,7 @@ def features(
                 score = _probe(list(stream()), writer, states=states)
         if score is not None and probe_path is not None:
             how = {"layers": settings.layers.name, "pool": settings.pool, "step": step}
-            content = {**score._asdict(), **how}
-            write_whole(epath.Path(probe_path), json.dumps(content, indent=2).encode())
+            write_whole(probe_path, json.dumps({**score._asdict(), **how}, indent=2))
     result = ExtractionResult(target, step, width, extractor.counts, score)
     if console is not None:
         _show(result, console, settings)
@@ -176,10 +174,10 @@ def _show(result: ExtractionResult, console: Console, settings: ExtractionSettin
     ]
     if counts.cut:
         parts.append(f"{counts.cut:,} texts cut at {settings.max_length} pieces")
-    if counts.empty:
-        more = ", …" if counts.empty > len(counts.empty_lines) else ""
-        lines = ", ".join(map(str, counts.empty_lines)) + more
-        parts.append(f"{counts.empty:,} texts empty (line {lines})")
+    if empty := counts.empty_lines:
+        more = ", …" if len(empty) > _LINES_SHOWN else ""
+        lines = ", ".join(map(str, empty[:_LINES_SHOWN])) + more
+        parts.append(f"{len(empty):,} texts empty (line {lines})")
     console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
     if result.score is not None:
         console.print(f"probe: {result.score.line()}", highlight=False, soft_wrap=True)

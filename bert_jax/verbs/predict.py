@@ -6,7 +6,7 @@ import jax
 from rich.console import Console
 
 from bert_jax.data.row_errors import OnError
-from bert_jax.inference.batch_size import check_batch_size
+from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import open_run

@@ -10,10 +10,13 @@ import pytest
 from transformers import BertModel
 
 from bert_jax import narration
-from bert_jax.feature_extraction.extractor import ExtractionSettings, FeatureExtractor
-from bert_jax.feature_extraction.layers import select_layers
+from bert_jax.feature_extraction.extractor import (
+    ExtractionSettings,
+    FeatureExtractor,
+    select_layers,
+)
 from bert_jax.feature_extraction.texts import InputText, TextColumns, read_texts
-from bert_jax.inference.model import model_of_run
+from bert_jax.inference.bucketed import model_of_run
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import open_run
 from tests.feature_extraction.runs import (
