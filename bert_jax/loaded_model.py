@@ -40,15 +40,14 @@ from bert_jax.text import Tokenizer
 class LoadedModel:
     """A checkpoint in memory. Each method compiles once for each shape of batch that it meets.
 
-    Rows are padded to a few lengths and to powers of two, so that there are few shapes. Nothing in
-    it may be called from two threads at a time.
+    Rows are padded to a few lengths and to powers of two. One thread at a time may call it.
 
     Attributes:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         architecture: sizes of the encoder.
-        heads: what is on the encoder.
+        heads: heads on the encoder.
         params: nested dict of float32 arrays on the devices.
-        step: of the checkpoint; 0 of another program's.
+        step: step of the checkpoint; 0 if another program made it.
     """
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
@@ -64,7 +63,7 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"LoadedModel({self._model.name!r}, step={self.step})"
 
-    # A text is a sequence of texts too; the first overload is the one that is meant.
+    # A str is a sequence of str too; the first overload is the one that is meant.
     @overload
     def fill_mask(  # pyright: ignore[reportOverlappingOverload]
         self, texts: str, *, top_k: int = 5
@@ -77,11 +76,8 @@ class LoadedModel:
         ``model.fill_mask("paris is the [MASK] of france .").masks[0][0].piece -> "capital"``
 
         Args:
-            texts: one, or several; each with one [MASK] or more.
+            texts: one text, which gives one result, or several; each with one [MASK] or more.
             top_k: candidates per mask, best first.
-
-        Returns:
-            Of each text the candidates; of one text, its own.
 
         Raises:
             UserError: no MLM head, a text without [MASK] or longer than the model's positions.
@@ -105,10 +101,9 @@ class LoadedModel:
         ``model.encode(["a text", ("one", "and its pair")]).shape -> (2, 3072)``
 
         Args:
-            texts: a text, or several: texts or pairs of them, or a table with the column `text`
-                and perhaps `pair`.
-            layers: see `bert_jax.features`; None for the concatenation of the last four, or the
-                last of a model of fewer.
+            texts: a text; or several texts or pairs, or a table with the column `text` and perhaps
+                `pair`.
+            layers: see `bert_jax.features`.
             pool: "mean" (None) over all pieces, or "cls".
             max_length: pieces, special ones included; longer texts are cut. None for the model's
                 positions, at most 512.
@@ -118,17 +113,9 @@ class LoadedModel:
             float32 [texts, width], or [width] of one text.
 
         Raises:
-            UserError: layers that the model lacks; a row that is no text; no batch size.
+            UserError: layers that the model lacks; a row that is no text; a batch size below 1.
         """
-        settings = settings_for(
-            self.architecture,
-            layers=layers,
-            level="sentence",
-            pool=pool,
-            max_length=max_length,
-            batch_size=batch_size,
-        )
-        extractor = self._extractor(settings)
+        extractor = self._extractor("sentence", layers, pool, max_length, batch_size)
         found = [features.vectors[0] for features in extractor(_texts(texts))]
         vectors = np.stack(found) if found else np.empty((0, extractor.width), np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
@@ -146,25 +133,10 @@ class LoadedModel:
 
         ``model.features("a text", level="word")[0].units -> ["a", "text"]``
 
-        Args:
-            texts: as of `encode`.
-            level: "token" for pieces, "word" for words.
-            layers: as of `encode`.
-            max_length: as of `encode`.
-            batch_size: as of `encode`.
-
-        Raises:
-            UserError: as `encode`.
+        Args and errors are those of `encode`; `level` is "token" for pieces, "word" for words.
         """
-        settings = settings_for(
-            self.architecture,
-            layers=layers,
-            level=level,
-            pool=None,
-            max_length=max_length,
-            batch_size=batch_size,
-        )
-        return list(self._extractor(settings)(_texts(texts)))
+        extractor = self._extractor(level, layers, None, max_length, batch_size)
+        return list(extractor(_texts(texts)))
 
     def predict(self, rows: Rows, *, task: Mapping[str, Any] | None = None) -> list[Record]:
         """Predicts rows with the head of a fine-tuned model.
@@ -172,19 +144,18 @@ class LoadedModel:
         ``model.predict(["what a film"])[0]["prediction"] -> "positive"``
 
         Args:
-            rows: as the task takes them: texts, pairs of texts, tuples (question, context), lists
-                of tokens; or values by column, in dicts, a dict of columns, a DataFrame, an Arrow
+            rows: texts, pairs of texts, tuples (question, context) or lists of tokens, as the task
+                takes them; or values by column, in dicts, a dict of columns, a DataFrame, an Arrow
                 table or a `datasets.Dataset`.
             task: settings of the task that replace the model's by key, such as
                 ``{"max_query_length": 32, "n_best": 5}`` for question answering.
 
         Returns:
-            Of each row a dict, in order: "prediction", and what else `bert-jax predict` writes to
-            a .jsonl, such as "probabilities".
+            A dict for each row, in order, with the fields that `bert-jax predict` writes to a
+            .jsonl: "prediction", "probabilities" and so on.
 
         Raises:
-            UserError: the model was not fine-tuned; a row that its task cannot read; a setting
-                that its task does not have.
+            UserError: the model was not fine-tuned; a row or a setting that its task cannot read.
         """
         return self._predictor(rows, task or {})
 
@@ -192,7 +163,22 @@ class LoadedModel:
     def _predictor(self) -> RowPredictor:
         return RowPredictor(self._model, self._run)
 
-    def _extractor(self, settings: ExtractionSettings) -> FeatureExtractor:
+    def _extractor(
+        self,
+        level: Level,
+        layers: str | None,
+        pool: Pool | None,
+        max_length: int | None,
+        batch_size: int,
+    ) -> FeatureExtractor:
+        settings = settings_for(
+            self.architecture,
+            layers=layers,
+            level=level,
+            pool=pool,
+            max_length=max_length,
+            batch_size=batch_size,
+        )
         if settings not in self._extractors:
             self._extractors[settings] = FeatureExtractor(settings, self._model, few_texts=True)
         return self._extractors[settings]
@@ -206,9 +192,9 @@ def load(
     ``bert_jax.load("runs/base").fill_mask("the [MASK] module")``
 
     Args:
-        source: a run directory of `pretrain`, `finetune` or `import`; or the directory of a Hugging
-            Face or google-research/bert checkpoint, which is read as it is; or the name of a model
-            on a hub, ``google-bert/bert-base-uncased``, with ``@`` a revision.
+        source: a run directory; or the directory of a Hugging Face or google-research/bert
+            checkpoint; or the name of a model on a hub, ``google-bert/bert-base-uncased``, with
+            ``@`` a revision.
         checkpoint: of a run: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else
             the last.
         mesh: devices to use; None for all.

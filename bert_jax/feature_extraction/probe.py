@@ -54,8 +54,7 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
     from sklearn.model_selection import StratifiedKFold
 
     names, classes, share = _classes(labels)
-    accuracies, f1s = [], []
-    converged = True
+    accuracies, f1s, iterations = [], [], []
     for train, test in StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(
         vectors[:, :1].reshape(len(vectors), -1), classes
     ):
@@ -68,7 +67,7 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
             # Reported once, in the score, not by each fold.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(features[train], classes[train])
-        converged = converged and int(np.max(model.n_iter_)) < ITERATIONS
+        iterations.append(int(np.max(model.n_iter_)))
         predicted = model.predict(features[test])
         accuracies.append(float(accuracy_score(classes[test], predicted)))
         f1s.append(float(f1_score(classes[test], predicted, average="macro")))
@@ -82,7 +81,7 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
         macro_f1_deviation=float(np.std(f1s, ddof=1)),
         most_frequent_share=share,
         folds=tuple(accuracies),
-        converged=converged,
+        converged=max(iterations) < ITERATIONS,
         mix=None if final is None else tuple(map(float, final)),
     )
 

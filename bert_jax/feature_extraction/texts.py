@@ -77,11 +77,10 @@ def encode(
 
 
 def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
-    """Yields the texts of a file in its order.
+    """Yields the texts of a file in its order: of a .txt the lines, else rows of `read_table`.
 
-    A .txt has a text per line; others are tables that `read_table` reads, in which, without a
-    column of texts, one must be no other's. Raises UserError: no such file, suffix or column; a
-    line with too few or too many fields; not JSON; not UTF-8; a missing label.
+    Raises UserError: no such file, suffix or column; a ragged line; not JSON; not UTF-8; a missing
+    label.
     """
     if path.suffix not in SUFFIXES:
         raise UserError(

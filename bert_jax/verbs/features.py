@@ -73,11 +73,11 @@ def features(
         layers: a name of `select_layers`, numbers with commas between, or "mix" for a probe. None
             for "concat-last-four", or "last" of a model with fewer than four layers.
         level: a vector per piece, per word (the mean of its pieces) or per text.
-        pool: the vector of a text: that of [CLS], or the mean (None) over all pieces, special ones
-            included.
-        column: of a table, with the texts; None for the only column that is not named otherwise.
+        pool: the vector of a text: "cls", or "mean" (None) over all pieces, special ones included.
+        column: of a table, with the texts; None for the only column without another role.
         pair_column: with their second texts.
-        probe_column: with the labels of a probe.
+        probe_column: with labels. Logistic regression on the sentence features is cross-validated,
+            and ``probe.json`` written beside `output`.
         max_length: pieces, special ones included; longer texts are cut. None for the model's
             positions, at most 512.
         batch_size: rows at a time; does not change the features.
@@ -85,10 +85,6 @@ def features(
         mesh: devices to use; None for all.
         force: replace `output`.
         console: where the result is shown.
-
-    Returns:
-        What was written. With a label column, logistic regression on the sentence features is
-        cross-validated, and ``probe.json`` written beside `output`.
 
     Raises:
         UserError: no such file, column, layer, run or checkpoint; a ragged table; `output` exists.
