@@ -7,6 +7,7 @@ with ``gzip.compress(…, 9, mtime=0)``. It is vendored because that package wei
 four seconds to bundle.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -45,17 +46,9 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
     """Returns lines over a common x.
 
     Values that are not finite are left out and long lines averaged; the remarks say so. There are
-    at most `STYLES` lines, each with at least one finite point. Raises ValueError for too many
-    lines, or one without a finite point.
+    at most `STYLES` lines, each with at least one finite point.
     """
-    if not 1 <= len(series) <= STYLES:
-        raise ValueError(f"found {len(series)} lines, allowed: 1 to {STYLES}")
-    remarks: list[str] = []
-    lines: list[Series] = []
-    for each in series:
-        line, remark = _readable(each)
-        lines.append(line)
-        remarks += remark
+    lines, remarks = zip(*map(_readable, series), strict=True)
     best = [line.points[line.best] for line in lines if line.best is not None]
     spec = chart_spec(
         "line",
@@ -66,17 +59,14 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
         x_label=x_label,
     )
     label = f"{title}: " + "; ".join(_in_words(line) for line in lines)
-    return Chart(title, label, spec, remarks)
+    return Chart(title, label, spec, list(itertools.chain(*remarks)))
 
 
-def scatter(
-    title: str, points: Sequence[tuple[float, float]], *, x_label: str, y_label: str, worst: int
-) -> Chart:
-    """Returns points around the diagonal, the farthest from it ringed.
+def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst: int) -> Chart:
+    """Returns points around the diagonal, the `worst` farthest from it ringed.
 
-    x and y are in one unit, and at least one point is finite; `worst` of them are ringed.
+    `values` are float [points, 2], x and y in one unit; at least one point is finite.
     """
-    values = np.asarray(points, np.float64)
     finite = values[np.isfinite(values).all(1)]
     order = np.argsort(-np.abs(finite[:, 0] - finite[:, 1]), kind="stable")[:worst]
     shown = finite[:: math.ceil(len(finite) / CLOUD)]
@@ -122,12 +112,10 @@ def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_la
 def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, unit: str) -> Chart:
     """Returns horizontal bars, each stacked of the same parts.
 
-    `bars` has name and size of each part, from top to bottom: at least one bar, of few parts; the
-    sizes are in `unit`. Raises ValueError for no bar, or too many parts.
+    `bars` has name and size of each part, from top to bottom: at least one bar, of at most `STYLES`
+    parts. The sizes are in `unit`.
     """
     parts = list(dict.fromkeys(part for _, sizes in bars for part in sizes))
-    if not bars or len(parts) > STYLES:
-        raise ValueError(f"found {len(bars)} bars of {len(parts)} parts, allowed: {STYLES} parts")
     values = [
         {"bar": name, "part": part, "at": parts.index(part), "value": float(f"{size:.5g}")}
         for name, sizes in bars
@@ -155,8 +143,6 @@ def _rows(points: np.ndarray) -> list[dict[str, float]]:
 def _readable(series: Series) -> tuple[Series, list[str]]:
     """Returns the finite points of a line, averaged if they are many, and remarks on it."""
     finite = [(at, point) for at, point in enumerate(series.points) if math.isfinite(point[1])]
-    if not finite:
-        raise ValueError(f"{series.name}: found no finite point")
     remarks = []
     if missing := len(series.points) - len(finite):
         remarks.append(f"{series.name}: {missing:,} values that are not finite are left out.")

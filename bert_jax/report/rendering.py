@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import math
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -33,6 +34,25 @@ class Share(NamedTuple):
 
 
 Cell: TypeAlias = str | float | Share  # of a table
+Record: TypeAlias = Mapping[str, Any]  # an example with its label and prediction
+View: TypeAlias = dict[str, Any]  # variables of a part's template, and its name as `template`
+
+
+class Selection(NamedTuple):
+    """The first few of a list of examples."""
+
+    records: Sequence[Record]
+    total: int
+
+
+def select(
+    records: Iterable[Record], *, limit: int = SHOWN, largest: Callable[[Record], Any] | None = None
+) -> Selection:
+    """Returns the first `limit` records, in descending order of `largest` if given."""
+    found = list(records)
+    if largest is not None:
+        found.sort(key=largest, reverse=True)
+    return Selection(found[:limit], len(found))
 
 
 class Contents:

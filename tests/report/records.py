@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.report.finetuning.attention import AttentionExample, attention_example
+from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.page import ReportInputs
 
 EVIL = '<script>alert("x")</script> & "quotes" \'single\' </style> <!-- -- > \x00\x1f ünï😀'
@@ -111,9 +111,9 @@ def weights(layers: int, heads: int, size: int, *, padded: int = 0) -> np.ndarra
     return made
 
 
-def example(layers: int = 2, heads: int = 3, size: int = 5) -> AttentionExample:
+def example(layers: int = 2, heads: int = 3, size: int = 5) -> AttentionMaps:
     tokens = ["[CLS]", EVIL, *(f"t{at}" for at in range(size - 3)), "[SEP]"]
-    return attention_example(tokens, weights(layers, heads, size))
+    return attention_view(tokens, weights(layers, heads, size))
 
 
 def metrics(evaluations: int = 3) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.report.finetuning.attention import attention_example
+from bert_jax.report.finetuning.attention import attention_view
 from bert_jax.report.finetuning.page import render
 from tests.report.records import (
     EVIL,
@@ -131,7 +131,7 @@ def test_every_head_has_its_map_and_says_in_words_what_it_does() -> None:
     tokens = ("[CLS]", "it", "was", "[SEP]")
     maps = np.tile(np.eye(4, dtype=np.float32), (2, 3, 1, 1))
     maps[1, 2] = np.roll(np.eye(4), -1, axis=0)  # the next token; the last looks at the first
-    document = read(render(inputs(attention=[attention_example(tokens, maps, title="A title")])))
+    document = read(render(inputs(attention=[attention_view(tokens, maps, title="A title")])))
     radios = document.named("input")
     assert len(radios) == 6
     assert {tag.attributes["name"] for tag in radios} == {"head-1"}

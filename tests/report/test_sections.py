@@ -11,7 +11,7 @@ from tests.report.strict_html import items, read_section, rows
 
 def shown(view: Any) -> Element:
     """A section as its template renders it."""
-    return read_section(render_fragment(view.template, view=view))
+    return read_section(render_fragment(view["template"], view=view))
 
 
 def record(number: int, gold: str, predicted: str, share: float) -> dict[str, object]:

@@ -15,16 +15,8 @@ NAME: Final = 14  # letters of a token beside the map
 SCALE: Final = (0, 0.01, 0.1, 0.3, 1)  # weights in the legend
 
 
-class AttentionExample(NamedTuple):
-    """One text and its attention weights."""
-
-    tokens: Sequence[str]
-    weights: np.ndarray  # float [layers, heads, tokens, tokens]: layer, head, query, key
-    title: str = ""  # what the text is
-
-
 class AttentionMaps(NamedTuple):
-    """An example for the template."""
+    """The maps of an example."""
 
     title: str
     tokens: Sequence[str]
@@ -35,44 +27,30 @@ class AttentionMaps(NamedTuple):
     spec: Spec
 
 
-def attention_example(
-    tokens: Sequence[str], weights: np.ndarray, *, title: str = ""
-) -> AttentionExample:
-    """Returns an example from one row of `attention_maps`, its padding cut off.
+def attention_view(tokens: Sequence[str], weights: np.ndarray, *, title: str = "") -> AttentionMaps:
+    """Returns the map of every head from one row of `attention_maps`, with a description of each.
 
-    The tokens are the row's, without padding; the weights are float [layers, heads, L, L], whose L
-    may count padding. Raises ValueError for weights of another shape, or not of these tokens: what
-    lies beyond the tokens is not 0, or a token's weights do not sum to 1.
+    The tokens are the row's, without padding; the weights are float [layers, heads, L, L] by layer,
+    head, query and key, whose L may count padding.
     """
-    size = len(tokens)
-    if weights.ndim != 4 or weights.shape[2] != weights.shape[3] or weights.shape[2] < size:
-        raise ValueError(f"found weights {weights.shape} for {size} tokens")
-    inside = np.asarray(weights[:, :, :size, :size], np.float32)
-    if weights[:, :, :size, size:].any() or np.abs(inside.sum(-1) - 1).max() > 1e-2:
-        raise ValueError(f"found weights that are not those of {size} tokens")
-    return AttentionExample(tuple(tokens), inside, title)
-
-
-def attention_view(example: AttentionExample) -> AttentionMaps:
-    """Returns the maps of every head of an `attention_example`, with a description of each."""
-    tokens = [str(token) for token in example.tokens[:TOKENS]]
-    weights = example.weights[:, :, : len(tokens), : len(tokens)]
+    shown = tokens[:TOKENS]
+    weights = np.asarray(weights[:, :, : len(shown), : len(shown)], np.float32)
     levels = np.round(255 * np.sqrt(np.clip(weights, 0, 1))).astype(np.uint8)
     return AttentionMaps(
-        title=example.title or clip(" ".join(tokens), 120),
-        tokens=tokens,
-        omitted=len(example.tokens) - len(tokens),
+        title=title or clip(" ".join(shown), 120),
+        tokens=shown,
+        omitted=len(tokens) - len(shown),
         descriptions=[
-            [_describe(tokens, head, f"Layer {at + 1}, head {h + 1}") for h, head in enumerate(own)]
+            [_describe(shown, head, f"Layer {at + 1}, head {h + 1}") for h, head in enumerate(own)]
             for at, own in enumerate(weights)
         ],
         levels=base64.b64encode(gzip.compress(levels.tobytes(), 9, mtime=0)).decode(),
-        spec=chart_spec("weights", tokens=[clip(token, NAME) for token in tokens]),
+        spec=chart_spec("weights", tokens=[clip(token, NAME) for token in shown]),
     )
 
 
 def _describe(tokens: Sequence[str], weights: np.ndarray, name: str) -> str:
-    """What a head attends to, in words."""
+    """Returns what a head attends to, in words."""
     size = len(tokens)
     query, key = divmod(int(weights.argmax()), size)
     shares = {

@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.report.charts import Chart, scatter
-from bert_jax.report.finetuning.selection import Record, Selection, confidence, select
-from bert_jax.report.rendering import SHOWN, number
+from bert_jax.report.charts import scatter
+from bert_jax.report.rendering import SHOWN, Record, View, number, select
 
 MATRIX: Final = 20  # labels that fit a matrix
 CORRECT: Final = 5  # correct examples of a multiple-choice task to show
@@ -35,86 +33,77 @@ class Confusion(NamedTuple):
     """Gold, predicted, times; empty if the matrix shows every label."""
 
 
-@dataclass(frozen=True)
-class SingleLabel:
-    """Metrics per class, the confusion matrix and the most confident errors."""
-
-    template: ClassVar = "finetuning/single_label.html"
-    metrics: Sequence[Row]
-    confusion: Confusion
-    errors: Selection
-
-
-@dataclass(frozen=True)
-class MultiLabel:
-    """Metrics per label and the examples with the most wrong labels."""
-
-    template: ClassVar = "finetuning/multi_label.html"
-    metrics: Sequence[Row]
-    errors: Selection
-
-
-@dataclass(frozen=True)
-class Regression:
-    """Predictions against labels, and the largest errors."""
-
-    template: ClassVar = "finetuning/regression.html"
-    chart: Chart
-    mean_error: str
-    median_error: str
-    errors: Selection
-
-
-def single_label(records: Sequence[Record], *, labels: Sequence[str]) -> SingleLabel:
-    """Returns the section of a single-label task from labelled records and the model's labels."""
+def single_label(records: Sequence[Record], *, labels: Sequence[str]) -> View:
+    """Returns metrics per class, the confusion matrix and the most confident errors."""
     gold = [str(record["label"]) for record in records]
     predicted = [str(record["prediction"]) for record in records]
-    wrong = (record for record in records if record["label"] != record["prediction"])
-    return SingleLabel(
-        metrics=label_metrics(gold, predicted, labels=labels),
-        confusion=confusion(gold, predicted, labels=labels),
-        errors=select(wrong, largest=confidence),
-    )
+    return {
+        "template": "finetuning/single_label.html",
+        "metrics": label_metrics(gold, predicted, labels=labels),
+        "confusion": confusion(gold, predicted, labels=labels),
+        "errors": select(_wrong(records), largest=_confidence),
+    }
 
 
-def multi_label(records: Sequence[Record], *, labels: Sequence[str]) -> MultiLabel:
-    """Returns the section of a multi-label task from labelled records and the model's labels."""
+def multi_label(records: Sequence[Record], *, labels: Sequence[str]) -> View:
+    """Returns metrics per label and the examples with the most wrong labels."""
     from sklearn.preprocessing import MultiLabelBinarizer
 
     binarizer = MultiLabelBinarizer(classes=list(labels))
-    gold = np.asarray(binarizer.fit_transform([record["label"] for record in records]))
-    predicted = np.asarray(binarizer.transform([record["prediction"] for record in records]))
+    gold = binarizer.fit_transform([record["label"] for record in records])
+    predicted = binarizer.transform([record["prediction"] for record in records])
     wrong = (record for record in records if set(record["label"]) != set(record["prediction"]))
-    return MultiLabel(
-        metrics=_metric_rows(labels, _metrics(gold, predicted)),
-        errors=select(wrong, largest=_wrong_labels),
+    return {
+        "template": "finetuning/multi_label.html",
+        "metrics": _metrics(gold, predicted, labels, range(len(labels))),
+        "errors": select(wrong, largest=_wrong_labels),
+    }
+
+
+def regression(records: Sequence[Record]) -> View:
+    """Returns predictions against labels, and the largest errors."""
+    points = np.array([(record["label"], record["prediction"]) for record in records], np.float64)
+    errors = np.abs(points[:, 0] - points[:, 1])
+    with_errors = (
+        {**record, "error": error} for record, error in zip(records, errors.tolist(), strict=True)
     )
-
-
-def regression(records: Sequence[Record]) -> Regression:
-    """Returns the section of a regression task, of labelled records."""
-    points = [(float(record["label"]), float(record["prediction"])) for record in records]
-    errors = np.array([_error(record) for record in records])
-    worst = select(({**record, "error": _error(record)} for record in records), largest=_error)
-    return Regression(
-        chart=scatter(
+    worst = select(with_errors, largest=lambda record: record["error"])
+    return {
+        "template": "finetuning/regression.html",
+        "chart": scatter(
             "Predictions against labels",
             points,
             x_label="label",
             y_label="prediction",
             worst=len(worst.records),
         ),
-        mean_error=number(float(errors.mean())),
-        median_error=number(float(np.median(errors))),
-        errors=worst,
-    )
+        "mean_error": number(float(errors.mean())),
+        "median_error": number(float(np.median(errors))),
+        "errors": worst,
+    }
+
+
+def choices(records: Sequence[Record]) -> View:
+    """Returns positions of right and chosen answers, errors and a few correct examples."""
+    size = max(len(record["choices"]) for record in records)
+    counts = np.zeros((size, size), np.int64)
+    for record in records:
+        counts[record["label"], record["prediction"]] += 1
+    names = [str(position + 1) for position in range(size)]
+    right = (record for record in records if record["label"] == record["prediction"])
+    return {
+        "template": "finetuning/choices.html",
+        "positions": Matrix(names, names, counts.tolist()),
+        "errors": select(_wrong(records), largest=_confidence),
+        "correct": select(right, limit=CORRECT),
+    }
 
 
 def label_metrics(
     gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence[str]
 ) -> list[Row]:
     """Returns precision, recall, F1 and support of every label, and their two averages."""
-    return _metric_rows(labels, _metrics(gold, predicted, labels))
+    return _metrics(gold, predicted, labels, list(labels))
 
 
 def confusion(gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence[str]) -> Confusion:
@@ -137,68 +126,34 @@ def confusion(gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence
     )
 
 
-def _metrics(gold: Any, predicted: Any, labels: Sequence[str] | None = None) -> np.ndarray:
-    """Precision, recall, F1 and support as float64 [4, labels]; 0 where nothing was counted."""
-    from sklearn.metrics import precision_recall_fscore_support
+def _metrics(gold: Any, predicted: Any, names: Sequence[str], labels: Sequence[Any]) -> list[Row]:
+    """Returns a row for each label and two averages; 0 where nothing was counted."""
+    from sklearn.metrics import classification_report
 
+    keys = [str(at) for at in range(len(names))]  # a label may have the name of an average
     nothing: Any = 0  # the annotation knows only the default
-    columns = precision_recall_fscore_support(
-        gold,
-        predicted,
-        labels=None if labels is None else list(labels),
-        average=None,
-        zero_division=nothing,
+    found: Any = classification_report(
+        gold, predicted, labels=labels, target_names=keys, output_dict=True, zero_division=nothing
     )
-    return np.stack([np.asarray(column, np.float64) for column in columns])
-
-
-def _metric_rows(labels: Sequence[str], metrics: np.ndarray) -> list[Row]:
-    """A row for each label and two averages; `metrics` is [4, labels]."""
-    support = metrics[3]
-    total = int(support.sum())
-    weights = support / total if total else np.zeros_like(support)
+    shown = dict(zip(keys, names, strict=True))
+    shown |= {"macro avg": "macro average", "weighted avg": "weighted average"}
+    columns = ("precision", "recall", "f1-score")
     return [
-        *(
-            (name, *map(float, column[:3]), int(column[3]))
-            for name, column in zip(labels, metrics.T, strict=True)
-        ),
-        ("macro average", *map(float, metrics[:3].mean(1)), total),
-        ("weighted average", *map(float, metrics[:3] @ weights), total),
+        (name, *(float(found[key][column]) for column in columns), int(found[key]["support"]))
+        for key, name in shown.items()
     ]
 
 
+def _wrong(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record["label"] != record["prediction"]]
+
+
+def _confidence(record: Record) -> float:
+    return float(record["probabilities"][record["prediction"]])
+
+
 def _wrong_labels(record: Record) -> tuple[int, float]:
-    """How many labels are wrong, and the sum of their errors."""
+    """Returns how many labels are wrong, and the sum of their errors."""
     wrong = set(record["label"]) ^ set(record["prediction"])
     off = (abs((name in record["label"]) - p) for name, p in record["probabilities"].items())
     return len(wrong), float(sum(off))
-
-
-def _error(record: Record) -> float:
-    return abs(float(record["label"]) - float(record["prediction"]))
-
-
-@dataclass(frozen=True)
-class Choices:
-    """Positions of right and chosen answers, the most confident errors, a few correct examples."""
-
-    template: ClassVar = "finetuning/choices.html"
-    positions: Matrix
-    errors: Selection
-    correct: Selection
-
-
-def choices(records: Sequence[Record]) -> Choices:
-    """Returns the section of a multiple-choice task, of labelled records."""
-    size = max(len(record["choices"]) for record in records)
-    counts = np.zeros((size, size), np.int64)
-    for record in records:
-        counts[record["label"], record["prediction"]] += 1
-    names = [str(position + 1) for position in range(size)]
-    wrong = (record for record in records if record["label"] != record["prediction"])
-    right = (record for record in records if record["label"] == record["prediction"])
-    return Choices(
-        positions=Matrix(names, names, counts.tolist()),
-        errors=select(wrong, largest=confidence),
-        correct=select(right, limit=CORRECT),
-    )

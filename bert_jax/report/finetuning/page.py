@@ -5,27 +5,22 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from bert_jax.errors import counted
 from bert_jax.model.config import ProblemName, TaskName
 from bert_jax.report.charts import STYLES, Chart, Series, line_chart
-from bert_jax.report.finetuning.answers import Answers, answers
-from bert_jax.report.finetuning.attention import SCALE, AttentionExample, attention_view
+from bert_jax.report.finetuning.answers import answers
+from bert_jax.report.finetuning.attention import SCALE, AttentionMaps
 from bert_jax.report.finetuning.classification import (
-    Choices,
-    MultiLabel,
-    Regression,
     Row,
-    SingleLabel,
     choices,
     multi_label,
     regression,
     single_label,
 )
-from bert_jax.report.finetuning.selection import Record
-from bert_jax.report.finetuning.tokens import LabelledWords, labelled_words
-from bert_jax.report.rendering import number, render_page
+from bert_jax.report.finetuning.tokens import labelled_words
+from bert_jax.report.rendering import Record, View, number, render_page
 
 
 class ReportInputs(NamedTuple):
@@ -43,7 +38,7 @@ class ReportInputs(NamedTuple):
     notes: Sequence[str] = ()  # remarks on the data
     warning: str | None = None  # shown first
     run: Mapping[str, Any] = {}  # step, checkpoint, device, seconds, versions, …
-    attention: Sequence[AttentionExample] = ()
+    attention: Sequence[AttentionMaps] = ()
     # One row for each run of a sweep: seed, learning_rate, epochs, score, degenerate.
     seeds: Sequence[Mapping[str, Any]] = ()
     # Token classification: metrics of each type of entity, by split; empty for other labels.
@@ -62,21 +57,8 @@ class _Table(NamedTuple):
         return ["best" if at == self.best else "" for at in range(len(self.rows))]
 
 
-_Details: TypeAlias = SingleLabel | MultiLabel | Regression | Answers | Choices | LabelledWords
-
-
-class _SplitView(NamedTuple):
-    name: str
-    examples: int
-    unlabelled: int
-    details: _Details | None  # None: no labelled examples
-
-
 def render(inputs: ReportInputs) -> str:
-    """Returns the report as one HTML document that loads nothing.
-
-    Raises ValueError for question answering without an F1 for each labelled record.
-    """
+    """Returns the report as one HTML document that loads nothing."""
     ranked = _ranked(inputs)
     names = list(dict.fromkeys(name for own in inputs.scores.values() for name in own))
     return render_page(
@@ -94,7 +76,7 @@ def render(inputs: ReportInputs) -> str:
         ],
         splits=[_split(inputs, name, records) for name, records in inputs.records.items()],
         sweep=_sweep(inputs.seeds),
-        attention=[attention_view(each) for each in inputs.attention],
+        attention=inputs.attention,
         scale=SCALE,
         settings=_flat(inputs.settings),
         run=_flat(inputs.run),
@@ -121,8 +103,6 @@ def _figures(inputs: ReportInputs) -> list[tuple[str, str]]:
     figures += [(f"examples, {split}", f"{len(own):,}") for split, own in inputs.records.items()]
     if "step" in inputs.run:
         figures.append(("step", number(inputs.run["step"])))
-    if "seconds" in inputs.run:
-        figures.append(("time", _duration(float(inputs.run["seconds"]))))
     return figures
 
 
@@ -181,18 +161,22 @@ def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> _Table | None:
     return _Table(("step", *names), rows, best)
 
 
-def _split(inputs: ReportInputs, name: str, records: Sequence[Record]) -> _SplitView:
+def _split(inputs: ReportInputs, name: str, records: Sequence[Record]) -> View:
     labelled = [record for record in records if record["label"] is not None]
-    details = _details(inputs, name, labelled) if labelled else None
-    return _SplitView(name, len(records), len(records) - len(labelled), details)
+    return {
+        "name": name,
+        "examples": len(records),
+        "unlabelled": len(records) - len(labelled),
+        "details": _details(inputs, name, labelled) if labelled else None,
+    }
 
 
-def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> _Details:
+def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> View:
     if inputs.kind == "token_classification":
         entities = inputs.entities.get(split, {})
         return labelled_words(records, labels=inputs.labels, entities=entities)
     if inputs.kind == "question_answering":
-        return answers(records, f1=inputs.f1.get(split, ()))
+        return answers(records, f1=inputs.f1[split])
     if inputs.kind == "multiple_choice":
         return choices(records)
     if inputs.problem == "regression":
@@ -209,20 +193,15 @@ def _sweep(seeds: Sequence[Mapping[str, Any]]) -> tuple[_Table, _Table] | None:
     groups: dict[str, list[float]] = defaultdict(list)
     runs: list[Row] = []
     for row in seeds:
-        rate, epochs = _plain(row["learning_rate"]), _plain(row["epochs"])
-        groups[f"{rate} · {epochs}"].append(float(row["score"]))
+        rate, epochs, score = _plain(row["learning_rate"]), _plain(row["epochs"]), row["score"]
+        groups[f"{rate} · {epochs}"].append(float(score))
         remark = "degenerate" if row["degenerate"] else ""
-        runs.append((str(row["seed"]), rate, epochs, float(row["score"]), remark))
+        runs.append((str(row["seed"]), rate, epochs, float(score), remark))
     means = [
-        (
-            name,
-            len(scores),
-            statistics.fmean(scores),
-            statistics.stdev(scores) if len(scores) > 1 else "–",
-            max(scores),
-        )
+        (name, len(scores), statistics.fmean(scores),
+         statistics.stdev(scores) if len(scores) > 1 else "–", max(scores))
         for name, scores in groups.items()
-    ]
+    ]  # fmt: skip
     best = max(range(len(seeds)), key=lambda at: float(seeds[at]["score"]))
     return (
         _Table(("learning rate · epochs", "runs", "mean", "deviation", "best"), means),
@@ -248,13 +227,3 @@ def _plain(value: Any) -> str:
 
 def _cell(value: Any) -> str | float:
     return value if isinstance(value, int | float) else "–"
-
-
-def _duration(seconds: float) -> str:
-    """``75.2`` → ``1 min 15 s``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -2,11 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from bert_jax.report.finetuning.classification import Confusion, Row, confusion, label_metrics
-from bert_jax.report.finetuning.selection import Record, Selection, select
+from bert_jax.report.finetuning.classification import confusion, label_metrics
+from bert_jax.report.rendering import Record, View, select
 
 COLOURS: Final = 6
 WORDS: Final = 150  # of a sentence
@@ -30,23 +29,10 @@ class Segment(NamedTuple):
     differs: bool = False  # whether the other reading lacks this span
 
 
-@dataclass(frozen=True)
-class LabelledWords:
-    """Metrics by type and by label, and the sentences with the most span errors."""
-
-    template: ClassVar = "finetuning/tokens.html"
-    entity_columns: Sequence[str]
-    entities: Sequence[Row]
-    metrics: Sequence[Row]
-    confusion: Confusion
-    colours: Mapping[str, int]  # of the types
-    errors: Selection
-
-
 def labelled_words(
     records: Sequence[Record], *, labels: Sequence[str], entities: Mapping[str, Mapping[str, float]]
-) -> LabelledWords:
-    """Returns the section of token classification.
+) -> View:
+    """Returns metrics by type and by label, and the sentences with the most span errors.
 
     `labels` are the model's, in its order. `entities` has the metrics of each type, as the task's
     scorer computed them; it is empty if labels are not entities.
@@ -56,17 +42,18 @@ def labelled_words(
     columns = list(next(iter(entities.values()))) if entities else []
     types = sorted({span.type for record in records for span in spans(record["label"])})
     errors = select((record for record in records if _errors(record)), largest=_errors)
-    return LabelledWords(
-        entity_columns=columns,
-        entities=[
+    return {
+        "template": "finetuning/tokens.html",
+        "entity_columns": columns,
+        "entities": [
             (name, *(int(own[key]) if key == "support" else own[key] for key in columns))
             for name, own in entities.items()
         ],
-        metrics=label_metrics(gold, predicted, labels=labels),
-        confusion=confusion(gold, predicted, labels=labels),
-        colours={name: at % COLOURS for at, name in enumerate(types)},
-        errors=errors._replace(records=[_readings(record) for record in errors.records]),
-    )
+        "metrics": label_metrics(gold, predicted, labels=labels),
+        "confusion": confusion(gold, predicted, labels=labels),
+        "colours": {name: at % COLOURS for at, name in enumerate(types)},
+        "errors": errors._replace(records=[_readings(record) for record in errors.records]),
+    }
 
 
 def spans(tags: Sequence[str]) -> list[EntitySpan]:

@@ -12,7 +12,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.model.attention_maps import attention_maps
 from bert_jax.model.bert import Bert
 from bert_jax.parallel.compiling import made_once
-from bert_jax.report.finetuning.attention import AttentionExample, attention_example
+from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.page import ReportInputs, render
 from bert_jax.runs.checkpoints import LoadedParams
 from bert_jax.runs.directory import Run
@@ -102,7 +102,7 @@ def _labelled(records: Sequence[Record]) -> list[Record]:
 
 def _attention(
     run: Run, family: Family, loaded: LoadedParams, *, sentence: str | None
-) -> list[AttentionExample]:
+) -> list[AttentionMaps]:
     """Returns the attention over `sentence`, or over a dev row that fits a page."""
     if sentence is not None:
         special = run.tokenizer.special
@@ -131,7 +131,7 @@ def _attention(
     # Of several choices the first may be shorter than the row.
     size = int((batch["segment_ids"][0] > 0).sum())
     pieces = run.tokenizer.pieces(batch["input_ids"][0, :size].tolist())
-    return [attention_example(pieces, weights, title=title)]
+    return [attention_view(pieces, weights, title=title)]
 
 
 @made_once
