@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from bert_jax.objectives.section import ObjectiveSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
     from bert_jax.parallel.section import CompilationCacheSection, DistributedSection, MeshSection
-    from bert_jax.pipelines.cleaning.settings import (
+    from bert_jax.pipelines.engines.beam import BeamSection
+    from bert_jax.pipelines.section import (
         BoilerplateSection,
         CleaningSection,
         ContaminationSection,
+        ExamplesSection,
         NearDuplicatesSection,
     )
-    from bert_jax.pipelines.engines.beam import BeamSection
-    from bert_jax.pipelines.section import ExamplesSection
     from bert_jax.pipelines.vocabulary.train import VocabSection
     from bert_jax.runs.evaluation import Evaluation
     from bert_jax.section import Section
@@ -142,10 +142,9 @@ _PLACES: Final = {
     "objectives.section": "ObjectiveSection",
     "optim.sections": "FinetuneOptimizerSection OptimizerSection",
     "parallel.section": "CompilationCacheSection DistributedSection MeshSection",
-    "pipelines.cleaning.settings": "BoilerplateSection CleaningSection ContaminationSection "
-    "NearDuplicatesSection",
     "pipelines.engines.beam": "BeamSection",
-    "pipelines.section": "ExamplesSection",
+    "pipelines.section": "BoilerplateSection CleaningSection ContaminationSection ExamplesSection "
+    "NearDuplicatesSection",
     "pipelines.vocabulary.train": "VocabSection",
     "runs.evaluation": "Evaluation",
     "section": "Section",

@@ -1,26 +1,26 @@
-"""What differs between the settings of two runs on one dataset, as the user has written it."""
+"""The first difference between the settings of two runs on one dataset, for messages."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bert_jax.errors import differing
 
 AGES: Final = "the input files' age"
-"""Key of when each of the text's files was written, in the order of the files."""
+"""Key of the modification times of the text's files, in the order of the files."""
 
 _TOKENIZER: Final = ("tokenizer_hash", "vocab_size", "special_ids", "token_dtype")
-_FLAT: Final = ("pairing", "text")  # whose settings are the section's own
+_FLAT: Final = ("pairing", "text")  # records of settings that are flat in the section
 _NO_SETTINGS: Final = ("format_version", "minhash_version")
 _MOST_NAMED: Final = 3
 _NOTHING: Final = object()
 
 
 def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection[str]) -> str:
-    """Says the first difference in one of some keys: ``examples.seed was 11, now 12``.
+    """Returns the first difference in some keys: ``examples.seed was 11, now 12``.
 
-    Of the text it names the files. Both are records of JSON, as `Recipe` and `PreparationRecipe`
-    dump them; in each of the keys they differ.
+    For the text it names files. ``was`` and ``now`` are JSON dumps of `Recipe` or
+    `PreparationRecipe`, and differ in each of ``keys``.
     """
     if not {"text", AGES}.isdisjoint(keys):
         before, after = _files(was), _files(now)
@@ -42,40 +42,36 @@ def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection
     return f"{name} was {_shorten(before)}, now {_shorten(after)}"
 
 
-class _File(NamedTuple):
-    bytes: int
-    modified: float | None  # None: not recorded
-    language: str | None  # None: the settings name no languages
-
-
-def _files(settings: Mapping[str, Any]) -> dict[str, _File]:
-    """Returns the text's files by their names."""
+def _files(settings: Mapping[str, Any]) -> dict[str, tuple[int, float | None, str | None]]:
+    """Returns size, age and language of the text's files by their names; None: not recorded."""
     text = settings.get("text", {})
     files, language = text.get("files", []), text.get("language")
     nothing = [None] * len(files)
-    ages = settings.get(AGES) or nothing
-    languages = language if isinstance(language, list) else nothing
-    held = zip(files, ages, languages, strict=False)
-    return {file["name"]: _File(file["bytes"], age, code) for file, age, code in held}
+    held = zip(
+        files,
+        settings.get(AGES) or nothing,
+        language if isinstance(language, list) else nothing,
+        strict=False,
+    )
+    return {file["name"]: (file["bytes"], age, code) for file, age, code in held}
 
 
-def _changed_files(was: Mapping[str, _File], now: Mapping[str, _File]) -> Iterator[str]:
+def _changed_files(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for name in sorted({*was, *now}):
-        before, after = was.get(name), now.get(name)
-        if before is None:
-            yield f"{name} is new"
-        elif after is None:
-            yield f"{name} is gone"
-        elif before.bytes != after.bytes:
-            yield f"{name} had {before.bytes:,} bytes, now {after.bytes:,}"
-        elif before.modified != after.modified:
+        if name not in was or name not in now:
+            yield f"{name} is {'new' if name in now else 'gone'}"
+            continue
+        (size, age, language), (size_now, age_now, language_now) = was[name], now[name]
+        if size != size_now:
+            yield f"{name} had {size:,} bytes, now {size_now:,}"
+        elif age != age_now:
             yield f"{name} was written again since"
-        elif before.language and after.language and before.language != after.language:
-            yield f"{name} was in {before.language}, now in {after.language}"
+        elif language and language_now and language != language_now:
+            yield f"{name} was in {language}, now in {language_now}"
 
 
 def _narrow(place: list[str], was: Any, now: Any) -> tuple[list[str], Any, Any]:
-    """Goes down to the first value that differs, so that a message has room for it."""
+    """Descends to the first value that differs, so that a message has room for it."""
     if isinstance(was, list) and isinstance(now, list):
         was, now = ({str(at): value for at, value in enumerate(held)} for held in (was, now))
     if not isinstance(was, dict) or not isinstance(now, dict):

@@ -17,9 +17,10 @@ from bert_jax.data.dataset.provenance import (
 from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import absolute, is_remote
+from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.changed_setting import AGES, name_change
-from bert_jax.pipelines.cleaning.tally import Tally, sum_tallies
-from bert_jax.pipelines.engines.engine import open_engine
+from bert_jax.pipelines.engines.beam import BeamEngine
+from bert_jax.pipelines.engines.local import WorkerPool
 from bert_jax.pipelines.libraries import need_data_libraries
 from bert_jax.pipelines.preparation import (
     PreparationRecipe,
@@ -30,10 +31,10 @@ from bert_jax.pipelines.preparation import (
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.splits import write_splits
 from bert_jax.pipelines.shards.tfds_metadata import write_metadata
-from bert_jax.pipelines.sources.documents import Problems
 from bert_jax.pipelines.sources.sources import Source, find_sources
-from bert_jax.pipelines.tokenised.corpus import OVERLAP_INDEX, describe_corpus, tokenise_corpus
-from bert_jax.pipelines.workspace import DatasetBuild, Workspace
+from bert_jax.pipelines.tally import Tally
+from bert_jax.pipelines.tokenised.corpus import tokenise_corpus
+from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentences import check_language
 
@@ -45,22 +46,23 @@ def make_examples(
 ) -> Provenance:
     """Makes a dataset directory that :func:`open_dataset` and TFDS open.
 
-    The documents are tokenised part by part (``tokenise``), put into buckets by a hash of their
-    ids, and each bucket is paired and written (``write_shard``), all in ``<output>.partial``, which
-    gets the output's name when it is complete. A run that was stopped resumes where it ended; the
-    same settings and input give the same bytes on either engine with any number of workers. Returns
-    what ``provenance.json`` holds. If the output already exists, made from the same input with the
-    same settings, nothing is done. Raises UserError: bad input or settings, an output that holds
-    something else, another run on the same output, a full disk; RunStopped: the system has killed a
-    worker.
+    The documents are tokenised part by part (``tokenise``) and put into buckets by a hash of their
+    ids. Each bucket is paired and written (``write_shard``). The directory ``<output>.partial``
+    gets the output's name when it is complete. A run that was stopped resumes where it ended.
+    The same settings and input give the same bytes on either engine with any number of workers. An
+    output that the same settings have made from the same input is left as it is.
+
+    Returns the content of ``provenance.json``. Raises UserError: bad input or settings, an output
+    that holds something else, another run on the same output, a full disk; RunStopped: the system
+    has killed a worker.
     """
     say = progress or (lambda line: None)
     need_data_libraries("examples")
     check_language(section.language)
     output = dataset_directory(section)
     tokenizer = load_tokenizer(section.tokenizer)
-    problems = Problems(section.on_error)
-    sources = find_sources(section, root=section.input_root, problems=problems)
+    tally = Tally()
+    sources = find_sources(section, root=section.input_root, tally=tally)
     recipe = _recipe(section, tokenizer, sources)
     preparation = preparation_recipe(section, sources)
     if (made := _already_made(output, recipe, preparation)) is not None:
@@ -72,12 +74,7 @@ def make_examples(
             f"layout: sentences takes each line for a sentence, but {paragraphs:,} of the files "
             "are Wikipedia's, whose lines are paragraphs; layout: prose splits them"
         )
-    with (
-        Workspace(output, say=say) as workspace,
-        open_engine(
-            section.engine, workers=section.workers, beam=section.beam, directory=workspace.work
-        ) as engine,
-    ):
+    with Workspace(output, say=say) as workspace, _engine(section, workspace.work) as engine:
         # With the version of the format, since another version may cut and pair otherwise.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
         settings[AGES] = [source.modified for source in sources]
@@ -85,23 +82,28 @@ def make_examples(
         settings |= preparation.model_dump(mode="json", exclude={"on_error"})
         workspace.check_settings(settings)
         build = DatasetBuild(section, workspace, engine, say)
-        corpus = tokenise_corpus(build, sources=sources, problems=problems)
-        tally = Tally()
-        tally.take(problems)
-        tally.add(sum_tallies([*corpus.spills, *corpus.parts]))
-        if tally.problems and section.on_error == "fail":  # skipped by the run that is resumed
-            raise UserError(tally.listed_problems[0])
-        for line in tally.listed_problems:
+        corpus = tokenise_corpus(build, sources=sources, tally=tally)
+        listed = corpus.tally.listed_problems
+        if listed and section.on_error == "fail":  # skipped by the run that is resumed
+            raise UserError(listed[0])
+        for line in listed:
             say(f"skipped: {line}")
-        figures = describe_corpus(corpus.parts, unknown=tokenizer.special.unk)
-        splits = write_splits(build, special=tokenizer.special, parts=corpus.parts)
-        provenance = Provenance(**dict(recipe), corpus=figures, splits=splits)
-        index = workspace.work / OVERLAP_INDEX
-        write_preparation(workspace.partial, preparation, tally, overlap_index=index)
+        provenance = Provenance(
+            **dict(recipe),
+            corpus=corpus.record(unknown=tokenizer.special.unk),
+            splits=write_splits(build, special=tokenizer.special, languages=corpus.languages),
+        )
+        write_preparation(workspace.partial, preparation, corpus.tally, work=workspace.work)
         write_metadata(workspace.partial, provenance)
         workspace.publish()
     say(f"{output}: {provenance.splits['train'].examples:,} training examples")
     return provenance
+
+
+def _engine(section: ExamplesSection, work: epath.Path) -> WorkerPool | BeamEngine:
+    if section.engine == "local":
+        return WorkerPool(section.workers)
+    return BeamEngine(section.beam, workers=section.workers, directory=work)
 
 
 def dataset_directory(section: ExamplesSection) -> epath.Path:
@@ -137,7 +139,7 @@ def _recipe(section: ExamplesSection, tokenizer: Tokenizer, sources: Sequence[So
 def _already_made(
     output: epath.Path, recipe: Recipe, preparation: PreparationRecipe
 ) -> Provenance | None:
-    """Returns the provenance of a finished output, ``None`` if there is none; refuses the rest."""
+    """Returns the provenance of a finished output, or ``None``; refuses a foreign directory."""
     try:
         if not output.exists():
             return None
@@ -156,18 +158,13 @@ def _already_made(
         return None
     made = read_provenance(output)
     _check_same(output, made.model_dump(mode="json"), recipe.model_dump(mode="json"))
-    held = read_preparation(output)
-    if held is not None or not preparation.is_plain:
-        _check_same(
-            output,
-            (held or preparation.plain()).model_dump(mode="json"),
-            preparation.model_dump(mode="json"),
-        )
+    held = read_preparation(output) or preparation.plain
+    _check_same(output, held.model_dump(mode="json"), preparation.model_dump(mode="json"))
     return made
 
 
 def _check_same(output: epath.Path, made: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises a ``UserError`` that names a setting of a finished dataset that differs."""
+    """Raises UserError, naming the first setting of a finished dataset that differs."""
     if changed := [key for key, value in wanted.items() if made.get(key) != value]:
         raise UserError(
             f"output: {output} is a dataset made with other settings: "

@@ -5,24 +5,12 @@ from typing import Final
 
 from bert_jax.errors import UserError, not_installed
 
-_EXTRA: Final = "data"
-_MODULES: Final = {
-    "tensorflow_datasets": "tensorflow-datasets",
-    "mwparserfromhell": "mwparserfromhell",
-    "sentencex": "sentencex",
-    "rensa": "rensa",
-}
+_LIBRARIES: Final = ("tensorflow-datasets", "mwparserfromhell", "sentencex", "rensa")
 
 
 def need_data_libraries(verb: str) -> None:
-    """Refuses to prepare text without the libraries of the extra, before any text is read.
-
-    Raises UserError: names the libraries that are not installed.
-    """
-    missing = [name for module, name in _MODULES.items() if not _is_there(module)]
+    """Raises UserError, before any text is read, that names the libraries not installed."""
+    modules = {name: name.replace("-", "_") for name in _LIBRARIES}
+    missing = [name for name, module in modules.items() if not importlib.util.find_spec(module)]
     if missing:
-        raise UserError(not_installed(", ".join(missing), verb, extra=_EXTRA))
-
-
-def _is_there(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+        raise UserError(not_installed(", ".join(missing), verb, extra="data"))

@@ -1,4 +1,4 @@
-"""``preparation.json``: how the text of a dataset was read, and what was dropped by which rule."""
+"""``preparation.json``: how the text of a dataset was read, and how much each rule dropped."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,12 +11,10 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
 from bert_jax.pipelines.cleaning.near_duplicates import algorithm_version
 from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
-from bert_jax.pipelines.cleaning.settings import CleaningSection
-from bert_jax.pipelines.cleaning.tally import Tally
-from bert_jax.pipelines.section import ExamplesSection
-from bert_jax.pipelines.sources.decompress import open_text
-from bert_jax.pipelines.sources.files import find_files
+from bert_jax.pipelines.section import CleaningSection, ExamplesSection
+from bert_jax.pipelines.sources.files import find_files, open_text
 from bert_jax.pipelines.sources.sources import Source
+from bert_jax.pipelines.tally import Tally
 from bert_jax.section import Section
 from bert_jax.user_function import load_function
 from bert_jax.validation import read_section
@@ -38,16 +36,8 @@ class PreparationRecipe(Section):
     minhash_version: int | None  # of the library's signatures, where near duplicates are dropped
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the text is all of some plain files, so that there is nothing to record."""
-        return (
-            set(self.formats) <= {"text"}
-            and self.on_error == "fail"
-            and self.cleaning == CleaningSection()
-        )
-
     def plain(self) -> Self:
-        """Returns the settings of a dataset that has no record of them."""
+        """The settings of a dataset without a record: all text of files of plain text."""
         return self.model_copy(
             update={
                 "formats": ("text",),
@@ -60,13 +50,13 @@ class PreparationRecipe(Section):
 
 
 class Preparation(PreparationRecipe):
-    """What ``preparation.json`` holds."""
+    """The content of ``preparation.json``."""
 
     documents: dict[str, int]
-    """Documents ``read`` and ``kept``; the others by the setting that dropped them, or ``emptied``:
-    all their lines were dropped."""
+    """Documents ``read`` and ``kept``, and documents dropped, by the setting of the rule;
+    ``emptied``: all their lines were dropped."""
     lines: dict[str, int]
-    """Lines likewise. The lines of a dropped document count as neither kept nor dropped."""
+    """Lines likewise. Lines of dropped documents count as neither kept nor dropped."""
     skipped: int  # files, parts of files and records that could not be read
     skipped_listed: tuple[str, ...]  # the first of these, a line each
     contamination: tuple[OverlapRecord, ...]
@@ -82,7 +72,7 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
     cleaning = section.cleaning
     if cleaning.language_filter is not None:
         load_function(cleaning.language_filter, key=LANGUAGE_FILTER)  # before hours of reading
-    hashes: list[str] = []
+    hashes = []
     if cleaning.contamination is not None:
         try:
             hashes = [_sha256(path) for path in find_files(cleaning.contamination.files)]
@@ -98,14 +88,14 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
 
 
 def write_preparation(
-    directory: epath.Path, recipe: PreparationRecipe, tally: Tally, *, overlap_index: epath.Path
+    directory: epath.Path, recipe: PreparationRecipe, tally: Tally, *, work: epath.Path
 ) -> None:
     """Writes ``preparation.json`` unless the text is all of plain files; UserError: a full disk."""
-    if recipe.is_plain:
+    if recipe == recipe.plain:
         return
     overlaps: tuple[OverlapRecord, ...] = ()
     if recipe.cleaning.contamination is not None:
-        overlaps = load_index(str(overlap_index)).report(tally)
+        overlaps = load_index(str(work)).report(tally)
     preparation = Preparation(
         **dict(recipe),
         documents=dict(sorted(tally.documents.items())),
@@ -130,8 +120,5 @@ def read_preparation(directory: epath.PathLike) -> Preparation | None:
 
 
 def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
     with open_text(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]

@@ -5,38 +5,43 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 import pydantic
 
 from bert_jax.data.dataset.recipe import MixtureSection, PairingSection
-from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.engines.beam import BeamSection
-from bert_jax.pipelines.engines.engine import EngineName
-from bert_jax.pipelines.sources.files import MAX_LINE_LENGTH
-from bert_jax.section import PathText, Section, as_tuple, check_data_path, refuse_ignored
+from bert_jax.section import (
+    DataPathText,
+    PathText,
+    Section,
+    Strings,
+    as_tuple,
+    check_data_path,
+    refuse_ignored,
+)
+
+MAX_LINE_LENGTH: Final = 1_000_000
+"""A line of this many characters is refused: it is not prose, and splitting or encoding it would
+take disproportionate memory and time."""
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
-"""A record of this many characters is refused: larger than any book, so not one document."""
+"""A record of this many characters is refused: it is larger than any book."""
 
 Format: TypeAlias = Literal[
     "auto", "text", "jsonl", "parquet", "wikiextractor", "wikipedia_xml", "tfds"
 ]
-
-
 _LANGUAGE: Final = "en"
 
 
 def as_inputs(value: Any) -> Any:
-    """Returns names of files as a tuple, those of several languages as a mapping to tuples.
+    """Returns file names as a tuple, those of several languages as a mapping to tuples.
 
-    Raises ValueError: they are something else.
+    Raises ValueError: ``value`` is something else.
     """
-    inputs = {code: as_tuple(v) for code, v in value.items()} if isinstance(value, dict) else None
-    lists = [as_tuple(value)] if inputs is None else list(inputs.values())
-    if not all(
-        isinstance(names, tuple) and all(isinstance(name, str) for name in names) for names in lists
-    ):
-        raise ValueError("allowed: a list of files and globs, or such a list for each language")
-    for names in lists:
+    by_language = value if isinstance(value, dict) else {None: value}
+    inputs = {code: as_tuple(names) for code, names in by_language.items()}
+    for names in inputs.values():
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise ValueError("allowed: a list of files and globs, or such a list for each language")
         for name in names:
             check_data_path(name)
-    return lists[0] if inputs is None else inputs
+    return inputs if isinstance(value, dict) else inputs[None]
 
 
 class SourcesSection(Section):
@@ -54,8 +59,8 @@ class SourcesSection(Section):
     text_field: str = "text"
     """The field, column or feature with the text of a JSONL, Parquet or TFDS record."""
     id_field: str | None = None
-    """The one with the record's id, unique in its file; by default the id is the record's position.
-    Wikipedia's formats always use the page id."""
+    """The field with the record's id, unique in its file; by default the id is the record's
+    position. Wikipedia's formats always use the page id."""
     tfds_split: str = "train"
     """Split of TFDS datasets."""
     max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
@@ -68,12 +73,12 @@ class SourcesSection(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that ``input`` names."""
+        """All names of ``input``."""
         return tuple(name for names in self.by_language.values() for name in names)
 
     @property
     def by_language(self) -> dict[str | None, tuple[str, ...]]:
-        """What ``input`` names, by language in the order of codes; ``None``: it has one list."""
+        """The names of ``input`` by language, in the order of codes; ``None``: it has one list."""
         if isinstance(self.input, tuple):
             return {None: self.input}
         return dict(sorted(self.input.items()))
@@ -91,11 +96,98 @@ class SourcesSection(Section):
         return mixture
 
 
+class BoilerplateSection(Section):
+    """Lines and documents of web pages that are no prose.
+
+    The defaults are the rules of C4 (arXiv:1910.10683, section 2.2), but for its list of bad words
+    and its three-sentence duplicates. Text is compared in lower case.
+    """
+
+    min_line_words: Annotated[int, pydantic.Field(ge=0)] = 5
+    """Drop lines of fewer words. In scripts without spaces an ideograph or kana counts as one."""
+    letters: bool = True
+    """Drop lines without a letter."""
+    sentence_end: bool = True
+    """Drop lines that end neither in a full stop, exclamation or question mark nor in a closing
+    quotation mark."""
+    line_phrases: Strings = (
+        *("javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies"),
+        *("use of cookies", "use cookies"),
+    )
+    """Drop lines with one of these."""
+    document_phrases: Strings = ("lorem ipsum", "{")
+    """Drop documents with one of these."""
+    min_sentence_ends: Annotated[int, pydantic.Field(ge=0)] = 3
+    """Drop documents with fewer sentence ends in their remaining lines."""
+
+
+class NearDuplicatesSection(Section):
+    """Documents that share most of their word n-grams with an earlier one.
+
+    MinHash with locality-sensitive hashing in 14 bands of 8 hashes. All numbers are FineWeb's
+    (arXiv:2406.17557, section 3.4).
+    """
+
+    ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 5
+    """Words per n-gram."""
+    threshold: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.75
+    """A document is dropped if the share of equal hashes, an estimate of the Jaccard similarity of
+    the n-gram sets, is at least this."""
+
+
+class ContaminationSection(Section):
+    """Documents that hold text of evaluation sets."""
+
+    files: Annotated[
+        tuple[DataPathText, ...],
+        pydantic.BeforeValidator(as_tuple),
+        pydantic.Field(min_length=1),
+    ]
+    """Files and globs: GLUE's ``.tsv`` (every field), SQuAD's ``.json`` (questions and contexts),
+    anything else as plain lines."""
+    ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 13
+    """Length in words of a shared n-gram; 13 as in GPT-3 (arXiv:2005.14165, appendix C).
+    Evaluation texts with fewer words are counted, but cannot be found."""
+    on_contaminated: Literal["report", "drop"] = "report"
+    """Whether documents with an overlap are dropped, or only counted."""
+
+
+class CleaningSection(Section):
+    """Rules for text to leave out, in the order of their use; every rule is off by default."""
+
+    unicode: Literal["nfc", "nfkc"] | None = None
+    """Unicode normalisation form to bring lines into."""
+    boilerplate: BoilerplateSection | None = None
+    """``{}``: the rules of C4."""
+    duplicate_lines: Literal["keep", "document", "corpus"] = "keep"
+    """Which lines to drop: those that occur earlier in their document, or in any earlier one."""
+    language_filter: str | None = None
+    """``package.module:function`` of yours: text of a document in, True or False or a language code
+    out. It must be deterministic."""
+    languages: Strings = ()
+    """Codes to keep, when the function returns codes."""
+    contamination: ContaminationSection | None = None
+    """Overlap with evaluation sets."""
+    duplicate_documents: bool = False
+    """Drop documents whose text equals an earlier one's."""
+    near_duplicates: NearDuplicatesSection | None = None
+    """``{}``: drop documents that nearly equal an earlier one."""
+
+    @property
+    def looks_across_documents(self) -> bool:
+        """Whether a rule needs all documents, so that they are read before any is tokenised."""
+        return (
+            self.duplicate_documents
+            or self.near_duplicates is not None
+            or self.duplicate_lines == "corpus"
+        )
+
+
 class ExamplesSection(SourcesSection, PairingSection):
     """Where the text is, how it is read, and how examples are made of it.
 
-    The keys are flat: those of :class:`SourcesSection` and :class:`PairingSection`, whose names and
-    defaults are google-research/bert's, and its own.
+    The keys are flat: they include the keys of :class:`SourcesSection` and :class:`PairingSection`.
+    Names and defaults of the latter are google-research/bert's.
     """
 
     tokenizer: PathText
@@ -113,20 +205,20 @@ class ExamplesSection(SourcesSection, PairingSection):
     """File names below this directory go into document ids; by default the deepest that holds all
     files."""
     cleaning: CleaningSection = CleaningSection()
-    """What is left out of the text; by default nothing."""
+    """Parts of the text to leave out; by default none."""
     validation_fraction: Annotated[float, pydantic.Field(ge=0.0, le=0.5)] = 0.01
     """Share of the documents held out as the split ``validation``; 0: no such split."""
     num_shards: Annotated[int, pydantic.Field(ge=1, le=99_999)] | None = None
     """Shards of the split ``train``; by default a function of its size."""
-    engine: EngineName = "local"
-    """Who does the work: processes of this machine, or an Apache Beam runner. The dataset does not
-    depend on it, nor on the two that follow."""
+    engine: Literal["local", "beam"] = "local"
+    """Processes of this machine, or an Apache Beam runner. The dataset does not depend on the
+    engine, nor on ``workers`` and ``beam``."""
     workers: Annotated[int, pydantic.Field(ge=1)] | None = None
     """Processes on this machine; by default one per core."""
     beam: BeamSection = BeamSection()
     """The runner of ``engine: beam``, and its options."""
     seed: int = 12345
-    """Of every random choice; google-research/bert's default."""
+    """Seed of every random choice; google-research/bert's default."""
 
     @property
     def pairing(self) -> PairingSection:

@@ -1,14 +1,11 @@
-"""The directory that a dataset is made in, until it is complete, and the progress of its stages."""
+"""The directory that a dataset is made in, until it is complete."""
 
 import contextlib
-import dataclasses
 import json
 import pathlib
 import shutil
-import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from etils import epath
 
@@ -19,50 +16,23 @@ from bert_jax.files.lock import lock_at
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
 from bert_jax.pipelines.changed_setting import name_change
-from bert_jax.pipelines.cleaning.tally import is_made
-from bert_jax.pipelines.engines.engine import Engine
-from bert_jax.pipelines.section import ExamplesSection
-from bert_jax.pipelines.unusable_text import UnusableText
+from bert_jax.pipelines.tally import is_made
 
 _SETTINGS: Final = "settings.json"
 
-# Settings that only the shards depend on, and those on which the tokenised parts do as well.
+# Settings that only the shards depend on, and settings of the tokenised parts as well.
 _OF_SHARDS: Final = frozenset({"pairing", "num_shards", "mixture"})
 _OF_PARTS: Final = frozenset({"validation_fraction"})
 
-# Of what an unfinished run leaves, and of how its parts are cut: only the same version resumes it.
-_WORK_VERSION: Final = 3
+# Version of the work files and of the cuts: only the same version resumes an unfinished run.
+_WORK_VERSION: Final = 4
 
 
-@dataclasses.dataclass(kw_only=True)
-class StageProgress:
-    """Counts the jobs of one stage; the clock starts when it is made."""
+class UnusableText(UserError):
+    """The text cannot become a dataset, whatever the other settings are.
 
-    say: Callable[[str], None]  # gets a line for every job
-    name: str  # of what is counted: `tokenised part`
-    total: int  # jobs of the stage
-    finished: int = 0  # of these, jobs that an earlier run has finished
-    work: float  # size of the jobs that are left, all together; the time left is estimated from it
-    unit: str  # of the rate: `MB`
-
-    def __post_init__(self) -> None:
-        self._done = 0.0
-        self._counted = 0.0
-        self._started = time.monotonic()
-
-    def add(self, result: str, *, work: float, counted: float) -> None:
-        """Counts a finished job of size ``work``, which is ``counted`` in the rate's unit."""
-        self.finished += 1
-        self._done += work
-        self._counted += counted
-        seconds = max(time.monotonic() - self._started, 1e-6)
-        rate = self._counted / seconds
-        line = f"{self.name} {self.finished} of {self.total}: {result}, "
-        line += f"{rate:,.1f} {self.unit}/s" if rate < 100 else f"{rate:,.0f} {self.unit}/s"
-        if self.finished < self.total and self._done:
-            left = seconds * (self.work - self._done) / self._done
-            line += f", {timedelta(seconds=round(left))} left"
-        self.say(line)
+    No run can resume the finished work: the corrected run has other text.
+    """
 
 
 class Workspace:
@@ -70,12 +40,12 @@ class Workspace:
 
     On a file system both are in ``<output>.partial``, which :meth:`publish` renames to the output's
     name, so that a reader never sees an incomplete dataset. A bucket cannot rename a directory:
-    there the shards are written to the output itself, and ``provenance.json``, without which no
-    reader takes it for a dataset, comes last.
+    there the shards are written to the output itself. ``provenance.json`` comes last, and no reader
+    opens a directory without it.
 
     A context manager that holds a lock, so that two processes never make one dataset. The directory
-    survives an exception: the next run resumes there. Only after a user's mistake it goes, if it
-    holds nothing that a corrected run could use.
+    survives an exception: the next run resumes there. After a user's mistake it is removed if a
+    corrected run could use nothing in it.
     """
 
     def __init__(
@@ -86,7 +56,7 @@ class Workspace:
         self.partial = self.output if is_remote(self.output) else partial
         self.work = partial / "work"
         self._lock = lock_at(self.output.with_name(self.output.name + ".lock"), say=say)
-        self._is_ours = False  # what is in the directory is of this run's settings
+        self._is_ours = False  # the directory's content belongs to this run's settings
 
     def __enter__(self) -> Self:
         with write_errors(self.output):
@@ -105,7 +75,7 @@ class Workspace:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
-            # Another process may have taken a lock in a bucket: then the directory is its.
+            # If another process has taken a lock in a bucket, the directory is that process's.
             with contextlib.suppress(RunStopped, OSError):
                 if isinstance(error, UserError):
                     self._lock.check()
@@ -121,10 +91,9 @@ class Workspace:
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuses to resume an unfinished run with different settings.
 
-        Settings that nothing finished depends on may change. So may `validation_fraction` until
-        there is a shard, since the text has to be tokenised to know that it is too small; what
-        depends on it is then made again. Raises UserError: naming the first setting that differs,
-        or that another version began it.
+        A setting may change while no finished work depends on it. `validation_fraction` may change
+        until there is a shard: only tokenised text shows that it is too small. Its parts are then
+        made again. Raises UserError: the first setting that differs, or another version began it.
         """
         path = self.work / _SETTINGS
         text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
@@ -141,7 +110,7 @@ class Workspace:
         self._is_ours = True
 
     def _keep_or_clear(self, held: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-        """Leaves of an unfinished run what these settings can use; refuses to drop the rest."""
+        """Keeps the work that these settings can use; refuses to drop the rest."""
         changed = {key for key in asked if held.get(key) != asked[key]}
         if changed and not self._has_finished:
             self._clear()
@@ -163,12 +132,12 @@ class Workspace:
 
     @property
     def _has_finished(self) -> bool:
-        """Whether anything is there that took long to make, and is whole."""
+        """Whether there is a whole part, spill or shard, which took long to make."""
         made = (path for name in ("part-*", "spill-*") for path in self.work.glob(name))
         return self._has_shards or any(map(is_made, made))
 
     def _tidy(self, *, is_useless: bool) -> None:
-        """Removes what no run could resume, and a directory with nothing in it."""
+        """Removes work that no run could resume, and empty directories."""
         if self._is_ours and not self._has_shards and (is_useless or not self._has_finished):
             self._clear()
         if not is_remote(self.output):
@@ -203,12 +172,3 @@ class Workspace:
         self.work.mkdir(parents=True, exist_ok=True)
         for directory in (self.partial, self.work):
             remove_unfinished(pathlib.Path(directory))
-
-
-class DatasetBuild(NamedTuple):
-    """One call of `make_examples` at work: what all stages share."""
-
-    section: ExamplesSection
-    workspace: Workspace
-    engine: Engine
-    say: Callable[[str], None]  # gets a line of text when a part or a shard is finished

@@ -1,7 +1,7 @@
 """A small corpus, its tokenizer, and the dataset made of them, for tests of what is on disk."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,16 @@ def from_lists(
         starts_of([len(sentence) for sentence in sentences]),
         np.array([token for sentence in sentences for token in sentence], dtype),
     )
+
+
+def stop_at(line: str) -> Callable[[str], None]:
+    """Progress that stops the run when it says a line with this beginning."""
+
+    def say(said: str) -> None:
+        if said.startswith(line):
+            raise KeyboardInterrupt
+
+    return say
 
 
 def hashes(directory: Path) -> dict[str, str]:

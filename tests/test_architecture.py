@@ -65,7 +65,7 @@ def test_legacy_parallel_interfaces_of_jax_are_not_used() -> None:
     [
         "bert_jax",
         "bert_jax.data.rows.masking",
-        "bert_jax.pipelines.pairing.pair_documents",
+        "bert_jax.pipelines.pairing",
         "bert_jax.data.dataset.reader",
         "bert_jax.text",
         "bert_jax.pipelines.examples",

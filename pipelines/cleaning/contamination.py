@@ -1,4 +1,4 @@
-"""Which evaluation examples share an n-gram of words with the corpus, and which documents."""
+"""Overlap of evaluation examples with documents of the corpus: shared n-grams of words."""
 
 import atexit
 import contextlib
@@ -15,16 +15,14 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import is_whole, whole_directory
 from bert_jax.files.read import MAX_FILE_BYTES, parse_json, read_json_object
 from bert_jax.files.remote import local_copies
-from bert_jax.pipelines.cleaning.settings import ContaminationSection
-from bert_jax.pipelines.cleaning.tally import Tally
 from bert_jax.pipelines.cleaning.words import ngram_hashes, word_hashes
-from bert_jax.pipelines.sources.decompress import bare_suffix
-from bert_jax.pipelines.sources.documents import MOST_LISTED
-from bert_jax.pipelines.sources.files import find_files, read_lines, relative_names
+from bert_jax.pipelines.section import ContaminationSection
+from bert_jax.pipelines.sources.files import bare_suffix, find_files, read_lines, relative_names
+from bert_jax.pipelines.tally import MOST_LISTED, Tally
 from bert_jax.pipelines.tokenised.documents import save_array
 from bert_jax.section import Section
 
-# A first row with one of these is a header. CoLA and the like have none.
+# A first row with one of these is a header. CoLA, for one, has none.
 _COLUMNS: Final = frozenset(
     (
         *("index", "id", "label", "quality", "genre", "sentence", "sentence1", "sentence2"),
@@ -32,6 +30,7 @@ _COLUMNS: Final = frozenset(
     )
 )
 
+_INDEX: Final = "evaluation"  # directory below that of the work
 _FILES: Final = "files.json"
 
 
@@ -99,35 +98,31 @@ class OverlapRecord(Section):
     documents: int  # documents with an n-gram of the file, including those dropped for it
 
 
-def build_index(section: ContaminationSection, directory: epath.PathLike) -> None:
+def build_index(section: ContaminationSection, work: epath.PathLike) -> None:
     """Writes the n-grams of all evaluation files as an index that workers map into memory.
 
-    The directory appears atomically; an existing one is left as it is. Raises UserError: a file is
-    missing or cannot be read, or the disk is full.
+    The index is a directory below ``work`` and appears atomically; an existing one is left as it
+    is. Raises UserError: a file is missing or cannot be read, or the disk is full.
     """
+    directory = epath.Path(work) / _INDEX
     if is_whole(directory, last=_FILES):
         return
     paths = find_files(section.files)
-    hashes: list[np.ndarray] = [np.empty(0, np.uint64)]
-    owners: list[np.ndarray] = [np.empty(0, np.int64)]
-    ends, too_short, total = [], [], 0
+    grams: list[np.ndarray] = []  # of each example
+    ends, too_short = [], []
     for path in paths:
-        short = 0
         for texts in evaluation_texts(path):
-            grams = [ngram_hashes(word_hashes(text), section.ngram) for text in texts]
-            unique = np.unique(np.concatenate(grams)) if grams else np.empty(0, np.uint64)
-            short += not len(unique)
-            hashes.append(unique)
-            owners.append(np.full(len(unique), total))
-            total += 1
-        ends.append(total)
-        too_short.append(short)
-    flat = np.concatenate(hashes)
-    order = np.argsort(flat, kind="stable")
-    epath.Path(directory).parent.mkdir(parents=True, exist_ok=True)
+            found = [ngram_hashes(word_hashes(text), section.ngram) for text in texts]
+            grams.append(np.unique(np.concatenate([np.empty(0, np.uint64), *found])))
+        too_short.append(sum(not len(held) for held in grams[ends[-1] if ends else 0 :]))
+        ends.append(len(grams))
+    hashes = np.concatenate([np.empty(0, np.uint64), *grams])
+    owners = np.repeat(np.arange(len(grams)), np.array(list(map(len, grams)), np.int64))
+    order = np.argsort(hashes, kind="stable")
+    directory.parent.mkdir(parents=True, exist_ok=True)
     with whole_directory(directory, last=_FILES) as aside:
-        save_array(aside / "hashes.npy", flat[order])
-        save_array(aside / "owners.npy", np.concatenate(owners)[order])
+        save_array(aside / "hashes.npy", hashes[order])
+        save_array(aside / "owners.npy", owners[order])
         names = relative_names(paths, root=None)
         content = {"names": names, "ends": ends, "too_short": too_short, "ngram": section.ngram}
         (aside / _FILES).write_text(json.dumps(content), encoding="utf-8")
@@ -146,7 +141,7 @@ class OverlapIndex:
         self._owners = np.load(directory / "owners.npy", mmap_mode="r")
 
     def check(self, text: str, *, identity: str, tally: Tally) -> bool:
-        """Whether a document has an n-gram of an evaluation file; counted if so."""
+        """Whether a document has an n-gram of an evaluation file; counts it if so."""
         found = np.unique(ngram_hashes(word_hashes(text), self._ngram))
         places = np.searchsorted(self._hashes, found)
         inside = places < len(self._hashes)
@@ -154,34 +149,30 @@ class OverlapIndex:
         if not len(hit):
             return False
         tally.overlaps.update(hit.tolist())
-        tally.overlapping.update(
-            self._names[file] for file in np.unique(self._file(self._owners_of(hit))).tolist()
-        )
+        files = np.unique(self._file(self._owners_of(hit)))
+        tally.overlapping.update(self._names[file] for file in files.tolist())
         if len(tally.contaminated) < MOST_LISTED:
             tally.contaminated.append(identity)
         return True
 
     def report(self, tally: Tally) -> tuple[OverlapRecord, ...]:
         """Returns the figures of every file, from the sum of all tallies."""
-        hit = np.array(sorted(tally.overlaps), np.uint64)
-        found = np.bincount(self._file(np.unique(self._owners_of(hit))), minlength=len(self._names))
-        starts = np.concatenate([[0], self._ends[:-1]])
+        hit = np.unique(self._owners_of(np.array(sorted(tally.overlaps), np.uint64)))
+        found = np.bincount(self._file(hit), minlength=len(self._names)).tolist()
+        examples = np.diff(self._ends, prepend=0).tolist()
         return tuple(
             OverlapRecord(
                 name=name,
-                examples=int(end - start),
-                too_short=short,
-                found=int(count),
+                examples=examples[number],
+                too_short=self._too_short[number],
+                found=found[number],
                 documents=tally.overlapping[name],
             )
-            for name, start, end, short, count in zip(
-                self._names, starts, self._ends, self._too_short, found, strict=True
-            )
+            for number, name in enumerate(self._names)
         )
 
     def _owners_of(self, hashes: np.ndarray) -> np.ndarray:
-        first = np.searchsorted(self._hashes, hashes, side="left")
-        last = np.searchsorted(self._hashes, hashes, side="right")
+        first, last = (np.searchsorted(self._hashes, hashes, side=s) for s in ("left", "right"))
         pieces = [np.asarray(self._owners[a:b]) for a, b in zip(first, last, strict=True)]
         return np.concatenate([np.empty(0, np.int64), *pieces])
 
@@ -190,9 +181,9 @@ class OverlapIndex:
 
 
 @functools.lru_cache(maxsize=1)
-def load_index(directory: str) -> OverlapIndex:
-    """Opens an index, once in each process, which keeps its copy of one that is in a bucket."""
+def load_index(work: str) -> OverlapIndex:
+    """Opens the index of a work directory, once in each process, with a copy of a remote one."""
     copies = contextlib.ExitStack()
     atexit.register(copies.close)
-    [held] = copies.enter_context(local_copies([epath.Path(directory)], ["*"]))
+    [held] = copies.enter_context(local_copies([epath.Path(work) / _INDEX], ["*"]))
     return OverlapIndex(held)

@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from etils import epath
@@ -10,20 +10,20 @@ from etils import epath
 from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import load_array, local_copies
 from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
-from bert_jax.pipelines.cleaning.rules import CorpusJob, corpus_documents
-from bert_jax.pipelines.cleaning.settings import CleaningSection
+from bert_jax.pipelines.cleaning.rules import CorpusPart, corpus_documents
 from bert_jax.pipelines.cleaning.spill import (
     DOCUMENTS,
     LINES,
-    Spill,
     first_lines,
-    hash_ranges,
     read_spill,
+    repetitions,
     save_hashes,
+    write_spill,
 )
-from bert_jax.pipelines.cleaning.tally import TALLY, Tally, is_made
 from bert_jax.pipelines.cleaning.words import text_hash
+from bert_jax.pipelines.section import CleaningSection
 from bert_jax.pipelines.sources.documents import Document
+from bert_jax.pipelines.tally import TALLY, Tally, is_made
 from bert_jax.pipelines.tokenised.documents import array_bytes
 
 _DROPPED_DOCUMENTS: Final = "dropped_documents.npy"
@@ -31,38 +31,29 @@ _DROPPED_LINES: Final = "dropped_lines.npy"
 _RULES: Final = ("", "duplicate_documents", "near_duplicates")
 
 
-class SpillJob(NamedTuple):
-    """What a worker needs to spill some documents."""
-
-    corpus: CorpusJob
-    directory: str
-
-
-def spill_part(job: SpillJob) -> Tally:
-    """Reads and cleans the documents of some parts and spills them to disk with their hashes.
+def spill_part(part: CorpusPart) -> Tally:
+    """Reads and cleans the documents of a part and spills them to disk with their hashes.
 
     The directory appears atomically; an existing one is left as it is. Raises UserError: bad input,
     or a full disk.
     """
-    target = epath.Path(job.directory)
-    if is_made(target):  # made by another worker that was given the same job
-        return Tally.load(target)
-    cleaning = job.corpus.section.cleaning
+    if is_made(part.spill):  # made by another worker that was given the same job
+        return Tally.load(part.spill)
+    cleaning = part.section.cleaning
     tally, documents, lines = Tally(), list[int](), list[int]()
     near = cleaning.near_duplicates
     signatures = None if near is None else Signatures(near)
-    with whole_directory(target, last=TALLY) as aside:
-        spill = Spill(aside)
-        for identity, document in corpus_documents(job.corpus, tally):
-            spill.add(identity, document)
-            text = "\n".join(document.lines)
-            if cleaning.duplicate_documents:
-                documents.append(text_hash(text))
-            if cleaning.duplicate_lines == "corpus":
-                lines += map(text_hash, document.lines)
-            if signatures is not None:
-                signatures.add(text)
-        spill.close()
+    with whole_directory(part.spill, last=TALLY) as aside:
+        with write_spill(aside) as write:
+            for identity, document in corpus_documents(part, tally):
+                write(identity, document.lines)
+                text = "\n".join(document.lines)
+                if cleaning.duplicate_documents:
+                    documents.append(text_hash(text))
+                if cleaning.duplicate_lines == "corpus":
+                    lines += map(text_hash, document.lines)
+                if signatures is not None:
+                    signatures.add(text)
         save_hashes(aside, DOCUMENTS, np.array(documents, np.uint64))
         save_hashes(aside, LINES, np.array(lines, np.uint64))
         if signatures is not None:
@@ -74,77 +65,47 @@ def spill_part(job: SpillJob) -> Tally:
 def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) -> None:
     """Decides which documents and lines are dropped, and records that in each spill.
 
-    Of equal documents the first in the order of the corpus stays (files by name, documents by
-    place), then of nearly equal ones, then in the documents that are left of equal lines. In memory
-    are a byte for every document and line, and half a million hashes.
+    The first of equal documents stays, in the order of the corpus (files by name, documents by
+    place); then the first of nearly equal documents; then the first of equal lines in the remaining
+    documents. Memory holds a byte for every document and line, and half a million hashes.
     """
     with local_copies(spills, ("*.npy", "*/*.npy")) as held:
-        documents, lines = _decide(held, section)
-    for spill, rules, repeated in zip(spills, documents, lines, strict=True):
-        for name, array in ((_DROPPED_LINES, repeated), (_DROPPED_DOCUMENTS, rules)):
+        lengths = [np.diff(first_lines(spill)) for spill in held]
+        flat = np.concatenate(lengths)
+        rules = np.zeros(len(flat), np.uint8)
+        lines = np.zeros(int(flat.sum()), bool)
+        if section.duplicate_documents:
+            repeated = find_repeats(held, DOCUMENTS, dropped=rules > 0)
+            rules[repeated] = _RULES.index("duplicate_documents")
+        if section.near_duplicates is not None:
+            near = find_near_duplicates(held, section.near_duplicates, dropped=rules > 0)
+            rules[near] = _RULES.index("near_duplicates")
+        if section.duplicate_lines == "corpus":
+            lines = find_repeats(held, LINES, dropped=np.repeat(rules > 0, flat))
+    documents_by_spill = np.split(rules, np.cumsum([len(some) for some in lengths])[:-1])
+    lines_by_spill = np.split(lines, np.cumsum([some.sum() for some in lengths])[:-1])
+    for spill, rules, lines in zip(spills, documents_by_spill, lines_by_spill, strict=True):
+        for name, array in ((_DROPPED_LINES, lines), (_DROPPED_DOCUMENTS, rules)):
             write_whole(epath.Path(spill) / name, array_bytes(array))
 
 
-def _decide(
-    spills: Sequence[pathlib.Path], section: CleaningSection
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns for each spill the rule that drops each document, and which lines are dropped."""
-    starts = [first_lines(spill) for spill in spills]
-    sizes = [len(start) - 1 for start in starts]
-    dropped = [np.zeros(size, np.uint8) for size in sizes]
-    if section.duplicate_documents:
-        repeats = find_repeats(spills, DOCUMENTS, sizes=sizes, dropped=[None] * len(spills))
-        for rules, repeated in zip(dropped, repeats, strict=True):
-            rules[repeated] = _RULES.index("duplicate_documents")
-    if section.near_duplicates is not None:
-        near = find_near_duplicates(
-            spills, section.near_duplicates, sizes=sizes, dropped=[rules > 0 for rules in dropped]
-        )
-        for rules, repeated in zip(dropped, near, strict=True):
-            rules[repeated] = _RULES.index("near_duplicates")
-    if section.duplicate_lines == "corpus":
-        lines = find_repeats(
-            spills,
-            LINES,
-            sizes=[int(start[-1]) for start in starts],
-            dropped=[
-                np.repeat(rules > 0, np.diff(start))
-                for rules, start in zip(dropped, starts, strict=True)
-            ],
-        )
-    else:
-        lines = [np.zeros(int(start[-1]), bool) for start in starts]
-    return dropped, lines
+def find_repeats(spills: Sequence[pathlib.Path], name: str, *, dropped: np.ndarray) -> np.ndarray:
+    """Returns ``[n]`` bool, for the things of all spills: whether each repeats something earlier.
 
-
-def find_repeats(
-    spills: Sequence[pathlib.Path],
-    name: str,
-    *,
-    sizes: Sequence[int],
-    dropped: Sequence[np.ndarray | None],
-) -> list[np.ndarray]:
-    """Returns for each spill, of ``sizes`` things, ``[n]`` bool: what repeats something earlier.
-
-    What is ``dropped`` (see :func:`hash_ranges`) is neither a repetition nor repeated.
+    Dropped things, ``[n]`` bool, are left out.
     """
-    repeats = [np.zeros(size, bool) for size in sizes]
-    for part in hash_ranges(spills, name, dropped=dropped):
-        later = np.flatnonzero(part.firsts() != np.arange(len(part.hashes)))
-        # Sorted by spill, instead of a search for each spill's own.
-        later = later[np.argsort(part.spills[later], kind="stable")]
-        edges = np.searchsorted(part.spills[later], np.arange(len(repeats) + 1))
-        for spill in np.unique(part.spills[later]).tolist():
-            repeats[spill][part.places[later[edges[spill] : edges[spill + 1]]]] = True
+    repeats = np.zeros(len(dropped), bool)
+    for again, _ in repetitions(spills, name, dropped=dropped):
+        repeats[again] = True
     return repeats
 
 
-def unique_documents(spill: epath.PathLike, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Yields the ids and documents of a spill that :func:`find_duplicates` keeps; counts others."""
+def unique_documents(spill: epath.Path, tally: Tally) -> Iterator[tuple[str, Document]]:
+    """Yields the ids and documents that :func:`find_duplicates` keeps; counts the dropped ones."""
     starts = first_lines(spill)
-    rules = load_array(epath.Path(spill) / _DROPPED_DOCUMENTS)
-    repeated = load_array(epath.Path(spill) / _DROPPED_LINES)
-    for number, (identity, document) in enumerate(read_spill(epath.Path(spill))):
+    rules = load_array(spill / _DROPPED_DOCUMENTS)
+    repeated = load_array(spill / _DROPPED_LINES)
+    for number, (identity, document) in enumerate(read_spill(spill)):
         if rules[number]:
             tally.documents[_RULES[rules[number]]] += 1
             continue

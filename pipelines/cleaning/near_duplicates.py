@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from bert_jax.pipelines.cleaning.settings import NearDuplicatesSection
-from bert_jax.pipelines.cleaning.spill import hash_ranges, save_hashes
+from bert_jax.pipelines.cleaning.spill import repetitions, save_hashes
 from bert_jax.pipelines.cleaning.words import combine, ngram_hashes, text_hash, word_hashes
-from bert_jax.pipelines.tokenised.documents import save_array
+from bert_jax.pipelines.section import NearDuplicatesSection
+from bert_jax.pipelines.tokenised.documents import save_array, starts_of
 
 # Two documents are compared if all hashes of one band are equal: FineWeb's numbers, which find most
 # pairs with a similarity of 0.75 and more.
@@ -34,14 +34,14 @@ class Signatures:
         """Adds a document; one with fewer words than an n-gram is compared as a whole."""
         hashes = word_hashes(text)
         grams = ngram_hashes(hashes, min(self._section.ngram, max(1, len(hashes))))
-        # One without a word at all has something that no other is likely to have.
+        # A document without words gets a hash that no other document is likely to have.
         self._held.append(grams if len(grams) else np.array([text_hash(text)], np.uint64))
         self._held_hashes += len(self._held[-1])
         if self._held_hashes >= _HASHES_AT_A_TIME:
             self._flush()
 
     def save(self, directory: pathlib.Path) -> None:
-        """Writes the signatures, and for each band the hashes of it."""
+        """Writes the signatures and the hashes of each band."""
         self._flush()
         signatures = np.concatenate([np.empty((0, BANDS * ROWS), np.uint32), *self._rows])
         save_array(directory / _SIGNATURES, signatures)
@@ -64,29 +64,27 @@ class Signatures:
 
 
 def find_near_duplicates(
-    spills: Sequence[pathlib.Path],
-    section: NearDuplicatesSection,
-    *,
-    sizes: Sequence[int],
-    dropped: Sequence[np.ndarray],
-) -> list[np.ndarray]:
-    """Returns for each spill ``[d]`` bool: documents that nearly equal an earlier one.
+    spills: Sequence[pathlib.Path], section: NearDuplicatesSection, *, dropped: np.ndarray
+) -> np.ndarray:
+    """Returns ``[d]`` bool, for the documents of all spills: whether each nearly equals an earlier.
 
-    Of all documents with the same hashes in a band, each is compared with the first.
+    Of all documents with the same hashes in a band, each is compared with the first. Documents in
+    ``dropped``, ``[d]`` bool, are left out.
     """
-    near = [np.zeros(size, bool) for size in sizes]
+    near = np.zeros(len(dropped), bool)
     signatures = [np.load(spill / _SIGNATURES, mmap_mode="r") for spill in spills]
+    before = starts_of(list(map(len, signatures)))
+
+    def signature(document: int) -> np.ndarray:
+        spill = int(np.searchsorted(before, document, side="right")) - 1
+        return signatures[spill][document - before[spill]]
+
     for band in range(BANDS):
-        for part in hash_ranges(spills, _band(band), dropped=dropped):
-            firsts = part.firsts()
-            for later in np.flatnonzero(firsts != np.arange(len(firsts))).tolist():
-                spill, place = int(part.spills[later]), int(part.places[later])
-                if near[spill][place]:
-                    continue
-                first = firsts[later]
-                other = signatures[part.spills[first]][part.places[first]]
-                if np.mean(signatures[spill][place] == other) >= section.threshold:
-                    near[spill][place] = True
+        for again, firsts in repetitions(spills, _band(band), dropped=dropped):
+            for document, first in zip(again.tolist(), firsts.tolist(), strict=True):
+                if not near[document]:
+                    equal = np.mean(signature(document) == signature(first))
+                    near[document] = equal >= section.threshold
     return near
 
 

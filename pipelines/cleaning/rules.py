@@ -5,15 +5,16 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from etils import epath
+
 from bert_jax.errors import UserError
 from bert_jax.pipelines.cleaning.contamination import load_index
-from bert_jax.pipelines.cleaning.settings import BoilerplateSection, CleaningSection
-from bert_jax.pipelines.cleaning.tally import Tally
 from bert_jax.pipelines.cleaning.words import words
-from bert_jax.pipelines.section import ExamplesSection
-from bert_jax.pipelines.sources.documents import Document, Problems, document_id
+from bert_jax.pipelines.section import BoilerplateSection, CleaningSection, ExamplesSection
+from bert_jax.pipelines.sources.documents import Document, document_id
 from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.pipelines.sources.sources import read_documents
+from bert_jax.pipelines.tally import Tally
 from bert_jax.user_function import load_function
 
 _END: Final = re.compile("[.!?。！？．｡…؟।\"”’'»」』]$")
@@ -54,8 +55,8 @@ def prose_lines(
 def sentence_ends(lines: Sequence[str]) -> int:
     """Returns how often a sentence seems to end: ``["One. Two!", "三。"] -> 3``.
 
-    A full stop, exclamation or question mark before white space or the end of the line; those of
-    Chinese and Japanese anywhere.
+    A sentence ends at a full stop, exclamation or question mark before white space or the end of
+    the line. The marks of Chinese and Japanese count anywhere.
     """
     return sum(len(_ENDS.findall(line)) for line in lines)
 
@@ -81,16 +82,17 @@ def _fewer_words(line: str, least: int) -> bool:
 class DocumentRules:
     """Applies the rules that are on, in the order of the settings."""
 
-    def __init__(self, section: CleaningSection, *, overlap_index: str | None) -> None:
-        """Prepares the rules; UserError: the language filter cannot be imported."""
+    def __init__(self, section: CleaningSection, *, work: str) -> None:
+        """Prepares the rules; UserError: the language filter cannot be imported.
+
+        ``work`` is the directory with the index of evaluation files.
+        """
         self._section = section
-        filter_name = section.language_filter
-        self._filter = (
-            None
-            if filter_name is None
-            else load_function(filter_name, key=LANGUAGE_FILTER, checked=True)
-        )
-        self._index = None if overlap_index is None else load_index(overlap_index)
+        self._filter = self._index = None
+        if section.language_filter is not None:
+            self._filter = load_function(section.language_filter, key=LANGUAGE_FILTER, checked=True)
+        if section.contamination is not None:
+            self._index = load_index(work)
 
     def apply(self, lines: list[str], *, identity: str, tally: Tally) -> list[str]:
         """Returns what is left of a document's lines; nothing if the document is dropped."""
@@ -128,7 +130,7 @@ class DocumentRules:
 def _keeps(
     function: Callable[[str], Any], text: str, *, languages: Sequence[str], identity: str
 ) -> bool:
-    """Whether the user's filter keeps a document: it says True, False or a language code."""
+    """Whether the user's filter keeps a document: it returns True, False or a language code."""
     try:
         answer = function(text)
     except Exception as error:
@@ -150,39 +152,48 @@ def _keeps(
     return answer in languages
 
 
-class CorpusJob(NamedTuple):
-    """Some parts of the corpus and how to read them."""
+class CorpusPart(NamedTuple):
+    """A part of the corpus in one language, which one worker cleans and tokenises."""
 
-    parts: tuple[FilePart, ...]
+    number: int
+    files: tuple[FilePart, ...]
+    language: str
     section: ExamplesSection
-    overlap_index: str | None
-    """Directory of the evaluation sets' n-grams, if overlaps are looked for."""
+    work: str  # directory of the work, which all workers reach
 
     @property
     def size(self) -> int:
-        """Bytes of its parts on disk."""
-        return sum(part.size for part in self.parts)
+        """Bytes of its files on disk."""
+        return sum(part.size for part in self.files)
+
+    @property
+    def spill(self) -> epath.Path:
+        """Directory of its cleaned documents, if a rule compares documents."""
+        return epath.Path(self.work) / f"spill-{self.number:05d}"
+
+    @property
+    def tokenised(self) -> epath.Path:
+        """Directory of its documents as token ids."""
+        return epath.Path(self.work) / f"part-{self.number:05d}"
 
 
-def corpus_documents(job: CorpusJob, tally: Tally) -> Iterator[tuple[str, Document]]:
+def corpus_documents(part: CorpusPart, tally: Tally) -> Iterator[tuple[str, Document]]:
     """Yields the id and the document of everything that passes the rules on single documents.
 
-    Raises UserError: bad input that is not to be skipped.
+    Raises UserError: bad input with ``on_error: fail``.
     """
-    section = job.section
-    problems = Problems(section.on_error)
+    section = part.section
     rules = None
     if section.cleaning != _OFF:
-        rules = DocumentRules(section.cleaning, overlap_index=job.overlap_index)
-    for part in job.parts:
-        for document in read_documents(part, section, problems):
+        rules = DocumentRules(section.cleaning, work=part.work)
+    for file in part.files:
+        for document in read_documents(file, section, tally):
             tally.documents["read"] += 1
             tally.lines["read"] += len(document.lines)
-            identity = document_id(part.name, document.offset, document.id)
+            identity = document_id(file.name, document.offset, document.id)
             if rules is not None:
                 lines = rules.apply(document.lines, identity=identity, tally=tally)
                 if not lines:
                     continue
                 document = document._replace(lines=lines)
             yield identity, document
-    tally.take(problems)

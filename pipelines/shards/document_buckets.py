@@ -7,9 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 MIN_DOCUMENTS_PER_BUCKET: Final = 16  # fewest documents that random next sentences should come from
-
 TOKENS_PER_BUCKET: Final = 1_000_000  # of text: what a worker holds in memory
-
 _MAX_DEFAULT_SHARDS: Final = 1024
 
 
@@ -24,9 +22,9 @@ class KeyRange(NamedTuple):
 def default_shards(*, documents: int, tokens: int) -> int:
     """Returns the number of shards for a split: a function of its size alone, not of the machine.
 
-    A shard for every million tokens of text, a bucket each, and at most 1024, since a random read
-    opens one of them; but never so many that the random next sentences of a shard come from fewer
-    than 16 documents. ``documents`` are those of the language that has most.
+    A shard for every million tokens of text, a bucket each, and at most 1024. The random next
+    sentences of a shard come from at least 16 documents. ``documents`` is the number of documents
+    of the language that has most.
     """
     return min(_pieces(documents=documents, tokens=tokens), _MAX_DEFAULT_SHARDS)
 
@@ -35,8 +33,8 @@ def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
     """Cuts documents, sorted by key, into buckets of equal size.
 
     Ranges of the sorted order, not remainders, so that no bucket gets a single document by chance.
-    The keys are ``[d]`` uint64, the high halves of all keys of a split, sorted; ``count`` is at
-    most ``d // 2``. Returns the first and the last key of each bucket, both inclusive.
+    ``keys`` are the high halves of all keys, ``[d]`` uint64, sorted. Returns the first and the last
+    key of each bucket, both inclusive.
     """
     cuts = [len(keys) * bucket // count for bucket in range(count + 1)]
     return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
@@ -47,11 +45,11 @@ def deal(
 ) -> list[list[KeyRange]]:
     """Assigns documents to ``count`` shards: returns the buckets of each.
 
-    The language with most documents is in all shards. Another is in as many as have at least 16
-    documents of it each, or in one; different languages get different shards, so that small ones do
-    not share one. A shard's documents of a language are one bucket, or beyond a million tokens
-    several, but none of fewer than 16 documents: memory does not grow with the corpus. The keys of
-    each language are ``[d]`` uint64, the high halves, sorted.
+    The language with most documents is in all shards. Any other language is in one shard, or in as
+    many as get at least 16 of its documents. Small languages get different shards. A shard's
+    documents of a language are one bucket, or several beyond a million tokens, each of at least 16
+    documents, so memory does not grow with the corpus. ``keys`` has, by language, the high halves
+    of all keys, ``[d]`` uint64, sorted.
     """
     shards: list[list[KeyRange]] = [[] for _ in range(count)]
     most = max(map(len, keys.values()))

@@ -1,6 +1,5 @@
-"""Figures of a split that cannot be read off its examples, counted while they are made."""
+"""Figures of a split that its examples do not show: documents of pairs, repeated sentences."""
 
-import array
 from collections.abc import Iterable
 from typing import Final
 
@@ -8,7 +7,6 @@ import numpy as np
 
 from bert_jax.data.dataset.provenance import PairsRecord
 from bert_jax.data.rng import mix64
-from bert_jax.pipelines.pairing.spans import Pair
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 
 SKETCH: Final = 1 << 14
@@ -17,47 +15,28 @@ SKETCH: Final = 1 << 14
 _CHUNK: Final = 4096  # sentences at a time
 
 
-class PairTally:
-    """Counts whether the spans of pairs are of one document, by label."""
-
-    def __init__(self, documents: TokenisedDocuments) -> None:
-        self._starts = documents.sentence_starts[documents.document_starts]
-        self._first, self._second = array.array("q"), array.array("q")
-        self._labels = array.array("b")
-
-    def add(self, pair: Pair) -> None:
-        """Counts one pair."""
-        self._first.append(pair.first_start)
-        self._second.append(pair.second_start)
-        self._labels.append(pair.next_sentence_label)
-
-    def record(self) -> PairsRecord:
-        """Returns the counts."""
-        homes = [
-            np.searchsorted(self._starts, np.asarray(spans), side="right")
-            for spans in (self._first, self._second)
-        ]
-        same, label = homes[0] == homes[1], np.asarray(self._labels) == 1
-        return PairsRecord(
-            same_document=(int((same & ~label).sum()), int((same & label).sum())),
-            other_document=(int((~same & ~label).sum()), int((~same & label).sum())),
-        )
+def count_pairs(documents: TokenisedDocuments, pairs: np.ndarray) -> PairsRecord:
+    """Counts pairs, ``[n, 5]`` int64 as :class:`Pair` has them, by the documents of their spans."""
+    starts = documents.sentence_starts[documents.document_starts]
+    first, second = (np.searchsorted(starts, pairs[:, at], side="right") for at in (0, 2))
+    same, label = first == second, pairs[:, 4] == 1
+    return PairsRecord(
+        same_document=(int((same & ~label).sum()), int((same & label).sum())),
+        other_document=(int((~same & ~label).sum()), int((~same & label).sum())),
+    )
 
 
 def add_pairs(records: Iterable[PairsRecord | None]) -> PairsRecord | None:
     """Adds counts up; ``None`` if there are none."""
-    held = [record for record in records if record is not None]
+    held = [(*r.same_document, *r.other_document) for r in records if r is not None]
     if not held:
         return None
-    same = np.sum([record.same_document for record in held], axis=0)
-    other = np.sum([record.other_document for record in held], axis=0)
-    return PairsRecord(
-        same_document=(int(same[0]), int(same[1])), other_document=(int(other[0]), int(other[1]))
-    )
+    same_0, same_1, other_0, other_1 = map(sum, zip(*held, strict=True))
+    return PairsRecord(same_document=(same_0, same_1), other_document=(other_0, other_1))
 
 
 def sentence_hashes(documents: TokenisedDocuments) -> np.ndarray:
-    """Returns a hash of every sentence, uint64: equal where all tokens are."""
+    """Returns a hash of every sentence, ``[s]`` uint64, of its tokens in order."""
     starts, total = documents.sentence_starts, len(documents.sentence_starts) - 1
     parts = [np.zeros(0, np.uint64)]
     for first in range(0, total, _CHUNK):
@@ -70,7 +49,7 @@ def sentence_hashes(documents: TokenisedDocuments) -> np.ndarray:
 
 
 def sketch(hashes: np.ndarray) -> np.ndarray:
-    """Returns the smallest distinct hashes, ascending; of joined sketches, the sketch of all.
+    """Returns the smallest distinct hashes, ascending; sketches may be joined and sketched again.
 
     Source: Bar-Yossef et al., "Counting distinct elements in a data stream" (2002).
     """

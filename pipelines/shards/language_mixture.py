@@ -1,48 +1,33 @@
-"""The languages of a corpus on disk: how much there is of each, and how often it is used."""
+"""The languages of a split: how much there is of each, and how often it is used."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
-
-from etils import epath
+from collections.abc import Iterable, Mapping
 
 from bert_jax.data.dataset.provenance import LanguageRecord
 from bert_jax.errors import UserError
-from bert_jax.files.remote import each
-from bert_jax.pipelines.pairing.language_sampling import boosts, mixed_shares
+from bert_jax.pipelines.language_sampling import boosts, mixed_shares
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.write_shard import ShardSummary
-from bert_jax.pipelines.tokenised.tokenise import SPLITS, read_summary
-from bert_jax.pipelines.unusable_text import UnusableText
+from bert_jax.pipelines.tokenised.corpus import LanguageCorpus
+from bert_jax.pipelines.workspace import UnusableText
 
 
-class LanguageCorpus(NamedTuple):
-    """One language's tokenised documents."""
-
-    parts: tuple[epath.Path, ...]  # directories of its tokenised parts
-    documents: dict[str, int]  # by split
-    tokens: dict[str, int]  # by split
-
-
-def read_languages(
-    section: ExamplesSection, parts: Sequence[epath.Path]
-) -> dict[str, LanguageCorpus]:
-    """Returns the languages of a corpus, sorted by code; a single one if the settings name none.
-
-    Raises UserError: a language that the settings name has too few documents for training.
-    """
-    summaries = dict(zip(parts, each(read_summary, parts), strict=True))
-    found = {}
-    for name in (language or section.language for language in section.by_language):
-        held = {part: made for part, made in summaries.items() if made.language == name}
-        found[name] = LanguageCorpus(
-            parts=tuple(held),
-            documents={s: sum(made.documents[s] for made in held.values()) for s in SPLITS},
-            tokens={s: sum(made.tokens[s] for made in held.values()) for s in SPLITS},
-        )
-        if isinstance(section.input, dict):
-            _check(section, name, found[name])
-    return found
+def check_languages(section: ExamplesSection, languages: Mapping[str, LanguageCorpus]) -> None:
+    """Raises UserError if a language of the settings has too few documents for training."""
+    if not isinstance(section.input, dict):
+        return
+    least = section.min_documents
+    for name, language in languages.items():
+        held = language.tally.held
+        if not held.total():
+            raise UnusableText(
+                f"input: no document in the files of {name}, allowed: at least 2 documents"
+            )
+        if held["train"] < least:
+            raise UserError(
+                f"input: {name} has {held['train']} document(s) for training, kind: "
+                f"{section.kind} needs at least {least} of each language"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,33 +40,34 @@ class SplitLanguages:
 
     @property
     def paired(self) -> dict[str, LanguageCorpus]:
-        """Those with enough documents for examples."""
+        """The languages with enough documents for examples."""
         least = self.section.min_documents
-        return {
-            n: held for n, held in self.languages.items() if held.documents[self.split] >= least
-        }
+        return {n: h for n, h in self.languages.items() if h.tally.held[self.split] >= least}
 
     @property
     def boosts(self) -> dict[str, float]:
-        """The factor of the passes of each language that is paired.
+        """The factor of the passes of each paired language.
 
-        1 in the split ``validation``, so that runs on other mixtures compare, or without one.
+        It is 1 without a mixture, and in the split ``validation``, so that mixtures compare.
         """
-        return boosts(self._tokens(self.paired), smoothing=self._smoothing)
+        return boosts(self.tokens(self.paired), smoothing=self._smoothing)
+
+    def tokens(self, languages: Mapping[str, LanguageCorpus]) -> dict[str, int]:
+        """Returns each language's tokens in the split."""
+        return {name: language.tally.tokens[self.split] for name, language in languages.items()}
 
     def records(self, shards: Iterable[ShardSummary]) -> dict[str, LanguageRecord] | None:
-        """Returns each language's figures; ``None``: the settings tell no languages apart."""
+        """Returns each language's figures; ``None``: the settings distinguish no languages."""
         if not isinstance(self.section.input, dict):
             return None
-        held = list(shards)
-        wanted = mixed_shares(self._tokens(self.paired), smoothing=self._smoothing)
-        boost = self.boosts
-        tokens = self._tokens(self.languages)
+        held = [shard.languages for shard in shards]
+        wanted = mixed_shares(self.tokens(self.paired), smoothing=self._smoothing)
+        boost, tokens = self.boosts, self.tokens(self.languages)
         records = {}
         for name, language in self.languages.items():
-            counts = [shard.languages.get(name, (0, 0)) for shard in held]
+            counts = [shard[name] for shard in held if name in shard]
             records[name] = LanguageRecord(
-                documents=language.documents[self.split],
+                documents=language.tally.held[self.split],
                 tokens=tokens[name],
                 share=tokens[name] / sum(tokens.values()),
                 mixture_share=wanted.get(name, 0.0),
@@ -95,19 +81,3 @@ class SplitLanguages:
     def _smoothing(self) -> float:
         mixture = self.section.mixture
         return mixture.smoothing if mixture is not None and self.split == "train" else 1.0
-
-    def _tokens(self, languages: Mapping[str, LanguageCorpus]) -> dict[str, int]:
-        return {name: language.tokens[self.split] for name, language in languages.items()}
-
-
-def _check(section: ExamplesSection, name: str, language: LanguageCorpus) -> None:
-    if not sum(language.documents.values()):
-        raise UnusableText(
-            f"input: no document in the files of {name}, allowed: at least 2 documents"
-        )
-    found, least = language.documents["train"], section.min_documents
-    if found < least:
-        raise UserError(
-            f"input: {name} has {found} document(s) for training, kind: {section.kind} needs at "
-            f"least {least} of each language"
-        )

@@ -12,14 +12,11 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each, load_array
+from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.document_buckets import deal, default_shards
 from bert_jax.pipelines.shards.figures import add_pairs, count_distinct, sketch
-from bert_jax.pipelines.shards.language_mixture import (
-    LanguageCorpus,
-    SplitLanguages,
-    read_languages,
-)
+from bert_jax.pipelines.shards.language_mixture import SplitLanguages, check_languages
 from bert_jax.pipelines.shards.write_shard import (
     DocumentBucket,
     ShardJob,
@@ -28,10 +25,10 @@ from bert_jax.pipelines.shards.write_shard import (
     sketch_path,
     write_shard,
 )
+from bert_jax.pipelines.tokenised.corpus import LanguageCorpus
 from bert_jax.pipelines.tokenised.documents import load_high_keys
 from bert_jax.pipelines.tokenised.tokenise import SPLITS
-from bert_jax.pipelines.unusable_text import UnusableText
-from bert_jax.pipelines.workspace import DatasetBuild, StageProgress, Workspace
+from bert_jax.pipelines.workspace import UnusableText, Workspace
 from bert_jax.text import SpecialIds
 
 
@@ -42,47 +39,48 @@ def count_shards(
 
     Raises UserError: a split or a shard would have fewer documents than its pairing needs.
     """
-    total = sum(sum(language.documents.values()) for language in languages.values())
+    tallies = [language.tally for language in languages.values()]
+    total = sum(tally.held.total() for tally in tallies)
     least = section.min_documents
     if total < least:
         raise UnusableText(
             f"input: {total} document, kind: {section.kind} needs at least {least}; separate "
             f'documents as documents: "{section.documents}" says, or choose another of its values'
         )
-    splits = SPLITS if section.validation_fraction else ("train",)
-    most = {s: max(held.documents[s] for held in languages.values()) for s in splits}
-    for split, documents in most.items():
-        if documents < least:
+    shards = {}
+    for split in SPLITS if section.validation_fraction else ("train",):
+        most = max(tally.held[split] for tally in tallies)
+        if most < least:
             raise UserError(
                 f"validation_fraction: {section.validation_fraction} of {total} documents leaves "
-                f"{documents} for {split}, which needs {least}; allowed: another fraction, or 0"
+                f"{most} for {split}, which needs {least}; allowed: another fraction, or 0"
             )
-    tokens = {s: sum(held.tokens[s] for held in languages.values()) for s in splits}
-    shards = {s: default_shards(documents=most[s], tokens=tokens[s]) for s in splits}
+        tokens = sum(tally.tokens[split] for tally in tallies)
+        shards[split] = default_shards(documents=most, tokens=tokens)
     if section.num_shards is not None:
-        allowed = most["train"] // least
-        if section.num_shards > allowed:
+        most = max(tally.held["train"] for tally in tallies)
+        if section.num_shards > most // least:
             raise UserError(
-                f"num_shards: {section.num_shards}, allowed: at most {allowed}, "
-                f"{least} of the {most['train']} training documents in each"
+                f"num_shards: {section.num_shards}, allowed: at most {most // least}, "
+                f"{least} of the {most} training documents in each"
             )
         shards["train"] = section.num_shards
     return shards
 
 
 def write_splits(
-    build: DatasetBuild, *, special: SpecialIds, parts: Sequence[epath.Path]
+    build: DatasetBuild, *, special: SpecialIds, languages: Mapping[str, LanguageCorpus]
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
 
-    Raises UserError: see :func:`count_shards` and :func:`read_languages`, or a full disk.
+    Raises UserError: see :func:`count_shards` and :func:`check_languages`, or a full disk.
     """
-    languages = read_languages(build.section, parts)
+    check_languages(build.section, languages)
     counts = count_shards(build.section, languages)
     splits = {split: SplitLanguages(build.section, split, languages) for split in counts}
     for split, of_split in splits.items():
         for name in (name for name in languages if name not in of_split.paired):
-            found = languages[name].documents[split]
+            found = languages[name].tally.held[split]
             build.say(
                 f"{split}: without {name}, which has too few documents for examples ({found})"
             )
@@ -91,14 +89,16 @@ def write_splits(
         for split, count in counts.items()
         for job in _jobs(build, splits[split], special, count)
     ]
-    finished: dict[str, ShardSummary] = {}
-    progress = StageProgress(
-        say=build.say, name="shard", total=len(jobs), work=len(jobs), unit="examples"
+    made = build.run(
+        write_shard,
+        jobs,
+        name="shard",
+        total=len(jobs),
+        unit="examples",
+        work=lambda job: 1,
+        told=lambda job, made: (f"{made.record.examples:,} examples", made.record.examples),
     )
-    for _, summary in build.engine.run(write_shard, jobs):
-        finished[summary.record.name] = summary
-        examples = summary.record.examples
-        progress.add(f"{examples:,} examples", work=1, counted=examples)
+    finished = {summary.record.name: summary for summary in made}
     return {
         split: _finish_split(
             build.workspace,
@@ -117,7 +117,7 @@ def _jobs(
         name: load_high_keys([part / split for part in language.parts])
         for name, language in paired.items()
     }
-    tokens = {name: language.tokens[split] for name, language in paired.items()}
+    parts = {name: tuple(map(str, language.parts)) for name, language in paired.items()}
     return [
         ShardJob(
             name=shard_name(split, index, count),
@@ -125,16 +125,13 @@ def _jobs(
             work=str(build.workspace.work),
             split=split,
             buckets=tuple(
-                DocumentBucket(
-                    held, tuple(map(str, paired[held.language].parts)), boosts[held.language]
-                )
-                for held in ranges
+                DocumentBucket(held, parts[held.language], boosts[held.language]) for held in ranges
             ),
             special=special,
             pairing=build.section.pairing,
             seed=build.section.seed,
         )
-        for index, ranges in enumerate(deal(keys, count, tokens=tokens))
+        for index, ranges in enumerate(deal(keys, count, tokens=languages.tokens(paired)))
     ]
 
 

@@ -17,10 +17,9 @@ from bert_jax.data.dataset.schema import ExampleEncoder
 from bert_jax.files.atomic import whole_file, write_whole
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each
-from bert_jax.pipelines.pairing.pair_documents import pair_documents
-from bert_jax.pipelines.pairing.spans import Pair
+from bert_jax.pipelines.pairing import Pair, Single, pair_documents
 from bert_jax.pipelines.shards.document_buckets import KeyRange
-from bert_jax.pipelines.shards.figures import PairTally, add_pairs, sentence_hashes, sketch
+from bert_jax.pipelines.shards.figures import add_pairs, count_pairs, sentence_hashes, sketch
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
     array_bytes,
@@ -30,14 +29,13 @@ from bert_jax.pipelines.tokenised.documents import (
 from bert_jax.section import Section
 from bert_jax.text import SpecialIds
 
-# One record per group, so that a random read unpacks one record; zstd at its fastest level saves an
-# eighth and costs random reads nothing measurable. One packing thread keeps up and needs little
-# memory; more would change no byte.
+# One record per group, so that a random read unpacks one record. zstd at its fastest level saves an
+# eighth and costs random reads nothing measurable. One packing thread keeps up with the writer.
 _WRITER_OPTIONS: Final = "group_size:1,zstd:1,max_parallelism:1"
 
 
 class DocumentBucket(NamedTuple):
-    """Documents that are paired together: those of one language whose keys lie in a range."""
+    """Documents that are paired together: those of one language whose keys are in a range."""
 
     keys: KeyRange
     parts: tuple[str, ...]  # directories of all tokenised parts of the language
@@ -68,7 +66,7 @@ class ShardSummary(Section):
     languages: dict[str, tuple[int, int]]  # by language: examples and their tokens
 
 
-class _BucketFigures(NamedTuple):
+class _Bucket(NamedTuple):
     documents: int
     sentences: int
     lengths: np.ndarray  # uint16, of its examples
@@ -79,8 +77,8 @@ class _BucketFigures(NamedTuple):
 def write_shard(job: ShardJob) -> ShardSummary:
     """Pairs a shard's buckets and writes it, its lengths and its summary.
 
-    A shard that an earlier run has finished, and whose bytes still match, is left as it is. Raises
-    UserError: the disk is full. Nothing is left under the shard's name.
+    A finished shard of an earlier run stays if its bytes still match. Raises UserError: the disk is
+    full. Nothing is left under the shard's name.
     """
     done = epath.Path(job.work) / f"{job.name}.json"
     target = epath.Path(job.target) / job.name
@@ -90,38 +88,40 @@ def write_shard(job: ShardJob) -> ShardSummary:
         with contextlib.closing(
             array_record_module.ArrayRecordWriter(str(temporary), _WRITER_OPTIONS)
         ) as writer:
-            figures = [_write_bucket(writer, job, bucket) for bucket in job.buckets]
-        summary = _finish(job, temporary, figures)
+            buckets = [_write_bucket(writer, job, bucket) for bucket in job.buckets]
+        summary = _finish(job, temporary, buckets)
     write_whole(done, summary.model_dump_json(), make_parent=False)
     return summary
 
 
-def _write_bucket(writer: Any, job: ShardJob, bucket: DocumentBucket) -> _BucketFigures:
+def _write_bucket(writer: Any, job: ShardJob, bucket: DocumentBucket) -> _Bucket:
     documents = _load_bucket(bucket, job.split)
-    tally = PairTally(documents) if job.pairing.has_pairs else None
-    lengths = array.array("H")
-    for record, length in _examples(documents, job, tally, boost=bucket.boost):
+    lengths, pairs = array.array("H"), array.array("q")
+    for record, example in _examples(documents, job, boost=bucket.boost):
         writer.write(record)
-        lengths.append(length)
-    return _BucketFigures(
+        lengths.append(example.length)
+        if isinstance(example, Pair):
+            pairs.extend(example)
+    counted = None
+    if job.pairing.has_pairs:
+        counted = count_pairs(documents, np.array(pairs, np.int64).reshape(-1, len(Pair._fields)))
+    return _Bucket(
         documents=len(documents),
         sentences=len(documents.sentence_starts) - 1,
         lengths=np.array(lengths, np.uint16),
-        pairs=None if tally is None else tally.record(),
+        pairs=counted,
         sketch=sketch(sentence_hashes(documents)),
     )
 
 
-def _finish(
-    job: ShardJob, written: pathlib.Path, figures: Sequence[_BucketFigures]
-) -> ShardSummary:
-    """Saves what the split's figures need and returns the shard's summary."""
-    lengths = np.concatenate([bucket.lengths for bucket in figures])
-    write_whole(lengths_path(job.work, job.name), array_bytes(lengths), make_parent=False)
-    smallest = sketch(np.concatenate([bucket.sketch for bucket in figures]))
-    write_whole(sketch_path(job.work, job.name), array_bytes(smallest), make_parent=False)
+def _finish(job: ShardJob, written: pathlib.Path, buckets: Sequence[_Bucket]) -> ShardSummary:
+    """Saves the arrays for the split's figures and returns the shard's summary."""
+    lengths = np.concatenate([bucket.lengths for bucket in buckets])
+    smallest = sketch(np.concatenate([bucket.sketch for bucket in buckets]))
+    for path, made in ((lengths_path, lengths), (sketch_path, smallest)):
+        write_whole(path(job.work, job.name), array_bytes(made), make_parent=False)
     sizes: dict[str, tuple[int, int]] = {}
-    for bucket, made in zip(job.buckets, figures, strict=True):
+    for bucket, made in zip(job.buckets, buckets, strict=True):
         examples, tokens = sizes.get(bucket.keys.language, (0, 0))
         tokens += int(made.lengths.sum(dtype=np.int64))
         sizes[bucket.keys.language] = examples + len(made.lengths), tokens
@@ -132,10 +132,10 @@ def _finish(
             examples=len(lengths),
             sha256=sha256_of(written),
         ),
-        documents=sum(bucket.documents for bucket in figures),
+        documents=sum(bucket.documents for bucket in buckets),
         tokens=int(lengths.sum(dtype=np.int64)),
-        sentences=sum(bucket.sentences for bucket in figures),
-        pairs=add_pairs(bucket.pairs for bucket in figures),
+        sentences=sum(bucket.sentences for bucket in buckets),
+        pairs=add_pairs(bucket.pairs for bucket in buckets),
         languages=sizes,
     )
 
@@ -150,19 +150,19 @@ def _load_bucket(bucket: DocumentBucket, split: str) -> TokenisedDocuments:
 
 
 def lengths_path(work: epath.PathLike, name: str) -> epath.Path:
-    """Returns where the lengths of a shard's examples are until the dataset is finished."""
+    """Returns the file of the lengths of a shard's examples, until the dataset is finished."""
     return epath.Path(work) / f"{name}.lengths.npy"
 
 
 def sketch_path(work: epath.PathLike, name: str) -> epath.Path:
-    """Returns where the sketch of a shard's sentences is until the dataset is finished."""
+    """Returns the file of the sketch of a shard's sentences, until the dataset is finished."""
     return epath.Path(work) / f"{name}.sentences.npy"
 
 
 def _examples(
-    documents: TokenisedDocuments, job: ShardJob, tally: PairTally | None, *, boost: float
-) -> Iterator[tuple[bytes, int]]:
-    """Yields every example as its record, and its number of tokens; counts pairs."""
+    documents: TokenisedDocuments, job: ShardJob, *, boost: float
+) -> Iterator[tuple[bytes, Pair | Single]]:
+    """Yields every example, and its record."""
     dtype = documents.tokens.dtype
     tokens, width = documents.tokens.data.cast("B"), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
@@ -174,9 +174,7 @@ def _examples(
             first_length=example.first_length,
             next_sentence_label=example.next_sentence_label,
         )
-        if tally is not None and isinstance(example, Pair):
-            tally.add(example)
-        yield record, example.length
+        yield record, example
 
 
 def _read_finished(done: epath.Path, target: epath.Path) -> ShardSummary | None:

@@ -1,25 +1,48 @@
-"""Input files: which they are, their lines, and how they are cut into parts for workers."""
+"""Input files: their names, their lines, decompression, and how they are cut for workers."""
 
+import bz2
+import contextlib
 import glob
+import gzip
+import io
 import itertools
+import lzma
+import os
+import pathlib
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.read import require_file
 from bert_jax.files.remote import is_remote
-from bert_jax.pipelines.sources.decompress import is_packed, open_text
+from bert_jax.pipelines.section import MAX_LINE_LENGTH
 
-MAX_LINE_LENGTH: Final = 1_000_000
-"""A line of this many characters is refused: it is not prose, and splitting or encoding it would
-take disproportionate memory and time."""
+_GLOB_CHARACTERS: Final = frozenset("*?[")
+_MAX_UTF8_BYTES: Final = 4
+_PIECE_BYTES: Final = 1 << 20
+# More than any line that a reader takes. The rest of the file stays one part, which its reader
+# refuses.
+_MAX_UNENDED_BYTES: Final = 128 << 20
 
-_GLOB_CHARACTERS = frozenset("*?[")
-_MAX_UTF8_BYTES = 4
-_PIECE_BYTES = 1 << 20
-# More than any line that a reader takes: the rest stays one part, in which the reader will say so.
-_MAX_UNENDED_BYTES = 128 << 20
+
+def _unpack_zstd(raw: BinaryIO) -> Any:
+    import pyarrow as pa  # 50 MB of library in every worker, so only where it is needed
+
+    # Python has no decompressor of its own before 3.14.
+    stream: Any = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
+    return io.BufferedReader(stream, buffer_size=1 << 16)
+
+
+# By suffix: a packing's name for messages, and how to unpack it.
+_PACKINGS: Final[dict[str, tuple[str, Callable[[BinaryIO], Any]]]] = {
+    ".gz": ("gzip", lambda raw: gzip.GzipFile(fileobj=raw)),
+    ".bz2": ("bzip2", bz2.BZ2File),
+    ".xz": ("xz", lzma.LZMAFile),
+    ".zst": ("Zstandard", _unpack_zstd),
+}
 
 
 class TextLine(NamedTuple):
@@ -33,8 +56,7 @@ class Cutting(NamedTuple):
     """How files are cut."""
 
     part_bytes: int  # size to aim at, where a format can be cut
-    documents: str = "blank_line"
-    """What separates documents in plain text: a key of ``documents.FORMATS``."""
+    documents: str = "blank_line"  # what separates documents in plain text, as in the settings
 
 
 class FilePart(NamedTuple):
@@ -44,16 +66,53 @@ class FilePart(NamedTuple):
     name: str  # the file's name below the input root
     start: int
     stop: int
-    """Byte offset of its end; of a packed file, which is never cut, the packed size. Formats that
-    are not cut by bytes count row groups or records here."""
-    format: str = "text"  # key of its reader in `bert_jax.pipelines.sources.sources.READERS`
-    variant: str = ""  # what the reader has found out of the file when it cut it
+    """Byte offset of the end; for a packed file, which is never cut, the packed size. Parquet and
+    TFDS count row groups or records instead of bytes."""
+    format: str = "text"  # key of its reader in `sources.READERS`
+    variant: str = ""  # what the reader found in the file when it cut it
     bytes: int | None = None  # bytes on disk, where `start` and `stop` do not count bytes
 
     @property
     def size(self) -> int:
         """Bytes on disk."""
         return self.stop - self.start if self.bytes is None else self.bytes
+
+
+def is_packed(path: str) -> bool:
+    """Whether a file's name says that it is packed: ``"a.txt.gz" -> True``."""
+    return pathlib.PurePath(path).suffix in _PACKINGS
+
+
+def bare_suffix(path: str) -> str:
+    """Returns the suffix below the packing, in lower case: ``"dump.XML.bz2" -> ".xml"``."""
+    pure = pathlib.PurePath(path)
+    return (pure.with_suffix("") if is_packed(path) else pure).suffix.lower()
+
+
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[BinaryIO]:
+    """Opens a file's bytes, unpacked as its name says (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
+
+    Raises UserError: the file cannot be read or, on reading, is damaged or cut short.
+    """
+    require_file(path)
+    packing, unpack = _PACKINGS.get(pathlib.PurePath(path).suffix, (None, None))
+    try:
+        with epath.Path(path).open("rb") as raw:
+            if unpack is None:
+                yield cast(BinaryIO, raw)
+            else:
+                with unpack(cast(BinaryIO, raw)) as unpacked:
+                    yield unpacked
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        # The libraries' own complaints about content have no number of the system's.
+        number = getattr(error, "errno", None)
+        if packing is not None and number is None:
+            raise UserError(f"{path}: damaged {packing} file ({error})") from error
+        if not isinstance(error, OSError):
+            raise
+        reason = os.strerror(number).lower() if number else error
+        raise UserError(f"{path}: cannot be read ({reason})") from error
 
 
 def find_files(patterns: Sequence[str]) -> list[str]:
@@ -65,10 +124,7 @@ def find_files(patterns: Sequence[str]) -> list[str]:
     """
     if not patterns:
         raise UserError("input: no file given; allowed: files and globs, also packed")
-    found: set[str] = set()
-    for pattern in patterns:
-        found.update(_expand(pattern))
-    return sorted(found)
+    return sorted({path for pattern in patterns for path in _expand(pattern)})
 
 
 def _expand(pattern: str) -> list[str]:
@@ -109,12 +165,12 @@ def read_lines(
     max_line_length: int = MAX_LINE_LENGTH,
     setting: str = "max_line_length",
 ) -> Iterator[TextLine]:
-    """Yields the lines of a file that start in the byte range ``[start, stop)``.
+    """Yields the lines of a UTF-8 file that start in the byte range ``[start, stop)``.
 
-    The file is UTF-8 text, packed if its name says so; ``start`` is where a line starts, ``stop``
-    ``None`` the end. Longer lines than ``max_line_length``, which messages name as ``setting``, are
-    refused before they are read completely. Raises UserError: bytes that are not UTF-8 (file and
-    byte offset), or a line too long (file and number).
+    ``start`` is the start of a line; without ``stop`` the range ends with the file. A line of
+    ``max_line_length`` characters is refused before it is read completely; messages call that limit
+    ``setting``. Raises UserError: bytes that are not UTF-8 (file and byte offset), or a line that
+    is too long (file and line number).
     """
     with open_text(path) as file:
         if start:
@@ -152,13 +208,9 @@ def read_part(
 
 
 def line_number(path: str, offset: int) -> int:
-    """Returns the number, from 1, of the line that starts at a byte offset (in the unpacked file).
-
-    Counted on demand: a part in the middle of a file does not know its line numbers.
-    """
+    """Returns the number, from 1, of the line at a byte offset of the unpacked file."""
     with open_text(path) as file:
-        number = 1
-        left = offset
+        number, left = 1, offset
         while left and (block := file.read(min(left, _PIECE_BYTES))):
             number += block.count(b"\n")
             left -= len(block)
@@ -175,23 +227,20 @@ def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
 def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
     """Returns the names of files below a root: ``["/d/a/x", "/d/b/x"] -> ["a/x", "b/x"]``.
 
-    Without a root, below the deepest directory that holds all of them. Raises UserError: a file
-    does not lie below ``root``.
+    The default root is the deepest directory that holds all files. Raises UserError: a file is not
+    below ``root``.
     """
     split = [epath.Path(path).parts for path in paths]
     if root is None:
-        shared = _common_start([parts[:-1] for parts in split])
+        columns = zip(*(parts[:-1] for parts in split), strict=False)
+        alike = itertools.takewhile(lambda column: len(set(column)) == 1, columns)
+        shared = tuple(column[0] for column in alike)
     else:
         shared = epath.Path(root).expanduser().parts
     for path, parts in zip(paths, split, strict=True):
-        if parts[: len(shared)] != tuple(shared):
+        if parts[: len(shared)] != shared:
             raise UserError(f"input_root: {path} does not lie below {root}")
     return ["/".join(parts[len(shared) :]) for parts in split]
-
-
-def _common_start(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    columns = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*lists, strict=False))
-    return tuple(column[0] for column in columns)
 
 
 def cut_file(
@@ -199,8 +248,8 @@ def cut_file(
 ) -> list[FilePart]:
     """Cuts a file into parts of about ``part_bytes``, each beginning after a gap between documents.
 
-    Without ``is_gap``, which is True for a line after which a cut may be made, the file stays
-    whole, and so does a packed one.
+    ``is_gap`` is True for a line after which a cut may be made. Without it the file stays whole,
+    and a packed file always does.
     """
     size = epath.Path(path).stat().length
     if is_gap is None or is_packed(path) or size <= part_bytes:
@@ -209,8 +258,7 @@ def cut_file(
     with open_text(path) as file:
         while cuts[-1] + part_bytes < size:
             file.seek(cuts[-1] + part_bytes)
-            whole = False  # the first line read may have begun before
-            unended = 0
+            whole, unended = False, 0  # the first line read may have begun before
             while (raw := file.readline(_PIECE_BYTES)) and unended < _MAX_UNENDED_BYTES:
                 if whole and raw.endswith(b"\n") and is_gap(raw):
                     break
@@ -219,5 +267,4 @@ def cut_file(
             if file.tell() >= size or unended >= _MAX_UNENDED_BYTES:
                 break
             cuts.append(file.tell())
-    stops = [*cuts[1:], size]
-    return [FilePart(path, name, start, stop) for start, stop in zip(cuts, stops, strict=True)]
+    return [FilePart(path, name, start, stop) for start, stop in itertools.pairwise([*cuts, size])]

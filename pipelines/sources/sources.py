@@ -1,54 +1,50 @@
 """Sources of any format: which they are, their parts, and their documents."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.decompress import bare_suffix, open_text
-from bert_jax.pipelines.sources.documents import Document, Problems
+from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import (
     Cutting,
     FilePart,
+    bare_suffix,
     find_files,
+    open_text,
     read_lines,
     relative_names,
 )
 from bert_jax.pipelines.sources.readers import (
-    jsonl,
+    lines,
     parquet,
-    plain,
     tfds_dataset,
     wikiextractor,
     wikipedia_xml,
 )
 from bert_jax.pipelines.sources.readers.records import PartReading
+from bert_jax.pipelines.tally import Tally
 from bert_jax.text.sentences import check_language
 
 
-class Reader(Protocol):
-    """What the module of a format offers."""
+class Reader(NamedTuple):
+    """How a format is read."""
 
-    def cut(
-        self, path: str, name: str, section: SourcesSection, cutting: Cutting
-    ) -> list[FilePart]:
-        """Cuts a file into parts that workers read."""
-        ...
-
-    def read(self, reading: PartReading) -> Iterator[Document]:
-        """Yields the documents of a part; bad records go to its ``problems``."""
-        ...
+    cut: Callable[[str, str, SourcesSection, Cutting], list[FilePart]]
+    """Cuts a file, given by path and name, into parts for workers."""
+    read: Callable[[PartReading], Iterator[Document]]
+    """Yields the documents of a part."""
 
 
-READERS: Final[dict[str, Reader]] = {
-    "text": plain,
-    "jsonl": jsonl,
-    "parquet": parquet,
-    "wikiextractor": wikiextractor,
-    "wikipedia_xml": wikipedia_xml,
-    "tfds": tfds_dataset,
+READERS: Final = {
+    "text": Reader(lines.cut_text, lines.read_text),
+    "jsonl": Reader(lines.cut_json, lines.read_json),
+    "parquet": Reader(parquet.cut, parquet.read),
+    "wikiextractor": Reader(wikiextractor.cut, wikiextractor.read),
+    "wikipedia_xml": Reader(wikipedia_xml.cut, wikipedia_xml.read),
+    "tfds": Reader(tfds_dataset.cut, tfds_dataset.read),
 }
 
 _BY_SUFFIX: Final = {
@@ -57,7 +53,7 @@ _BY_SUFFIX: Final = {
     ".parquet": "parquet",
     ".xml": "wikipedia_xml",
 }
-# What a file begins with, of those whose suffix does not say it.
+# Formats by the first bytes of a file, for other suffixes.
 _BY_START: Final = (
     (b'<doc id="', "wikiextractor"),
     (b"<mediawiki", "wikipedia_xml"),
@@ -65,8 +61,7 @@ _BY_START: Final = (
 )
 _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
-
-_PART_BYTES: Final = 64 << 20  # of text that is read by one process
+_PART_BYTES: Final = 64 << 20  # part size in a process that reads all parts
 
 
 class Source(NamedTuple):
@@ -80,10 +75,10 @@ class Source(NamedTuple):
     language: str | None = None  # `None`: the settings name no languages
 
 
-def find_sources(section: SourcesSection, *, root: str | None, problems: Problems) -> list[Source]:
-    """Returns what ``section.input`` names, in the order of the documents' ids.
+def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> list[Source]:
+    """Returns the sources of ``section.input``, in the order of the documents' ids.
 
-    With several languages, in the order of their codes. Unreadable files go to ``problems``. Raises
+    Several languages come in the order of their codes. The tally lists unreadable files. Raises
     UserError: a missing file or dataset, a glob without files, an unknown split or feature or
     language code, a language without files, a file of two languages.
     """
@@ -93,10 +88,9 @@ def find_sources(section: SourcesSection, *, root: str | None, problems: Problem
         _check_language(language, names)
         held = [name for name in names if _is_tfds(name, section)]
         patterns = [name for name in names if name not in held]
-        paths = find_files(patterns) if patterns or not held else []
-        files += [(path, language) for path in paths]
-        found_datasets = sorted({tfds_dataset.find_dataset(name) for name in held})
-        datasets += [(directory, language) for directory in found_datasets]
+        if patterns or not held:
+            files += [(path, language) for path in find_files(patterns)]
+        datasets += [(path, language) for path in sorted({*map(tfds_dataset.find_dataset, held)})]
     _check_apart([*files, *datasets])
     found = []
     relative = relative_names([path for path, _ in files], root=root)
@@ -106,50 +100,49 @@ def find_sources(section: SourcesSection, *, root: str | None, problems: Problem
             form = _format(path, section)
             found.append(Source(path, name, form, stat.length, stat.mtime, language))
         except OSError as error:
-            problems.add(UserError(f"{path}: cannot be read ({error.strerror or error})"))
+            unread = UserError(f"{path}: cannot be read ({error.strerror or error})")
+            tally.skip(unread, on_error=section.on_error)
         except UserError as error:
-            problems.add(error)
-    for directory, language in datasets:
-        name, size, modified = tfds_dataset.describe(directory, section)
-        found.append(Source(directory, name, "tfds", size, modified, language))
+            tally.skip(error, on_error=section.on_error)
+    for path, language in datasets:
+        name, size, modified = tfds_dataset.describe(path, section)
+        found.append(Source(path, name, "tfds", size, modified, language))
     return found
 
 
 def cut_sources(
-    sources: Sequence[Source], section: SourcesSection, cutting: Cutting, problems: Problems
+    sources: Sequence[Source], section: SourcesSection, cutting: Cutting, tally: Tally
 ) -> list[FilePart]:
-    """Cuts sources into parts that workers read."""
+    """Cuts sources into parts for workers."""
     parts: list[FilePart] = []
     for source in sources:
         try:
             cut = READERS[source.format].cut(source.path, source.name, section, cutting)
             parts += [part._replace(format=source.format) for part in cut]
         except UserError as error:
-            problems.add(error)
+            tally.skip(error, on_error=section.on_error)
     return parts
 
 
-def read_documents(
-    part: FilePart, section: SourcesSection, problems: Problems
-) -> Iterator[Document]:
+def read_documents(part: FilePart, section: SourcesSection, tally: Tally) -> Iterator[Document]:
     """Yields the documents of a part, one in memory at a time.
 
-    Raises UserError: bad input that ``problems`` does not take.
+    Raises UserError: bad input with ``on_error: fail``.
     """
     try:
-        yield from READERS[part.format].read(PartReading(part, section, problems))
+        yield from READERS[part.format].read(PartReading(part, section, tally))
     except UserError as error:
-        problems.add(error)
+        tally.skip(error, on_error=section.on_error)
 
 
 def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterator[str]:
     """Yields every line of the text of all sources, with one document in memory at a time.
 
-    Files of plain text are read line by line, blank lines included. Raises UserError: bad input,
-    where the settings do not skip it.
+    Files of plain text are read line by line, blank lines included. Raises UserError: bad input
+    with ``on_error: fail``.
     """
-    problems = Problems(section.on_error)
-    for source in find_sources(section, root=None, problems=problems):
+    tally = Tally()
+    for source in find_sources(section, root=None, tally=tally):
         if language is not None and source.language != language:
             continue
         if source.format == "text":
@@ -157,10 +150,10 @@ def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterat
                 for line in read_lines(source.path, max_line_length=section.max_line_length):
                     yield line.text
             except UserError as error:
-                problems.add(error)
+                tally.skip(error, on_error=section.on_error)
             continue
-        for part in cut_sources([source], section, Cutting(_PART_BYTES), problems):
-            for document in read_documents(part, section, problems):
+        for part in cut_sources([source], section, Cutting(_PART_BYTES), tally):
+            for document in read_documents(part, section, tally):
                 yield from document.lines
 
 

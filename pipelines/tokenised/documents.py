@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import dataclasses
 import io
@@ -10,43 +11,24 @@ import os
 import pathlib
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO, Final, Literal, cast
+from typing import BinaryIO, Final, cast
 
 import numpy as np
 from etils import epath
 
 from bert_jax.files.remote import is_remote
 
-# Not ``.npy`` files: reading the headers of four takes longer than reading a few documents, and a
-# worker does so for every tokenised part and every bucket of documents. The file's header: magic
-# bytes; documents, sentences, tokens, bytes of a token.
+# One file and not four of NumPy's, whose headers take longer to read than a few documents. Its own
+# header: magic bytes; documents, sentences, tokens, bytes of a token.
 _HEADER: Final = struct.Struct("<8sQQQQ")
 _MAGIC: Final = b"bj-docs1"
-_WINDOW: Final = 512  # keys that are searched in memory
-
-
-def write_arrays(file: BinaryIO, arrays: Sequence[np.ndarray]) -> None:
-    """Writes the fields of :class:`TokenisedDocuments`, sorted by key, into an empty file."""
-    keys, _, sentence_starts, tokens = arrays
-    width = tokens.dtype.itemsize
-    file.write(_HEADER.pack(_MAGIC, len(keys), len(sentence_starts) - 1, len(tokens), width))
-    for array, dtype in zip(arrays, _dtypes(width), strict=True):
-        file.write(np.ascontiguousarray(array, dtype).tobytes())
-
-
-@contextlib.contextmanager
-def open_documents(path: epath.PathLike) -> Iterator[DocumentsFile]:
-    """Opens a file of :func:`write_arrays`; ValueError: another file; EOFError: it is cut short."""
-    # Python's own open for local files, since it takes half the time.
-    with epath.Path(path).open("rb") if is_remote(path) else open(os.fspath(path), "rb") as file:
-        yield DocumentsFile(cast(BinaryIO, file))
 
 
 class DocumentsFile:
-    """An open file; only what is asked for is read."""
+    """An open file of :meth:`TokenisedDocuments.save`, read piece by piece."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Reads the header: see :func:`open_documents`."""
+        """Reads the header; ValueError: another file; EOFError: it is cut short."""
         self._file = file
         magic, documents, sentences, tokens, width = _HEADER.unpack(self._bytes(0, _HEADER.size))
         if magic != _MAGIC:
@@ -64,21 +46,15 @@ class DocumentsFile:
         """Returns the high halves of the keys of documents ``start`` to ``stop``, uint64."""
         return self._array(0, 2 * start, 2 * stop)[::2]
 
-    def find(self, high_key: int, *, side: Literal["left", "right"]) -> int:
-        """Returns the first document whose key's high half is not below ``high_key``.
+    def between(self, first_key: int, last_key: int) -> tuple[int, int]:
+        """Returns start and stop of the documents whose keys' high halves are in a range."""
+        numbers = range(len(self))
 
-        With ``side="right"``, the first whose high half is above it.
-        """
-        low, high = 0, self._documents
-        while high - low > _WINDOW:
-            middle = (low + high) // 2
-            found = int(self.high_keys(middle, middle + 1)[0])
-            if found < high_key or (side == "right" and found == high_key):
-                low = middle + 1
-            else:
-                high = middle
-        window = self.high_keys(low, high)
-        return low + int(np.searchsorted(window, np.uint64(high_key), side=side))
+        def high_key(at: int) -> int:
+            return int(self.high_keys(at, at + 1)[0])
+
+        start = bisect.bisect_left(numbers, first_key, key=high_key)
+        return start, bisect.bisect_right(numbers, last_key, start, key=high_key)
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, ...]:
         """Returns the fields of :class:`TokenisedDocuments` of documents ``start`` to ``stop``."""
@@ -102,6 +78,14 @@ class DocumentsFile:
         if len(found) < size:
             raise EOFError(f"documents cut short: {len(found)} bytes at {offset} instead of {size}")
         return found
+
+
+@contextlib.contextmanager
+def open_documents(path: epath.PathLike) -> Iterator[DocumentsFile]:
+    """Opens a file of :meth:`TokenisedDocuments.save`; errors as :class:`DocumentsFile`."""
+    # Python's own open for local files, since it takes half the time.
+    with epath.Path(path).open("rb") if is_remote(path) else open(os.fspath(path), "rb") as file:
+        yield DocumentsFile(cast(BinaryIO, file))
 
 
 def _dtypes(width: int) -> tuple[np.dtype, ...]:
@@ -143,8 +127,13 @@ class TokenisedDocuments:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes documents that are sorted by key into a new file."""
+        arrays = (self.keys, self.document_starts, self.sentence_starts, self.tokens)
+        width = self.tokens.dtype.itemsize
+        sentences = len(self.sentence_starts) - 1
         with path.open("xb") as file:
-            write_arrays(file, (self.keys, self.document_starts, self.sentence_starts, self.tokens))
+            file.write(_HEADER.pack(_MAGIC, len(self), sentences, len(self.tokens), width))
+            for array, dtype in zip(arrays, _dtypes(width), strict=True):
+                file.write(np.ascontiguousarray(array, dtype).tobytes())
 
     @classmethod
     def load(
@@ -155,19 +144,16 @@ class TokenisedDocuments:
         ``first_key`` and ``last_key``, both inclusive, are high halves of keys.
         """
         with open_documents(path) as file:
-            start, stop = file.find(first_key, side="left"), file.find(last_key, side="right")
-            return cls(*file.read(start, max(start, stop)))
+            return cls(*file.read(*file.between(first_key, last_key)))
 
 
 def load_high_keys(paths: Sequence[epath.PathLike]) -> np.ndarray:
-    """Returns the high halves of the keys of all documents, sorted: 8 bytes of memory for each."""
-    sizes = [_length(path) for path in paths]
-    high = np.empty(sum(sizes), np.uint64)
-    filled = 0
-    for path, size in zip(paths, sizes, strict=True):
+    """Returns the high halves of the keys of all documents, sorted: 16 bytes of memory for each."""
+    parts = [np.empty(0, np.uint64)]
+    for path in paths:
         with open_documents(path) as file:
-            high[filled : filled + size] = file.high_keys(0, size)
-        filled += size
+            parts.append(file.high_keys(0, len(file)).copy())
+    high = np.concatenate(parts)
     high.sort()
     return high
 
@@ -199,24 +185,15 @@ def key_order(keys: np.ndarray) -> np.ndarray:
 
 
 def save_array(path: pathlib.Path, array: np.ndarray) -> None:
-    """Writes a ``.npy`` file.
-
-    By way of memory, since ``np.save`` into a file drops the reason (``errno``) when the disk is
-    full.
-    """
+    """Writes a ``.npy`` file. ``np.save`` into a file would drop the ``errno`` of a full disk."""
     path.write_bytes(array_bytes(array))
 
 
 def array_bytes(array: np.ndarray) -> bytes:
-    """Returns an array as a ``.npy`` file has it."""
+    """Returns the bytes of an array's ``.npy`` file."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     return buffer.getvalue()
-
-
-def _length(path: epath.PathLike) -> int:
-    with open_documents(path) as file:
-        return len(file)
 
 
 def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.pairing.language_sampling import boosts
+from bert_jax.pipelines.language_sampling import boosts
 
 MAX_PART_CHARACTERS = 2048
 MAX_PART_BYTES = 4 * MAX_PART_CHARACTERS  # UTF-8

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from bert_jax.data.dataset.recipe import PairingSection
-from bert_jax.pipelines.pairing.pair_documents import pair_documents
-from bert_jax.pipelines.pairing.spans import Pair, Single
+from bert_jax.pipelines.pairing import Pair, Single, pair_documents
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.corpus import from_lists
 

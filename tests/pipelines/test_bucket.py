@@ -1,6 +1,5 @@
 """Datasets that are made in a bucket, beside the same ones on a disk."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
-from tests.corpus import section, write_corpus, write_tokenizer
+from tests.corpus import section, stop_at, write_corpus, write_tokenizer
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
 
@@ -31,28 +30,16 @@ def files(directory: object) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in epath.Path(str(directory)).iterdir()}
 
 
-class Stopped(Exception):
-    pass
-
-
-def stop_at(line: str) -> Callable[[str], None]:
-    def say(said: str) -> None:
-        if said.startswith(line):
-            raise Stopped
-
-    return say
-
-
 def test_a_stopped_run_goes_on_in_the_bucket(wanted: ExamplesSection, tmp_path: Path) -> None:
     here = wanted.model_copy(update={"output": str(tmp_path / "dataset")})
     make_examples(here)
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         make_examples(wanted, progress=stop_at("tokenised part 3 "))
     part = epath.Path(f"{wanted.output}.partial/work/part-00001")
     # As if killed while a directory was written: what is written last is not there yet.
     (part / "tally.json").unlink()
     (part / "counts.npy").write_bytes(b"half")
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         make_examples(wanted, progress=stop_at("shard 2 "))
     assert "provenance.json" not in files(wanted.output)
     with pytest.raises(UserError, match="seed was 11, now 12"):

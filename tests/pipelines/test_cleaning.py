@@ -11,22 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning.contamination import OverlapIndex, build_index
+from bert_jax.pipelines.cleaning.contamination import build_index, load_index
 from bert_jax.pipelines.cleaning.rules import DocumentRules, prose_lines
-from bert_jax.pipelines.cleaning.settings import (
-    BoilerplateSection,
-    CleaningSection,
-    ContaminationSection,
-)
-from bert_jax.pipelines.cleaning.tally import Tally
 from bert_jax.pipelines.cleaning.words import ngram_hashes, word_hashes
+from bert_jax.pipelines.section import BoilerplateSection, CleaningSection, ContaminationSection
+from bert_jax.pipelines.tally import Tally
 
 PROSE = "The quick brown fox jumps over the lazy dog."
 
 
 def apply(lines: list[str], **changes: Any) -> tuple[list[str], Tally]:
     tally = Tally()
-    rules = DocumentRules(CleaningSection(**changes), overlap_index=None)
+    rules = DocumentRules(CleaningSection(**changes), work="")
     return rules.apply(lines, identity="a:0", tally=tally), tally
 
 
@@ -150,10 +146,8 @@ def test_overlap_with_evaluation_files_is_found(tmp_path: Path, on_contaminated:
         ngram=8,
         on_contaminated=on_contaminated,  # pyright: ignore[reportArgumentType]
     )
-    build_index(section, tmp_path / "index")
-    rules = DocumentRules(
-        CleaningSection(contamination=section), overlap_index=str(tmp_path / "index")
-    )
+    build_index(section, tmp_path)
+    rules = DocumentRules(CleaningSection(contamination=section), work=str(tmp_path))
     tally = Tally()
     contaminated = [f"It says: {PROSE.upper()}", "And more."]
     clean = ["The quick brown fox jumps over the dog", "that lazy one. W w w w w w w."]
@@ -168,7 +162,7 @@ def test_overlap_with_evaluation_files_is_found(tmp_path: Path, on_contaminated:
     tally.save(tmp_path)
     loaded = Tally.load(tmp_path)
     assert loaded == tally
-    records = OverlapIndex(tmp_path / "index").report(loaded)
+    records = load_index(str(tmp_path)).report(loaded)
     assert [r.model_dump() for r in records] == [
         {"name": "dev.tsv", "examples": 3, "too_short": 1, "found": 1, "documents": 2},
         {"name": "lines.txt", "examples": 2, "too_short": 1, "found": 0, "documents": 0},
@@ -186,8 +180,8 @@ def test_overlaps_are_those_of_a_search_word_by_word(data: st.DataObject) -> Non
         directory = Path(name)
         (directory / "e.txt").write_text("\n".join(e or "." for e in examples))
         section = ContaminationSection(files=(str(directory / "e.txt"),), ngram=4)
-        build_index(section, directory / "index")
-        index, tally = OverlapIndex(directory / "index"), Tally()
+        build_index(section, directory)
+        index, tally = load_index(name), Tally()
 
         def runs(text: str) -> set[tuple[str, ...]]:
             found = text.split()

@@ -1,16 +1,11 @@
-"""The rules across documents keep the first, whatever the workers, the parts and the stops."""
+"""The rules across documents keep the first, whatever the parts and the stops."""
 
 import gzip
 import json
 import re
-import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,23 +18,20 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
 from bert_jax.pipelines.cleaning import spill as spill_module
 from bert_jax.pipelines.cleaning.duplicates import (
-    SpillJob,
     find_duplicates,
     find_repeats,
     spill_part,
     unique_documents,
 )
 from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
-from bert_jax.pipelines.cleaning.rules import CorpusJob
-from bert_jax.pipelines.cleaning.settings import CleaningSection, NearDuplicatesSection
+from bert_jax.pipelines.cleaning.rules import CorpusPart
 from bert_jax.pipelines.cleaning.spill import save_hashes
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.preparation import Preparation, read_preparation
+from bert_jax.pipelines.section import CleaningSection, NearDuplicatesSection
 from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.text import load_tokenizer
-from tests.corpus import hashes, marker, section, sentences, write_corpus, write_tokenizer
-
-ROOT = Path(__file__).parents[2]
+from tests.corpus import hashes, marker, section, sentences, stop_at, write_corpus, write_tokenizer
 
 
 @settings(deadline=None, max_examples=40)
@@ -52,26 +44,22 @@ ROOT = Path(__file__).parents[2]
 def test_repeats_are_those_of_a_search_in_order(
     spilled: list[list[tuple[int, bool]]], most: int
 ) -> None:
-    # Spread over all 64 bits, as hashes are.
-    hashes = [np.array([h * (2**64 // 7) for h, _ in s], np.uint64) for s in spilled]
-    dropped = [np.array([gone for _, gone in s], bool) for s in spilled]
     seen: set[int] = set()
     expected = []
-    for spill in spilled:
-        flags = []
-        for value, gone in spill:
-            flags.append(not gone and value in seen)
-            if not gone:
-                seen.add(value)
-        expected.append(flags)
+    for value, gone in (thing for spill in spilled for thing in spill):
+        expected.append(not gone and value in seen)
+        if not gone:
+            seen.add(value)
+    dropped = np.array([gone for spill in spilled for _, gone in spill], bool)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(spill_module, "_MOST_AT_A_TIME", most)
         spills = [Path(name, str(number)) for number in range(len(spilled))]
-        for spill, array in zip(spills, hashes, strict=True):
+        for spill, things in zip(spills, spilled, strict=True):
             spill.mkdir()
-            save_hashes(spill, "x", array)
-        found = find_repeats(spills, "x", sizes=[len(array) for array in hashes], dropped=dropped)
-    assert [flags.tolist() for flags in found] == expected
+            # Spread over all 64 bits, as hashes are.
+            save_hashes(spill, "x", np.array([h * (2**64 // 7) for h, _ in things], np.uint64))
+        found = find_repeats(spills, "x", dropped=dropped)
+    assert found.tolist() == expected
 
 
 def jaccard(one: list[str], other: list[str], n: int) -> float:
@@ -93,7 +81,7 @@ def test_near_duplicates_are_those_that_share_most_ngrams(tmp_path: Path) -> Non
     similar = [jaccard(documents[i - 1], documents[i], 5) if i % 2 else 0.0 for i in range(280)]
     # In three spills, with documents of too few words for an n-gram, two of them alike.
     texts = [" ".join(d) for d in documents] + ["a b", "", "a c", "A, b!", "!"]
-    spills, sizes = [], []
+    spills = []
     for number, some in enumerate((texts[:101], texts[101:180], texts[180:])):
         spills.append(tmp_path / str(number))
         spills[-1].mkdir()
@@ -101,9 +89,8 @@ def test_near_duplicates_are_those_that_share_most_ngrams(tmp_path: Path) -> Non
         for text in some:
             signatures.add(text)
         signatures.save(spills[-1])
-        sizes.append(len(some))
-    none = [np.zeros(size, bool) for size in sizes]
-    found = np.concatenate(find_near_duplicates(spills, near, sizes=sizes, dropped=none))
+    none = np.zeros(len(texts), bool)
+    found = find_near_duplicates(spills, near, dropped=none)
     assert found[280:].tolist() == [False, False, False, True, False]
     for flag, similarity in zip(found[:280], similar, strict=True):
         if similarity > 0.9:
@@ -111,9 +98,7 @@ def test_near_duplicates_are_those_that_share_most_ngrams(tmp_path: Path) -> Non
         if similarity < 0.55:
             assert not flag
     assert found[:280].sum() >= 60
-    firsts_gone = [flags | (np.arange(len(flags)) >= 0) for flags in none]
-    again = find_near_duplicates(spills, near, sizes=sizes, dropped=firsts_gone)
-    assert not np.concatenate(again).any()
+    assert not find_near_duplicates(spills, near, dropped=~none).any()
 
 
 EVERYTHING = CleaningSection(
@@ -135,14 +120,12 @@ def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
     ]
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join("\n".join(d) for d in documents))
-    job = CorpusJob(
-        parts=(FilePart(str(path), "a.txt", 0, path.stat().st_size, variant="blank_line"),),
-        section=section(tmp_path, input=(str(path),), cleaning=EVERYTHING),
-        overlap_index=None,
-    )
-    tally = spill_part(SpillJob(job, str(tmp_path / "spill")))
-    find_duplicates([tmp_path / "spill"], EVERYTHING)
-    left = [document.lines for _, document in unique_documents(tmp_path / "spill", tally)]
+    files = (FilePart(str(path), "a.txt", 0, path.stat().st_size, variant="blank_line"),)
+    asked = section(tmp_path, input=(str(path),), cleaning=EVERYTHING)
+    part = CorpusPart(0, files, "en", asked, str(tmp_path))
+    tally = spill_part(part)
+    find_duplicates([part.spill], EVERYTHING)
+    left = [document.lines for _, document in unique_documents(part.spill, tally)]
     assert left == [[long[0], "shared"], ["own"], ["new", "last"]]
     assert tally.documents == {
         "read": 6,
@@ -203,53 +186,21 @@ def test_a_cleaned_dataset_has_each_document_once(corpus: Path) -> None:
         make_examples(cleaned(corpus, cleaning=CleaningSection()))
 
 
-def test_a_cleaned_dataset_depends_neither_on_workers_nor_on_parts(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_examples(cleaned(corpus))
-    once = hashes(corpus / "dataset")
-    make_examples(cleaned(corpus, output=str(corpus / "two"), workers=2))
-    assert hashes(corpus / "two") == once
-    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 700)
-    monkeypatch.setattr(spill_module, "_MOST_AT_A_TIME", 10)
-    lines: list[str] = []
-    make_examples(cleaned(corpus, output=str(corpus / "parts")), progress=lines.append)
-    assert sum(line.startswith("cleaned part") for line in lines) > 5
-    assert hashes(corpus / "parts") == once
-
-
 @pytest.mark.parametrize("stop", ["cleaned part 2", "tokenised part 1", "shard 1"])
-def test_a_killed_cleaning_goes_on_where_it_ended(
+def test_a_stopped_cleaning_goes_on_where_it_ended(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
-    program = textwrap.dedent(
-        f"""
-        import os, signal, pathlib
-        import bert_jax.pipelines.tokenised.corpus
-        from bert_jax.pipelines.examples import make_examples
-        from tests.pipelines.test_duplicates import cleaned
-        bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES = 2000
-        def progress(line):
-            if line.startswith({stop!r}):
-                os.kill(os.getpid(), signal.SIGKILL)
-        make_examples(cleaned(pathlib.Path({str(corpus)!r})), progress=progress)
-        """
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL
+    make_examples(cleaned(corpus, output=str(corpus / "whole")))
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 2000)
+    monkeypatch.setattr(spill_module, "_MOST_AT_A_TIME", 10)
+    with pytest.raises(KeyboardInterrupt):
+        make_examples(cleaned(corpus), progress=stop_at(stop))
     lines: list[str] = []
     make_examples(cleaned(corpus), progress=lines.append)
-    again = sum(line.startswith("cleaned part") for line in lines)
-    make_examples(cleaned(corpus, output=str(corpus / "whole")), progress=lines.append)
-    whole = sum(line.startswith("cleaned part") for line in lines) - again
-    assert again == (whole - 2 if stop.startswith("cleaned") else 0)
+    again = [line for line in lines if line.startswith("cleaned part")]
+    assert again[:1] == [line for line in again if line.startswith("cleaned part 3 of ")]
+    assert bool(again) == stop.startswith("cleaned")
     assert hashes(corpus / "dataset") == hashes(corpus / "whole")
-
-
-def interrupt_at_shards(line: str) -> None:
-    if line.startswith("shard"):
-        raise KeyboardInterrupt
 
 
 def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
@@ -264,14 +215,15 @@ def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
         file.write('{"txt": 1}\n')
     (corpus / "text8.txt").touch()
 
-    def unreadable(path: str) -> Any:
-        if path.endswith("text7.txt"):
-            raise PermissionError(13, "Permission denied", path)
-        return epath.Path(path)
+    path_type = type(epath.Path("x"))
+    opened = path_type.open
 
-    monkeypatch.setattr(
-        "bert_jax.pipelines.sources.decompress.epath", SimpleNamespace(Path=unreadable)
-    )
+    def refuse(path: epath.Path, *arguments: Any) -> Any:
+        if path.name == "text7.txt":
+            raise PermissionError(13, "Permission denied", path)
+        return opened(path, *arguments)
+
+    monkeypatch.setattr(path_type, "open", refuse)
     settings_ = {"max_line_length": 2000, "cleaning": CleaningSection()}
     with pytest.raises(UserError) as caught:
         make_examples(cleaned(corpus, **settings_))
@@ -297,7 +249,7 @@ def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
     assert made.corpus.documents == record.documents["kept"] == 48
     changed = cleaned(corpus, output=str(corpus / "other"), on_error="skip", **settings_)
     with pytest.raises(KeyboardInterrupt):
-        make_examples(changed, progress=interrupt_at_shards)
+        make_examples(changed, progress=stop_at("shard"))
     with pytest.raises(UserError, match=r"text7\.txt: cannot be read"):
         make_examples(changed.model_copy(update={"on_error": "fail"}))
 

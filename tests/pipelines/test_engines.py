@@ -1,3 +1,5 @@
+"""A dataset is the same bytes on any engine, with any number of workers, killed at any stage."""
+
 import contextlib
 import os
 import random
@@ -14,32 +16,31 @@ import psutil
 import pytest
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.pipelines.engines.beam import BeamSection
-from bert_jax.pipelines.engines.engine import open_engine
+from bert_jax.pipelines.engines.beam import BeamEngine, BeamSection
 from bert_jax.pipelines.engines.local import WorkerPool
-from bert_jax.pipelines.examples import ExamplesSection
+from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from tests.corpus import hashes, section, sentences, write_corpus, write_tokenizer
 from tests.project import environment, refused, write_config
 
 ROOT = Path(__file__).parents[2]
 
-# What brings documents of all parts together: the stages of every engine run, each one once.
-CLEANING = {"duplicate_documents": True, "duplicate_lines": "corpus"}
+# Rules that compare documents of all parts, so that every stage of every engine runs.
+CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
 
 PROGRAM = """
 import sys
 import bert_jax.pipelines.tokenised.corpus
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 if __name__ == "__main__":
-    bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES = int(sys.argv[2])
+    bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES = 1000
     make_examples(ExamplesSection.model_validate_json(sys.argv[1]), progress=print)
 """
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four files that repeat some of each other's documents, a tokenizer, and the dataset made of
-    them by one process."""
+    """Four files of two languages that repeat some of each other's documents, a tokenizer, and the
+    dataset made of them by one process in one part."""
     directory = tmp_path_factory.mktemp("corpus")
     for number in range(4):
         write_corpus(
@@ -48,27 +49,22 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (directory / "text3.txt").open("a") as file:
         file.write("\n".join(["", *sentences(3), ""]))
     write_tokenizer(directory / "tokenizer")
-    run(wanted(directory))
+    make_examples(wanted(directory))
     return directory
 
 
 def wanted(corpus: Path, **changes: Any) -> ExamplesSection:
-    return section(corpus, **({"cleaning": CLEANING} | changes))
+    files = {"de": (f"{corpus}/text3.txt",), "en": (f"{corpus}/text[012].txt",)}
+    return section(corpus, **({"cleaning": CLEANING, "input": files, "mixture": {}} | changes))
 
 
-def run(settings: ExamplesSection, *, cwd: Path = ROOT) -> str:
-    """Makes a dataset of many parts in a process of its own; returns what it says of progress."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, settings.model_dump_json(), "1000"],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(settings: ExamplesSection) -> list[str]:
+    """Makes a dataset of many parts; returns its progress."""
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 1000)
+        make_examples(settings, progress=lines.append)
+    return lines
 
 
 def assert_same(settings: ExamplesSection, corpus: Path) -> None:
@@ -78,9 +74,12 @@ def assert_same(settings: ExamplesSection, corpus: Path) -> None:
     assert {"provenance.json", "dataset_info.json", "features.json"} <= made.keys()
 
 
-def test_any_number_of_workers_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    settings = wanted(corpus, workers=3, output=str(tmp_path / "dataset"))
-    lines = run(settings).splitlines()
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_workers_and_parts_gives_the_same_bytes(
+    corpus: Path, tmp_path: Path, workers: int
+) -> None:
+    settings = wanted(corpus, workers=workers, output=str(tmp_path / "dataset"))
+    lines = run(settings)
     assert_same(settings, corpus)
     parts = [line for line in lines if line.startswith("tokenised part")]
     assert len(parts) > 10
@@ -111,6 +110,7 @@ def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Pa
     settings = wanted(
         corpus,
         input=(str(bad),),
+        mixture=None,
         engine="beam",
         workers=None,
         beam=BeamSection(options=IN_MEMORY),
@@ -151,7 +151,7 @@ def test_settings_of_beam_that_cannot_be_met_are_named(
     tmp_path: Path, beam: dict[str, Any], workers: int | None, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        open_engine("beam", workers=workers, beam=BeamSection(**beam), directory=tmp_path)
+        BeamEngine(BeamSection(**beam), workers=workers, directory=tmp_path)
 
 
 def test_the_pools_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -222,18 +222,21 @@ def dask_cluster(directory: Path) -> Iterator[Path]:
 
 
 @pytest.mark.chaos
-def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+def test_beam_on_a_cluster_gives_the_same_bytes(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpus)
     with dask_cluster(tmp_path) as scheduler:
         settings = wanted(
             corpus,
             engine="beam",
             workers=None,
-            input=("text*.txt",),
+            input={"de": ("text3.txt",), "en": ("text[012].txt",)},
             tokenizer="tokenizer",
             beam=BeamSection(runner="DaskRunner", options=(f"--dask_scheduler_file={scheduler}",)),
             output=str(tmp_path / "dataset"),
         )
-        run(settings, cwd=corpus)
+        run(settings)
         logs = [(tmp_path / f"{number}.log").read_text() for number in range(3)]
     assert_same(settings, corpus)
     assert logs[0].count("Register worker addr") == 2, logs
@@ -244,10 +247,8 @@ def test_results_that_do_not_arrive_are_an_error(
 ) -> None:
     # As on a worker whose disk is another.
     monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
-    options = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
-    beam = BeamSection(options=options)
     with (
-        open_engine("beam", workers=None, beam=beam, directory=tmp_path) as engine,
+        BeamEngine(BeamSection(options=IN_MEMORY), workers=None, directory=tmp_path) as engine,
         pytest.raises(UserError, match="2 of 2 jobs left no result; allowed: an output that all"),
     ):
         list(engine.run(len, ["a", "b"]))
@@ -256,7 +257,7 @@ def test_results_that_do_not_arrive_are_an_error(
 def killed_after(settings: ExamplesSection, line: str) -> None:
     """Starts a run and kills it with all its workers soon after it has said something."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json(), "1000"],
+        [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json()],
         cwd=ROOT,
         env=environment(),
         stdout=subprocess.PIPE,

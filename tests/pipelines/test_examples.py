@@ -1,11 +1,10 @@
+"""A dataset from text: its content, its resumption, and what is refused."""
+
 import errno
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
-import textwrap
+import resource
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
-from tests.corpus import hashes, marker, section, sentences, write_corpus, write_tokenizer
-
-ROOT = Path(__file__).parents[2]
-
+from tests.corpus import hashes, marker, section, sentences, stop_at, write_corpus, write_tokenizer
 
 SHARD = re.compile(r"array_record-\d{5}-of-\d{5}$")
 
@@ -45,24 +41,22 @@ def markers(pieces: list[str]) -> set[str]:
     return {piece for piece in pieces if piece.startswith("mark")}
 
 
-def test_a_dataset_holds_every_document_in_one_split(corpus: Path) -> None:
+def test_a_dataset_holds_every_document_in_one_split_and_its_spans_are_of_the_text(
+    corpus: Path,
+) -> None:
     provenance = make_examples(section(corpus))
     tokenizer = load_tokenizer(corpus / "tokenizer")
-    found = {
+    held = {
         split: set().union(*map(markers, first_spans(corpus / "dataset", split, tokenizer)))
         for split in ("train", "validation")
     }
-    assert found["train"].isdisjoint(found["validation"])
-    assert found["train"] | found["validation"] == {marker(d) for d in range(40)}
-    for split, documents in found.items():
+    assert held["train"].isdisjoint(held["validation"])
+    assert held["train"] | held["validation"] == {marker(d) for d in range(40)}
+    for split, documents in held.items():
         assert provenance.splits[split].documents == len(documents)
     assert [s.examples > 0 for s in provenance.splits["train"].shards] == [True] * 3
     assert not (corpus / "dataset.partial").exists()
 
-
-def test_spans_are_stretches_of_the_text(corpus: Path) -> None:
-    make_examples(section(corpus))
-    tokenizer = load_tokenizer(corpus / "tokenizer")
     texts = {
         marker(d): " ".join(str(i) for ids in tokenizer.encode_batch(sentences(d)) for i in ids)
         for d in range(40)
@@ -85,20 +79,6 @@ def test_spans_are_stretches_of_the_text(corpus: Path) -> None:
             assert (known[0] == known[1]) == (example.next_sentence_label == 0)
         labels[example.next_sentence_label] += 1
     assert min(labels.values()) > 0.2 * sum(labels.values())
-
-
-def test_the_bytes_do_not_depend_on_the_workers_nor_on_the_parts(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_examples(section(corpus))
-    once = hashes(corpus / "dataset")
-    make_examples(section(corpus, output=str(corpus / "three"), workers=3))
-    assert hashes(corpus / "three") == once
-    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 1000)
-    lines: list[str] = []
-    make_examples(section(corpus, output=str(corpus / "parts")), progress=lines.append)
-    assert sum(line.startswith("tokenised part") for line in lines) > 5
-    assert hashes(corpus / "parts") == once
 
 
 def test_a_shard_of_several_buckets_has_all_documents_and_truthful_labels(
@@ -138,58 +118,46 @@ def test_the_seed_decides_the_examples_but_not_who_is_held_out(corpus: Path) -> 
     assert hashes(corpus / "dataset").keys() == hashes(corpus / "other").keys()
 
 
-def killed_run(corpus: Path) -> None:
-    """Runs in a process of its own, and kills it when the second shard is finished."""
-    program = textwrap.dedent(
-        f"""
-        import os, signal, pathlib
-        from bert_jax.pipelines.examples import make_examples
-        from tests.corpus import section
-        def progress(line):
-            if line.startswith("shard 2"):
-                os.kill(os.getpid(), signal.SIGKILL)
-        make_examples(section(pathlib.Path({str(corpus)!r})), progress=progress)
-        """
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL
+def stop(corpus: Path) -> Path:
+    """Stops a run after its second shard; returns the unfinished directory."""
+    with pytest.raises(KeyboardInterrupt):
+        make_examples(section(corpus), progress=stop_at("shard 2"))
+    return corpus / "dataset.partial"
 
 
-def test_a_killed_run_goes_on_where_it_ended(corpus: Path) -> None:
+def test_a_stopped_run_goes_on_where_it_ended_and_makes_a_damaged_shard_again(
+    corpus: Path,
+) -> None:
     make_examples(section(corpus, output=str(corpus / "whole")))
-    killed_run(corpus)
-    partial = corpus / "dataset.partial"
+    partial = stop(corpus)
     finished = {p: p.stat().st_mtime_ns for p in partial.iterdir() if SHARD.search(p.name)}
     assert len(finished) == 2
     for directory in (corpus / "dataset", partial):
         with pytest.raises(UserError, match="expected a dataset that"):
             open_dataset(directory, "train")
+    damaged = min(finished)
+    content = bytearray(damaged.read_bytes())
+    content[200] ^= 1
+    damaged.write_bytes(content)
     lines: list[str] = []
     make_examples(section(corpus, workers=2), progress=lines.append)
     assert not any("tokenised" in line for line in lines)
     assert hashes(corpus / "dataset") == hashes(corpus / "whole")
     for path, modified in finished.items():
-        assert (corpus / "dataset" / path.name).stat().st_mtime_ns == modified
+        kept = (corpus / "dataset" / path.name).stat().st_mtime_ns == modified
+        assert kept == (path != damaged)
 
 
-def test_a_finished_shard_that_was_damaged_since_is_made_again(corpus: Path) -> None:
-    make_examples(section(corpus, output=str(corpus / "whole")))
-    killed_run(corpus)
-    shard = next(p for p in (corpus / "dataset.partial").iterdir() if SHARD.search(p.name))
-    content = bytearray(shard.read_bytes())
-    content[200] ^= 1
-    shard.write_bytes(content)
-    make_examples(section(corpus))
-    assert hashes(corpus / "dataset") == hashes(corpus / "whole")
-
-
-def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
-    killed_run(corpus)
+def test_an_unfinished_run_is_not_mixed_with_another_and_a_mistake_leaves_it(
+    corpus: Path,
+) -> None:
+    partial = stop(corpus)
+    before = sorted(partial.rglob("*"))
     with pytest.raises(UserError, match=r"dataset\.partial: .* examples\.seed was 11, now 12"):
         make_examples(section(corpus, seed=12))
-    with pytest.raises(UserError, match=r"max_seq_length"):
+    with pytest.raises(UserError, match=r"unfinished run with other settings: .*max_seq_length"):
         make_examples(section(corpus, max_seq_length=32))
-    settings = corpus / "dataset.partial" / "work" / "settings.json"
+    settings = partial / "work" / "settings.json"
     held = settings.read_text()
     settings.write_text(json.dumps({**json.loads(held), "work_version": -1}))
     with pytest.raises(UserError, match=r"an unfinished run of another version"):
@@ -198,20 +166,10 @@ def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
     os.utime(corpus / "text.txt", (1, 1))
     with pytest.raises(UserError, match=r"examples\.input: text\.txt was written again since"):
         make_examples(section(corpus))
-
-
-def test_a_mistake_leaves_the_finished_parts_of_a_killed_run(corpus: Path) -> None:
-    killed_run(corpus)
-    partial = corpus / "dataset.partial"
-    before = sorted(partial.rglob("*"))
-    with pytest.raises(UserError, match="unfinished run with other settings"):
-        make_examples(section(corpus, max_seq_length=32))
-    good = (corpus / "text.txt").read_bytes()
     (corpus / "text.txt").write_bytes(b"")
     with pytest.raises(UserError, match=r"examples\.input: text\.txt had [\d,]+ bytes, now 0;"):
         make_examples(section(corpus))
     assert sorted(partial.rglob("*")) == before
-    (corpus / "text.txt").write_bytes(good)
 
 
 def test_a_finished_dataset_is_left_alone(corpus: Path) -> None:
@@ -234,37 +192,21 @@ def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
     make_examples(section(corpus))  # the lock went with its holder
 
 
-def limited_run(corpus: Path, *, bytes_per_file: int) -> str:
-    """Runs in a process whose files may not grow beyond a limit; returns the error it ends with.
-
-    The system refuses the write as it does on a full disk, in Python and in the C++ writer.
-    """
-    program = textwrap.dedent(
-        f"""
-        import pathlib, resource
-        from bert_jax.errors import UserError
-        from bert_jax.pipelines.examples import make_examples
-        from tests.corpus import section
-        resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_per_file}, {bytes_per_file}))
-        try:
-            make_examples(section(pathlib.Path({str(corpus)!r}), dupe_factor=40))
-        except UserError as error:
-            print(error)
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
 @pytest.mark.parametrize(
     ("bytes_per_file", "named"), [(100_000, r"bert_examples-train\.array_record-"), (500, "work")]
 )
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     corpus: Path, bytes_per_file: int, named: str
 ) -> None:
-    message = limited_run(corpus, bytes_per_file=bytes_per_file)
+    # The system refuses the write as it does on a full disk, in Python and in the C++ writer.
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, hard))
+    try:
+        with pytest.raises(UserError) as caught:
+            make_examples(section(corpus, dupe_factor=40))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = str(caught.value)
     assert re.search(rf"{named}.*: file too large while writing; make room and run again", message)
     assert "\n" not in message
     assert not (corpus / "dataset").exists()

@@ -1,3 +1,5 @@
+"""Datasets as TFRecords: TensorFlow and our reader find the same examples, freshly masked."""
+
 from collections import Counter
 from pathlib import Path
 

@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_jax.config import parse_config
-from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.data.dataset.recipe import MixtureSection
+from bert_jax.data.dataset.recipe import MixtureSection, PairingKind, PairingSection
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning.settings import CleaningSection
 from bert_jax.pipelines.examples import make_examples
-from bert_jax.pipelines.section import ExamplesSection
+from bert_jax.pipelines.language_sampling import boosts, mixed_shares
+from bert_jax.pipelines.pairing import draw_passes, pair_documents
+from bert_jax.pipelines.section import CleaningSection, ExamplesSection
 from bert_jax.text import load_wordpiece
 from tests.corpus import SPECIAL
 from tests.corpus import section as plain_section
+from tests.data.numbered import numbered, token_owner
 
 DOCUMENTS = {"en": 540, "is": 20, "zh": 40}
 WORDS = 30
@@ -135,20 +138,6 @@ def test_examples_hold_the_languages_in_the_smoothed_shares(
     assert made.splits["train"].tokens == pytest.approx(plain.splits["train"].tokens, rel=0.02)
     # Evaluation is what it was, so that mixtures compare.
     assert shards(tmp_path / "dataset", "validation") == shards(tmp_path / "plain", "validation")
-
-
-def test_the_bytes_of_a_mixture_do_not_depend_on_the_workers_nor_on_the_parts(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mixture = MixtureSection()
-    make_examples(section(corpus, tmp_path / "one", mixture=mixture))
-    make_examples(section(corpus, tmp_path / "two", mixture=mixture, workers=2))
-    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 5000)
-    make_examples(section(corpus, tmp_path / "parts", mixture=mixture))
-    once = shards(tmp_path / "one")
-    assert shards(tmp_path / "two") == once
-    assert shards(tmp_path / "parts") == once
-    assert read_provenance(tmp_path / "two") == read_provenance(tmp_path / "one")
 
 
 @pytest.mark.parametrize("kind", ["nsp", "full_sentences"])
@@ -280,3 +269,48 @@ def test_settings_that_do_not_go_together_are_named(override: str, message: str)
     values = {"input": {"en": ["a.txt"]}, "mixture": {}, "tokenizer": "t", "output": "o"}
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         parse_config({"examples": values}, [override], source="test")
+
+
+SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**12), min_size=1)
+
+
+def reference(probabilities: list[float], s: float) -> list[float]:
+    """ "We exponentiate each probability by some factor S, and then re-normalize"."""
+    powered = [probability**s for probability in probabilities]
+    return [each / sum(powered) for each in powered]
+
+
+@given(SIZES, st.floats(0, 1))
+def test_shares_are_those_of_the_rule_written_down_again(sizes: dict[str, int], s: float) -> None:
+    total = sum(sizes.values())
+    wanted = reference([size / total for size in sizes.values()], s)
+    shares = mixed_shares(sizes, smoothing=s)
+    assert list(shares.values()) == pytest.approx(wanted)
+    boost = boosts(sizes, smoothing=s)
+    for language, size in sizes.items():
+        assert boost[language] * size / total == pytest.approx(shares[language])
+    assert sum(boost[language] * sizes[language] for language in sizes) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("kind", ["nsp", "sop", "full_sentences", "doc_sentences"])
+def test_documents_are_used_as_often_as_their_passes_say(kind: PairingKind) -> None:
+    documents = numbered([[4, 5, 6, 3] for _ in range(300)])
+    section = PairingSection.model_validate(
+        {"kind": kind, "max_seq_length": 512, "dupe_factor": 1, "short_seq_prob": 0.0}
+    )
+    made = list(pair_documents(documents, section, seed=5, boost=1.6))
+    drawn = draw_passes(documents.keys, mean=1.6, seed=5)
+    wanted = Counter(document for chosen in drawn for document in chosen)
+    assert set(wanted.values()) == {1, 2}
+    counted: Counter[int] = Counter()
+    owner = token_owner(documents)
+    for example in made:
+        homes = [owner[start] for start, _ in example.token_ranges]
+        spans = zip(homes, example.token_ranges, strict=True)
+        if kind == "nsp" and example.next_sentence_label == 1:
+            spans = list(spans)[:1]
+            assert homes[0] != homes[1]
+        for home, (start, stop) in spans:
+            counted[home] += stop - start
+    # No example is truncated here: a pass uses each of the 18 tokens once.
+    assert counted == Counter({document: 18 * times for document, times in wanted.items()})

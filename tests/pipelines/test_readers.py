@@ -19,9 +19,10 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.documents import Document, Problems, document_id
+from bert_jax.pipelines.sources.documents import Document, document_id
 from bert_jax.pipelines.sources.files import Cutting
 from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
+from bert_jax.pipelines.tally import Tally
 from tests.tensorflow_alone import tf
 
 TEXTS = [f"Document {n} begins.\n\nIt is «{n}»." for n in range(20)]
@@ -33,16 +34,15 @@ def sources(*paths: Path | str, **settings: Any) -> SourcesSection:
 
 
 def read(
-    section: SourcesSection, *, part_bytes: int = 1 << 20, problems: Problems | None = None
+    section: SourcesSection, *, part_bytes: int = 1 << 20, tally: Tally | None = None
 ) -> list[tuple[str, Document]]:
-    """The ids and documents of all sources, and a check that they come in parts."""
-    problems = problems or Problems(section.on_error)
-    found = find_sources(section, root=None, problems=problems)
-    parts = cut_sources(found, section, Cutting(part_bytes), problems)
+    """The ids and documents of all sources."""
+    tally = tally or Tally()
+    found = find_sources(section, root=None, tally=tally)
     return [
         (document_id(part.name, document.offset, document.id), document)
-        for part in parts
-        for document in read_documents(part, section, problems)
+        for part in cut_sources(found, section, Cutting(part_bytes), tally)
+        for document in read_documents(part, section, tally)
     ]
 
 
@@ -125,10 +125,10 @@ def test_a_bad_json_line_is_named_or_skipped(tmp_path: Path, line: str, message:
     path.write_text(f'{{"text": "one"}}\n{line}\n\n{{"text": "three"}}\n{{"text": null}}\n')
     with pytest.raises(UserError, match=message):
         read(sources(path, max_line_length=50))
-    problems = Problems("skip")
+    tally = Tally()
     section = sources(path, max_line_length=50, on_error="skip")
-    assert lines_of(section, problems=problems) == [["one"], ["three"]]
-    assert problems.count == len(problems.listed) == 1
+    assert lines_of(section, tally=tally) == [["one"], ["three"]]
+    assert tally.problems == len(tally.listed_problems) == 1
 
 
 def test_parquet_is_read_by_row_group_and_column(tmp_path: Path) -> None:
@@ -143,12 +143,8 @@ def test_parquet_is_read_by_row_group_and_column(tmp_path: Path) -> None:
     )
     pq.write_table(table, path, row_group_size=7)
     section = sources(path)
-    parts = cut_sources(
-        find_sources(section, root=None, problems=Problems("fail")),
-        section,
-        Cutting(part_bytes=1),
-        Problems("fail"),
-    )
+    found = find_sources(section, root=None, tally=Tally())
+    parts = cut_sources(found, section, Cutting(part_bytes=1), Tally())
     assert [(p.start, p.stop) for p in parts] == [(0, 1), (1, 2), (2, 3)]
     metadata = pq.ParquetFile(path).metadata
     assert parts[1].size == metadata.row_group(1).column(2).total_compressed_size
@@ -227,9 +223,9 @@ def test_wikipedia_dumps(tmp_path: Path, name: str) -> None:
     path.write_bytes(bz2.compress(cut) if name.endswith("bz2") else cut)
     with pytest.raises(UserError, match=r"damaged or cut short XML"):
         read(sources(path))
-    problems = Problems("skip")
-    assert len(read(sources(path, on_error="skip"), problems=problems)) == 3
-    assert problems.count == 1
+    tally = Tally()
+    assert len(read(sources(path, on_error="skip"), tally=tally)) == 3
+    assert tally.problems == 1
 
 
 def write_tfds(directory: Path, *, suffix: str) -> Path:
@@ -315,7 +311,7 @@ def test_the_format_follows_the_suffix_then_the_first_bytes(tmp_path: Path) -> N
         (tmp_path / name).write_text(content)
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
     section = sources(f"{tmp_path}/*")
-    found = {s.name: s.format for s in find_sources(section, root=None, problems=Problems("fail"))}
+    found = {s.name: s.format for s in find_sources(section, root=None, tally=Tally())}
     assert found == {
         packed: form for name, (_, form) in contents.items() for packed in (name, f"{name}.gz")
     }

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import (
-    FORMATS,
     Document,
+    blank_line_documents,
     document_id,
+    file_documents,
     is_validation,
 )
 from bert_jax.pipelines.sources.files import (
+    FilePart,
     TextLine,
     cut_file,
     find_files,
@@ -22,6 +24,11 @@ from bert_jax.pipelines.sources.files import (
     read_part,
 )
 from bert_jax.pipelines.sources.sources import iter_text
+
+
+def cut(path: Path, part_bytes: int) -> list[FilePart]:
+    """The parts of a file with blank lines between its documents."""
+    return cut_file(str(path), path.name, part_bytes=part_bytes, is_gap=lambda raw: not raw.strip())
 
 
 def iter_lines(patterns: list[str], **settings: Any) -> Iterator[str]:
@@ -82,8 +89,7 @@ def test_an_endless_line_is_refused_without_being_read_to_its_end(
     with path.open("wb") as file:
         file.truncate(2 << 40)  # no machine reads so much in a test's time
     monkeypatch.setattr("bert_jax.pipelines.sources.files._MAX_UNENDED_BYTES", 8 << 20)
-    is_gap = FORMATS["blank_line"].is_gap
-    parts = cut_file(str(path), "endless.txt", part_bytes=1 << 20, is_gap=is_gap)
+    parts = cut(path, 1 << 20)
     assert [(part.start, part.stop) for part in parts] == [(0, 2 << 40)]
     with pytest.raises(UserError, match="line 1 has 1,000,000 characters"):
         list(read_part(parts[0]))
@@ -103,18 +109,17 @@ def test_a_file_cut_in_parts_holds_the_same_documents(
 ) -> None:
     path = tmp_path / "corpus.txt"
     path.write_bytes(text.encode())
-    blank_line = FORMATS["blank_line"]
-    whole = list(blank_line.read(read_lines(str(path))))
-    parts = cut_file(str(path), "corpus.txt", part_bytes=part_bytes, is_gap=blank_line.is_gap)
+    whole = list(blank_line_documents(read_lines(str(path))))
+    parts = cut(path, part_bytes)
     assert [p.start for p in parts[1:]] == [p.stop for p in parts[:-1]]
     assert (parts[0].start, parts[-1].stop) == (0, path.stat().st_size)
-    assert [d for part in parts for d in blank_line.read(read_part(part))] == whole
+    assert [d for part in parts for d in blank_line_documents(read_part(part))] == whole
 
 
 def test_errors_in_a_later_part_count_from_the_files_start(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\n" * 20 + b"x" * 50 + b"\n\n" + b"\xff\n")
-    parts = cut_file(str(path), "a", part_bytes=40, is_gap=FORMATS["blank_line"].is_gap)
+    parts = cut(path, 40)
     assert len(parts) >= 3
     with pytest.raises(UserError, match="line 41 has 50 characters"):
         [list(read_part(part, max_line_length=50)) for part in parts]
@@ -123,18 +128,12 @@ def test_errors_in_a_later_part_count_from_the_files_start(tmp_path: Path) -> No
 
 
 def test_blank_lines_stand_between_documents_or_inside_a_file() -> None:
-    lines = [
-        TextLine(0, " "),
-        TextLine(2, " a "),
-        TextLine(6, "b"),
-        TextLine(8, ""),
-        TextLine(9, ""),
-        TextLine(10, "c"),
-    ]
-    assert list(FORMATS["blank_line"].read(lines)) == [Document(2, ["a", "b"]), Document(10, ["c"])]
-    assert list(FORMATS["file"].read(lines)) == [Document(0, ["a", "b", "c"])]
-    for form in FORMATS.values():
-        assert list(form.read([TextLine(0, ""), TextLine(1, "\t")])) == []
+    texts = {0: " ", 2: " a ", 6: "b", 8: "", 9: "", 10: "c"}
+    lines = [TextLine(offset, text) for offset, text in texts.items()]
+    assert list(blank_line_documents(lines)) == [Document(2, ["a", "b"]), Document(10, ["c"])]
+    assert list(file_documents(lines)) == [Document(0, ["a", "b", "c"])]
+    for read in (blank_line_documents, file_documents):
+        assert list(read([TextLine(0, ""), TextLine(1, "\t")])) == []
 
 
 def test_the_held_out_share_is_the_fraction_asked_for() -> None:

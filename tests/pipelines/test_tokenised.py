@@ -2,7 +2,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,16 +57,14 @@ def test_documents_survive_laying_out_joining_and_choosing(
 @given(
     DOCUMENTS,
     st.lists(st.integers(0, 20), min_size=6, max_size=6),
-    st.sampled_from([1, 2, 512]),
     st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted),
 )
 def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
-    lists: Lists, high: list[int], window: int, bounds: list[int]
+    lists: Lists, high: list[int], bounds: list[int]
 ) -> None:
     keys = sorted(half << 64 | low for low, half in enumerate(high[: len(lists)]))
     first, last = bounds
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.pipelines.tokenised.documents._WINDOW", window)
+    with tempfile.TemporaryDirectory() as directory:
         run = Path(directory) / "run"
         from_lists(keys, lists, np.dtype(np.uint16)).save(run)
         found = TokenisedDocuments.load(run, first_key=first, last_key=last)

@@ -21,18 +21,15 @@ _ROWS_AT_A_TIME: Final = 256
 def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
     """Returns a part per row group.
 
-    Raises UserError: the file is damaged, or a column that the settings name is missing or no text.
+    Raises UserError: the file is damaged, or a column of the settings is missing or holds no text.
     """
     del cutting
     with open_parquet(path) as file:
         _check_columns(path, file.schema_arrow, section)
         metadata = file.metadata
         # Not its place in the schema: nested columns before it have several leaves.
-        leaf = next(
-            i
-            for i in range(metadata.num_columns)
-            if metadata.schema.column(i).path == section.text_field
-        )
+        columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+        leaf = columns.index(section.text_field)
         groups = range(metadata.num_row_groups)
         sizes = [metadata.row_group(g).column(leaf).total_compressed_size for g in groups]
     return [

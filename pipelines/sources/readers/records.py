@@ -1,12 +1,13 @@
-"""What all readers of records share: a record as a document, bad ones reported with their place."""
+"""Records as documents: fields, limits of length, and bad records reported with their place."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.documents import Document, Problems, text_lines
+from bert_jax.pipelines.sources.documents import Document, text_lines
 from bert_jax.pipelines.sources.files import FilePart, TextLine, line_number
+from bert_jax.pipelines.tally import Tally
 
 R = TypeVar("R")
 
@@ -15,8 +16,8 @@ class PartReading(NamedTuple):
     """A part of a file that is being read."""
 
     part: FilePart
-    section: SourcesSection  # the names of fields and the limits of length
-    problems: Problems  # gets the `UserError` of each bad record, with the file and its place
+    section: SourcesSection  # names of fields, limits of length, `on_error`
+    tally: Tally  # lists each bad record, with the file and its place
 
     def documents(
         self,
@@ -25,26 +26,26 @@ class PartReading(NamedTuple):
         *,
         place: Callable[[R], str],
     ) -> Iterator[Document]:
-        """Yields the document of each record that has one and keeps within the limits of length.
+        """Yields the document of each record that keeps within the limits of length.
 
-        ``document`` returns ``None`` for a record without text; ``place`` says where a record is,
-        for messages: ``line 7``.
+        ``document`` returns ``None`` for a record without text. ``place`` names the record in
+        messages: ``line 7``.
         """
         for record in records:
             try:
-                found = document(record)
-                if found is None:
+                if (found := document(record)) is None:
                     continue
                 _check_lengths(found, self.section)
             except UserError as error:
-                self.problems.add(UserError(f"{self.part.path}: {place(record)}: {error}"))
+                named = UserError(f"{self.part.path}: {place(record)}: {error}")
+                self.tally.skip(named, on_error=self.section.on_error)
                 continue
             yield found
 
     def numbered_documents(
         self, records: Iterable[Mapping[str, Any]], *, first: int, place: Callable[[int], str]
     ) -> Iterator[Document]:
-        """Yields the same of records that are named by their number in the file, from ``first``."""
+        """Yields the same for records that are named by their number in the file."""
         return self.documents(
             enumerate(records, first),
             lambda numbered: self.document(numbered[1], numbered[0]),
@@ -53,17 +54,15 @@ class PartReading(NamedTuple):
 
     def document(self, record: Mapping[str, Any], place: int) -> Document | None:
         """Returns a record's document by the fields that the settings name."""
-        section = self.section
-        return record_document(
-            record, place=place, text_field=section.text_field, id_field=section.id_field
-        )
+        fields = named_fields(self.section)
+        return record_document(record, place=place, **fields)
 
     def line_place(self, line: TextLine) -> str:
-        """Returns ``line 7``; once no more problems are listed ``byte 123``.
+        """Returns ``line 7``, or ``byte 123`` if no more problems are listed.
 
-        Counting lines means reading the file again, so not for thousands of them.
+        Counting lines means reading the file again: too slow for thousands of problems.
         """
-        if self.problems.lists_more:
+        if self.tally.lists_more:
             return f"line {line_number(self.part.path, line.offset)}"
         return f"byte {line.offset}"
 
@@ -73,16 +72,15 @@ def record_document(
     *,
     place: int,
     text_field: str,
-    id_field: str | None,
+    id_field: str | None = None,
     source: str | None = None,
 ) -> Document | None:
     r"""Returns a record's document, ``None`` if its text is empty or null.
 
     ``{"text": "One.\n\nTwo.", "id": 7}, id_field="id" -> Document(0, ["One.", "Two."], id="7")``
 
-    ``place`` is the byte offset or number in the file, for a document without an id; the id's field
-    holds a string or an integer. Raises UserError: a missing field or another type; the message
-    begins with the field's name.
+    ``place`` is the byte offset or number in the file. An id is a string or an integer. Raises
+    UserError: a field is missing or has another type; the message begins with its name.
     """
     text = _field(record, text_field)
     given = None
@@ -104,10 +102,7 @@ def named_fields(section: SourcesSection) -> dict[str, str]:
 
 
 def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], kind: str) -> None:
-    """Makes sure that the fields to read exist; ``kind`` is what the format calls a field.
-
-    Raises UserError: one does not.
-    """
+    """Raises UserError if a field to read is missing; ``kind`` is the format's word for field."""
     names = list(allowed)
     for setting, name in named_fields(section).items():
         if name not in names:
@@ -118,24 +113,19 @@ def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], 
 
 
 def _check_lengths(document: Document, section: SourcesSection) -> None:
-    longest = max(map(len, document.lines))
-    if longest >= section.max_line_length:
-        raise UserError(
-            f"a paragraph has {longest:,} characters, allowed: fewer than "
-            f"{section.max_line_length:,} (max_line_length)"
-        )
-    if (total := sum(map(len, document.lines))) >= section.max_document_length:
-        raise UserError(
-            f"a document has {total:,} characters, allowed: fewer than "
-            f"{section.max_document_length:,} (max_document_length)"
-        )
+    lengths = list(map(len, document.lines))
+    for what, found, setting in (
+        ("paragraph", max(lengths), "max_line_length"),
+        ("document", sum(lengths), "max_document_length"),
+    ):
+        if found >= (limit := getattr(section, setting)):
+            raise UserError(
+                f"a {what} has {found:,} characters, allowed: fewer than {limit:,} ({setting})"
+            )
 
 
 def _field(record: Mapping[str, Any], name: str) -> Any:
-    try:
-        return record[name]
-    except KeyError:
+    if name not in record:
         found = ", ".join(record) or "none"
-        raise UserError(
-            f'found no field "{name}", only {found:.200}{did_you_mean(name, record)}'
-        ) from None
+        raise UserError(f'found no field "{name}", only {found:.200}{did_you_mean(name, record)}')
+    return record[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -33,9 +34,9 @@ def is_dataset(path: str) -> bool:
 def find_dataset(name: str) -> str:
     """Returns a dataset's directory: ``"ag_news_subset" -> "/data/ag_news_subset/1.0.0"``.
 
-    The name is such a directory, local or ``gs://``, or that of a dataset that is prepared in
-    TFDS's own directory (``TFDS_DATA_DIR``). Nothing is downloaded. Raises UserError: there is no
-    such dataset.
+    The name is a directory, local or ``gs://``, or a dataset that is prepared in TFDS's own
+    directory (``TFDS_DATA_DIR``). Nothing is downloaded. Raises UserError: there is no such
+    dataset.
     """
     if is_dataset(name):
         return str(epath.Path(name).expanduser())
@@ -54,9 +55,9 @@ def find_dataset(name: str) -> str:
 
 
 def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
-    """Returns the name of a split of a dataset, as in ids, its bytes, and when it was made.
+    """Returns a split's name in ids, its bytes, and its modification time in seconds since 1970.
 
-    ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000, 1_700_000_000.0)``: since 1970.
+    ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000, 1_700_000_000.0)``
 
     Raises UserError: there is no such split or feature, or the dataset is damaged.
     """
@@ -89,8 +90,7 @@ def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list
 def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a range of records.
 
-    Raises:
-        UserError: the files are damaged, or can only be read by a TensorFlow that is not installed.
+    Raises UserError: the files are damaged, or need TensorFlow, which is not installed.
     """
     part = reading.part
     names = list(named_fields(reading.section).values())
@@ -105,10 +105,9 @@ def read(reading: PartReading) -> Iterator[Document]:
 def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
     import tensorflow_datasets as tfds
 
-    builder: Any = _builder(path)  # as_data_source and as_dataset are decorated out of sight
-    try:
-        random_access = tfds.core.FileFormat.with_random_access()
-        if builder.info.file_format in random_access:
+    builder: Any = _builder(path)  # decorators hide as_data_source and as_dataset
+    with _readable(path):
+        if builder.info.file_format in tfds.core.FileFormat.with_random_access():
             yield from builder.as_data_source(split=split)
             return
         # Its log lines are not for users; errors come as exceptions.
@@ -129,6 +128,12 @@ def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
             decoders=tfds.decode.PartialDecoding(dict.fromkeys(names, True)),
         )
         yield from tfds.as_numpy(dataset)
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:  # of either library's many kinds
@@ -142,16 +147,12 @@ def _builder(path: str) -> tfds.core.DatasetBuilder:
     import tensorflow_datasets as tfds
 
     _only_features_of_tfds(epath.Path(path) / _FEATURES)
-    try:
+    with _readable(path):
         return tfds.builder_from_directory(path)
-    except Exception as error:
-        raise UserError(
-            f"{path}: cannot be read as a TFDS dataset ({first_line(error)})"
-        ) from error
 
 
 def _only_features_of_tfds(path: epath.Path) -> None:
-    """Refuses a dataset that names classes of others, which TFDS would import and make."""
+    """Refuses classes of other packages, which TFDS would import and call."""
     if not path.exists():
         return
     waiting: list[Any] = [read_json_object(path)]

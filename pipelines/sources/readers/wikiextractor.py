@@ -1,4 +1,4 @@
-"""What WikiExtractor writes: ``<doc id= url= title=>`` … ``</doc>``, or its JSON lines."""
+"""WikiExtractor's output: ``<doc id= url= title=>`` … ``</doc>``, or its JSON lines."""
 
 import html
 import re
@@ -8,9 +8,8 @@ from typing import Any, Final, NamedTuple
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources import files
-from bert_jax.pipelines.sources.decompress import open_text
 from bert_jax.pipelines.sources.documents import Document, text_lines
-from bert_jax.pipelines.sources.readers.jsonl import read_objects
+from bert_jax.pipelines.sources.readers.lines import read_objects
 from bert_jax.pipelines.sources.readers.records import PartReading, record_document
 
 # The title is not escaped: it may have quotation marks.
@@ -31,7 +30,7 @@ def cut(
 ) -> list[files.FilePart]:
     """Cuts a file between its documents."""
     del section
-    with open_text(path) as file:
+    with files.open_text(path) as file:
         is_json = file.read(1) == b"{"
     parts = files.cut_file(
         path,
@@ -44,10 +43,11 @@ def cut(
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the documents of a part without their titles, the first line of each.
+    """Yields the documents of a part, each without its first line, the title.
 
     The page id is the document's id. Entities such as ``&lt;``, which WikiExtractor writes by
-    default, become characters. Raises UserError: text outside a document, or one without an end.
+    default, become characters. Raises UserError: text outside a document, or a document without an
+    end.
     """
     if reading.part.variant == _JSON:
         return read_objects(reading, _json_document)

@@ -9,9 +9,8 @@ from typing import Any, BinaryIO, Final
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import shown
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.decompress import open_text
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Cutting, FilePart, cut_file
+from bert_jax.pipelines.sources.files import Cutting, FilePart, cut_file, open_text
 from bert_jax.pipelines.sources.readers.records import PartReading
 
 _LIST_MARKS: Final = frozenset("*#:;")
@@ -23,8 +22,8 @@ _DROPPED_TAGS: Final = frozenset(
 )
 _EMPTY_BRACKETS: Final = re.compile(r"\s*[(（][\s,;:，；]*[)）]")
 _SPACES: Final = re.compile(r"[ \t\xa0]+")
-# Brackets by what ends them. Each that nothing ends costs a look at all that follows: of these
-# characters the parser reads some ten million in a second.
+# Opening brackets by their closing ones. For a bracket without an end the parser reads all of the
+# text after it; it reads about ten million characters a second.
 _PAIRS: Final = {"}}": "{{", "]]": "[[", ">": "<"}
 _BRACKETS: Final = re.compile(r"\{\{|\}\}|\[\[|\]\]|<|>")
 _MOST_WORK: Final = 20_000_000
@@ -40,11 +39,10 @@ _FILES_AND_CATEGORIES = ("6", "14")
 def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -> list[str]:
     r"""Returns the paragraphs of a page: ``"'''A''' is [[b|B]].\n== C ==\n* d" -> ["A is B."]``.
 
-    Left out: templates, tables, lists, headings, references, pictures with their captions, and
-    categories, so that only text passages stay (BERT paper, section 3.1). Links to the namespaces
-    of files and categories, dropped by their lower-case names in the wiki's language and in
-    English, go with all that they hold. Raises UserError: it is nested too deep, or begins very
-    much that it never ends.
+    Only text passages stay (BERT paper, section 3.1). Templates, tables, lists, headings,
+    references, pictures with their captions, and categories are dropped. ``dropped_namespaces``
+    holds the lower-case names of the namespaces of files and categories, in the wiki's language and
+    in English. Raises UserError: the text is nested too deep, or has many brackets without an end.
     """
     import mwparserfromhell  # of the extra `data`; every configuration imports this module
 
@@ -60,7 +58,7 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
 
 
 def _refuse_unended(wikitext: str) -> None:
-    """Refuses what the parser would read again and again: once for each bracket without an end."""
+    """Refuses text that the parser would read again for each of many brackets without an end."""
     begun = sum(map(wikitext.count, _PAIRS.values()))
     if begun * len(wikitext) <= _MOST_WORK:
         return
@@ -119,16 +117,13 @@ def _node_text(node: Any, dropped: Collection[str]) -> Iterator[str]:
 
 
 def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
-    """Returns the whole file as one part, since XML cannot be read from its middle.
-
-    Wikipedia offers every large dump as several files, which workers share.
-    """
+    """Returns the whole file as one part: XML cannot be read from its middle."""
     del section, cutting
     return cut_file(path, name, part_bytes=0, is_gap=None)
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the articles (namespace 0) that are no redirects, with the page id and the title.
+    """Yields the articles (namespace 0) that are no redirects, with page id and title.
 
     Raises UserError: the file is no dump, damaged or cut short.
     """
@@ -141,7 +136,7 @@ def read(reading: PartReading) -> Iterator[Document]:
 
 
 class _Bounded:
-    """A file of which only so much is read before a page ends: the parser holds what it has read.
+    """A file with a limit on the bytes of a page, all of which the parser keeps in memory.
 
     A packed file of megabytes may be one page of terabytes.
     """

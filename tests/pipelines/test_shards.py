@@ -1,4 +1,6 @@
-from collections import Counter
+"""Documents dealt into shards, and the figures that are counted while shards are made."""
+
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +11,44 @@ from hypothesis import strategies as st
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.pipelines.examples import make_examples
-from bert_jax.pipelines.pairing.spans import Pair
+from bert_jax.pipelines.pairing import Pair
 from bert_jax.pipelines.shards import figures
+from bert_jax.pipelines.shards.document_buckets import bucket_ranges, deal
 from bert_jax.pipelines.shards.figures import (
     SKETCH,
-    PairTally,
     count_distinct,
+    count_pairs,
     sentence_hashes,
     sketch,
 )
 from bert_jax.text import load_tokenizer
 from tests.corpus import from_lists, make_dataset, section, sentences
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 200), min_size=1),
+    st.integers(1, 12),
+)
+def test_every_document_is_dealt_to_one_shard_and_small_languages_stay_together(
+    sizes: dict[str, int], count: int
+) -> None:
+    count = min(count, max(sizes.values()))
+    rng = np.random.default_rng(len(sizes))
+    keys = {name: np.sort(rng.integers(0, 2**64, n, dtype=np.uint64)) for name, n in sizes.items()}
+    dealt = deal(keys, count, tokens=sizes)
+    assert all(dealt)
+    found = defaultdict(list)
+    for ranges in dealt:
+        assert len({held.language for held in ranges}) == len(ranges)
+        for held in ranges:
+            found[held.language].append((held.first_key, held.last_key))
+    for name, ranges in found.items():
+        assert sorted(ranges) == bucket_ranges(keys[name], len(ranges))
+        each = sizes[name] // len(ranges)
+        assert each >= 16 or len(ranges) == 1 or sizes[name] == max(sizes.values())
+    assert found.keys() == sizes.keys()
+
 
 SENTENCES = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 DOCUMENTS = st.lists(st.lists(SENTENCES, min_size=1, max_size=5), min_size=1, max_size=6)
@@ -30,37 +59,31 @@ DOCUMENTS = st.lists(st.lists(SENTENCES, min_size=1, max_size=5), min_size=1, ma
 def test_sentences_have_one_hash_exactly_if_they_have_the_same_tokens(
     documents: list[list[list[int]]], chunk: int
 ) -> None:
+    made = from_lists(range(len(documents)), documents, np.dtype(np.uint16))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "_CHUNK", chunk)
-        _check_hashes(documents)
-
-
-def _check_hashes(documents: list[list[list[int]]]) -> None:
-    made = from_lists(range(len(documents)), documents, np.dtype(np.uint16))
-    hashes = sentence_hashes(made).tolist()
+        hashes = sentence_hashes(made).tolist()
     spelled = [tuple(sentence) for document in documents for sentence in document]
     assert len(hashes) == len(spelled)
     assert len(set(hashes)) == len(set(spelled)) == len(set(zip(hashes, spelled, strict=True)))
 
 
-def test_a_dataset_says_that_no_random_next_is_of_the_same_document(tmp_path: Path) -> None:
-    made = make_dataset(tmp_path)
-    for name, split in made.splits.items():
-        dataset = open_dataset(tmp_path / "dataset", name)
-        labels = Counter(e.next_sentence_label for e in dataset.__getitems__(range(len(dataset))))
-        assert split.pairs is not None
-        assert split.pairs.same_document == (labels[0], 0)
-        assert split.pairs.other_document == (0, labels[1])
-        assert labels[1] > 0
-    assert read_provenance(tmp_path / "dataset") == made
-
-
-def test_repeated_sentences_are_counted_over_all_shards(tmp_path: Path) -> None:
+def test_a_dataset_records_pairs_by_document_and_repeated_sentences(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     with (tmp_path / "text0.txt").open("a") as file:
         file.write("\n" + "\n".join(["the old mill ."] * 10) + "\n")
-    made = make_examples(section(tmp_path, output=str(tmp_path / "again"), validation_fraction=0))
+    made = make_examples(section(tmp_path, output=str(tmp_path / "again")))
+    assert read_provenance(tmp_path / "again") == made
+    for name, split in made.splits.items():
+        dataset = open_dataset(tmp_path / "again", name)
+        labels = Counter(e.next_sentence_label for e in dataset.__getitems__(range(len(dataset))))
+        assert split.pairs is not None
+        # No random next is of the same document.
+        assert split.pairs.same_document == (labels[0], 0)
+        assert split.pairs.other_document == (0, labels[1])
+        assert labels[1] > 0
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    made = make_examples(section(tmp_path, output=str(tmp_path / "one"), validation_fraction=0))
     texts = [line for d in range(60) for line in sentences(d)] + ["the old mill ."] * 10
     different = {tuple(ids) for ids in tokenizer.encode_batch(texts)}
     train = made.splits["train"]
@@ -70,12 +93,13 @@ def test_repeated_sentences_are_counted_over_all_shards(tmp_path: Path) -> None:
 
 def test_pairs_are_counted_by_the_documents_of_their_spans() -> None:
     documents = from_lists(range(3), [[[1, 2], [3]], [[4, 5, 6]], [[7], [8]]], np.dtype(np.uint16))
-    tally = PairTally(documents)
-    tally.add(Pair(0, 2, 2, 3, 0))  # both in document 0
-    tally.add(Pair(1, 2, 2, 3, 1))  # both in document 0, said to be random
-    tally.add(Pair(6, 7, 3, 4, 1))
-    tally.add(Pair(6, 7, 3, 4, 1))
-    found = tally.record()
+    pairs = [
+        Pair(0, 2, 2, 3, 0),  # both spans in document 0
+        Pair(1, 2, 2, 3, 1),  # both in document 0, labelled random
+        Pair(6, 7, 3, 4, 1),
+        Pair(6, 7, 3, 4, 1),
+    ]
+    found = count_pairs(documents, np.array(pairs))
     assert (found.same_document, found.other_document) == ((1, 1), (0, 2))
 
 

@@ -1,1 +1,0 @@
-"""Examples from tokenised documents: spans, pairs, full sentences."""
