@@ -57,13 +57,12 @@ if TYPE_CHECKING:
     from bert_jax.pipelines.vocabulary.train import VocabSection
     from bert_jax.runs.evaluation import Evaluation
     from bert_jax.section import Section
-    from bert_jax.tasks.choice.family import MultipleChoiceSection
+    from bert_jax.tasks.choice import MultipleChoiceSection
     from bert_jax.tasks.glue.family import GlueSection
-    from bert_jax.tasks.prediction import Predictions
     from bert_jax.tasks.section import FinetuneSection
     from bert_jax.tasks.squad.family import SquadSection
     from bert_jax.tasks.sweep.grid import SweepSection
-    from bert_jax.tasks.table.family import TableSection
+    from bert_jax.tasks.table import TableSection
     from bert_jax.tasks.tokens.family import TokenClassificationSection
     from bert_jax.text import Tokenizer, load_tokenizer
     from bert_jax.train.loop import Outcome
@@ -89,7 +88,7 @@ if TYPE_CHECKING:
     from bert_jax.verbs.logs import logs
     from bert_jax.verbs.new import new
     from bert_jax.verbs.plan import plan
-    from bert_jax.verbs.predict import predict
+    from bert_jax.verbs.predict import Predictions, predict
     from bert_jax.verbs.pretrain import pretrain
     from bert_jax.verbs.replay import replay
     from bert_jax.verbs.status import status
@@ -148,13 +147,12 @@ _PLACES: Final = {
     "pipelines.vocabulary.train": "VocabSection",
     "runs.evaluation": "Evaluation",
     "section": "Section",
-    "tasks.choice.family": "MultipleChoiceSection",
+    "tasks.choice": "MultipleChoiceSection",
     "tasks.glue.family": "GlueSection",
-    "tasks.prediction": "Predictions",
     "tasks.section": "FinetuneSection",
     "tasks.squad.family": "SquadSection",
     "tasks.sweep.grid": "SweepSection",
-    "tasks.table.family": "TableSection",
+    "tasks.table": "TableSection",
     "tasks.tokens.family": "TokenClassificationSection",
     "text": "Tokenizer load_tokenizer",
     "train.loop": "Outcome",
@@ -163,6 +161,7 @@ _PLACES: Final = {
     "verbs.demo": "Demo",
     "verbs.examples": "ExtraOutputs",
     "verbs.features": "ExtractionResult",
+    "verbs.predict": "Predictions",
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names.split()}
 

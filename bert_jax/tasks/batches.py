@@ -3,24 +3,87 @@
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from bert_jax.data import rng
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader.batch_maker import attach
 from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.loader import Batches, background_batches
 from bert_jax.data.rows.collate import collate_tokens, pad_rows, stack_rows
+from bert_jax.inference.lengths import choose_lengths, fitting
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Row
-from bert_jax.tasks.epoch_plan import EpochPlan
 from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
 WEIGHTS: Final = "row_weights"
 
 # What the model reads of a batch; for multiple choice, each has a row for every choice.
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
+
+# Consecutive multiples of it, less their whole parts, are spread evenly.
+_GOLDEN: Final = 0.6180339887
+
+
+class PlannedBatch(NamedTuple):
+    """Rows that are padded to one length."""
+
+    length: int  # positions of each row
+    rows: np.ndarray  # int64 [<= batch_size]
+
+
+class EpochPlan:
+    """Assigns the rows of an epoch to batches.
+
+    Rows are sorted by length and cut into as many groups as there are lengths to pad to; each epoch
+    shuffles the rows of a group. Batches of one length are noisier samples than random ones, since
+    texts of one length often share a source. So consecutive batches have lengths from all over the
+    range.
+
+    Every row comes once, every batch but one is full, and an epoch has ``ceil(rows / batch_size)``
+    batches. Their lengths and order depend on the epoch alone and only their rows on the seed, so
+    that runs with different seeds share their compiled programs.
+    """
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        *,
+        batch_size: int,
+        max_length: int,
+        seed: int,
+        cost: ShapeCost,
+    ) -> None:
+        """Chooses the lengths; `lengths` are pieces of each row, none above `max_length`."""
+        self.batch_size = batch_size
+        self.steps = -(-len(lengths) // batch_size)
+        self._seed, self._lengths = seed, lengths
+        chosen = choose_lengths(lengths, max_length=max_length, program=cost.program / cost.passes)
+        # Only the first batch, of the shortest rows, has less than its size.
+        self._ends = len(lengths) - batch_size * np.arange(self.steps)[::-1]
+        self._padded = fitting(np.sort(lengths)[self._ends - 1], chosen)
+        self.shapes = frozenset(self._padded.tolist())  # lengths of the batches, of any seed
+        # Positions of a row, padding included, on average over an epoch.
+        self.mean_length = float(self._padded.mean())
+        self._planned = functools.lru_cache(maxsize=1)(self._plan)
+
+    def batch(self, step: int) -> PlannedBatch:
+        """Returns the batch of a step of the run."""
+        epoch, at = divmod(step, self.steps)
+        return self._planned(epoch)[at]
+
+    def _plan(self, epoch: int) -> list[PlannedBatch]:
+        generator = rng.stream(self._seed, "finetune rows", epoch)
+        rows = generator.permutation(len(self._lengths))
+        rows = rows[np.argsort(self._lengths[rows], kind="stable")]
+        groups = np.split(rows, self._ends[np.flatnonzero(np.diff(self._padded))])
+        rows = np.concatenate([generator.permutation(group) for group in groups])
+        batches = np.split(rows, self._ends[:-1])
+        start = rng.stream(0, "finetune batches", epoch).random()
+        order = np.argsort(np.argsort((start + _GOLDEN * np.arange(self.steps)) % 1))
+        return [PlannedBatch(int(self._padded[at]), batches[at]) for at in order]
 
 
 class TrainBatches(PositionedBatches):
@@ -38,16 +101,15 @@ class TrainBatches(PositionedBatches):
         share: HostShare = ONE_HOST,
         cost: ShapeCost,
     ) -> None:
-        """Plans the first epoch.
+        """Plans the epochs.
 
         `batch_size` counts the rows of all hosts, of which this one makes its share; each batch is
-        filled up to a multiple of `unit` rows. The cost is that of a shape, see `EpochPlan`.
+        filled up to a multiple of `unit` rows. `cost` is the cost of a shape, see `EpochPlan`.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost
         )
-        self._split, self._pad_id, self._unit = split, pad_id, unit
-        self._share = share
+        self._split, self._pad_id, self._unit, self._share = split, pad_id, unit, share
         lengths = hashlib.blake2b(split.lengths.tobytes(), digest_size=8).hexdigest()
         super().__init__(
             {
@@ -79,7 +141,7 @@ class TrainBatches(PositionedBatches):
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
         """Returns the endless stream of batches from a step on, made ahead in the background.
 
-        `with_examples`: each says which rows of the split it is made of.
+        `with_examples`: each batch names the rows of the split that are in it.
         """
         make = functools.partial(self.make, with_examples=with_examples)
         return background_batches(make, first_step=first_step)
@@ -91,15 +153,13 @@ def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad
     `INPUTS`, as `collate_inputs` returns them; ``row_weights`` float32 [batch_size]; and the
     targets by name.
     """
-    encoded = [split.row(int(row)) for row in rows]
-    like = encoded[0] if encoded else split.row(0)  # for the targets' names and shapes
+    encoded, like = _encoded(split, rows)
     batch = _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
-    weights = (np.arange(batch_size) < len(rows)).astype(np.float32)
-    targets = {
-        name: _targets([row.targets[name] for row in encoded], first, batch_size, length)
-        for name, first in like.targets.items()
-    }
-    return batch | {WEIGHTS: weights} | targets
+    batch[WEIGHTS] = (np.arange(batch_size) < len(rows)).astype(np.float32)
+    for name, first in like.targets.items():
+        values = [row.targets[name] for row in encoded]
+        batch[name] = _targets(values, first, batch_size, length)
+    return batch
 
 
 def collate_inputs(
@@ -110,14 +170,19 @@ def collate_inputs(
     ``input_ids``, ``token_type_ids``, ``segment_ids``: int32 [batch_size, length], or [batch_size,
     choices, length].
     """
-    encoded = [split.row(int(row)) for row in rows]
-    like = encoded[0] if encoded else split.row(0)  # a process may have no row of a last batch
+    encoded, like = _encoded(split, rows)
     return _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
+
+
+def _encoded(split: Split, rows: np.ndarray) -> tuple[list[Encoded], Encoded]:
+    """Returns rows, and one whose shapes and names of targets a batch without any row takes."""
+    encoded = [split.row(int(row)) for row in rows]
+    return encoded, encoded[0] if encoded else split.row(0)
 
 
 def _inputs(
     encoded: Sequence[Encoded], like: Encoded, *, batch_size: int, length: int, pad_id: int
-) -> Row:
+) -> dict[str, np.ndarray]:
     choices = len(like.sequences)
     batch = collate_tokens(
         [ids for row in encoded for ids in row.sequences],
@@ -126,9 +191,8 @@ def _inputs(
         length=length,
         pad_id=pad_id,
     )
-    if choices == 1:
-        return batch
-    return {name: ids.reshape(batch_size, choices, length) for name, ids in batch.items()}
+    shape = (batch_size, choices, length) if choices > 1 else (batch_size, length)
+    return {name: ids.reshape(shape) for name, ids in batch.items()}
 
 
 def _targets(

@@ -1,22 +1,23 @@
 """A task family: files → rows, logits → records, records → figures. No JAX in it.
 
-A family is a folder with a section, whose `open` returns a `Family`, and a line in `registry`.
+A family is a module with a section, whose `open` returns a `Family`, and a line in
+`bert_jax.tasks.section`.
 """
 
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.row_errors import OnError, RowErrors
-from bert_jax.errors import Diverged, UserError
+from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
-from bert_jax.model.config import HeadsSection
+from bert_jax.model.config import HeadsSection, ProblemName, TaskName
 from bert_jax.section import Section
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -26,102 +27,63 @@ Record: TypeAlias = dict[str, Any]
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-NO_LABEL = -1  # in token targets: a piece that has none
+NO_LABEL = -1  # token target of a piece without a label
 
-# Where an example stood in its file is no part of its identity: an empty line more changes nothing.
+# Fields of an example that are no part of its identity: an additional empty line changes nothing.
 _PLACES: Final = ("line", "lines")
 
 
 class Encoded(NamedTuple):
     """One row before padding.
 
-    A choice among several has one sequence for each; any other row has one.
+    A choice among several has one sequence for each choice; any other row has one sequence.
     """
 
     sequences: Sequence[Sequence[int]]  # ids with [CLS] and [SEP]
-    seconds: Sequence[int]  # where the second span of each begins; its length without one
-    # Targets of the row by name, e.g. {"label": 2}; {} where they are not known. An array of
-    # integers has one for each piece and is padded with the row (by NO_LABEL); a number or an
-    # array of floats has the same shape in every row.
+    seconds: Sequence[int]  # start of each sequence's second span; its length without one
+    # Targets of the row by name, e.g. {"label": 2}; {} where they are unknown. An array of integers
+    # has one target for each piece and is padded with the row (by NO_LABEL); a number or an array
+    # of floats has the same shape in every row.
     targets: Mapping[str, np.ndarray | int | float]
 
-    @property
-    def length(self) -> int:
-        """Pieces of the longest sequence."""
-        return max(map(len, self.sequences))
 
-
-class Collector:
-    """Takes the logits of each row once, and makes one record per example when all are there."""
-
-    def __init__(
-        self,
-        rows: int,
-        *,
-        reduce: Callable[[int, np.ndarray], Any],
-        finish: Callable[[Sequence[Any]], list[dict[str, Any]]],
-    ) -> None:
-        """Starts empty, for a split of so many rows.
-
-        `reduce` takes a row's number and logits to what is kept of them, and raises ValueError on
-        logits of another shape than the row's; `finish` takes what was kept of every row, in their
-        order, to a record for each example.
-        """
-        self._reduce, self._finish = reduce, finish
-        self._kept: list[Any] = [None] * rows
-        self._missing = set(range(rows))
-
-    def add(self, row: int, logits: np.ndarray) -> None:
-        """Takes the logits of the row with this number in the split.
-
-        float32, unpadded: [labels] for sequence classification, [choices] for a choice, [pieces,
-        labels] for token classification, [pieces, 2] (start, end) for question answering. Raises
-        ValueError: another shape, or a row that was added already; Diverged: they are not finite.
-        """
-        if row not in self._missing:
-            raise ValueError(f"logits of row {row}: found twice, allowed: once")
-        if not np.isfinite(logits).all():
-            raise Diverged(
-                f"logits of row {row}: found NaN or infinity, allowed: finite numbers; the model "
-                "has diverged"
-            )
-        self._kept[row] = self._reduce(row, logits)
-        self._missing.remove(row)
-
-    def records(self) -> list[dict[str, Any]]:
-        """Returns each example's record, in the file's order; ValueError: a row was not added."""
-        if self._missing:
-            raise ValueError(
-                f"logits: found none for {len(self._missing)} of {len(self._kept)} rows, the first "
-                f"of them {min(self._missing)}, allowed: logits for every row"
-            )
-        return self._finish(self._kept)
-
-
-class Split(Protocol):
+class Split:
     """The rows of one file. An example may be cut into several rows."""
 
-    lengths: np.ndarray  # pieces of each row: int32 [rows]
-    examples: int  # the number that the rows come from
+    lengths: np.ndarray  # pieces of each row's longest sequence: int32 [rows]
+    examples: int  # number of examples that the rows come from
     fingerprint: str  # identity of the content: texts, labels and their order
 
     def row(self, index: int) -> Encoded:
         """Returns one row."""
-        ...
+        raise NotImplementedError
 
-    def collect(self) -> Collector:
-        """Returns a collector of this split's predictions."""
-        ...
+    def reduce(self, index: int, logits: np.ndarray) -> Any:
+        """Returns the part of a row's logits that `records` needs.
+
+        The logits are finite float32 without padding: [labels] for sequence classification,
+        [choices] for a choice, [pieces, labels] for token classification, [pieces, 2] (start, end)
+        for question answering.
+        """
+        del index
+        return logits
+
+    def records(self, kept: Sequence[Any]) -> list[Record]:
+        """Returns each example's record, in the file's order, from what `reduce` kept of each row.
+
+        `kept` has an item for every row, in their order.
+        """
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """A task with its data opened."""
 
-    heads: HeadsSection  # of its model, with the names of the labels
-    best_metric: str  # the key of `score` by which checkpoints are ranked; larger is better
-    splits: Mapping[str, Split]  # those requested, by name
-    notes: Sequence[str]  # findings about the data that its owner should know, a line each
+    heads: HeadsSection  # heads of the task's model, with the names of the labels
+    best_metric: str  # key of `score` by which checkpoints are ranked; larger is better
+    splits: Mapping[str, Split]  # the requested splits, by name
+    notes: Sequence[str]  # findings about the data for its owner, a line each
     # Records of a labelled split → figures by name.
     score: Callable[[Sequence[Record]], dict[str, float]]
     # Split's name, records, directory → the files written, in the layout of the task's own
@@ -146,18 +108,18 @@ class DataRequest(NamedTuple):
 
     tokenizer: Tokenizer
     max_length: int  # pieces in a row, special ones included
-    seed: int  # of a split that the family has to make
-    # The splits wanted, by role: "train", "dev" (all dev sets), "test" (all test sets); or
-    # "input" for rows of the user's, labelled or not.
+    seed: int  # seed of a split that the family has to make
+    # Roles of the splits to open: "train", "dev" (all dev sets), "test" (all test sets); or "input"
+    # for the user's own rows, labelled or not.
     roles: tuple[str, ...] = ("train", "dev")
     input: str | MemoryTable | None = None  # the rows of role "input"
-    labels: tuple[str, ...] | None = None  # of the model; None: found in the training set
+    labels: tuple[str, ...] | None = None  # labels of the model; None: taken from the training set
     tuned: Mapping[str, float] = {}  # figures of the run's dev evaluation, such as a threshold
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:
-        """Returns the rows of a role: a file that the section names, or the user's own.
+        """Returns the rows of a role: a file that the section names, or the user's own rows.
 
-        Raises UserError: there are none; RunStopped: they lie in a bucket that does not answer.
+        Raises UserError: there are none; RunStopped: they are in a bucket that does not answer.
         """
         found = self.input if role == "input" else getattr(section, role)
         if found is None:
@@ -170,10 +132,20 @@ class DataRequest(NamedTuple):
         return local_copy(str(found))
 
 
-def hub_files(section: Section) -> dict[str, HubFile]:
-    """Returns the files of a task that lie on a hub, by role; they are fetched.
+def task_heads(
+    task: TaskName, *, labels: tuple[str, ...] = (), problem: ProblemName | None = None
+) -> HeadsSection:
+    """Returns the heads of a fine-tuned model: the task's, and the pooler if that one reads it."""
+    pooled = task in ("sequence_classification", "multiple_choice")
+    return HeadsSection(
+        pooler=pooled, mlm=False, next_sentence=False, task=task, labels=labels, problem=problem
+    )
 
-    Raises UserError: one cannot be.
+
+def hub_files(section: Section) -> dict[str, HubFile]:
+    """Fetches the files of a task that are on a hub, and returns them by role.
+
+    Raises UserError: a file cannot be fetched.
     """
     named = {role: getattr(section, role, None) for role in ("train", "dev", "test")}
     return {
@@ -185,9 +157,8 @@ def hub_files(section: Section) -> dict[str, HubFile]:
 
 def pinned(section: SectionT) -> SectionT:
     """Returns a task whose files on a hub are named with commits; UserError: as `hub_files`."""
-    return section.model_copy(
-        update={role: file.pinned for role, file in hub_files(section).items()}
-    )
+    files = {role: file.pinned for role, file in hub_files(section).items()}
+    return section.model_copy(update=files)
 
 
 def content_hash(examples: Iterable[Any]) -> str:
@@ -212,7 +183,7 @@ def needs_labels(role: str) -> bool:
 
 
 def row_errors(on_error: OnError, role: str) -> RowErrors:
-    """Returns what happens at the malformed rows of a role's table."""
+    """Returns the treatment of malformed rows in a role's table."""
     setting = "--on-error=skip" if role == "input" else "finetune.task.on_error=skip"
     return RowErrors(on_error, setting=setting)
 

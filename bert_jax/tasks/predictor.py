@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from bert_jax.errors import Diverged
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.model.config import Architecture
 from bert_jax.model.shape_cost import inference_cost
@@ -38,7 +40,7 @@ class Predictor:
         """Compiles nothing yet: the first row of each length does.
 
         `batch_size` is rounded up to a multiple of the mesh's data-parallel size. The architecture
-        says what a program and padding cost where every row comes in so many `passes`; for
+        determines the costs of a program and of padding, `passes` how often every row comes; for
         `few_rows` see `BucketedInference`.
         """
         self._pad_id = pad_id
@@ -52,17 +54,23 @@ class Predictor:
         )
 
     def __call__(self, params: Any, split: Split) -> list[Record]:
-        """Returns a record for every example, in the order of the file."""
-        collector = split.collect()
+        """Returns a record for every example, in the file's order; Diverged: logits not finite."""
         make = functools.partial(collate_inputs, split, pad_id=self._pad_id)
         rows, done = len(split.lengths), 0
+        kept: list[Any] = [None] * rows
         with doing(lambda: f"predicting: {done:,} of {rows:,} rows"):
             for batch in self._inference(params, split.lengths, make):
                 for row, values in zip(batch.rows.tolist(), batch.outputs, strict=True):
                     # Only per-token logits [length, ...] are padded.
-                    collector.add(row, values[: split.lengths[row]] if values.ndim == 2 else values)
+                    found = values[: split.lengths[row]] if values.ndim == 2 else values
+                    if not np.isfinite(found).all():
+                        raise Diverged(
+                            f"logits of row {row}: found NaN or infinity, allowed: finite numbers; "
+                            "the model has diverged"
+                        )
+                    kept[row] = split.reduce(row, found)
                 done += len(batch.rows)
-            return collector.records()
+            return split.records(kept)
 
 
 @made_once
@@ -81,7 +89,7 @@ def predict_splits(
 
 
 def score_splits(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:
-    """Returns the figures of dev splits: those of the first as they are, others by split.
+    """Returns the figures of dev splits: those of the first by their names, others with a prefix.
 
     ``{"accuracy": 0.84, "dev_mismatched/accuracy": 0.83}``
     """

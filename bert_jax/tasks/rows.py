@@ -8,19 +8,18 @@ from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.runs.directory import Run
 from bert_jax.runs.settings import describe
-from bert_jax.tasks.choice.family import MultipleChoiceSection
-from bert_jax.tasks.family import DataRequest, Family, Record
+from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.family import DataRequest, Record
 from bert_jax.tasks.predictor import Predictor
-from bert_jax.tasks.registry import TaskSection
-from bert_jax.tasks.squad.family import SquadSection
-from bert_jax.tasks.squad.split import SPECIAL_PIECES
-from bert_jax.tasks.table.family import TableSection
+from bert_jax.tasks.section import TaskSection
+from bert_jax.tasks.squad.family import SPECIAL_PIECES, SquadSection
+from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.tokens.family import TokenClassificationSection
 from bert_jax.tasks.training.evaluation import open_data, section_of
 from bert_jax.validation import validate
 
 BATCH_SIZE: Final = 32
-MAX_LENGTH: Final = 512  # pieces, of a model that was fine-tuned elsewhere
+MAX_LENGTH: Final = 512  # pieces, for a model that another program fine-tuned
 _ROLE: Final = "input"
 
 
@@ -53,39 +52,36 @@ class RowPredictor:
         """Returns a record for every row, in order.
 
         `settings` replace those of the task by key. Raises UserError: a row that the task cannot
-        read, a setting that it does not have.
+        read, an unknown setting.
         """
-        table = MemoryTable.of(rows)
+        table, model = MemoryTable.of(rows), self._model
         if not table.rows:
             return []
-        split = self._open(table, settings).splits[_ROLE]
-        return self._predictor(self._model.loaded.params, split)
-
-    def _open(self, table: MemoryTable, settings: Mapping[str, Any]) -> Family:
-        model, run = self._model, self._run
-        if run is not None:
-            task = _for_memory(section_of(run).task, table, problem=model.heads.problem)
-            task = _changed(task, settings)
-            return open_data(run, roles=(_ROLE,), step=model.loaded.step, input=table, task=task)
-        request = DataRequest(
-            tokenizer=model.tokenizer,
-            max_length=self._max_length,
-            seed=0,
-            roles=(_ROLE,),
-            input=table,
-            labels=model.heads.labels or None,
-        )
-        task = _task_of(model, table, max_length=self._max_length)
-        return _changed(task, settings).open(request)
-
-
-def _changed(task: TaskSection, settings: Mapping[str, Any]) -> TaskSection:
-    values = task.model_dump(mode="json")
-    return validate(type(task), {**values, **settings}, source="predict", key="task")
+        if self._run is None:
+            task = _task_of(model, table, max_length=self._max_length)
+        else:
+            saved = section_of(self._run).task
+            task = _for_memory(saved, table, problem=model.heads.problem)
+        values = {**task.model_dump(mode="json"), **settings}
+        task = validate(type(task), values, source="predict", key="task")
+        if self._run is not None:
+            step = model.loaded.step
+            family = open_data(self._run, roles=(_ROLE,), step=step, input=table, task=task)
+        else:
+            request = DataRequest(
+                tokenizer=model.tokenizer,
+                max_length=self._max_length,
+                seed=0,
+                roles=(_ROLE,),
+                input=table,
+                labels=model.heads.labels or None,
+            )
+            family = task.open(request)
+        return self._predictor(model.loaded.params, family.splits[_ROLE])
 
 
 def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -> TaskSection:
-    """Returns a task's section for rows that need no ids and tell nothing of its problem."""
+    """Returns a task's section for rows that need no ids and do not reveal its problem."""
     changed: dict[str, Any] = {}
     if isinstance(task, TableSection) and task.problem == "auto":
         changed["problem"] = problem
@@ -96,10 +92,10 @@ def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -
 
 
 def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> TaskSection:
-    """Returns the section of a task head that says no more than its kind."""
+    """Returns the section of a task head whose settings are unknown."""
     kind = model.heads.task
     if kind == "sequence_classification":
-        # Where a checkpoint does not say it, as Hugging Face takes it.
+        # Hugging Face's guess for a checkpoint without a problem.
         guessed = "regression" if len(model.heads.labels) == 1 else "single_label"
         return TableSection(
             text="text",
@@ -110,7 +106,7 @@ def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> T
     if kind == "token_classification":
         return TokenClassificationSection()
     if kind == "question_answering":
-        # Half of a row at most, so that a long question leaves room for its context.
+        # At most half of a row, so that a long question leaves room for its context.
         half = max((max_length - SPECIAL_PIECES) // 2, 1)
         return SquadSection(max_query_length=min(SquadSection().max_query_length, half))
     first = table.rows[0]

@@ -1,150 +1,28 @@
 """Figures of predictions, by scikit-learn and SciPy, and whether a model learnt anything.
 
-Every figure takes what was right first and what was predicted second. Where it has no value, it is
-0: the correlation of a constant, F1 without any positive.
+A figure without a value is 0: the correlation of a constant, F1 without any positive.
 
-The libraries take seconds to import, and the settings of every verb lead here: each function
-imports what it needs.
+The libraries take seconds to import, and the settings of every verb import this module: each
+function imports what it needs.
 """
 
-import functools
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from bert_jax.tasks.family import Family, Record
 
-# Answers that scatter less than this, by the labels' own deviation, are one answer: a collapsed
-# regression answers the mean and some noise.
+# A regression whose answers have less than this share of the labels' deviation gives one answer: a
+# collapsed regression answers the mean and some noise.
 FLAT: Final = 0.01
 
 CONSTANTS: Final = 3  # most frequent labels that are tried as constant answers
 
 OUTSIDE: Final = "O"  # the tag of a token that is no part of an entity
-
-
-def accuracy(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """Returns the share of predictions that are right: ``aab`` against ``abb`` → 2/3."""
-    from sklearn.metrics import accuracy_score
-
-    return float(accuracy_score(labels, predictions))
-
-
-def f1(labels: Sequence[str], predictions: Sequence[str], *, positive: str) -> float:
-    """Returns 2·tp / (2·tp + fp + fn) of one label; 0 where it neither is nor is predicted."""
-    return float(_f1_score(labels, predictions, labels=[positive], average="macro"))
-
-
-def _f1_score(*arguments: Any, **options: Any) -> Any:
-    from sklearn.metrics import f1_score
-
-    function: Any = f1_score  # its annotation knows only the default of `zero_division`
-    return function(*arguments, zero_division=0, **options)
-
-
-def macro_f1(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """Returns the mean of `f1` over the labels that are there or are predicted."""
-    return float(_f1_score(labels, predictions, average="macro"))
-
-
-def matthews(labels: Sequence[str], predictions: Sequence[str]) -> float:
-    """Returns Matthews' correlation, −1 to 1, of two labels or more.
-
-    0 where all labels or all predictions are the same. For two it is
-    (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); for more, Gorodkin's R_K.
-    """
-    from sklearn.metrics import matthews_corrcoef
-
-    if len(set(labels)) < 2 or len(set(predictions)) < 2:
-        return 0.0
-    return float(matthews_corrcoef(labels, predictions))
-
-
-def pearson(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the correlation of the numbers; 0 where either are all the same.
-
-    Raises ValueError: either is not a plain sequence of numbers, or they differ in length. A column
-    [n, 1] against [n] would broadcast to [n, n] and give a figure of something else.
-    """
-    from scipy.stats import pearsonr
-
-    return _correlation(pearsonr, labels, predictions)
-
-
-def spearman(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the correlation of the numbers' ranks; of equals the mean rank. Else as `pearson`."""
-    from scipy.stats import spearmanr
-
-    return _correlation(spearmanr, labels, predictions)
-
-
-def _correlation(function: Any, labels: Sequence[float], predictions: Sequence[float]) -> float:
-    from scipy.stats import NearConstantInputWarning
-
-    x, y = _numbers(labels, predictions)
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return 0.0
-    with warnings.catch_warnings():
-        # That a model's answers differ little is no news for its user as a warning.
-        warnings.simplefilter("ignore", NearConstantInputWarning)
-        return float(function(x, y).statistic)
-
-
-def mean_squared_error(labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the mean of (prediction − label)²; raises as `pearson`."""
-    x, y = _numbers(labels, predictions)
-    return float(np.square(x - y).mean())
-
-
-def _numbers(
-    labels: Sequence[float], predictions: Sequence[float]
-) -> tuple[np.ndarray, np.ndarray]:
-    x, y = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
-    if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(f"predictions: found shape {y.shape}, allowed: {x.shape[:1]} as labels")
-    return x, y
-
-
-def multi_label_figures(
-    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """Returns the figures of several labels for each example.
-
-    `micro_f1` is of all decisions together, `macro_f1` the mean of F1 over the labels that are
-    there or are predicted, `subset_accuracy` the share of examples with all labels right.
-    """
-    names = sorted({name for found in (*labels, *predictions) for name in found})
-    at = {name: number for number, name in enumerate(names)}
-
-    def matrix(rows: Sequence[Sequence[str]]) -> np.ndarray:
-        # A matrix of one column would be taken for one label of two kinds; an empty one adds
-        # nothing.
-        made = np.zeros((len(rows), max(len(names), 2)), np.int8)
-        for number, row in enumerate(rows):
-            made[number, [at[name] for name in row]] = 1
-        return made
-
-    x, y = matrix(labels), matrix(predictions)
-    per_label = _f1_score(x, y, average=None)
-    return {
-        "micro_f1": float(_f1_score(x, y, average="micro")),
-        "macro_f1": float(per_label[: len(names)].mean()) if names else 0.0,
-        "subset_accuracy": float((x == y).all(axis=1).mean()),
-    }
-
-
-_FIGURES: Final[Mapping[str, Callable[..., float]]] = {
-    "accuracy": accuracy,
-    "macro_f1": macro_f1,
-    "matthews": matthews,
-    "pearson": pearson,
-    "spearman": spearman,
-    "mse": mean_squared_error,
-}
 
 
 def figures(
@@ -161,10 +39,88 @@ def figures(
     if isinstance(labels[0], list):
         several = multi_label_figures(labels, predictions)
         return {key: several[key] for key in keys}
-    functions = dict(_FIGURES)
-    if positive is not None:
-        functions["f1"] = functools.partial(f1, positive=positive)
-    return {key: functions[key](labels, predictions) for key in keys}
+    if isinstance(labels[0], float):
+        return {key: number_figure(key, labels, predictions) for key in keys}
+    return {key: label_figure(key, labels, predictions, positive) for key in keys}
+
+
+def label_figure(
+    key: str, labels: Sequence[str], predictions: Sequence[str], positive: str | None = None
+) -> float:
+    """Returns a figure of one label for each example.
+
+    "f1" is 2·tp / (2·tp + fp + fn) of the `positive` label, "macro_f1" its mean over the labels
+    that occur on either side. "matthews" is Matthews' correlation, −1 to 1: for two labels
+    (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)), for more Gorodkin's R_K.
+    """
+    from sklearn import metrics
+
+    if key == "accuracy":
+        return float(metrics.accuracy_score(labels, predictions))
+    if key == "f1":
+        return float(_f1(labels, predictions, labels=[positive], average="macro"))
+    if key == "macro_f1":
+        return float(_f1(labels, predictions, average="macro"))
+    if len(set(labels)) < 2 or len(set(predictions)) < 2:
+        return 0.0
+    return float(metrics.matthews_corrcoef(labels, predictions))
+
+
+def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float]) -> float:
+    """Returns "pearson", "spearman" (of equals the mean rank) or "mse" of one number per example.
+
+    Raises ValueError: either is not a plain sequence of numbers, or they differ in length. A column
+    [n, 1] against [n] would broadcast to [n, n] and give a figure of something else.
+    """
+    from scipy import stats
+
+    x, y = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(f"predictions: found shape {y.shape}, allowed: {x.shape[:1]} as labels")
+    if key == "mse":
+        return float(np.square(x - y).mean())
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    function: Any = stats.pearsonr if key == "pearson" else stats.spearmanr
+    with warnings.catch_warnings():
+        # A warning about answers that hardly differ tells the user nothing new.
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+        return float(function(x, y).statistic)
+
+
+def _f1(*arguments: Any, **options: Any) -> Any:
+    from sklearn.metrics import f1_score
+
+    function: Any = f1_score  # its annotation knows only the default of `zero_division`
+    return function(*arguments, zero_division=0, **options)
+
+
+def multi_label_figures(
+    labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Returns the figures of several labels for each example.
+
+    `micro_f1` covers all decisions together, `macro_f1` is the mean of F1 over the labels that
+    occur on either side, `subset_accuracy` the share of examples with all labels right.
+    """
+    names = sorted({name for found in (*labels, *predictions) for name in found})
+    at = {name: number for number, name in enumerate(names)}
+
+    def matrix(rows: Sequence[Sequence[str]]) -> np.ndarray:
+        # scikit-learn takes a matrix of one column for one label of two kinds; an empty column
+        # changes nothing.
+        made = np.zeros((len(rows), max(len(names), 2)), np.int8)
+        for number, row in enumerate(rows):
+            made[number, [at[name] for name in row]] = 1
+        return made
+
+    x, y = matrix(labels), matrix(predictions)
+    per_label = _f1(x, y, average=None)
+    return {
+        "micro_f1": float(_f1(x, y, average="micro")),
+        "macro_f1": float(per_label[: len(names)].mean()) if names else 0.0,
+        "subset_accuracy": float((x == y).all(axis=1).mean()),
+    }
 
 
 class Baseline(NamedTuple):
@@ -173,7 +129,7 @@ class Baseline(NamedTuple):
     metric: str
     score: float
     constant: float  # score of the best constant answer
-    only: str | None  # the answer of the model to every example; None: its answers differ
+    only: str | None  # the model's answer to every example; None: its answers differ
 
     @property
     def failure(self) -> str | None:
@@ -191,8 +147,7 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
     Fine-tuning on little data fails with some seeds: the model ends no better than one that gives
     the most frequent label (arXiv 2006.04884, section 3). So a run has failed if, on its dev set,
 
-    1. all predictions are the same (of numbers: scatter less than a hundredth of what the labels
-       do), or
+    1. all predictions are the same (numbers: scatter less than a hundredth of the labels), or
     2. its score is not above that of the best constant answer: a frequent label or set of labels,
        the labels' mean, no entity (without "O" among the tags the most frequent one for every
        token), no answer to any question. Entity F1 and a correlation are 0 then.

@@ -1,7 +1,7 @@
-"""The settings of a fine-tuning run, as they are written and as a run takes them."""
+"""The settings of a fine-tuning run, and the registry of task families."""
 
 import dataclasses
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import pydantic
 
@@ -10,9 +10,18 @@ from bert_jax.model.config import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.runs.settings import RunSettings
 from bert_jax.section import ModelPathText, Section
-from bert_jax.tasks.registry import TaskSection
+from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.glue.family import GlueSection
+from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.sweep.grid import SweepSection
+from bert_jax.tasks.table import TableSection
+from bert_jax.tasks.tokens.family import TokenClassificationSection
 from bert_jax.train.sections import BadStepsSection, TrackerName, WatchdogSection
+
+# The task families. A new family needs its section here.
+TaskSection: TypeAlias = (
+    GlueSection | SquadSection | TokenClassificationSection | MultipleChoiceSection | TableSection
+)
 
 
 class FinetuneSection(Section):
@@ -76,24 +85,20 @@ class FinetuneSection(Section):
 
     @property
     def microbatch(self) -> int:
-        """Rows that are worked on at a time, in training and by default in predicting."""
+        """Rows of a microbatch, in training and by default in prediction."""
         return self.batch_size // self.accumulation
 
     def executed(self, execution: Execution) -> Execution:
-        """Returns how a step is executed whose model's origin was executed so."""
+        """Returns the execution of a step, from the execution of the origin's model."""
         changed = {} if self.dtype is None else {"dtype": self.dtype}
         if self.kernels == "xla":
             changed |= dict.fromkeys(("attention", "norm", "ffn"), "xla")
         return execution.elsewhere().model_copy(update=changed)
 
-    def evaluate_every(self, steps_per_epoch: int) -> int:
-        """Returns the steps from one evaluation to the next."""
-        return max(1, steps_per_epoch // self.evaluations_per_epoch)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneSettings(RunSettings):
-    """What `finetune` was asked for."""
+    """The settings of `finetune`."""
 
     finetune: FinetuneSection
     origin: str  # the run directory that `finetune.init_from` names
@@ -103,7 +108,7 @@ class FinetuneSettings(RunSettings):
         return dataclasses.replace(self, finetune=self.finetune.model_copy(update=changed))
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the configuration that asks for just this."""
+        """Returns the configuration of these settings."""
         return {**self.config, **self.decisive(), "run_dir": self.run_dir}
 
     def decisive(self) -> dict[str, Any]:

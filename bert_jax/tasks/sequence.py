@@ -1,10 +1,9 @@
 """Sequence classification and regression: examples → rows → records.
 
-GLUE's tasks (`glue`) and tables of the user's own (`table`) share it.
+GLUE's tasks (`glue`) and the user's own tables (`table`) share it.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,18 +12,18 @@ import numpy as np
 
 from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged
-from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.family import (
-    Collector,
     DataRequest,
     Encoded,
     Family,
     Record,
+    Split,
     content_hash,
     count_notes,
     shown_lines,
+    task_heads,
 )
-from bert_jax.tasks.labels import Labelling, Target, Weighting, target_of, weights_of
+from bert_jax.tasks.labels import Labelling, Target, TextRow, Weighting
 from bert_jax.tasks.scores import figures
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -39,7 +38,7 @@ class TextExample(NamedTuple):
     line: int  # in its file, from 1
 
 
-class SequenceSplit:
+class SequenceSplit(Split):
     """The rows of one file: ``[CLS] text [SEP]`` or ``[CLS] text [SEP] pair [SEP]``."""
 
     def __init__(
@@ -50,16 +49,30 @@ class SequenceSplit:
         tokenizer: Tokenizer,
         max_length: int,
     ) -> None:
-        """Encodes every text once, to one array of ids. Of a long pair the longer text is cut."""
-        self.texts, self._labelling = texts, labelling
+        """Encodes every text once, to one array of ids. The longer text of a long pair is cut."""
+        self._texts, self._labelling = texts, labelling
         self.examples, self.fingerprint = len(texts), content_hash(texts)
         self._special, self._max_length = tokenizer.special, max_length
         self._firsts = encode_ragged(tokenizer, (example.text for example in texts))
         self._seconds = encode_ragged(tokenizer, (example.pair or "" for example in texts))
         special = np.asarray([2 if example.pair is None else 3 for example in texts], np.int64)
         lengths = np.diff(self._firsts.offsets) + np.diff(self._seconds.offsets) + special
-        self.lengths: np.ndarray = np.minimum(lengths, max_length).astype(np.int32)
-        self.cut = int((lengths > max_length).sum())  # texts that were longer
+        self.lengths = np.minimum(lengths, max_length).astype(np.int32)
+        self._cut = int((lengths > max_length).sum())
+
+    def notes(self, name: str) -> list[str]:
+        """Returns what an owner of the data should know of this split, a line each."""
+        empty = [
+            example.line
+            for example in self._texts
+            if not example.text.strip() or (example.pair is not None and not example.pair.strip())
+        ]
+        of_all = f"of {len(self._texts):,} texts are"
+        found = {
+            f"{of_all} longer than {self._max_length} pieces: cut": self._cut,
+            f"{of_all} empty {shown_lines(empty)}": len(empty),
+        }
+        return count_notes(name, found)
 
     def row(self, index: int) -> Encoded:
         """Returns one row, its target under "label" where it is known.
@@ -67,7 +80,7 @@ class SequenceSplit:
         The target is an int for one label, float32 [labels] of 0 and 1 for several, a float for a
         regression.
         """
-        example = self.texts[index]
+        example = self._texts[index]
         made = assemble(
             self._firsts[index].tolist(),
             None if example.pair is None else self._seconds[index].tolist(),
@@ -82,21 +95,12 @@ class SequenceSplit:
             target = example.target
         return Encoded((made.ids,), (made.second,), {} if target is None else {"label": target})
 
-    def collect(self) -> Collector:
-        """Returns a collector of this split's predictions."""
-        return Collector(len(self.texts), reduce=self._checked, finish=self._records)
-
-    def _checked(self, row: int, logits: np.ndarray) -> np.ndarray:
-        allowed = (len(self._labelling.names),)
-        if logits.shape != allowed:
-            raise ValueError(f"logits of row {row}: found {logits.shape}, allowed: {allowed}")
-        return logits
-
-    def _records(self, found: Sequence[np.ndarray]) -> list[Record]:
+    def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
+        """Returns records with the prediction, and with probabilities unless it is a number."""
         # A tenth of a second, which reading a configuration need not take.
         from scipy import special
 
-        logits = np.asarray(found, np.float64).reshape(len(found), -1)
+        logits = np.asarray(kept, np.float64).reshape(len(kept), -1)
         if self._labelling.problem == "regression":
             predicted = [{"prediction": value} for value in logits[:, 0].tolist()]
         elif self._labelling.problem == "multi_label":
@@ -105,15 +109,13 @@ class SequenceSplit:
             predicted = [self._one(row) for row in special.softmax(logits, axis=-1).tolist()]
         return [
             self._base(example) | prediction
-            for example, prediction in zip(self.texts, predicted, strict=True)
+            for example, prediction in zip(self._texts, predicted, strict=True)
         ]
 
     def _one(self, probabilities: list[float]) -> Record:
         """The most probable label; the first of equals."""
-        names = self._labelling.names
-        best = max(range(len(names)), key=probabilities.__getitem__)
-        named = dict(zip(names, probabilities, strict=True))
-        return {"prediction": names[best], "probabilities": named}
+        named = dict(zip(self._labelling.names, probabilities, strict=True))
+        return {"prediction": max(named, key=named.__getitem__), "probabilities": named}
 
     def _several(self, probabilities: list[float]) -> Record:
         named = dict(zip(self._labelling.names, probabilities, strict=True))
@@ -127,51 +129,26 @@ class SequenceSplit:
         return {"id": example.id, "text": example.text, **pair, "label": label}
 
 
-def notes_of(name: str, split: SequenceSplit, *, max_length: int) -> list[str]:
-    """Returns what an owner of the data should know of one split, a line each."""
-    empty = [
-        example.line
-        for example in split.texts
-        if not example.text.strip() or (example.pair is not None and not example.pair.strip())
-    ]
-    of_all = f"of {len(split.texts):,} texts are"
-    found = {
-        f"{of_all} longer than {max_length} pieces: cut": split.cut,
-        f"{of_all} empty {shown_lines(empty)}": len(empty),
-    }
-    return count_notes(name, found)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceTask:
     """A task of sequence classification, without its data."""
 
     labelling: Labelling  # the meaning of the head's outputs
-    column: str  # of the labels, for messages
-    keys: tuple[str, ...]  # of `bert_jax.tasks.scores.figures`; the first ranks checkpoints
-    class_weights: Weighting  # see `weights_of`
+    keys: tuple[str, ...]  # keys of `bert_jax.tasks.scores.figures`; the first ranks checkpoints
+    class_weights: Weighting  # see `Labelling.weights`
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]  # see `Family`
-    positive: str | None = None  # the label that "f1" is of
-    separator: str = "|"  # between several labels in a text
+    positive: str | None = None  # the label that "f1" is computed for
 
     def examples(
         self, rows: Sequence[TextRow], *, required: bool, errors: RowErrors
     ) -> list[TextExample]:
-        """Returns the examples of a file.
+        """Returns the examples of a file; RowError: as `Labelling.target`."""
 
-        Where it is `required`, each needs a label. Raises RowError: a label that is missing where
-        it is required, or unknown.
-        """
-        target = functools.partial(
-            target_of,
-            labelling=self.labelling,
-            column=self.column,
-            separator=self.separator,
-            required=required,
-        )
-        return errors.kept(
-            rows, lambda row: TextExample(row.id, row.text, row.pair, target(row), row.line)
-        )
+        def example(row: TextRow) -> TextExample:
+            target = self.labelling.target(row, required=required)
+            return TextExample(row.id, row.text, row.pair, target, row.line)
+
+        return errors.kept(rows, example)
 
     def family(
         self,
@@ -184,26 +161,25 @@ class SequenceTask:
 
         The notes on the data come before those on its texts.
         """
+        labelling = self.labelling
         splits = {
             name: SequenceSplit(
                 found,
-                labelling=self.labelling,
+                labelling=labelling,
                 tokenizer=request.tokenizer,
                 max_length=request.max_length,
             )
             for name, found in examples.items()
         }
-        more = [
-            note
-            for name, split in splits.items()
-            for note in notes_of(name, split, max_length=request.max_length)
-        ]
+        more = [note for name, split in splits.items() for note in split.notes(name)]
         weights = None
         if "train" in examples:
             targets = (example.target for example in examples["train"])
-            weights = weights_of(self.class_weights, self.labelling, targets)
+            weights = labelling.weights(self.class_weights, targets)
         return Family(
-            heads=self.labelling.heads,
+            heads=task_heads(
+                "sequence_classification", labels=labelling.names, problem=labelling.problem
+            ),
             best_metric=self.keys[0],
             class_weights=weights,
             splits=splits,
@@ -213,6 +189,6 @@ class SequenceTask:
         )
 
     def _score(self, records: Sequence[Record]) -> dict[str, float]:
-        """Returns the figures of those records that have a label; {} if none has."""
+        """Returns the figures of the labelled records; {} if none is labelled."""
         labelled = [record for record in records if record["label"] is not None]
         return figures(labelled, self.keys, positive=self.positive) if labelled else {}

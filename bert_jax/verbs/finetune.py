@@ -12,12 +12,12 @@ from bert_jax.errors import UserError
 from bert_jax.narration import speaking
 from bert_jax.runs.lock import hold_run
 from bert_jax.section import need
-from bert_jax.tasks.choice.family import MultipleChoiceSection
+from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
-from bert_jax.tasks.table.family import TableSection
+from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.training.run import run_finetuning
-from bert_jax.tasks.training.setup import claim, make_predictor, prepare, tell_data
+from bert_jax.tasks.training.setup import claim, prepare, tell_data
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.run_settings import finetune_settings
 from bert_jax.verbs.same_command import join_same_command
@@ -34,22 +34,22 @@ def finetune(
     started: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Fine-tunes as a configuration says, from the run's last checkpoint where there is one.
+    """Fine-tunes by a configuration, from the run's last checkpoint if there is one.
 
-    When it is done, the run directory holds the best checkpoint and the last, `evaluation.json`,
+    At the end the run directory holds the best checkpoint and the last, `evaluation.json`,
     `predictions/` of the dev splits, and `report.html`.
 
     Args:
         config: settings or their file; needs `run_dir` and `finetune`.
-        data: tables in memory in place of the task's files, by their keys: "train", "dev", "test".
+        data: tables in memory that replace the task's files, by their keys: "train", "dev", "test".
             They are written to ``<run_dir>/data/``, so that the run can be resumed without them.
-        seeds: how many to run and compare; None for what `finetune.sweep` says. A sweep's run
+        seeds: number of seeds to run and compare; None: the setting `finetune.sweep`. A sweep's run
             directory is that of its best run; see `bert_jax.tasks.sweep.run`.
-        allow_data_change: whether a run that resumes may have other data than it has read; a
-            line says what changed and where it goes on.
-        started: when this began, in seconds since 1970, for the account of where the time went;
-            None if that is the call itself.
-        console: where progress is shown; standard output where none is given.
+        allow_data_change: whether a resumed run may have other data than before; a line names the
+            change and the position in the new data.
+        started: start of the run for the account of its time, in seconds since 1970; None: the time
+            of this call.
+        console: where progress is shown; None: standard output.
 
     Returns:
         The step reached, whether a signal stopped the run, and the best checkpoint's figures.
@@ -77,13 +77,10 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
 
 
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
-    """Returns a configuration whose task reads tables that were in memory.
+    """Writes tables in memory to ``<run_dir>/data/KEY.jsonl`` for the task's keys.
 
-    Its task is one of tables: "table" or "multiple_choice". The data, by their key in the task, are
-    written to ``<run_dir>/data/KEY.jsonl``.
-
-    Raises:
-        UserError: the task takes no tables, or none of that key.
+    Returns the configuration with these files. Raises UserError: the task is neither "table" nor
+    "multiple_choice", or has no such key.
     """
     section = need(config.finetune, "finetune", "finetune")
     root = epath.Path(need(config.run_dir, "run_dir", "finetune")) / "data"
@@ -114,7 +111,6 @@ def _finetune(settings: FinetuneSettings, console: Console) -> Outcome:
                 f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir"
             )
         tell_data(prepared, console)
-        predictor = make_predictor(prepared)
         return run_finetuning(
-            prepared, root, predictor, check_lock=check_lock, console=console
+            prepared, root, prepared.predictor(), check_lock=check_lock, console=console
         ).outcome

@@ -1,19 +1,44 @@
 """`bert-jax predict`: a fine-tuned run and a file → predictions, or a benchmark's own files."""
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import jax
+import pyarrow as pa
+from etils import epath
 from rich.console import Console
 
 from bert_jax.data.row_errors import OnError
+from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import check_batch_size
+from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.lock import hold_output
-from bert_jax.tasks.prediction import PredictionOutput, Predictions, predict_to
+from bert_jax.tasks.choice import MultipleChoiceSection
+from bert_jax.tasks.family import Family, Record
+from bert_jax.tasks.predictor import score_splits
+from bert_jax.tasks.section import TaskSection
+from bert_jax.tasks.table import TableSection
+from bert_jax.tasks.training.evaluation import predict_run, section_of, write_csv, write_records
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.same_command import join_same_command
+
+SUFFIXES: Final = (".jsonl", ".csv")
+
+
+class Predictions(NamedTuple):
+    """The result of `predict`."""
+
+    step: int  # step of the checkpoint
+    files: Sequence[Path]
+    records: Mapping[str, Sequence[Record]]  # by split
+    scores: Mapping[str, float] | None  # figures of the labelled examples; None without any
+    scored: Mapping[str, int]  # number of labelled examples of each split that has some
+    notes: Sequence[str]  # findings about the data, a line each
 
 
 def predict(
@@ -32,31 +57,31 @@ def predict(
 ) -> Predictions:
     """Predicts a file, or the test splits of the task that a run was fine-tuned on.
 
-    SQuAD 2.0's threshold is the one tuned on dev for the same checkpoint.
+    The threshold of SQuAD 2.0 is the one tuned on dev for the same checkpoint.
 
     Args:
-        run_dir: of `finetune`.
+        run_dir: run directory of `finetune`.
         output: .jsonl (the full record of each example) or .csv (id and prediction); with
-            `submission` a directory, which gets the files that the benchmark itself takes and may
-            hold those of other tasks already.
+            `submission` a directory for the files that the benchmark itself takes, which may hold
+            the files of other tasks already.
         input_path: a file in the task's own layout; None for the test splits. Rows without a label
-            are predicted too; the scores are of the rows with one.
+            are predicted too; only rows with a label are scored.
         submission: write the benchmark's files.
         probabilities: in a .csv, add a column ``probability:LABEL`` for each label.
         checkpoint: `auto` (the best), `last`, `best`, or a step.
         batch_size: rows at a time; does not change the predictions.
         mesh: devices to use; None for all there are.
         force: replace `output`.
-        on_error: "skip" leaves out malformed rows of a table, "stop" raises; None for what the
-            run's task says.
+        on_error: "skip" leaves out malformed rows of a table, "stop" raises; None: the setting of
+            the run's task.
         console: where the result is shown.
 
     Raises:
         UserError: not a fine-tuned run, no such file, `output` exists, no batch size, or a
             checkpoint that was not evaluated on the dev file that its threshold comes from.
     """
-    target = PredictionOutput(Path(output), submission, force, probabilities)
-    target.check()
+    path = Path(output)
+    _check_output(path, submission=submission, force=force)
     check_batch_size(batch_size)
     arguments = {
         "run_dir": run_dir,
@@ -69,30 +94,117 @@ def predict(
         "--force": force,
     }
     join_same_command("predict", mesh, arguments)
-    initialise(mesh or MeshSection())  # the lock is one for all processes of the job
-    with hold_output(target.path):
-        result = predict_to(
-            target,
-            open_run(run_dir),
-            input_path=input_path,
+    initialise(mesh or MeshSection())  # all processes of the job share one lock
+    with hold_output(path):
+        run = open_run(run_dir)
+        task = _task(run, on_error)
+        if probabilities and not submission and path.suffix == ".csv":
+            _check_probabilities(run.heads)
+        loaded, family, records = predict_run(
+            run,
+            roles=("test",) if input_path is None else ("input",),
             checkpoint=checkpoint,
             batch_size=batch_size,
             mesh=mesh,
-            on_error=on_error,
+            nothing=f"{run.directory}: its task has no test file, allowed: --input FILE, or a run "
+            "whose task has",
+            input=input_path,
+            task=task,
         )
+        labelled = {
+            name: rows
+            for name, found in records.items()
+            if (rows := [record for record in found if record.get("label") is not None])
+        }
+        scores = score_splits(family, labelled) if labelled else None
+        scored = {name: len(found) for name, found in labelled.items()}
+        files: list[Path] = []
+        if jax.process_index() == 0:
+            files = (
+                _write_official(path, family, records)
+                if submission
+                else _write(path, records, probabilities=probabilities)
+            )
+    result = Predictions(loaded.step, files, records, scores, scored, family.notes)
     if console is not None and jax.process_index() == 0:
-        files = ", ".join(map(str, result.files))
-        counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())
-        lines = [*result.notes, f"{files}: {counts}"]
-        if result.scores:
-            lines.append(format_scores(result.scores) + _of_some(result))
-        for line in lines:
+        for line in _lines(result):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return result
 
 
-def _of_some(result: Predictions) -> str:
-    """Returns `` (7 of 20 rows have a label)``; "" if all rows have one."""
-    of = {name: len(result.records[name]) for name in result.scored}
-    some = [f"{n:,} of {of[name]:,} rows" for name, n in result.scored.items() if n < of[name]]
-    return f" ({', '.join(some)} have a label)" if some else ""
+def _check_output(path: Path, *, submission: bool, force: bool) -> None:
+    """Raises UserError before any computation: another suffix, or the output exists."""
+    if submission:
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path}: found a file, allowed: a directory for --submission")
+        return
+    if path.suffix not in SUFFIXES:
+        raise UserError(
+            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}, or a "
+            f"directory with --submission"
+        )
+    if path.exists() and not force:
+        raise UserError(f"{path}: is already there; allowed: another name, or --force")
+
+
+def _task(run: Run, on_error: OnError | None) -> TaskSection:
+    """Returns a run's task with another treatment of malformed rows."""
+    task = section_of(run).task  # refuses a run that was not fine-tuned
+    if on_error is None:
+        return task
+    if not isinstance(task, TableSection | MultipleChoiceSection):
+        raise UserError(
+            f'--on-error: found it with task "{task.kind}", allowed: table, multiple_choice'
+        )
+    return task.model_copy(update={"on_error": on_error})
+
+
+def _check_probabilities(heads: HeadsSection) -> None:
+    if heads.task != "sequence_classification" or heads.problem == "regression":
+        raise UserError(
+            "--probabilities: this task predicts no label of a text, allowed: leave it out; a "
+            ".jsonl has all that is known of an example"
+        )
+
+
+def _write_official(
+    path: Path, family: Family, records: Mapping[str, Sequence[Record]]
+) -> list[Path]:
+    return [
+        file for name, found in records.items() for file in family.write_official(name, found, path)
+    ]
+
+
+def _write(
+    path: Path, records: Mapping[str, Sequence[Record]], *, probabilities: bool
+) -> list[Path]:
+    several = ["split"] if len(records) > 1 else []
+    rows = [{"split": name, **record} for name, found in records.items() for record in found]
+    if path.suffix == ".jsonl":
+        kept = rows if several else [record for found in records.values() for record in found]
+        write_records(epath.Path(path), kept)
+        return [path]
+    columns: dict[str, list[Any]] = {
+        name: [_cell(row[name]) for row in rows] for name in (*several, "id", "prediction")
+    }
+    for name in rows[0]["probabilities"] if probabilities and rows else ():
+        columns[f"probability:{name}"] = [row["probabilities"][name] for row in rows]
+    write_csv(epath.Path(path), pa.table(columns))
+    return [path]
+
+
+def _cell(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+
+
+def _lines(result: Predictions) -> list[str]:
+    """Returns the lines to show; `` (7 of 20 rows have a label)`` unless all rows have one."""
+    files = ", ".join(map(str, result.files))
+    counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())
+    lines = [*result.notes, f"{files}: {counts}"]
+    if result.scores:
+        of = {name: len(result.records[name]) for name in result.scored}
+        some = [f"{n:,} of {of[name]:,} rows" for name, n in result.scored.items() if n < of[name]]
+        labelled = f" ({', '.join(some)} have a label)" if some else ""
+        lines.append(format_scores(result.scores) + labelled)
+    return lines

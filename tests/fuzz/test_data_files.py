@@ -22,11 +22,11 @@ from bert_jax.pipelines.cleaning.contamination import evaluation_texts
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import iter_text
-from bert_jax.tasks.choice.file import ChoiceColumns, read_choices
-from bert_jax.tasks.columns import TextColumns, text_rows
+from bert_jax.tasks.choice import ChoiceColumns, read_choices
 from bert_jax.tasks.glue.files import read_glue
-from bert_jax.tasks.labels import names_of, number_of
+from bert_jax.tasks.labels import Labelling, number_of
 from bert_jax.tasks.squad.file import read_squad
+from bert_jax.tasks.table import TableSection, text_rows
 from bert_jax.tasks.tokens.conll import ConllColumns, read_conll
 from tests.corpus import make_dataset
 from tests.fuzz.harness import both_forms, damaged, flipped, json_of, survives
@@ -94,13 +94,14 @@ XML = (
 @pytest.mark.parametrize(("suffix", "whole"), [(".tsv", TSV), (".csv", CSV), (".jsonl", JSONL)])
 def test_tables(tmp_path: Path, suffix: str, whole: str, inputs: int) -> None:
     path = tmp_path / f"table{suffix}"
-    columns = TextColumns("sentence", None, "label", "id")
+    section = TableSection(text="sentence", label="label", id="id")
+    labelling = Labelling("multi_label", ())
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        for found in text_rows(read_table(path), columns, labelled=True, errors=RowErrors()):
+        for found in text_rows(read_table(path), section, labelled=True, errors=RowErrors()):
             number_of(found.label)
-            names_of(found, column="label", problem="multi_label", separator="|")
+            labelling.names_in(found)
         read_glue(path, "cola", labelled=True)
 
     survives(read, damaged(whole.encode()), inputs)
@@ -115,7 +116,7 @@ def test_tables_of_choices(tmp_path: Path, inputs: int) -> None:
         for header in (True, False):
             names = ("startphrase", "e0", "e1", "label") if header else ("0", "1", "2", "3")
             columns = ChoiceColumns(names[0], names[1:3], names[3], header=header)
-            read_choices(path, columns, labelled=False)
+            read_choices(path, columns, labelled=False, errors=RowErrors())
 
     survives(read, damaged(CHOICES.encode()), inputs)
 

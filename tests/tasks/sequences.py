@@ -36,11 +36,10 @@ def write_lines(path: Path, lines: Sequence[str], *, end: str = "\n") -> Path:
 
 
 def predict(split: Split, logits: Sequence[Sequence[float]]) -> list[Record]:
-    """Records of a split for logits in its order, handed over last row first."""
-    collector = split.collect()
-    for row in reversed(range(len(split.lengths))):
-        collector.add(row, np.asarray(logits[row], np.float32))
-    return collector.records()
+    """Records of a split for logits in its order."""
+    return split.records(
+        [split.reduce(row, np.asarray(found, np.float32)) for row, found in enumerate(logits)]
+    )
 
 
 def labels_of(split: Split) -> list[object]:

@@ -14,15 +14,14 @@ from bert_jax.errors import UserError
 from bert_jax.inference.lengths import BUCKETS, bucket_of, buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.task import Row
-from bert_jax.tasks.batches import WEIGHTS, TrainBatches, collate
-from bert_jax.tasks.epoch_plan import EpochPlan
-from bert_jax.tasks.family import NO_LABEL, Encoded
+from bert_jax.tasks.batches import WEIGHTS, EpochPlan, TrainBatches, collate
+from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
 MAX_LENGTH = 100
 CHEAP = ShapeCost(0)
 
 
-class Rows:
+class Rows(Split):
     """A split whose rows are numbers."""
 
     def __init__(
@@ -38,9 +37,6 @@ class Rows:
         ids = [list(range(1, size + 1 - choice)) for choice in range(self._choices)]
         label: Any = np.full(size, index) if self._per_piece else index
         return Encoded(ids, [size // 2] * self._choices, {"label": label})
-
-    def collect(self) -> Any:
-        raise NotImplementedError
 
 
 def plan(

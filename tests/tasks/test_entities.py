@@ -4,15 +4,13 @@ from hypothesis import strategies as st
 
 from bert_jax.tasks.tokens.entities import (
     Entity,
+    Scheme,
+    detect_scheme,
     entity_report,
     entity_scores,
     find_entities,
-    label_scores,
-)
-from bert_jax.tasks.tokens.schemes import (
-    Scheme,
-    detect_scheme,
     fits,
+    label_scores,
     violations,
 )
 from tests.tasks.reference_conlleval import conlleval

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.choice.family import MultipleChoiceSection
+from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Family
 from bert_jax.text import Tokenizer
+from tests.tasks.sequences import predict
 from tests.tasks.small_tokenizer import small_tokenizer
 
 SWAG = """\
@@ -65,10 +66,7 @@ def test_codah_has_no_header_and_no_quotes(tokenizer: Tokenizer, tmp_path: Path)
     family = open_file(tokenizer, tmp_path, CODAH, name="file.tsv", format="codah")
     split = family.splits["train"]
     assert [split.row(index).targets for index in range(2)] == [{"label": 2}, {"label": 0}]
-    collector = split.collect()
-    collector.add(1, np.zeros(4, np.float32))
-    collector.add(0, np.array([0, 1, 2, np.log(3)], np.float32))
-    first, second = collector.records()
+    first, second = predict(split, [[0, 1, 2, np.log(3)], [0, 0, 0, 0]])
     assert first["text"] == 'the "old mill'
     assert first["choices"] == ["saw a dog", "in", "saw", "dogs"]
     assert (first["label"], first["prediction"]) == (2, 2)

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -35,18 +34,16 @@ def close(found: float, expected: Fraction | float) -> None:
     ],
 )
 def test_matthews_of_a_constant_is_0_without_a_warning(labels: list[str], found: list[str]) -> None:
-    assert scores.matthews(labels, found) == 0.0
+    assert scores.label_figure("matthews", labels, found) == 0.0
 
 
-@pytest.mark.parametrize("function", [scores.pearson, scores.spearman])
-def test_correlation_of_a_constant_is_0_without_a_warning(
-    function: Callable[[Sequence[float], Sequence[float]], float],
-) -> None:
-    assert function([1.0, 2.0, 3.0], [2.5, 2.5, 2.5]) == 0.0
-    assert function([2.5, 2.5, 2.5], [1.0, 2.0, 3.0]) == 0.0
-    assert function([1.0], [2.0]) == 0.0
+@pytest.mark.parametrize("key", ["pearson", "spearman"])
+def test_correlation_of_a_constant_is_0_without_a_warning(key: str) -> None:
+    assert scores.number_figure(key, [1.0, 2.0, 3.0], [2.5, 2.5, 2.5]) == 0.0
+    assert scores.number_figure(key, [2.5, 2.5, 2.5], [1.0, 2.0, 3.0]) == 0.0
+    assert scores.number_figure(key, [1.0], [2.0]) == 0.0
     nearly = [1.0, 1.0 + 1e-15, 1.0]
-    assert -1.0 <= function([1.0, 2.0, 3.0], nearly) <= 1.0
+    assert -1.0 <= scores.number_figure(key, [1.0, 2.0, 3.0], nearly) <= 1.0
 
 
 def test_a_column_against_a_row_is_refused_and_not_broadcast() -> None:
@@ -55,12 +52,12 @@ def test_a_column_against_a_row_is_refused_and_not_broadcast() -> None:
     column = (labels + rng.normal(0, 0.1, 32))[:, None]
     # What it would have been: errors of every answer against every label.
     assert np.square(labels - column).mean() > 1
-    for function in (scores.pearson, scores.spearman, scores.mean_squared_error):
+    for key in ("pearson", "spearman", "mse"):
         with pytest.raises(ValueError, match=r"found shape \(32, 1\), allowed: \(32,\)"):
-            function(labels.tolist(), column.tolist())
+            scores.number_figure(key, labels.tolist(), column.tolist())
         with pytest.raises(ValueError, match="found shape"):
-            function(labels.tolist(), column[:31, 0].tolist())
-        assert np.isfinite(function(labels.tolist(), column[:, 0].tolist()))
+            scores.number_figure(key, labels.tolist(), column[:31, 0].tolist())
+        assert np.isfinite(scores.number_figure(key, labels.tolist(), column[:, 0].tolist()))
 
 
 def test_figures_of_several_labels() -> None:
@@ -100,20 +97,23 @@ def test_figures_of_classes_are_those_of_scikit_learn(pairs: list[tuple[str, str
             metrics.f1_score(labels, found, average="macro"),
             metrics.matthews_corrcoef(labels, found),
         )
-    close(scores.accuracy(labels, found), expected[0])
-    close(scores.f1(labels, found, positive="a"), expected[1])
-    close(scores.macro_f1(labels, found), expected[2])
-    close(scores.matthews(labels, found), expected[3])
+    close(scores.label_figure("accuracy", labels, found), expected[0])
+    close(scores.label_figure("f1", labels, found, "a"), expected[1])
+    close(scores.label_figure("macro_f1", labels, found), expected[2])
+    close(scores.label_figure("matthews", labels, found), expected[3])
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3))
 def test_figures_of_numbers_are_those_of_scipy(pairs: list[tuple[int, int]]) -> None:
     labels, found = (list(map(float, side)) for side in zip(*pairs, strict=True))
-    close(scores.mean_squared_error(labels, found), metrics.mean_squared_error(labels, found))
+    close(scores.number_figure("mse", labels, found), metrics.mean_squared_error(labels, found))
     assume(len(set(labels)) > 1 < len(set(found)))
-    close(scores.pearson(labels, found), np.corrcoef(labels, found)[0, 1])
-    close(scores.spearman(labels, found), np.corrcoef(*map(stats.rankdata, (labels, found)))[0, 1])
+    close(scores.number_figure("pearson", labels, found), np.corrcoef(labels, found)[0, 1])
+    close(
+        scores.number_figure("spearman", labels, found),
+        np.corrcoef(*map(stats.rankdata, (labels, found)))[0, 1],
+    )
 
 
 @settings(deadline=None, max_examples=50)

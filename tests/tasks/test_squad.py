@@ -9,9 +9,8 @@ from hypothesis import given, settings
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import DataRequest, Family, Record
-from bert_jax.tasks.squad.family import SquadSection
+from bert_jax.tasks.squad.family import SquadSection, SquadSplit
 from bert_jax.tasks.squad.file import Answer, find_answer
-from bert_jax.tasks.squad.split import SquadSplit
 from tests.tasks import reference_squad
 from tests.tasks.squad_data import letters_tokenizer, open_one, question, squad, write
 
@@ -28,11 +27,11 @@ def _split(family: Family, role: str = "dev") -> SquadSplit:
 def _answered(
     split: SquadSplit, wanted: dict[str, str], *, null: dict[str, float] | None = None
 ) -> list[Record]:
-    """Records of logits that point at the pieces of the wanted texts, rows in reverse order."""
+    """Records of logits that point at the pieces of the wanted texts."""
     tokenizer = letters_tokenizer()
-    collector = split.collect()
+    kept = []
     rng = np.random.default_rng(0)
-    for row in reversed(range(len(split.lengths))):
+    for row in range(len(split.lengths)):
         logits = rng.uniform(-1, 0, (split.lengths[row], 2)).astype(np.float32)
         id = split.question(row).id
         ids, at = split.row(row).sequences[0], split.row(row).seconds[0]
@@ -41,8 +40,8 @@ def _answered(
         if pieces and places:
             logits[places[0], 0] = logits[places[0] + len(pieces) - 1, 1] = 5
         logits[0] = (null or {}).get(id, 0) / 2
-        collector.add(row, logits)
-    return collector.records()
+        kept.append(split.reduce(row, logits))
+    return split.records(kept)
 
 
 def _tower(tmp_path: Path, **settings: Any) -> Family:

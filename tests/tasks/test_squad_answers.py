@@ -8,7 +8,7 @@ from bert_jax.tasks.squad.answers import (
     find_answers,
     find_candidates,
 )
-from bert_jax.tasks.squad.split import ContextWindows, count_windows
+from bert_jax.tasks.squad.windows import ContextWindows, count_windows
 from tests.tasks import reference_squad
 
 FIRST = 4  # [CLS] two pieces of a question [SEP]

@@ -12,7 +12,7 @@ from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.model.shape_cost import ShapeCost
 from bert_jax.tasks.batches import TrainBatches
-from bert_jax.tasks.family import Encoded
+from bert_jax.tasks.family import Encoded, Split
 from bert_jax.tasks.scores import baseline_of, figures
 from bert_jax.tasks.squad.scores import figures_2_0
 from bert_jax.tasks.sweep.grid import (
@@ -165,7 +165,7 @@ def test_answers_no_better_than_none_are_degenerate() -> None:
     assert degenerate(questions, records(labels, ["the mill", "", ""], **more)) is None
 
 
-class Lengths:
+class Lengths(Split):
     """A split of which only the lengths count."""
 
     fingerprint = "lengths"
@@ -176,9 +176,6 @@ class Lengths:
 
     def row(self, index: int) -> Encoded:
         return Encoded(([1] * int(self.lengths[index]),), (1,), {"label": index})
-
-    def collect(self) -> Any:
-        raise NotImplementedError
 
 
 @settings(deadline=None, max_examples=30)

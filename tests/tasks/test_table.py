@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import Family
 from bert_jax.tasks.sequence import TextExample
-from bert_jax.tasks.table.family import TableSection, hold_out
+from bert_jax.tasks.table import TableSection, hold_out
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 

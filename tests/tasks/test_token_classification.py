@@ -64,11 +64,9 @@ def one_hot(ids: np.ndarray, count: int) -> np.ndarray:
 def predict(family: Family, split: TokenSplit) -> list[Record]:
     """What a model says that gives every piece the label whose number is its id's remainder."""
     count = len(family.heads.labels)
-    collector = split.collect()
-    for index in reversed(range(len(split.lengths))):
-        ids = np.asarray(split.row(index).sequences[0])
-        collector.add(index, one_hot(ids % count, count))
-    return collector.records()
+    rows = range(len(split.lengths))
+    ids = [np.asarray(split.row(index).sequences[0]) for index in rows]
+    return split.records([split.reduce(n, one_hot(ids[n] % count, count)) for n in rows])
 
 
 def read_labels(family: Family, row: Encoded) -> list[str | None]:
@@ -116,13 +114,13 @@ def test_every_word_of_any_file_is_learned_and_predicted_once(
     )
     task = Task(tmp_path_factory.mktemp("task"), tokenizer, train="x NN\ny VB\nz IN\n", dev=text)
     split = task.open("dev", max_length=max_length, stride=stride).splits["dev"]
-    collector = split.collect()
+    kept = []
     for index in range(len(split.lengths)):
         row = split.row(index)
         assert len(row.sequences[0]) == split.lengths[index] <= max_length
         target = np.asarray(row.targets["labels"])
-        collector.add(index, one_hot(np.maximum(target, 0), 3))
-    for record, words, names in zip(collector.records(), sentences, labels, strict=True):
+        kept.append(split.reduce(index, one_hot(np.maximum(target, 0), 3)))
+    for record, words, names in zip(split.records(kept), sentences, labels, strict=True):
         assert record["tokens"] == words
         assert record["label"] == record["prediction"] == names
 

@@ -11,7 +11,7 @@ from transformers import BertForPreTraining
 from bert_jax import narration
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.model.config import HeadsSection
-from bert_jax.tasks.labels import Labelling
+from bert_jax.tasks.family import task_heads
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.interop.hf_checkpoints import hf_config, hf_model
 from tests.project import VOCAB_SIZE, ok, refused
@@ -83,10 +83,10 @@ def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
 
 
 def test_probabilities_are_refused_before_anything_is_predicted(tmp_path: Path) -> None:
-    labelling = Labelling("regression", ("label",))
+    heads = task_heads("sequence_classification", labels=("label",), problem="regression")
     task = {"kind": "table", "text": "text", "label": "label"}
     config = {"finetune": {"init_from": "unused", "task": task}}
-    run = tiny_run(tmp_path, heads=labelling.heads, config=config)
+    run = tiny_run(tmp_path, heads=heads, config=config)
     (tmp_path / "in.csv").write_text("text\nword1\n")
     ask = ("predict", run, tmp_path / "out.csv", "--input", tmp_path / "in.csv", "--probabilities")
     # Before the checkpoint is looked for, which is not there.

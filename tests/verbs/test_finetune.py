@@ -16,11 +16,13 @@ import yaml
 
 import bert_jax
 from bert_jax import narration
+from bert_jax.errors import Diverged
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
-from bert_jax.runs.checkpoints import load_params
+from bert_jax.runs.checkpoints import LoadedParams, load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor
+from bert_jax.tasks.training.evaluation import open_data
 from bert_jax.train.example_log import times_seen
 from bert_jax.train.writer import read_metrics
 from tests.project import invoke, ok, refused
@@ -117,18 +119,30 @@ def test_figures_do_not_depend_on_batch_size_or_devices(tuned: Path, batch_size:
     assert json.loads((run_dir / "evaluation.json").read_text())["scores"] == expected
     one = load_params(open_run(run_dir), checkpoint="auto", mesh=open_mesh(one_device=True))
     assert one.mesh.size == 1
-    assert predictions(run_dir, one, batch_size) == predictions(
-        run_dir, load_params(open_run(run_dir), checkpoint="auto"), batch_size
+    records = records_of(run_dir / "predictions" / "dev.jsonl")
+    found = predict_dev(run_dir, one, one.params, batch_size)
+    assert found == [record["prediction"] for record in records]
+
+
+def test_a_model_that_has_diverged_makes_no_records(tuned: Path) -> None:
+    loaded = load_params(open_run(tuned / "tuned"), checkpoint="auto")
+    broken = jax.tree.map(lambda leaf: leaf * np.nan, loaded.params)
+    with pytest.raises(Diverged, match=r"row \d+: found NaN or infinity, allowed: finite"):
+        predict_dev(tuned / "tuned", loaded, broken, 16)
+
+
+def predict_dev(run_dir: Path, loaded: LoadedParams, params: Any, batch_size: int) -> list[str]:
+    run = open_run(run_dir)
+    predictor = Predictor(
+        loaded.model,
+        loaded.mesh,
+        batch_size=batch_size,
+        max_length=32,
+        pad_id=run.tokenizer.special.pad,
+        architecture=run.architecture,
     )
-
-
-def predictions(run_dir: Path, loaded: Any, batch_size: int) -> list[str]:
-    from bert_jax.tasks.training.evaluation import open_data, predictor_of
-
-    opened = open_run(run_dir)
-    split = open_data(opened, roles=("dev",), step=loaded.step).splits["dev"]
-    predictor = predictor_of(opened, loaded, batch_size=batch_size)
-    return [record["prediction"] for record in predictor(loaded.params, split)]
+    split = open_data(run, roles=("dev",), step=loaded.step).splits["dev"]
+    return [record["prediction"] for record in predictor(params, split)]
 
 
 def test_predictions_of_a_file_with_and_without_labels(

@@ -74,24 +74,26 @@ class GlueSection(Section):
     def open(self, request: DataRequest) -> Family:
         """Opens the task.
 
-        Labels have the names and the order of `TASKS`, or the model's own order if it has them in
-        another. Labels of a test set are read where its file has them. Raises UserError: a file or
-        column that is not there; a line that is no row; a label that is missing in training or dev
-        data, or unknown; a model with other labels.
+        Labels have the names and the order of `TASKS`, or the model's own order. Labels of a test
+        set are read where its file has them. Raises UserError: a file or column that is not there;
+        a line that is no row; a label that is missing in training or dev data, or unknown; a model
+        with other labels.
         """
         layout = TASKS[self.name]
         task = SequenceTask(
             labelling=_labelling(self, layout, request.labels),
-            column=layout.label[0],
             keys=layout.figures,
-            positive=layout.positive,
+            positive=layout.names[-1],
             class_weights=self.class_weights,
             write_official=functools.partial(write_submission, self.name),
         )
         notes: list[str] = []
         examples: dict[str, list[TextExample]] = {}
         for name, found in _read(self, request).items():
-            notes += _ragged_notes(name, found)
+            few = "lines have too few fields, as in the original, and are skipped"
+            many = "lines have more fields than the header, which are ignored"
+            for what, lines in ((few, found.skipped), (many, found.trimmed)):
+                notes += count_notes(name, {f"{what} {shown_lines(lines)}": len(lines)})
             rows = found.rows[: self.train_limit] if name == "train" else found.rows
             if not rows:
                 raise UserError(f"task.data: found no examples of {name} in {self.data}")
@@ -101,16 +103,15 @@ class GlueSection(Section):
 
 
 def _labelling(section: GlueSection, task: GlueTask, given: tuple[str, ...] | None) -> Labelling:
-    problem = "regression" if section.name == "stsb" else "single_label"
-    if given is None:
-        return Labelling(problem, task.names)
+    names = given or task.names
     # A regression's one output may have any name.
-    if set(given) != set(task.names) and not len(given) == len(task.names) == 1:
+    if set(names) != set(task.names) and not len(names) == len(task.names) == 1:
         raise UserError(
             f'task.name: found "{section.name}", whose labels are {spell_names(task.names)}, '
-            f"allowed: a task with the model's, {spell_names(given)}"
+            f"allowed: a task with the model's, {spell_names(names)}"
         )
-    return Labelling(problem, given)
+    problem = "regression" if section.name == "stsb" else "single_label"
+    return Labelling(problem, names, column=task.label[0])
 
 
 def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
@@ -128,7 +129,7 @@ def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
 
 
 def directory_of(section: GlueSection) -> Path:
-    """Returns where a task's files are on this machine; UserError: no such directory."""
+    """Returns the directory of a task's files on this machine; UserError: it is not there."""
     root = local_copy(section.data)
     if not root.is_dir():
         raise UserError(f'task.data: found no directory {root}, allowed: one, or "{TFDS}"')
@@ -136,21 +137,14 @@ def directory_of(section: GlueSection) -> Path:
     return inside if inside.is_dir() else root
 
 
-def _ragged_notes(name: str, found: GlueRows) -> list[str]:
-    few = "lines have too few fields, as in the original, and are skipped"
-    many = "lines have more fields than the header, which are ignored"
-    lines = {few: found.skipped, many: found.trimmed}
-    return count_notes(name, {f"{k} {shown_lines(v)}": len(v) for k, v in lines.items()})
-
-
 def write_submission(
     task: str, split: str, records: Sequence[Record], directory: Path
 ) -> list[Path]:
-    """Writes one task's file, and the archive of all that lie there.
+    """Writes one task's file, and the archive of all tasks' files in the directory.
 
     ``index<TAB>prediction`` and a line for each example: names for MNLI, QNLI, RTE and AX, a number
     from 0 to 5 for STS-B, 0 or 1 for the others. Once every task has written to the same
-    directory, which is made if need be, the archive is what the leaderboard takes.
+    directory, the leaderboard takes the archive. Missing directories are made.
 
     Returns the task's file and the archive. Raises UserError: the split is no test set, or the
     place cannot be written to.
@@ -161,11 +155,15 @@ def write_submission(
         raise UserError(f'submission: found split "{split}" of {task}, allowed: {allowed}')
     lines = ["index\tprediction"]
     lines += [f"{record['id']}\t{_spelled(task, record['prediction'])}" for record in records]
-    path = directory / name
-    write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
-    archive = directory / ZIP
-    write_whole(epath.Path(archive), _archived(directory))
-    return [path, archive]
+    write_whole(directory / name, "".join(f"{line}\n" for line in lines))
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for file in filter(Path.exists, (directory / each for each in FILES.values())):
+            entry = zipfile.ZipInfo(file.name, date_time=_EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, read_bytes(epath.Path(file)))
+    write_whole(directory / ZIP, made.getvalue())
+    return [directory / name, directory / ZIP]
 
 
 def _spelled(task: str, prediction: str | float) -> str:
@@ -173,14 +171,3 @@ def _spelled(task: str, prediction: str | float) -> str:
         return f"{min(max(prediction, 0.0), HIGHEST):.6f}"
     layout = TASKS[task]
     return prediction if layout.spelled == "name" else str(layout.names.index(prediction))
-
-
-def _archived(directory: Path) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        for name in FILES.values():
-            if (directory / name).exists():
-                entry = zipfile.ZipInfo(name, date_time=_EPOCH)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(entry, read_bytes(epath.Path(directory / name)))
-    return made.getvalue()

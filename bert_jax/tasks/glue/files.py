@@ -4,15 +4,14 @@ Sources: the files of gluebenchmark.com; names and order of labels as in Hugging
 in TFDS's, so that a head's outputs mean the same everywhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import TableRow, ragged, read_fields, read_table
 from bert_jax.files.read import is_whole
-from bert_jax.tasks.columns import TextRow
-from bert_jax.tasks.labels import label_number
+from bert_jax.tasks.labels import TextRow, label_number
 
 TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
 
@@ -20,20 +19,15 @@ TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qn
 class GlueTask(NamedTuple):
     """A task: its files, columns, labels and figures."""
 
-    directory: str  # of its files, in the archive
-    names: tuple[str, ...]  # of the labels, in the order of the logits
+    directory: str  # directory of its files in the archive
+    names: tuple[str, ...]  # labels in the order of the logits; F1 is computed for the last
     text: tuple[str, ...] = ("sentence1",)  # the column, under any of its names
     pair: tuple[str, ...] = ("sentence2",)  # () without one
     label: tuple[str, ...] = ("label",)
     spelled: Literal["number", "name"] = "number"  # how the files give the labels
     figures: tuple[str, ...] = ("accuracy",)  # the first ranks checkpoints
-    # What to do with a line of too few fields ("skip") or too many ("trim"); else it is an error.
+    # Treatment of a line with too few fields ("skip") or too many ("trim"); else it is an error.
     ragged: Literal["refuse", "skip", "trim"] = "refuse"
-
-    @property
-    def positive(self) -> str:
-        """The label that F1 is of."""
-        return self.names[-1]
 
 
 _NLI: Final = ("entailment", "not_entailment")
@@ -67,8 +61,8 @@ TASKS: Final[Mapping[str, GlueTask]] = {
         figures=("f1", "accuracy"),
         ragged="skip",
     ),
-    # The diagnostic set with its labels (diagnostic-full.tsv) names its columns otherwise. Its
-    # figure is Matthews' correlation, theirs accuracy.
+    # The diagnostic set with its labels (diagnostic-full.tsv) has other names of columns, and
+    # Matthews' correlation as its figure.
     "mnli": GlueTask(
         "MNLI",
         ("entailment", "neutral", "contradiction"),
@@ -91,27 +85,26 @@ class GlueRows(NamedTuple):
     """One file."""
 
     rows: list[TextRow]
-    skipped: tuple[int, ...] = ()  # lines with too few fields, where they are known to be there
-    trimmed: tuple[int, ...] = ()  # lines with too many
+    skipped: Sequence[int] = ()  # lines with too few fields, where the original has such lines
+    trimmed: Sequence[int] = ()  # lines with too many
 
 
 def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
-    """Returns the files of a role by the split they make.
+    """Returns the files of the role "train", "dev" or "test" by the split they make.
 
     ``("mnli", "dev", d)`` → ``{"dev_matched": d/dev_matched.tsv, "dev_mismatched": …}``
 
-    Roles are "train", "dev" and "test". The diagnostic set joins the test sets of MNLI if it is
-    there or beside the directory, as the archive has it.
+    The diagnostic set joins the test sets of MNLI if it is there or beside the directory, as in the
+    archive.
     """
     if task != "mnli" or role == "train":
         return {role: directory / f"{role}.tsv"}
     names = [f"{role}_matched", f"{role}_mismatched"]
     files = {name: directory / f"{name}.tsv" for name in names}
-    if role == "test":
-        beside = directory.absolute().parent
-        for place in (directory, beside / "diagnostic", beside):
-            if (place / "diagnostic.tsv").exists():
-                return {**files, "diagnostic": place / "diagnostic.tsv"}
+    beside = directory.absolute().parent
+    for place in (directory, beside / "diagnostic", beside):
+        if role == "test" and (place / "diagnostic.tsv").exists():
+            return {**files, "diagnostic": place / "diagnostic.tsv"}
     return files
 
 
@@ -119,24 +112,34 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
     """Returns the examples of one file of a task, a key of `TASKS`.
 
     The file is a .tsv in the original layout, without quotes; or any other table with the columns
-    of the task, also in memory. In one that is `labelled` the column of labels has to be there.
-    Raises UserError: no such file; a column that is not there; a line with another number of fields
-    than the header, where the original has none such.
+    of the task, also in memory. In a `labelled` file the column of labels is required. Raises
+    UserError: no such file; a column that is not there; a line with another number of fields than
+    the header, where the original has no such line.
     """
     layout = TASKS[task]
+    skipped: list[int] = []
+    trimmed: list[int] = []
+    table: Iterable[TableRow]
     if isinstance(path, MemoryTable):
         names = [columns[0] for columns in (layout.text, layout.pair) if columns]
         table = path.named(names)
-        return GlueRows([_row(row, n, layout, labelled) for n, row in enumerate(table)])
-    if path.suffix != ".tsv":
-        rows = (_row(row, n, layout, labelled) for n, row in enumerate(read_table(path)))
-        return GlueRows(list(rows))
-    found, skipped, trimmed = [], [], []
+    elif path.suffix == ".tsv":
+        table = _read_tsv(path, layout, skipped, trimmed)
+    else:
+        table = read_table(path)
+    rows = [_row(row, number, layout, labelled) for number, row in enumerate(table)]
+    return GlueRows(rows, skipped, trimmed)
+
+
+def _read_tsv(
+    path: Path, layout: GlueTask, skipped: list[int], trimmed: list[int]
+) -> Iterator[TableRow]:
+    """Yields the rows of a file in the original layout; adds to the lines of other widths."""
     header: Sequence[str] = ()
     for line, fields in read_fields(path):
         if not header:
-            bare = task == "cola" and len(fields) == len(_COLA) and "sentence" not in fields
-            header = _COLA if bare else fields
+            has_none = layout is TASKS["cola"] and "sentence" not in fields
+            header = _COLA if has_none and len(fields) == len(_COLA) else fields
             if header is fields:
                 continue
         if len(fields) < len(header) and layout.ragged == "skip":
@@ -147,9 +150,7 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
             fields = fields[: len(header)]
         if len(fields) != len(header):
             raise ragged(path, line, found=len(fields), allowed=len(header))
-        row = TableRow(path, line, dict(zip(header, fields, strict=True)), header)
-        found.append(_row(row, len(found), layout, labelled))
-    return GlueRows(found, tuple(skipped), tuple(trimmed))
+        yield TableRow(path, line, dict(zip(header, fields, strict=True)), header)
 
 
 def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRow:
@@ -161,14 +162,8 @@ def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRo
     index = next((row.values[name] for name in _IDS if name in row.values), number)
     if not isinstance(index, int):
         index = int(index) if is_whole(str(index)) else number
-    return TextRow(
-        place=row.place,
-        line=row.line,
-        id=index,
-        text=row.text(text),
-        pair=None if pair is None else row.text(pair),
-        label=label,
-    )
+    second = None if pair is None else row.text(pair)
+    return TextRow(row.place, row.line, index, row.text(text), second, label)
 
 
 def _column(row: TableRow, names: Sequence[str], key: str) -> str:

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
-from bert_jax.tasks.columns import TextRow
 from bert_jax.tasks.glue.files import GlueRows
+from bert_jax.tasks.labels import TextRow
 
 NAME: Final = "tfds"  # in the place of a directory
-_DIAGNOSTIC: Final = "diagnostic"
 _SPLITS: Final = {"train": "train", "dev": "validation", "test": "test"}
-# How TFDS names the texts: the first, then the second of a pair.
+# TFDS's names of the texts: the first, then the second of a pair.
 _TEXTS: Final = (
     ("sentence1", "sentence2"),
     ("question1", "question2"),
@@ -24,9 +23,8 @@ _TEXTS: Final = (
 def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]:
     """Returns the examples of a role by the split they make, in the order of their index.
 
-    A dataset that is not there is downloaded and prepared by TFDS, in its own default directory
-    where `data_dir` is None. Raises UserError: it is neither there nor can be prepared, or is not
-    in a format that can be read without TensorFlow.
+    TFDS downloads and prepares a missing dataset, in its own default directory if `data_dir` is
+    None. Raises UserError: it cannot be prepared, or is in a format that needs TensorFlow.
     """
     split = _SPLITS[role]
     if task != "mnli" or role == "train":
@@ -36,7 +34,7 @@ def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]
         for kind in ("matched", "mismatched")
     }
     if role == "test":
-        found[_DIAGNOSTIC] = _read("glue/ax", split, data_dir)
+        found["diagnostic"] = _read("glue/ax", split, data_dir)
     return found
 
 
@@ -87,19 +85,12 @@ def _row(example: Mapping[str, Any], names: list[str] | None, place: str) -> Tex
     number = int(example["idx"])
     keys = next(keys for keys in _TEXTS if keys[0] in example)
     found = [example[key] for key in keys]
-    texts = [text.decode("utf-8") if isinstance(text, bytes) else text for text in found]
-    return TextRow(
-        place=f"{place}: index {number}",
-        line=number + 1,
-        id=number,
-        text=texts[0],
-        pair=texts[1] if len(texts) == 2 else None,
-        label=_label(example["label"], names),
-    )
-
-
-def _label(found: Any, names: list[str] | None) -> str | float | None:
-    """-1 stands for none."""
+    text, *pair = (each.decode() if isinstance(each, bytes) else each for each in found)
+    label: Any = example["label"]  # -1 if unknown
     if names is not None:
-        return None if int(found) < 0 else names[int(found)]
-    return None if math.isclose(float(found), -1) else float(found)
+        label = None if int(label) < 0 else names[int(label)]
+    else:
+        label = None if math.isclose(float(label), -1) else float(label)
+    return TextRow(
+        f"{place}: index {number}", number + 1, number, text, pair[0] if pair else None, label
+    )

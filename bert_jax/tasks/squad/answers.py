@@ -1,8 +1,8 @@
 """From the logits of windows to answers: candidates, the n best texts, the score of no answer.
 
 The rules are those of google-research/bert `run_squad.py`, `write_predictions`, with one exception:
-where none of the best starts and ends make a span, it answers "empty"; here the best span there is
-is proposed.
+if no best start and end make a span, that program answers "empty"; this one proposes the best span
+of all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-# Null score differences (log-odds) this close are the same. A tuned threshold is the difference of
-# a question, whose answer must stay when a batch of another shape rounds that otherwise.
+# Null score differences (log-odds) this close are equal. A tuned threshold is the difference of a
+# question, whose answer must not depend on the rounding of another batch shape.
 ROUNDING: Final = 1e-4
 
 
@@ -19,22 +19,22 @@ class WindowCandidates(NamedTuple):
     """The spans that one window proposes, in the order of google-research/bert."""
 
     starts: np.ndarray  # int32 [spans], pieces of the context
-    ends: np.ndarray  # int32 [spans], the last piece of each
-    logits: np.ndarray  # float32 [spans, 2], of start and end
-    spare: bool  # the window's one best span, as none came from its best starts and ends
+    ends: np.ndarray  # int32 [spans], last piece of each span
+    logits: np.ndarray  # float32 [spans, 2], start and end
+    spare: bool  # True: the window's best span, since its best starts and ends make none
     null: np.ndarray  # float32 [2], start and end logit of [CLS]
 
 
 class RankedAnswer(NamedTuple):
     """One of the n best answers."""
 
-    text: str  # "" for none
-    start: int | None  # its first character in the context; None for none
+    text: str  # "" for no answer
+    start: int | None  # its first character in the context; None for no answer
     logits: tuple[float, float]
 
     @property
     def score(self) -> float:
-        """By which answers are ranked."""
+        """The sum of the logits, by which answers are ranked."""
         return sum(self.logits)
 
 
@@ -56,15 +56,15 @@ def find_candidates(
 ) -> WindowCandidates:
     """Reduces a window's logits to the spans made by its best starts and best ends.
 
-    They lie in the context, start with most context and are not too long.
+    They are in the context, begin at a piece with most context here, and are not too long.
 
     Args:
-        logits: of start and end, float32 [pieces of the row, 2].
-        most_context: whether the window is the one to score each of its context pieces in as a
+        logits: start and end logits, float32 [pieces of the row, 2].
+        most_context: whether this window is the one that scores each of its context pieces as a
           start, bool [context pieces in the window].
-        first: where in the row the context begins.
-        offset: which piece of the whole context comes first.
-        n_best: how many starts and ends to combine.
+        first: index in the row of the first context piece.
+        offset: index of that piece in the whole context.
+        n_best: number of starts and of ends to combine.
         max_answer_length: pieces of the longest answer.
     """
     pieces = len(logits)
@@ -72,7 +72,7 @@ def find_candidates(
     may_end[first : first + len(most_context)] = True
     may_start = np.zeros(pieces, np.bool_)
     may_start[first : first + len(most_context)] = most_context
-    # The places of the largest, of equals the first.
+    # The indices of the largest logits, of equals the first.
     starts, ends = np.argsort(-logits, axis=0, kind="stable")[:n_best].T
     length = ends[None] - starts[:, None]
     allowed = (length >= 0) & (length < max_answer_length)
@@ -101,10 +101,10 @@ def find_answers(
 ) -> Answers:
     """Merges the candidates of a question's windows to its n best answers, each text once.
 
-    `text_of` takes the first and last piece of a span to its text and where it starts. `with_null`:
-    "no answer" is one of them (version 2.0), which is always kept, and so is the best answer that
-    is a text. The best come first; where there is no span at all only "no answer", and the null
-    score difference is then the null score.
+    `text_of` takes the first and last piece of a span to its text and the text's first character.
+    `with_null` (version 2.0): "no answer" and the best text are always among the answers. The best
+    come first. Without any span, "no answer" is the only one, and the null score difference is the
+    null score.
     """
     spans = _spans(windows)
     scores = [tuple(window.null.tolist()) for window in windows]
@@ -137,8 +137,7 @@ def find_answers(
 def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
     """Returns "prediction", "start", "score", "nbest" and, in 2.0, "null_score_difference".
 
-    No answer is given where the null score difference is above the threshold, by more than
-    rounding.
+    The prediction is "" if the null score difference exceeds the threshold by more than rounding.
     """
     nbest, difference = answers
     chosen = nbest[0]
@@ -169,7 +168,7 @@ def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
 def _best_span(
     logits: np.ndarray, may_start: np.ndarray, may_end: np.ndarray, max_answer_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The one best of all spans; none where nothing may start."""
+    """Returns the best of all spans; none if no piece may start."""
     ends = np.where(may_end, logits[:, 1], -np.inf)
     padded = np.concatenate([ends, np.full(max_answer_length - 1, -np.inf)])
     reached = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length)

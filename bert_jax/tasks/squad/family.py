@@ -6,20 +6,40 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pydantic
-from etils import epath
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.model.config import HeadsSection
 from bert_jax.section import DataPathText, Section
-from bert_jax.tasks.family import DataRequest, Family, Record, Split, count_notes, needs_labels
-from bert_jax.tasks.squad.file import SquadQuestion, Version, questions_in_memory, read_squad
-from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0
-from bert_jax.tasks.squad.split import SPECIAL_PIECES, SquadOptions, SquadSplit
+from bert_jax.tasks.family import (
+    DataRequest,
+    Encoded,
+    Family,
+    Record,
+    Split,
+    content_hash,
+    count_notes,
+    needs_labels,
+    task_heads,
+)
+from bert_jax.tasks.squad.answers import (
+    Answers,
+    WindowCandidates,
+    find_answers,
+    find_candidates,
+    to_record,
+)
+from bert_jax.tasks.squad.file import SquadQuestion, find_answer, questions_in_memory, read_squad
+from bert_jax.tasks.squad.offsets import OffsetEncoder
+from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0, tune
+from bert_jax.tasks.squad.windows import ContextWindows, count_windows
+from bert_jax.text.tokenizer import Tokenizer
 
 TUNED_THRESHOLD = "null_threshold"  # among the figures of a run's dev evaluation
+SPECIAL_PIECES = 3  # [CLS] question [SEP] window [SEP]
+_REMEMBERED = 64  # contexts and questions: the windows of a question often come one after another
 
 
 class SquadSection(Section):
@@ -53,7 +73,7 @@ class SquadSection(Section):
         return self.dev is not None and self.version != "1.1" and self.null_threshold is None
 
     def open(self, request: DataRequest) -> Family:
-        """Reads the files of the roles asked for.
+        """Reads the files of the requested roles.
 
         Raises UserError: a role without a file, a malformed file, or rows that hold no context.
         """
@@ -72,42 +92,41 @@ class SquadSection(Section):
         }
         tuned = request.tuned.get(TUNED_THRESHOLD)
         found = {self.version, *(file.version for file in files.values())}
-        is_2_0 = "2.0" in found or (self.version == "auto" and tuned is not None)
-        version: Version = "2.0" if is_2_0 else "1.1"
+        with_null = "2.0" in found or (self.version == "auto" and tuned is not None)
         threshold = tuned if self.null_threshold is None else self.null_threshold
-        options = SquadOptions(
-            version=version,
-            max_length=request.max_length,
-            stride=self.stride,
-            max_query_length=self.max_query_length,
-            max_answer_length=self.max_answer_length,
-            n_best=self.n_best,
-        )
         notes: list[str] = []
         splits: dict[str, Split] = {}
         for role, file in files.items():
             splits[role] = split = SquadSplit(
-                file.questions, request.tokenizer, options, role=role, threshold=threshold
+                file.questions,
+                request.tokenizer,
+                self,
+                max_length=request.max_length,
+                with_null=with_null,
+                role=role,
+                threshold=threshold,
             )
-            notes += _notes(paths[role], split, file.questions, options)
-        if version == "2.0" and threshold is None and "dev" not in splits:
+            if split.skipped and not split.examples:
+                raise UserError(
+                    f"{paths[role]}: found no answer that is in its context, allowed: at least one"
+                )
+            notes += count_notes(paths[role], split.notes())
+        if with_null and threshold is None and "dev" not in splits:
             notes.append("task.null_threshold: found none set or tuned on a dev set: 0 is used")
         return Family(
-            heads=HeadsSection(
-                pooler=False, mlm=False, next_sentence=False, task="question_answering"
-            ),
+            heads=task_heads("question_answering"),
             best_metric="f1",
             splits=splits,
             notes=tuple(notes),
-            score=functools.partial(_score, version),
-            write_official=functools.partial(_write_json, version),
+            score=functools.partial(_score, with_null),
+            write_official=functools.partial(_write_json, with_null),
         )
 
 
-def _score(version: Version, records: Sequence[Record]) -> dict[str, float]:
+def _score(with_null: bool, records: Sequence[Record]) -> dict[str, float]:
     """Returns the figures of the official scripts, in percent; ValueError: an unlabelled record.
 
-    "exact_match" and "f1" of the predictions. In version 2.0 also those of the questions with and
+    "exact_match" and "f1" of the predictions. Version 2.0 adds the figures of questions with and
     without an answer ("has_ans_…", "no_ans_…"), and "best_exact", "best_f1" and "null_threshold" as
     tuned on these records; predictions of the dev set were made with that threshold unless one was
     set.
@@ -115,43 +134,176 @@ def _score(version: Version, records: Sequence[Record]) -> dict[str, float]:
     unlabelled = sum(record["label"] is None for record in records)
     if unlabelled or not records:
         raise ValueError(f"{unlabelled} of {len(records)} records are not labelled")
-    return figures_1_1(records) if version == "1.1" else figures_2_0(records)
+    return figures_2_0(records) if with_null else figures_1_1(records)
 
 
 def _write_json(
-    version: Version, split: str, records: Sequence[Record], directory: Path
+    with_null: bool, split: str, records: Sequence[Record], directory: Path
 ) -> Sequence[Path]:
     """Writes predictions as `run_squad.py` does and as the official scripts read them.
 
     Returns `predictions.json` (id → text), `nbest_predictions.json` and, in version 2.0,
-    `null_odds.json` (id → null score difference); of every split under the same names.
+    `null_odds.json` (id → null score difference); every split has the same names.
     """
     keys = {"predictions": "prediction", "nbest_predictions": "nbest"}
-    if version == "2.0":
+    if with_null:
         keys["null_odds"] = "null_score_difference"
-    written: list[Path] = []
+    written = []
     for name, key in keys.items():
-        path = directory / f"{name}.json"
         content = json.dumps({record["id"]: record[key] for record in records}, indent=4)
-        write_whole(epath.Path(path), f"{content}\n".encode("ascii"))
-        written.append(path)
+        written.append(directory / f"{name}.json")
+        write_whole(written[-1], f"{content}\n")
     return written
 
 
-def _notes(
-    path: Path | MemoryTable,
-    split: SquadSplit,
-    questions: Sequence[SquadQuestion],
-    options: SquadOptions,
-) -> list[str]:
-    if split.skipped and not split.examples:
-        raise UserError(f"{path}: found no answer that is in its context, allowed: at least one")
-    answered = sum(bool(question.answers) for question in questions)
-    found = {
-        f"of {answered:,} answers are not in their context at the place named: skipped": (
-            split.skipped
-        ),
-        f"of {len(questions):,} questions are longer than {options.max_query_length} pieces: cut "
-        "(task.max_query_length)": split.cut_questions,
-    }
-    return count_notes(path, found)
+class SquadSplit(Split):
+    """The windows of a file's questions.
+
+    Memory holds the questions and a few integers for each window; pieces are encoded on request.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[SquadQuestion],
+        tokenizer: Tokenizer,
+        section: SquadSection,
+        *,
+        max_length: int,
+        with_null: bool,
+        role: str,
+        threshold: float | None,
+    ) -> None:
+        """Counts the pieces of everything once.
+
+        Role "train" skips questions whose answers are not in their context; the first answer that
+        is there is the target. Role "dev" chooses the threshold on the records. `threshold` is None
+        where it is unknown; `with_null` permits "no answer" (version 2.0).
+        """
+        self._section, self._max_length, self._with_null = section, max_length, with_null
+        self._role, self._threshold, self._special = role, threshold, tokenizer.special
+        self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
+        self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
+        self._asked = questions
+        self._cut = 0  # questions that are too long
+        kept: list[SquadQuestion] = []
+        sizes: list[tuple[int, int, int, int]] = []  # context, question, first and last of answer
+        for question in questions:
+            target = self._target(question) if role == "train" else (-1, -1)
+            if target is None:
+                continue
+            query = len(self._query(question.question))
+            self._cut += query > section.max_query_length
+            kept.append(question)
+            pieces = len(self._pieces(question.context).ids)
+            query = min(query, section.max_query_length)
+            sizes.append((pieces, query, target[0], target[1]))
+        self._questions, self.skipped = kept, len(questions) - len(kept)
+        self.examples, self.fingerprint = len(kept), content_hash(kept)
+        table = np.array(sizes, np.int32).reshape(-1, 4)
+        self._context_pieces, query_pieces, self._target_first, self._target_last = table.T
+        self._rooms = (max_length - SPECIAL_PIECES - query_pieces).astype(np.int32)
+        counts = count_windows(self._context_pieces, self._rooms, stride=section.stride)
+        self._question_of = np.repeat(np.arange(len(kept), dtype=np.int32), counts)
+        self._first_row = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        rows = np.arange(len(self._question_of))
+        self._window_of = (rows - self._first_row[self._question_of]).astype(np.int32)
+        rooms = self._rooms[self._question_of]
+        starts = self._window_of * np.minimum(rooms, section.stride)
+        left = self._context_pieces[self._question_of] - starts
+        self.lengths = (max_length - rooms + np.minimum(left, rooms)).astype(np.int32)
+
+    def notes(self) -> dict[str, int]:
+        """Returns findings about the file, with the number of questions that each concerns."""
+        answered = sum(bool(question.answers) for question in self._asked)
+        return {
+            f"of {answered:,} answers are not in their context at the place named: skipped": (
+                self.skipped
+            ),
+            f"of {len(self._asked):,} questions are longer than {self._section.max_query_length} "
+            "pieces: cut (task.max_query_length)": self._cut,
+        }
+
+    def row(self, index: int) -> Encoded:
+        """Returns one window: `[CLS] question [SEP] window [SEP]`.
+
+        To train on, also the first and last piece of the answer in the row, as "start" and "end",
+        both 0 where the window does not hold all of it.
+        """
+        number = int(self._question_of[index])
+        question = self._questions[number]
+        start, end = self._windows(number).bounds(int(self._window_of[index]))
+        query = self._query(question.question)[: self._section.max_query_length]
+        context = self._pieces(question.context).ids[start:end]
+        ids = [self._special.cls, *query, self._special.sep, *context, self._special.sep]
+        first = len(query) + 2
+        if self._role != "train":
+            return Encoded((ids,), (first,), {})
+        answer = int(self._target_first[number]), int(self._target_last[number])
+        inside = start <= answer[0] and answer[1] < end
+        targets = [piece - start + first if inside else 0 for piece in answer]
+        return Encoded((ids,), (first,), {"start": targets[0], "end": targets[1]})
+
+    def question(self, index: int) -> SquadQuestion:
+        """Returns the question that a window belongs to."""
+        return self._questions[self._question_of[index]]
+
+    def reduce(self, index: int, logits: np.ndarray) -> WindowCandidates:
+        """Returns the spans that a window proposes."""
+        windows, window = self._windows(self._question_of[index]), int(self._window_of[index])
+        return find_candidates(
+            logits,
+            windows.most_context(window),
+            first=self._max_length - 1 - windows.room,
+            offset=windows.bounds(window)[0],
+            n_best=self._section.n_best,
+            max_answer_length=self._section.max_answer_length,
+        )
+
+    def records(self, kept: Sequence[WindowCandidates]) -> list[Record]:
+        """Returns each question's record; see `to_record`."""
+        found = [
+            self._answers(question, kept[self._first_row[number] : self._first_row[number + 1]])
+            for number, question in enumerate(self._questions)
+        ]
+        threshold = self._threshold or 0.0  # 0: as in google-research/bert
+        if self._with_null and self._role == "dev" and self._threshold is None:
+            threshold = tune(self._with_questions(found, threshold=0.0))[1].threshold
+        return self._with_questions(found, threshold=threshold)
+
+    def _answers(self, question: SquadQuestion, windows: Sequence[WindowCandidates]) -> Answers:
+        def text_of(first: int, last: int) -> tuple[str, int]:
+            start, end = int(pieces.starts[first]), int(pieces.ends[last])
+            return question.context[start:end], start
+
+        pieces = self._pieces(question.context)
+        return find_answers(
+            windows, text_of, n_best=self._section.n_best, with_null=self._with_null
+        )
+
+    def _with_questions(self, found: Sequence[Answers], *, threshold: float) -> list[Record]:
+        records = []
+        for question, answers in zip(self._questions, found, strict=True):
+            gold = [{"text": text, "start": start} for text, start in question.answers or ()]
+            asked = {
+                "id": question.id,
+                "title": question.title,
+                "question": question.question,
+                "context": question.context,
+                "answers": gold,
+                "label": None if question.answers is None else gold,
+            }
+            records.append(asked | to_record(answers, threshold=threshold))
+        return records
+
+    def _target(self, question: SquadQuestion) -> tuple[int, int] | None:
+        """First and last piece of the answer, (-1, -1) for none, None if it is not there."""
+        for answer in question.answers or ():
+            span = find_answer(question.context, answer)
+            target = span and self._pieces(question.context).touched(*span)
+            if target:
+                return target
+        return None if question.answers else (-1, -1)
+
+    def _windows(self, question: int) -> ContextWindows:
+        pieces, room = self._context_pieces[question], self._rooms[question]
+        return ContextWindows(int(pieces), int(room), self._section.stride)

@@ -24,27 +24,27 @@ _SHOWN = 40  # characters of a wrong value in an error
 
 
 class Answer(NamedTuple):
-    """An answer as the file has it; the text need not stand at `start`."""
+    """An answer as the file has it; the text may differ from the context at `start`."""
 
     text: str
     start: int  # in characters
 
 
 class SquadQuestion(NamedTuple):
-    """One question. Those of one paragraph share its context."""
+    """One question. The questions of one paragraph share its context."""
 
     id: str
     title: str
     question: str
     context: str
-    answers: tuple[Answer, ...] | None  # () where there is no answer, None where none is told
+    answers: tuple[Answer, ...] | None  # () for no answer, None for unknown
 
 
 class SquadFile(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     version: Version
-    questions: tuple[SquadQuestion, ...]
+    questions: Sequence[SquadQuestion]
 
 
 def read_squad(
@@ -52,10 +52,10 @@ def read_squad(
 ) -> SquadFile:
     """Reads a SQuAD file: `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`.
 
-    A file is of version 2.0 if it says so or if one of its questions has `is_impossible` set; it is
-    taken for `version`, with "auto" for what it is. Where it `needs_answers`, a question that does
-    not tell its answers is a mistake. Raises UserError: not such a file; an id that comes twice; a
-    question without an answer in a file taken for version 1.1; no question at all.
+    With version "auto" the file has version 2.0 if it says so or one of its questions has
+    `is_impossible` set. If the file `needs_answers`, a question of unknown answers is a mistake.
+    Raises UserError: no such file; a repeated id; a question without an answer in version 1.1; no
+    question at all.
     """
     path = epath.Path(path)
     try:
@@ -71,10 +71,8 @@ def read_squad(
     if version == "auto":
         says_2 = str(content.version).lower().removeprefix("v").startswith("2")
         version = "2.0" if impossible or says_2 else "1.1"
-    questions = tuple(_questions(content, path, version=version, needs_answers=needs_answers))
-    if not questions:
-        raise UserError(f"{path}: found no question, allowed: at least one")
-    return SquadFile(version, questions)
+    questions = list(_questions(content, path, version=version, needs_answers=needs_answers))
+    return _file(path, version, questions)
 
 
 def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "2.0"]) -> SquadFile:
@@ -90,17 +88,20 @@ def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "
             )
         name = str(row.values.get("id", row.line - 1))
         questions.append(SquadQuestion(name, "", row.text("question"), row.text("context"), None))
+    return _file(table, "1.1" if version == "auto" else version, questions)
+
+
+def _file(source: object, version: Version, questions: list[SquadQuestion]) -> SquadFile:
     if not questions:
-        raise UserError(f"{table}: found no question, allowed: at least one")
-    return SquadFile("1.1" if version == "auto" else version, tuple(questions))
+        raise UserError(f"{source}: found no question, allowed: at least one")
+    return SquadFile(version, questions)
 
 
 def find_answer(context: str, answer: Answer) -> tuple[int, int] | None:
     """Returns the place of an answer: its first character and one behind the last; None for none.
 
-    It is where the file says, or else within the words that the file's place touches, white space
-    not counted (`run_squad.py`, `read_squad_examples`); never elsewhere, even where the text
-    occurs.
+    The place is the one in the file, or within the words that it touches, white space not counted
+    (`run_squad.py`, `read_squad_examples`); never elsewhere, even if the text occurs there.
     """
     start, end = answer.start, answer.start + len(answer.text)
     words = answer.text.split()
@@ -189,7 +190,7 @@ def _answers(question: _Question, *, version: Version) -> tuple[Answer, ...] | N
         return ()
     if question.answers:
         return tuple(Answer(answer.text, answer.answer_start) for answer in question.answers)
-    # As evaluate-v2.0.py sees it: a question is answerable if it has answers.
+    # As in evaluate-v2.0.py, a question is answerable if it has answers.
     told = question.answers is not None and question.is_impossible is None
     return () if told and version == "2.0" else None
 

@@ -12,8 +12,8 @@ from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import CONTINUATION
 
-# White space as google-research/bert `run_squad.py` has it; what else is white is up to the
-# tokenizer, within a word.
+# White space of google-research/bert `run_squad.py`; the tokenizer decides about other white space
+# within a word.
 _WORD: Final = re.compile("[^ \t\r\n\u202f]+")
 _REMEMBERED_WORDS: Final = 1 << 16
 _LONGEST_REMEMBERED: Final = 64  # characters; a text without spaces is one long word
@@ -25,11 +25,11 @@ class OffsetPieces(NamedTuple):
     """The pieces of a text with their places in it."""
 
     ids: list[int]
-    starts: np.ndarray  # int32 [pieces], the first character; never falls
-    ends: np.ndarray  # int32 [pieces], one behind the last; never falls
+    starts: np.ndarray  # int32 [pieces], first character of each, ascending
+    ends: np.ndarray  # int32 [pieces], one behind the last, ascending
 
     def touched(self, start: int, end: int) -> tuple[int, int] | None:
-        """Returns the first and last of the pieces that characters `start` to `end` touch.
+        """Returns the first and last piece that characters `start` to `end` touch.
 
         None if there is no piece there, as for characters that the tokenizer drops.
         """
@@ -44,9 +44,8 @@ class OffsetEncoder:
     `OffsetEncoder(tokenizer).encode("an Élan")` → pieces `an`, `el`, `##an`, which start at
     characters 0, 3 and 5 and end before 2, 5 and 7.
 
-    A tokenizer changes what it reads (case, accents, characters dropped), so pieces and text are
-    compared by characters stripped of all that; where they do not match, a piece is given the
-    whole of its word.
+    A tokenizer changes case and accents and drops characters, so pieces and text are compared
+    without these. If they do not match, a piece has the place of its whole word.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -60,16 +59,12 @@ class OffsetEncoder:
         """Returns the pieces of a text, without special ones."""
         ids: list[int] = []
         spans: _Spans = []
-        words: list[int] = []
-        counts: list[int] = []
         for match in _WORD.finditer(text):
             word_ids, word_spans = self._word(match.group())
             ids += word_ids
-            spans += word_spans
-            words.append(match.start())
-            counts.append(len(word_ids))
+            at = match.start()
+            spans += [(at + start, at + end) for start, end in word_spans]
         places = np.array(spans, np.int32).reshape(-1, 2)
-        places += np.repeat(np.array(words, np.int32), np.array(counts, np.int32))[:, None]
         return OffsetPieces(ids, places[:, 0].copy(), places[:, 1].copy())
 
     def _word(self, word: str) -> tuple[list[int], _Spans]:
@@ -91,13 +86,13 @@ class OffsetEncoder:
 
 
 def align(word: str, pieces: Sequence[str | None]) -> _Spans:
-    """Returns where in a word its pieces stand.
+    """Returns the places of a word's pieces in the word.
 
     `align("(Élan)", ["(", "el", "an", ")"])` → `[(0, 1), (1, 3), (3, 5), (5, 6)]`
 
-    None stands for an unknown piece, which takes what its neighbours leave; unknown ones in a row
-    share it. Returns first character and one behind the last of each piece; the whole word where
-    they do not match.
+    An unknown piece (None) has the characters that its neighbours leave; consecutive unknown pieces
+    share them. Returns first character and one behind the last of each piece; the whole word if
+    pieces and word do not match.
     """
     if len(pieces) == 1:
         return [(0, len(word))]
@@ -117,13 +112,13 @@ def align(word: str, pieces: Sequence[str | None]) -> _Spans:
 
 
 def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
-    """Where the plain pieces stand in the plain word; None if they do not cover it."""
+    """Returns the places of the plain pieces in the plain word; None if they do not cover it."""
     spans: _Spans = []
     at = 0
     for index, piece in enumerate(pieces):
         if piece is None:
             if index and pieces[index - 1] is None:
-                spans.append(spans[-1])  # shares what the first unknown one found
+                spans.append(spans[-1])
                 continue
             following = next((text for text in pieces[index:] if text), None)
             end = len(plain) if following is None else plain.find(following, at + 1)
@@ -139,7 +134,7 @@ def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
 
 
 def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[int, int]:
-    if start == end:  # a piece of nothing but accents: it belongs to the letter before
+    if start == end:  # a piece of accents alone belongs to the letter before
         start, end = max(start - 1, 0), max(end, 1)
     last = places[end - 1] + 1
     while last < len(word) and unicodedata.category(word[last]) == "Mn":
@@ -148,7 +143,7 @@ def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[in
 
 
 class _Plain(dict[int, str]):
-    """Characters to what is left of them whatever a tokenizer's settings: no case, no accents."""
+    """Characters without case and accents, so that all tokenizers' spellings agree."""
 
     def __missing__(self, code: int) -> str:
         text = unicodedata.normalize("NFKD", chr(code).lower()).lower().replace("ς", "σ")

@@ -53,30 +53,36 @@ class RunResult(NamedTuple):
     """A run's best evaluation."""
 
     point: SweepPoint
-    score: float | None  # the figure that runs are compared by; None of a run that stopped
-    step: int  # of the best evaluation, 0 of a run that stopped
+    score: float | None  # the figure that ranks runs; None of a run that stopped
+    step: int  # step of the best evaluation, 0 of a run that stopped
     scores: Mapping[str, float]  # all dev figures
-    degenerate: str | None  # why it failed; see `bert_jax.tasks.scores.Baseline`
+    degenerate: str | None  # reason of failure; see `bert_jax.tasks.scores.Baseline`
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a row of plain values, the point's among them."""
-        point = {"name": self.point.name, **self.point._asdict()}
-        return {**point, **{key: value for key, value in self._asdict().items() if key != "point"}}
+        """Returns a row of plain values, with the fields of the point."""
+        row = self._asdict()
+        return {"name": self.point.name, **row.pop("point")._asdict(), **row}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Reads what `to_json` returned."""
+        """Reads a row of `to_json`."""
         point = SweepPoint(row["seed"], row["learning_rate"], row["epochs"])
         return cls(point, **{key: row[key] for key in cls._fields if key != "point"})
 
 
 class Spread(NamedTuple):
-    """How scores scatter."""
+    """The scatter of scores."""
 
     runs: int
     mean: float | None  # None without a score
-    deviation: float | None  # of a sample (n − 1); None of fewer than two
+    deviation: float | None  # of a sample (n − 1); None of fewer than two scores
+
+    @classmethod
+    def of(cls, scores: Sequence[float]) -> Self:
+        """Returns the scatter of any number of scores."""
+        deviation = statistics.stdev(scores) if len(scores) > 1 else None
+        return cls(len(scores), statistics.fmean(scores) if scores else None, deviation)
 
 
 class Cell(NamedTuple):
@@ -85,12 +91,16 @@ class Cell(NamedTuple):
     learning_rate: float
     epochs: int
     runs: int
-    every: Spread  # of all runs with a score
-    sound: Spread  # of those that are not degenerate
+    every: Spread  # all runs with a score
+    sound: Spread  # those that are not degenerate
     least: float | None
     most: float | None
     best_seed: int | None
-    degenerate: int  # runs, those without a score among them
+    degenerate: int  # number of runs, those without a score included
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {**self._asdict(), "every": self.every._asdict(), "sound": self.sound._asdict()}
 
 
 def points_of(
@@ -98,7 +108,7 @@ def points_of(
 ) -> list[SweepPoint]:
     """Returns the runs of a sweep from its first seed on: by epochs, then learning rate, then seed.
 
-    `learning_rate` and `epochs` are those of runs where the section names none.
+    `learning_rate` and `epochs` are for a section that names none.
     """
     grid = itertools.product(
         section.epochs or (epochs,),
@@ -110,7 +120,8 @@ def points_of(
 
 def best_of(results: Iterable[RunResult]) -> RunResult | None:
     """Returns the run with the largest score, of equals the first; None if none has one."""
-    return max(_scored(results), key=lambda result: result.score or 0.0, default=None)
+    scored = [each for each in results if each.score is not None and math.isfinite(each.score)]
+    return max(scored, key=lambda result: result.score or 0.0, default=None)
 
 
 def cells_of(results: Sequence[RunResult]) -> list[Cell]:
@@ -118,38 +129,28 @@ def cells_of(results: Sequence[RunResult]) -> list[Cell]:
 
     Three seeds scored 0.8, 0.9 and, degenerate, 0.5 → every 0.733 ± 0.208, sound 0.85 ± 0.071.
     """
-    keys = dict.fromkeys((each.point.learning_rate, each.point.epochs) for each in results)
-    return [
-        _cell(rate, epochs, [each for each in results if each.point[1:] == (rate, epochs)])
-        for rate, epochs in keys
-    ]
+    grouped: dict[tuple[float, int], list[RunResult]] = {}
+    for result in results:
+        key = (result.point.learning_rate, result.point.epochs)
+        grouped.setdefault(key, []).append(result)
+    return [_cell(*key, members) for key, members in grouped.items()]
 
 
 def _cell(rate: float, epochs: int, results: Sequence[RunResult]) -> Cell:
-    scored = _scored(results)
-    scores = [each.score for each in scored if each.score is not None]
-    best = best_of(scored)
+    scored = [
+        (each.score, each.degenerate is None)
+        for each in results
+        if each.score is not None and math.isfinite(each.score)
+    ]
+    scores, best = [score for score, _ in scored], best_of(results)
     return Cell(
         learning_rate=rate,
         epochs=epochs,
         runs=len(results),
-        every=_spread(scored),
-        sound=_spread([each for each in scored if each.degenerate is None]),
+        every=Spread.of(scores),
+        sound=Spread.of([score for score, sound in scored if sound]),
         least=min(scores, default=None),
         most=max(scores, default=None),
         best_seed=None if best is None else best.point.seed,
         degenerate=sum(each.degenerate is not None for each in results),
-    )
-
-
-def _scored(results: Iterable[RunResult]) -> list[RunResult]:
-    return [each for each in results if each.score is not None and math.isfinite(each.score)]
-
-
-def _spread(results: Sequence[RunResult]) -> Spread:
-    scores = [each.score for each in results if each.score is not None]
-    return Spread(
-        runs=len(scores),
-        mean=statistics.fmean(scores) if scores else None,
-        deviation=statistics.stdev(scores) if len(scores) > 1 else None,
     )

@@ -25,7 +25,7 @@ TABLE: Final = "sweep.csv"
 
 
 class SweepRecord:
-    """The runs of a sweep that are done; written after each, so that none is run twice."""
+    """The finished runs of a sweep; written after each, so that none is run twice."""
 
     def __init__(
         self,
@@ -35,31 +35,34 @@ class SweepRecord:
         metric: str,
         check_lock: Callable[[], None],
     ) -> None:
-        """Reads what there is; `settings` are all that decides the sweep's numbers, nested.
+        """Reads the record, if there is one; `settings` decide the sweep's numbers, nested.
 
         `check_lock` raises RunStopped when another process has taken the directory. Raises
-        UserError: it holds a sweep of other settings, or a run that is no sweep; a result is not
-        what was written.
+        UserError: it holds a sweep of other settings, or a run that is no sweep; a result was
+        changed.
         """
         self._root, self._settings, self._metric = root, dict(settings), metric
         self._check_lock = check_lock
         self.done = False  # whether the best run has been written
         self._results: dict[SweepPoint, RunResult] = {}
-        if (root / SWEEP).exists():
-            found = read_json_object(root / SWEEP)
+        path = root / SWEEP
+        if path.exists():
+            found = read_json_object(path)
             try:
                 held, self.done = found["settings"], found["done"]
-                results = [self._result(row) for row in found["runs"]]
+                for row in found["runs"]:
+                    refuse_changed(row, where=f"{path}: run {row.get('name')}")
+                    result = RunResult.from_json(row)
+                    self._results[result.point] = result
             except (KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{root / SWEEP}: no whole record of a sweep ({error!r})") from None
+                raise UserError(f"{path}: no whole record of a sweep ({error!r})") from None
             refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
-            self._results = {result.point: result for result in results}
         elif (root / "config.yaml").exists():
             raise UserError(f"run_dir: {root} holds a single run; allowed: a new run_dir")
 
     @property
     def results(self) -> list[RunResult]:
-        """Those done, in the order in which they were."""
+        """The finished runs, in the order in which they ended."""
         return list(self._results.values())
 
     def __contains__(self, point: SweepPoint) -> bool:
@@ -71,7 +74,7 @@ class SweepRecord:
         self.write()
 
     def finish(self) -> None:
-        """Says that the best run is in the sweep's directory, and writes `sweep.csv` too."""
+        """Records that the best run is in the sweep's directory, and writes `sweep.csv` too."""
         self.done = True
         self.write()
 
@@ -83,23 +86,21 @@ class SweepRecord:
         self._check_lock()
         if jax.process_index() != 0:
             return
+        rows = [result.to_json() for result in self.results]
         if self.done:
-            rows = [_flat(result) for result in self.results]
-            write_csv(self._root / TABLE, pa.Table.from_pylist(rows))
+            columns = {key: [row[key] for row in rows] for key in rows[0] if key != "scores"}
+            columns["degenerate"] = [reason or "" for reason in columns["degenerate"]]
+            write_csv(self._root / TABLE, pa.table(columns))
         best = best_of(self.results)
         content = {
             "settings": self._settings,
             "metric": self._metric,
             "done": self.done,
             "best": None if best is None else best.point.name,
-            "runs": [sealed(result.to_json()) for result in self.results],
-            "cells": [_plain(cell) for cell in cells_of(self.results)],
+            "runs": list(map(sealed, rows)),
+            "cells": [cell.to_json() for cell in cells_of(self.results)],
         }
-        write_whole(self._root / SWEEP, json.dumps(content, indent=2).encode())
-
-    def _result(self, row: Mapping[str, Any]) -> RunResult:
-        refuse_changed(row, where=f"{self._root / SWEEP}: run {row.get('name')}")
-        return RunResult.from_json(row)
+        write_whole(self._root / SWEEP, json.dumps(content, indent=2))
 
     def show(self, console: Console) -> None:
         """Shows a line for each learning rate and number of epochs, and the best run."""
@@ -113,17 +114,6 @@ class SweepRecord:
                     highlight=False,
                     soft_wrap=True,
                 )
-
-
-def _flat(result: RunResult) -> dict[str, Any]:
-    row = result.to_json()
-    row["degenerate"] = row["degenerate"] or ""
-    return {name: value for name, value in row.items() if name != "scores"}
-
-
-def _plain(cell: Any) -> dict[str, Any]:
-    parts = cell._asdict()
-    return {name: v._asdict() if isinstance(v, Spread) else v for name, v in parts.items()}
 
 
 def _table(results: Sequence[RunResult], metric: str) -> Table:

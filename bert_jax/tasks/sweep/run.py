@@ -6,8 +6,8 @@ The run directory of a sweep is that of its best run, so every other verb works 
     <run_dir>/sweep.json, sweep.csv                           every run, and the table
     <run_dir>/runs/seed1-lr5e-05-epochs3/                     one of them
 
-Runs are ordinary ones, one after another, with checkpoints and signals: a sweep that was stopped
-resumes within the run that was stopped. They share one predictor, and equal steps are one program.
+Runs are ordinary runs, one after another, with checkpoints and signals: a stopped sweep resumes
+within the run that was stopped. They share one predictor, and equal steps are one program.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from bert_jax.errors import Diverged, RunStopped, UserError
 from bert_jax.runs.checkpoints import load_params, write_checkpoints
-from bert_jax.runs.directory import claim_run, open_run, write_run
+from bert_jax.runs.directory import claim_run, open_run
 from bert_jax.runs.lock import hold_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSettings
@@ -30,7 +30,7 @@ from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_
 from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
 from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.run import FinishedRun, run_finetuning
-from bert_jax.tasks.training.setup import TrainingSetup, claim, make_predictor, prepare, tell_data
+from bert_jax.tasks.training.setup import TrainingSetup, claim, prepare, tell_data
 from bert_jax.train.agreement import from_first_process
 from bert_jax.train.loop import Outcome
 from bert_jax.train.manifest import SelectionScore
@@ -44,10 +44,9 @@ RUNS: Final = "runs"
 def plan(
     settings: FinetuneSettings, *, seeds: int | None
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
-    """Returns the runs that settings ask for, and the settings that say so themselves.
+    """Returns settings with `seeds` as their `finetune.sweep.seeds`, and the runs of the sweep.
 
-    `seeds` stands in place of `finetune.sweep.seeds`. Returns the settings with `seeds` in them;
-    with one run, the settings of that run. Raises UserError: fewer than one seed.
+    For a single run the settings are those of that run. Raises UserError: fewer than one seed.
     """
     if seeds is not None:
         if seeds < 1:
@@ -69,10 +68,10 @@ def plan(
 def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: Console) -> Outcome:
     """Runs all points that are not done yet, shows the table, and writes the best run.
 
-    Takes what `plan` has returned. Returns the best run's step and figures, or that a signal
-    stopped the sweep. Raises UserError: the configuration does not fit the data, the origin or the
-    run directory, or its runs cannot be compared; RunStopped: no run ended with a figure, or one
-    was stopped by anything but its numbers, and the same command goes on with it.
+    Settings and points are those of `plan`. Returns the best run's step and figures, or that a
+    signal stopped the sweep. Raises UserError: the configuration does not fit the data, the origin
+    or the run directory, or its runs cannot be compared; RunStopped: no run ended with a figure, or
+    another reason than its numbers stopped one, and the same command resumes it.
     """
     prepared = prepare(settings)
     if not prepared.family.dev:
@@ -98,7 +97,6 @@ def _sweep(
     check_lock: Callable[[], None],
     console: Console,
 ) -> Outcome:
-    settings = prepared.settings
     record = SweepRecord(
         root,
         settings=prepared.decisive(),
@@ -110,17 +108,17 @@ def _sweep(
         record.write()
         done = f", {len(record.results)} of them done" if record.results else ""
         _say(console, f"{len(points)} runs{done}")
-        predictor = make_predictor(prepared)
+        predictor = prepared.predictor()
+        run = functools.partial(
+            run_finetuning, predictor=predictor, check_lock=check_lock, console=console
+        )
         for point in points:
             if point in record:
                 continue
             _say(console, point.name)
             run_dir = str(root / RUNS / point.name)
-            asked = point_settings(settings, point, run_dir=run_dir)
+            asked = point_settings(prepared.settings, point, run_dir=run_dir)
             own = prepared._replace(settings=dataclasses.replace(asked, started=time.time()))
-            run = functools.partial(
-                run_finetuning, predictor=predictor, check_lock=check_lock, console=console
-            )
             result = _run_point(own, point, run, console)
             if result is None:
                 return Outcome(0, True, {})
@@ -128,7 +126,7 @@ def _sweep(
         _promote(prepared, root, record, predictor, check_lock=check_lock, console=console)
     record.show(console)
     best = best_of(record.results)
-    assert best is not None  # otherwise it would not be done
+    assert best is not None  # a sweep without a best run is not done
     return Outcome(best.step, False, best.scores)
 
 
@@ -146,9 +144,9 @@ def point_settings(
 def _run_point(
     prepared: TrainingSetup, point: SweepPoint, run: Callable[..., FinishedRun], console: Console
 ) -> RunResult | None:
-    """Runs one point, from where it was stopped; None if it is stopped again.
+    """Runs or resumes one point; None if a signal stops it.
 
-    Numbers that went bad are its result: they would again.
+    A run whose numbers went bad has this as its result, since it would do so again.
     """
     started = time.monotonic()
     root = claim(prepared)
@@ -156,14 +154,13 @@ def _run_point(
         best = run(prepared, root).best
     except Diverged as error:
         _say(console, f"{point.name}: {error}")
-        seconds = time.monotonic() - started
-        return RunResult(point, None, 0, {}, f"stopped: {error}", seconds)
-    if best is None:
-        return None
-    score = best.scores[prepared.family.best_metric]
-    why = best.baseline and best.baseline.failure
-    seconds = time.monotonic() - started
-    return RunResult(point, score, best.step, best.scores, why, seconds)
+        found = None, 0, {}, f"stopped: {error}"
+    else:
+        if best is None:
+            return None
+        score = best.scores[prepared.family.best_metric]
+        found = score, best.step, best.scores, best.baseline and best.baseline.failure
+    return RunResult(point, *found, time.monotonic() - started)
 
 
 def _promote(
@@ -175,6 +172,7 @@ def _promote(
     check_lock: Callable[[], None],
     console: Console,
 ) -> None:
+    """Makes the sweep's directory the best run's, and evaluates it."""
     best = best_of(record.results)
     if best is None:
         raise RunStopped(
@@ -184,26 +182,19 @@ def _promote(
     loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)
     check_lock()
     with write_checkpoints(root) as checkpoints:
-        # There already, if the process was killed below.
+        # If the process was killed below, the checkpoint is there already.
         if checkpoints.latest_step() is None:
             score = SelectionScore(0.0, "best run of a sweep")
             checkpoints.save_params(loaded.params, step=loaded.step, selection_score=score)
     of_best = point_settings(prepared.settings, best.point, run_dir=str(root))
-    own = of_best.with_finetune(sweep=prepared.section.sweep)
+    own = prepared._replace(settings=of_best.with_finetune(sweep=prepared.section.sweep))
 
     def write() -> None:
         copy_metrics(run.directory, root)
-        write_run(
-            root,
-            own.to_config(),
-            run_dir=str(root),
-            model=prepared.model_section,
-            architecture=prepared.architecture,
-            tokenizer=prepared.origin.tokenizer,
-            origin={**prepared.origin_record(root), "best_of": SWEEP},
-        )
+        origin = {**prepared.origin_record(root), "best_of": SWEEP}
+        own.write_run(root, root=root, origin=origin)
 
-    from_first_process(write)  # then all of them open it
+    from_first_process(write)  # then all processes open it
     conclude(
         open_run(root),
         prepared.family,

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import read_lines
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, counted
 
 _DOCUMENT_START: Final = "-DOCSTART-"
 # Not `str.split()`: a token may contain a no-break space.
@@ -36,7 +36,7 @@ class ConllFile(NamedTuple):
 
     path: Path
     sentences: list[Sentence]  # all of them labelled, or none
-    stray_labels: int = 0  # of an unlabelled file: tokens that have a label nevertheless
+    stray_labels: int = 0  # tokens of an unlabelled file that have a label nevertheless
 
     @property
     def names(self) -> set[str]:
@@ -44,7 +44,7 @@ class ConllFile(NamedTuple):
         return {name for sentence in self.sentences for name in sentence.labels or ()}
 
     def first(self, names: Collection[str]) -> tuple[int, str]:
-        """Returns the first label that is among some names, after its line."""
+        """Returns the first label that is among some names, with its line before it."""
         return next(
             (line, name)
             for sentence in self.sentences
@@ -57,31 +57,32 @@ class _Line(NamedTuple):
     number: int
     fields: list[str]
 
+    @property
+    def width(self) -> str:
+        return counted(len(self.fields), "column")
+
 
 def read_conll(path: Path, columns: ConllColumns, *, labelled: bool) -> ConllFile:
     r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
 
     The layout of the CoNLL shared tasks of 2000 to 2003: lines that begin with ``-DOCSTART-``
-    divide documents and are skipped. A file is labelled if every token has a label. Where it is to
-    be `labelled`, a token without a label is an error. Raises UserError: no such file, not UTF-8,
-    no sentence; a line with another number of columns than the one before, without the token's or a
-    required label's column, with an empty token or without a required label.
+    divide documents and are skipped. A file is labelled if every token has a label; a file to be
+    `labelled` must be. Raises UserError: no such file, not UTF-8, no sentence; a line with another
+    number of columns than the one before, without the token's or a required label's column, with an
+    empty token or without a required label.
     """
     blocks = _read_blocks(path, columns)
     if not blocks:
         raise UserError(f"{path}: found no sentence, allowed: a token per line, in columns")
     first = blocks[0][0]
-    token = _column(columns.token, first)
-    if token is None:
-        raise UserError(f"{path}: {_too_few(first, 'token_column', columns.token)}")
-    label = _column(columns.label, first)
-    if label is None and labelled:
-        raise UserError(f"{path}: {_too_few(first, 'label_column', columns.label)}")
+    token = _column(path, first, "token_column", columns.token, required=True)
+    label = _column(path, first, "label_column", columns.label, required=labelled)
     if label == token and labelled:
         raise UserError(
             f"{path}: line {first.number}: found token_column {columns.token} and label_column "
-            f"{columns.label} in {_count(first)}, allowed: two different ones"
+            f"{columns.label} in {first.width}, allowed: two different ones"
         )
+    assert token is not None
     sentences = [_sentence(path, block, token) for block in blocks]
     if label is None or label == token:
         return ConllFile(path, sentences)
@@ -91,16 +92,14 @@ def read_conll(path: Path, columns: ConllColumns, *, labelled: bool) -> ConllFil
         raise UserError(f"{path}: line {empty[0]}: found no label, allowed: one for every token")
     if empty:
         return ConllFile(path, sentences, stray_labels=sum(map(len, found)) - len(empty))
-    return ConllFile(
-        path,
-        [sentence._replace(labels=names) for sentence, names in zip(sentences, found, strict=True)],
-    )
+    pairs = zip(sentences, found, strict=True)
+    return ConllFile(path, [sentence._replace(labels=names) for sentence, names in pairs])
 
 
 def sentences_in_memory(table: MemoryTable) -> ConllFile:
     """Returns sentences of a table: each a text with spaces between its tokens, or its tokens.
 
-    ``["EU rejects it", ("EU", "rejects")]``, or dicts with the column ``tokens``, and perhaps
+    ``["EU rejects it", ("EU", "rejects")]``, or dicts with the column ``tokens``, perhaps also
     ``labels``. Raises UserError: a row that is no sentence; labels of some tokens only.
     """
     sentences = []
@@ -140,7 +139,7 @@ def _read_blocks(path: Path, columns: ConllColumns) -> list[list[_Line]]:
         found = _Line(number, fields)
         if before is not None and len(before.fields) != len(fields):
             raise UserError(
-                f"{path}: line {number}: found {_count(found)}, allowed: {len(before.fields)}, "
+                f"{path}: line {number}: found {found.width}, allowed: {len(before.fields)}, "
                 f"as in line {before.number}"
             )
         blocks[-1].append(found)
@@ -158,18 +157,16 @@ def _sentence(path: Path, block: list[_Line], token: int) -> Sentence:
     return Sentence([line.fields[token] for line in block], None, [line.number for line in block])
 
 
-def _column(number: int, line: _Line) -> int | None:
+def _column(path: Path, line: _Line, key: str, number: int, *, required: bool) -> int | None:
+    """Returns a column's index in a line; None if the line has fewer columns."""
     width = len(line.fields)
     index = number if number >= 0 else width + number
-    return index if 0 <= index < width else None
-
-
-def _too_few(line: _Line, name: str, number: int) -> str:
+    if 0 <= index < width:
+        return index
+    if not required:
+        return None
     needed = number + 1 if number >= 0 else -number
-    return (
-        f"line {line.number}: found {_count(line)}, allowed: at least {needed} ({name}: {number})"
+    raise UserError(
+        f"{path}: line {line.number}: found {line.width}, allowed: at least {needed} "
+        f"({key}: {number})"
     )
-
-
-def _count(line: _Line) -> str:
-    return f"{len(line.fields)} column{'s' * (len(line.fields) != 1)}"

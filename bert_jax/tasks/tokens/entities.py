@@ -1,16 +1,124 @@
-"""Entities in labelled sentences, and how well predicted ones agree with them.
+"""Entities in labelled sentences: how labels spell them, and how well predictions find them.
 
-The spans are read as by conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks, which has a
-reading for every sequence of labels, also for those that no scheme allows. `seqeval`, which follows
-it too, has had no release since 2020; `nervaluate` knows no BIOES. The figures are scikit-learn's.
+The spans are those of conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks, which reads
+every sequence of labels, also one that no scheme allows. `seqeval`, which does the same, has had no
+release since 2020; `nervaluate` knows no BIOES. The figures are scikit-learn's.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.tasks.family import Record
-from bert_jax.tasks.scores import accuracy, macro_f1
-from bert_jax.tasks.tokens.schemes import OUTSIDE, known_label
+from bert_jax.tasks.scores import OUTSIDE, label_figure
+
+Scheme: TypeAlias = Literal["IOB1", "IOB2", "BIOES", "none"]
+
+PREFIXES: Final[dict[Scheme, str]] = {"IOB1": "BI", "IOB2": "BI", "BIOES": "BIES", "none": ""}
+
+
+class SpanLabel(NamedTuple):
+    """``"B-per-name"`` → prefix B, type per-name; ``"O"`` and ``"B"`` have no type."""
+
+    prefix: str
+    type: str
+
+
+def parse_label(label: str) -> SpanLabel | None:
+    """Returns the parts of a label; None of one such as ``"NN"``, which belongs to no scheme.
+
+    The type begins after the first hyphen, as in conlleval.
+    """
+    prefix, hyphen, kind = label.partition("-")
+    if label == OUTSIDE:
+        return SpanLabel(OUTSIDE, "")
+    if prefix in ("B", "I", "E", "S") and bool(hyphen) == bool(kind):
+        return SpanLabel(prefix, kind)
+    return None
+
+
+def _known(label: str) -> SpanLabel:
+    parsed = parse_label(label)
+    if parsed is None:
+        raise ValueError(f"found the label {label!r}, allowed: {spelled('BIOES')}")
+    return parsed
+
+
+def fits(label: str, scheme: Scheme) -> bool:
+    """Whether a label may occur under a scheme."""
+    if scheme == "none":
+        return True
+    parsed = parse_label(label)
+    return parsed is not None and parsed.prefix in OUTSIDE + PREFIXES[scheme]
+
+
+def scheme_of_names(names: Iterable[str]) -> Scheme:
+    """Returns the scheme of a set of labels; IOB2 stands for IOB1 too.
+
+    ``["B-PER", "I-PER", "O"]`` → IOB2; with an E or S → BIOES; ``["NN", "VB"]``, ``["O"]`` → none
+    """
+    parsed = [parse_label(name) for name in names]
+    prefixes = {label.prefix for label in parsed if label is not None} - {OUTSIDE}
+    if None in parsed or not prefixes:
+        return "none"
+    return "BIOES" if prefixes & {"E", "S"} else "IOB2"
+
+
+def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
+    """Returns the scheme of a file's labels.
+
+    "none" unless every label is O, or B, I, E, S with or without a type, and not all are O; BIOES
+    if E or S occurs; else the one of IOB2 and IOB1 that fewer labels contradict (see `violations`),
+    IOB2 in a draw.
+    """
+    named = scheme_of_names({label for labels in sentences for label in labels})
+    if named != "IOB2":
+        return named
+    first = sum(len(violations(labels, "IOB1")) for labels in sentences)
+    second = sum(len(violations(labels, "IOB2")) for labels in sentences)
+    return "IOB1" if first < second else "IOB2"
+
+
+def violations(labels: Sequence[str], scheme: Scheme) -> list[int]:
+    """Returns the positions of labels that contradict a scheme.
+
+    IOB2 begins every span with B. IOB1 begins a span with B only right after another of its type,
+    else with I. BIOES has one token as S, others as B, any I, E. `find_entities` reads wrong labels
+    too. The labels are those of one sentence, each of which fits the scheme.
+    """
+    if scheme == "none":
+        return []
+    parsed = [SpanLabel(OUTSIDE, ""), *map(_known, labels), SpanLabel(OUTSIDE, "")]
+    triples = zip(parsed, parsed[1:], parsed[2:], strict=False)
+    return [at for at, triple in enumerate(triples) if not _allowed(*triple, scheme)]
+
+
+def _allowed(before: SpanLabel, here: SpanLabel, after: SpanLabel, scheme: Scheme) -> bool:
+    follows = before.prefix != OUTSIDE and before.type == here.type
+    if scheme != "BIOES":
+        return here.prefix != {"IOB1": "B", "IOB2": "I"}[scheme] or follows
+    continued = after.prefix in ("I", "E") and after.type == here.type
+    if here.prefix in ("I", "E") and not (follows and before.prefix in ("B", "I")):
+        return False
+    return here.prefix not in ("B", "I") or continued
+
+
+def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
+    """Returns the labels found, sorted, with the scheme's other labels of the same types.
+
+    ``{"B-PER"}`` under IOB2 → ``("B-PER", "I-PER", "O")``: the dev set may have a type's I that
+    occurs in no training sentence.
+    """
+    names = set(found)
+    if scheme != "none":
+        for kind in {label.type for label in map(_known, names) if label.prefix != OUTSIDE}:
+            names |= {f"{prefix}-{kind}" if kind else prefix for prefix in PREFIXES[scheme]}
+        names.add(OUTSIDE)
+    return tuple(sorted(names))
+
+
+def spelled(scheme: Scheme) -> str:
+    """Returns the labels of a scheme for an error: ``O, B-TYPE, I-TYPE``."""
+    return ", ".join([OUTSIDE, *(f"{prefix}-TYPE" for prefix in PREFIXES[scheme])])
 
 
 class Entity(NamedTuple):
@@ -24,18 +132,18 @@ class Entity(NamedTuple):
 def find_entities(labels: Sequence[str]) -> list[Entity]:
     """Returns the spans of a sentence: ``["I-PER", "I-PER", "O", "B-LOC"]`` → PER 0–2, LOC 3–4.
 
-    Labels are O, or B, I, E, S with or without a type. I and E go on with a span of their type that
-    has not ended; where there is none they begin one. B and S always begin one. E and S end theirs,
-    and so does whatever does not go on with it.
+    Labels are O, or B, I, E, S with or without a type. I and E continue an open span of their type;
+    without one they begin a span. B and S always begin one. E and S end theirs, and so does any
+    label that does not continue it.
 
     Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000) for B,
-    I, E and O. It has no S, and no end between E and B or S, as BIOES needs them; both are as its
-    later versions in Python and seqeval have them. Raises ValueError: a label of another form.
+    I, E and O. It has no S, and no end between E and B or S; here both are as in its later versions
+    in Python and seqeval. Raises ValueError: a label of another form.
     """
     spans: list[Entity] = []
-    kind, start = None, 0  # of the span that is open; None: there is none
+    kind, start = None, 0  # type and start of the open span; None: there is none
     for position, label in enumerate([*labels, OUTSIDE]):
-        parsed = known_label(label)
+        parsed = _known(label)
         goes_on = parsed.prefix in ("I", "E") and parsed.type == kind
         if kind is not None and not goes_on:
             spans.append(Entity(kind, start, position))
@@ -65,7 +173,7 @@ def entity_scores(
         "precision": float(precision),
         "recall": float(recall),
         "f1": float(f1),
-        "token_accuracy": accuracy(*_flat(gold, predicted)),
+        "token_accuracy": label_scores(gold, predicted, ("accuracy",))["accuracy"],
     }
 
 
@@ -88,18 +196,20 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def label_scores(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+    gold: Sequence[Sequence[str]],
+    predicted: Sequence[Sequence[str]],
+    keys: Sequence[str] = ("accuracy", "macro_f1"),
 ) -> dict[str, float]:
-    """Returns the figures of the labels of each sentence, where they spell no spans.
-
-    Accuracy over tokens; macro_f1, the mean over the labels that occur on either side.
-    """
-    flat = _flat(gold, predicted)
-    return {"accuracy": accuracy(*flat), "macro_f1": macro_f1(*flat)}
+    """Returns figures over the tokens of all sentences; for `keys` see `label_figure`."""
+    pairs = [
+        pair for sides in zip(gold, predicted, strict=True) for pair in zip(*sides, strict=True)
+    ]
+    first, second = zip(*pairs, strict=True)
+    return {key: label_figure(key, first, second) for key in keys}
 
 
 class _Pairs(NamedTuple):
-    """For every place that holds an entity on either side, its type there; −1: none."""
+    """The type on each side for every place of an entity on either side; −1: none."""
 
     gold: list[int]
     predicted: list[int]
@@ -108,7 +218,7 @@ class _Pairs(NamedTuple):
 
 def _paired_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> _Pairs:
     # Spans of one side never overlap, so a place has one type at most, and agreement of entities
-    # is agreement of types over places: what scikit-learn counts.
+    # is agreement of types over places, which scikit-learn counts.
     places: dict[tuple[int, int, int], list[str | None]] = {}
     for number, sides in enumerate(zip(gold, predicted, strict=True)):
         if len(sides[0]) != len(sides[1]):
@@ -119,11 +229,8 @@ def _paired_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
                 place[side] = entity.type
     types = sorted({kind for place in places.values() for kind in place if kind is not None})
     ids: dict[str | None, int] = {None: -1, **{kind: index for index, kind in enumerate(types)}}
-    return _Pairs(
-        [ids[first] for first, _ in places.values()],
-        [ids[second] for _, second in places.values()],
-        types,
-    )
+    first, second = ([ids[place[side]] for place in places.values()] for side in (0, 1))
+    return _Pairs(first, second, types)
 
 
 def _figures(pairs: _Pairs, *, average: Literal["micro"] | None) -> Any:
@@ -134,12 +241,3 @@ def _figures(pairs: _Pairs, *, average: Literal["micro"] | None) -> Any:
     function: Any = precision_recall_fscore_support
     types = range(len(pairs.types))
     return function(pairs.gold, pairs.predicted, labels=types, average=average, zero_division=0)
-
-
-def _flat(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
-) -> tuple[list[str], list[str]]:
-    pairs = [
-        pair for sides in zip(gold, predicted, strict=True) for pair in zip(*sides, strict=True)
-    ]
-    return [first for first, _ in pairs], [second for _, second in pairs]

@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Literal
 
 import pydantic
-from etils import epath
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.model.config import HeadsSection
 from bert_jax.section import DataPathText, Section
-from bert_jax.tasks.family import DataRequest, Family, Record, count_notes, needs_labels
-from bert_jax.tasks.tokens import schemes
+from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels, task_heads
+from bert_jax.tasks.tokens import entities
 from bert_jax.tasks.tokens.conll import ConllColumns, ConllFile, read_conll, sentences_in_memory
-from bert_jax.tasks.tokens.entities import entity_scores, label_scores
-from bert_jax.tasks.tokens.split import TokenSplit, encode_words
+from bert_jax.tasks.tokens.split import TokenSplit
 
 
 class TokenClassificationSection(Section):
@@ -50,9 +47,9 @@ class TokenClassificationSection(Section):
     def open(self, request: DataRequest) -> Family:
         """Opens the files.
 
-        Without labels of a model: those of the training set, sorted, completed by those of its
-        scheme (`complete_labels`). Raises UserError: a file that `read_conll` refuses, a label that
-        the scheme or the model does not have, a stride longer than a window, a role without a file.
+        Without a model, the labels are those of the training set, sorted and completed by those of
+        its scheme (`complete_labels`). Raises UserError: a file that `read_conll` refuses, a label
+        that the scheme or the model lacks, a stride longer than a window, a role without a file.
         """
         room = request.max_length - 2
         stride = self.stride or -(-room // 2)
@@ -77,35 +74,13 @@ class TokenClassificationSection(Section):
         for role in request.roles:
             file = files[role]
             _check_labels(file, labels)
-            words = encode_words(request.tokenizer, file.sentences, room=room)
             splits[role] = split = TokenSplit(
-                file.sentences,
-                words.pieces,
-                labels=labels,
-                special=request.tokenizer.special,
-                room=room,
-                stride=stride,
+                file.sentences, request.tokenizer, labels=labels, room=room, stride=stride
             )
-            found = {
-                "words have no piece and are read as [UNK]": words.without_piece,
-                f"words have more than {room} pieces and are cut": words.cut,
-                f"sentences have more than {room} pieces and are read in windows": (
-                    split.long_sentences
-                ),
-                "tokens have a label and others none: all are read as unlabelled": (
-                    file.stray_labels
-                ),
-            }
-            notes += count_notes(file.path, found)
+            notes += split.notes(file.path, stray=file.stray_labels)
             notes += _contradictions(file, scheme) if exact else []
         return Family(
-            heads=HeadsSection(
-                task="token_classification",
-                labels=labels,
-                pooler=False,
-                mlm=False,
-                next_sentence=False,
-            ),
+            heads=task_heads("token_classification", labels=labels),
             best_metric="accuracy" if scheme == "none" else "f1",
             splits=splits,
             notes=tuple(notes),
@@ -114,9 +89,9 @@ class TokenClassificationSection(Section):
         )
 
 
-def _score(scheme: schemes.Scheme, records: Sequence[Record]) -> dict[str, float]:
+def _score(scheme: entities.Scheme, records: Sequence[Record]) -> dict[str, float]:
     """Returns the figures of entities where the labels have a scheme of spans, else of tokens."""
-    scores = label_scores if scheme == "none" else entity_scores
+    scores = entities.label_scores if scheme == "none" else entities.entity_scores
     return scores([r["label"] for r in records], [r["prediction"] for r in records])
 
 
@@ -130,66 +105,62 @@ def _write_conll(
         lines = zip(*(column for column in columns if column is not None), strict=True)
         blocks.append("".join(f"{separator.join(line)}\n" for line in lines))
     path = directory / f"{split}.conll"
-    write_whole(epath.Path(path), "\n".join(blocks).encode())
+    write_whole(path, "\n".join(blocks))
     return [path]
 
 
 def _read(section: TokenClassificationSection, request: DataRequest, role: str) -> ConllFile:
-    columns = ConllColumns(
-        token=section.token_column,
-        label=section.label_column,
-        separator=section.separator,
-        comment=section.comment,
-    )
     source = request.source(section, role)
     if isinstance(source, MemoryTable):
         return sentences_in_memory(source)
+    columns = ConllColumns(
+        section.token_column, section.label_column, section.separator, section.comment
+    )
     return read_conll(source, columns, labelled=needs_labels(role))
 
 
 def _scheme_of_file(
     section: TokenClassificationSection, train: ConllFile, notes: list[str]
-) -> schemes.Scheme:
-    """Returns the scheme of a training set; where it was found there, the notes say so."""
-    if section.scheme == "auto":
-        scheme = schemes.detect_scheme([sentence.labels or [] for sentence in train.sentences])
-        notes.append(f"{train.path}: the scheme of its labels is {scheme}")
-        return scheme
+) -> entities.Scheme:
+    """Returns the scheme of a training set; a note says so if it was found there."""
     scheme = _named_scheme(section)
-    wrong = {name for name in train.names if not schemes.fits(name, scheme)}
-    if wrong:
+    if scheme is None:
+        scheme = entities.detect_scheme([sentence.labels or [] for sentence in train.sentences])
+        notes.append(f"{train.path}: the scheme of its labels is {scheme}")
+    elif wrong := {name for name in train.names if not entities.fits(name, scheme)}:
         line, name = train.first(wrong)
         raise UserError(
             f'{train.path}: line {line}: found the label "{name}", allowed under {scheme}: '
-            f"{schemes.spelled(scheme)}"
+            f"{entities.spelled(scheme)}"
         )
     return scheme
 
 
-def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str]) -> schemes.Scheme:
-    if section.scheme == "auto":
-        return schemes.scheme_of_names(labels)
-    scheme = _named_scheme(section)
+def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str]) -> entities.Scheme:
+    found, scheme = entities.scheme_of_names(labels), _named_scheme(section)
+    if scheme is None:
+        return found
     for name in labels:
-        if not schemes.fits(name, scheme):
+        if not entities.fits(name, scheme):
             raise UserError(
                 f"task.scheme: found {section.scheme}, which has no {name} as the model has, "
-                f"allowed: {schemes.scheme_of_names(labels)}"
+                f"allowed: {found}"
             )
     return scheme
 
 
-def _named_scheme(section: TokenClassificationSection) -> schemes.Scheme:
-    assert section.scheme != "auto"
+def _named_scheme(section: TokenClassificationSection) -> entities.Scheme | None:
+    if section.scheme == "auto":
+        return None
     return "BIOES" if section.scheme == "IOBES" else section.scheme
 
 
-def _contradictions(file: ConllFile, scheme: schemes.Scheme) -> list[str]:
+def _contradictions(file: ConllFile, scheme: entities.Scheme) -> list[str]:
     wrong = [
         (sentence.lines[position], sentence.labels[position])
         for sentence in file.sentences
         if sentence.labels is not None
-        for position in schemes.violations(sentence.labels, scheme)
+        for position in entities.violations(sentence.labels, scheme)
     ]
     if not wrong:
         return []
@@ -210,10 +181,10 @@ def _check_labels(file: ConllFile, labels: Sequence[str]) -> None:
         )
 
 
-def _labels_of(train: ConllFile, scheme: schemes.Scheme) -> tuple[str, ...]:
+def _labels_of(train: ConllFile, scheme: entities.Scheme) -> tuple[str, ...]:
     found = train.names
     if len(found) < 2:
         raise UserError(
             f"{train.path}: found the label {', '.join(found)} alone, allowed: two or more"
         )
-    return schemes.complete_labels(found, scheme)
+    return entities.complete_labels(found, scheme)

@@ -22,20 +22,19 @@ from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
-from bert_jax.tasks.registry import TaskSection
 from bert_jax.tasks.scores import Baseline, baseline_of
-from bert_jax.tasks.section import FinetuneSection
+from bert_jax.tasks.section import FinetuneSection, TaskSection
 from bert_jax.tasks.training.report import write_report
 from bert_jax.train.progress_display import format_scores, warn_aloud
 from bert_jax.train.state import gathered
 
 ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"
-BASE_WIDTH: Final = 512  # columns from which a model takes the learning rates of the paper
+BASE_WIDTH: Final = 512  # hidden size from which the paper's learning rates fit a model
 
 
 class Conclusion(NamedTuple):
-    """A run's best checkpoint on its dev splits; every process has it."""
+    """The evaluation of a run's best checkpoint on its dev splits, in every process."""
 
     step: int
     scores: Mapping[str, float]
@@ -54,20 +53,20 @@ def conclude(
 ) -> Conclusion:
     """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
 
-    The family has the dev splits opened. The first process writes, and its console shows the
-    figures; `seeds` has a row for each run of a sweep, for the report. `check_lock` raises
-    RunStopped, and nothing is written, when another process has taken the directory.
+    The family has the dev splits open. The first process writes, and its console shows the figures;
+    `seeds` has a row for each run of a sweep, for the report. If another process has taken the
+    directory, `check_lock` raises RunStopped, and nothing is written.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
         records = predict_splits(predictor, loaded.params, family, family.dev)
-    scores, baseline = score_splits(family, records), _baseline(family, records)
+    evaluation, baseline = _evaluation(loaded, family, records, role="dev")
+    scores = evaluation.scores
     check_lock()
-    loaded = loaded._replace(params=gathered(loaded.params))  # the report is of one process
+    loaded = loaded._replace(params=gathered(loaded.params))  # one process makes the report
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
-        evaluation = _evaluation(loaded, family, "dev", scores=scores, baseline=baseline)
         write_evaluation(run, evaluation, selected=True, own_data=True)
         warning = _warning(run, baseline)
         with doing("writing the report"):
@@ -78,10 +77,16 @@ def conclude(
     return Conclusion(loaded.step, scores, baseline)
 
 
-def _baseline(family: Family, records: Mapping[str, Sequence[Record]]) -> Baseline | None:
-    """Returns the comparison on the first split; None without a split."""
+def _evaluation(
+    loaded: LoadedParams, family: Family, records: Mapping[str, Sequence[Record]], *, role: str
+) -> tuple[Evaluation, Baseline | None]:
+    """Returns the figures of splits, and the comparison on the first one; None without a split."""
     first = next(iter(records.values()), None)
-    return baseline_of(family, first) if first else None
+    baseline = baseline_of(family, first) if first else None
+    examples = sum(split.examples for name, split in family.splits.items() if name.startswith(role))
+    constant, failure = (baseline.constant, baseline.failure) if baseline else (None, None)
+    scores = score_splits(family, records)
+    return Evaluation(loaded.step, role, role, examples, scores, constant, failure), baseline
 
 
 def _warning(run: Run, baseline: Baseline | None) -> str | None:
@@ -124,10 +129,10 @@ def evaluate_task(
             raise UserError(
                 f"--split: found {name}, which is not labelled; allowed: dev, or `bert-jax predict`"
             )
-    scores, baseline = score_splits(family, records), _baseline(family, records)
+    evaluation, baseline = _evaluation(loaded, family, records, role=role)
     if jax.process_index() == 0 and (warning := _warning(run, baseline)):
         warn_aloud(warning)
-    return _evaluation(loaded, family, role, scores=scores, baseline=baseline)
+    return evaluation
 
 
 def predict_run(
@@ -152,25 +157,20 @@ def predict_run(
     require_same({"run_dir": model, "data": family.content})
     if not family.splits:
         raise UserError(nothing)
-    predictor = predictor_of(run, loaded, batch_size=batch_size)
+    section = section_of(run)
+    predictor = Predictor(
+        loaded.model,
+        loaded.mesh,
+        batch_size=batch_size or section.microbatch,
+        max_length=section.max_length,
+        pad_id=run.tokenizer.special.pad,
+        architecture=run.architecture,
+    )
     return loaded, family, predict_splits(predictor, loaded.params, family, list(family.splits))
 
 
-def _evaluation(
-    loaded: LoadedParams,
-    family: Family,
-    role: str,
-    *,
-    scores: Mapping[str, float],
-    baseline: Baseline | None,
-) -> Evaluation:
-    examples = sum(split.examples for name, split in family.splits.items() if name.startswith(role))
-    constant, failure = (baseline.constant, baseline.failure) if baseline else (None, None)
-    return Evaluation(loaded.step, role, role, examples, scores, constant, failure)
-
-
 def section_of(run: Run) -> FinetuneSection:
-    """Returns the settings that a run was fine-tuned with; UserError: it was not."""
+    """Returns the settings that a run was fine-tuned with; UserError: it was not fine-tuned."""
     if not run.is_fine_tuned:
         raise UserError(
             f"{run.directory}: was not fine-tuned; `bert-jax predict` takes a run of `bert-jax "
@@ -190,14 +190,13 @@ def open_data(
     """Opens splits of a fine-tuned run's task, with the labels of its model.
 
     For `roles` and `input` see `DataRequest`. The dev evaluation of the checkpoint of this `step`
-    may have tuned a threshold; `task` takes the place of the run's own section. Raises UserError: a
-    file is not there or malformed; the task needs a threshold, and the checkpoint was not evaluated
-    on dev.
+    may have tuned a threshold; `task` replaces the run's own section. Raises UserError: a missing
+    or malformed file; the task needs a threshold, and the checkpoint was not evaluated on dev.
     """
     section = section_of(run)
     task = task or section.task
     tuned: Mapping[str, float] = {}
-    if "dev" not in roles:  # dev is what thresholds are tuned on
+    if "dev" not in roles:  # thresholds are tuned on dev
         evaluation = read_evaluation(run, step=step)
         if evaluation is not None:
             tuned = evaluation.scores
@@ -218,19 +217,6 @@ def open_data(
     )
     with doing("reading and encoding the task's files"):
         return task.open(request)
-
-
-def predictor_of(run: Run, loaded: LoadedParams, *, batch_size: int | None = None) -> Predictor:
-    """Returns what predicts splits with a run's parameters."""
-    section = section_of(run)
-    return Predictor(
-        loaded.model,
-        loaded.mesh,
-        batch_size=batch_size or section.microbatch,
-        max_length=section.max_length,
-        pad_id=run.tokenizer.special.pad,
-        architecture=run.architecture,
-    )
 
 
 def write_records(path: epath.Path, records: Sequence[Record]) -> None:

@@ -27,7 +27,7 @@ from bert_jax.train.writer import read_metrics
 
 REPORT: Final = "report.html"
 
-# Tokens of the dev row whose attention is shown by default: a sentence that fits a page.
+# Tokens of the dev row whose attention the report shows by default: a sentence that fits a page.
 SHORTEST, LONGEST = 8, 32
 
 
@@ -42,7 +42,7 @@ def write_report(
 ) -> None:
     """Writes a fine-tuned run's report into its directory.
 
-    The family has the dev splits, whose records are those of the checkpoint `loaded`; `seeds` has a
+    The family has the dev splits; the checkpoint `loaded` predicted their records. `seeds` has a
     row for each run of a sweep. The report begins with the warning.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")

@@ -12,7 +12,7 @@ from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
-from bert_jax.runs.directory import open_run, write_run
+from bert_jax.runs.directory import open_run
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import Conclusion, conclude
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
@@ -43,7 +43,7 @@ def run_finetuning(
 
     The directory comes from `claim`; runs of a sweep share the predictor of dev splits.
     `check_lock` raises RunStopped when another process has taken the directory. Raises Diverged:
-    numbers went bad, see `bert_jax.train.recovery`; RunStopped: anything else that ends a run.
+    numbers went bad, see `bert_jax.train.recovery`; RunStopped: another reason ended the run.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
         spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)
@@ -73,7 +73,7 @@ def _train_spec(
     share = process_share(prepared.mesh)
     batches = prepared.batches(seed=settings.seed, share=share)
     steps = batches.plan.steps
-    every = section.evaluate_every(steps)
+    every = max(1, steps // section.evaluations_per_epoch)
 
     def evaluate(params: Any) -> dict[str, float]:
         return score_splits(family, predict_splits(predictor, params, family, family.dev))
@@ -84,7 +84,7 @@ def _train_spec(
         accumulation=section.accumulation,
         loader=batches,
         shapes=len(batches.plan.shapes),
-        # Of a row of mean length.
+        # For a row of mean length.
         flops_per_row=TRAINING
         * forward_flops(
             prepared.architecture,
@@ -96,20 +96,10 @@ def _train_spec(
         validation=" ".join(prepared.content[name] for name in family.dev) or "nothing",
     )
     write_config = functools.partial(
-        write_run,
-        settings=settings.to_config(),
-        run_dir=str(root),
-        model=prepared.model_section,
-        architecture=prepared.architecture,
-        tokenizer=prepared.origin.tokenizer,
-        origin=prepared.origin_record(root),
+        prepared.write_run, root=root, origin=prepared.origin_record(root)
     )
     return TrainSpec(
-        step=StepSpec(
-            task=prepared.task,
-            model=prepared.model,
-            optimizer=prepared.optimizer(),
-        ),
+        step=StepSpec(task=prepared.task, model=prepared.model, optimizer=prepared.optimizer()),
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
         intervals=Intervals(

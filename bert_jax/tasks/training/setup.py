@@ -1,8 +1,8 @@
-"""What a fine-tuning run is made of: origin, data, model, devices, checked against each other."""
+"""The parts of a fine-tuning run, checked against each other: origin, data, model, devices."""
 
 import dataclasses
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
-from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
+from bert_jax.model.config import Architecture, HeadsSection, ModelSection
 from bert_jax.model.execution import default_unroll
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
@@ -23,7 +23,13 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import check_batch
 from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import Run, claim_run, open_run, read_run_provenance
+from bert_jax.runs.directory import (
+    Run,
+    claim_run,
+    open_run,
+    read_run_provenance,
+    write_run,
+)
 from bert_jax.runs.execution import SLOWER, execution_on
 from bert_jax.runs.resume_check import find_changes, refuse_other_settings
 from bert_jax.section import under
@@ -37,8 +43,8 @@ from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
 
-# What may change when a run or a sweep resumes: it decides no number, or what to do when numbers go
-# bad.
+# Settings that may change when a run or a sweep resumes. They decide no number, or only the
+# reaction to bad numbers.
 FREE: Final = (
     "finetune.log_every",
     "finetune.trackers",
@@ -50,15 +56,12 @@ FREE: Final = (
     *(f"finetune.watchdog.{name}" for name in WatchdogSection.model_fields),
 )
 
-# Parts of a model that every task takes over.
-_SHARED: Final = ("encoder", "pooler")
-
 # Settings that decide which rows a run reads, and in which order.
 DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
 
 
 class TrainingSetup(NamedTuple):
-    """Everything a fine-tuning run is made of, nothing of it begun."""
+    """The parts of a fine-tuning run before it begins."""
 
     settings: FinetuneSettings
     origin: Run
@@ -84,38 +87,47 @@ class TrainingSetup(NamedTuple):
         return {**self.settings.decisive(), "content": self.content}
 
     def origin_record(self, root: epath.Path) -> dict[str, Any]:
-        """Returns what provenance.json says of the run, which is about to start or go on.
+        """Returns the run's entries of provenance.json, before it starts or resumes.
 
-        Data that change are listed with what they were in the run directory.
+        They list changed data with the fingerprints that the run directory had.
         """
         found: dict[str, Any] = {"init_from": self.section.init_from, "content": self.content}
         if files := hub_files(self.section.task):
             found["files"] = {role: file.record for role, file in files.items()}
         held = read_run_provenance(root)
-        before = held.get("content", self.content)
         changes = [
             {"content": change.key, "was": change.was, "now": change.now}
-            for change in find_changes(before, self.content)
+            for change in find_changes(held.get("content", self.content), self.content)
         ]
         if changes := [*held.get("changes", []), *changes]:
             found["changes"] = changes
         return found
 
+    def write_run(self, folder: epath.Path, *, root: epath.Path, origin: Mapping[str, Any]) -> None:
+        """Writes the files that make a folder a run of these settings, see `write_run`."""
+        write_run(
+            folder,
+            self.settings.to_config(),
+            run_dir=str(root),
+            model=self.model_section,
+            architecture=self.architecture,
+            tokenizer=self.origin.tokenizer,
+            origin=origin,
+        )
+
     def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
         """Returns this host's share of the batches that a run of a seed trains on."""
+        section = self.section
         return TrainBatches(
             self.family.splits["train"],
-            batch_size=self.section.batch_size,
-            max_length=self.section.max_length,
+            batch_size=section.batch_size,
+            max_length=section.max_length,
             seed=seed,
             pad_id=self.origin.tokenizer.special.pad,
-            unit=batch_parts(self.mesh) * self.section.accumulation,
+            unit=batch_parts(self.mesh) * section.accumulation,
             share=share,
             cost=training_cost(
-                self.architecture,
-                self.mesh,
-                max_length=self.section.max_length,
-                epochs=self.section.epochs,
+                self.architecture, self.mesh, max_length=section.max_length, epochs=section.epochs
             ),
         )
 
@@ -123,6 +135,20 @@ class TrainingSetup(NamedTuple):
         """Returns the run's optimizer."""
         return make_finetune_optimizer(
             self.section.optimizer, self.model.axes, depth=self.architecture.num_hidden_layers
+        )
+
+    def predictor(self) -> Predictor:
+        """Returns the predictor of the dev splits, for every evaluation."""
+        section = self.section
+        return Predictor(
+            self.model,
+            self.mesh,
+            batch_size=section.microbatch,
+            max_length=section.max_length,
+            pad_id=self.origin.tokenizer.special.pad,
+            architecture=self.architecture,
+            # One more pass for the best checkpoint.
+            passes=section.epochs * section.evaluations_per_epoch + 1,
         )
 
 
@@ -155,11 +181,14 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         chosen=section.dtype is not None,
         say=lambda line: None,
     )
-    if execution.unroll is None:
-        resolved = _scanned_if_short(
-            resolved, section, family, architecture=architecture, mesh=mesh
-        )
-    # Which kernels this run has is for none that starts from it.
+    cost = training_cost(architecture, mesh, max_length=section.max_length, epochs=section.epochs)
+    tokens = float(family.splits["train"].lengths.sum()) * cost.passes
+    if execution.unroll is None and tokens < cost.program:
+        # Unrolled layers, a TPU's default, compute in half the time of scanned ones, but compile
+        # half as long again.
+        scanned = default_unroll(architecture.num_hidden_layers, on_tpu=False)
+        resolved = resolved.model_copy(update={"unroll": scanned})
+    # A run that starts from this one chooses its own kernels.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
     model = ModelSection(execution=kept, heads=family.heads)
     check_batch(
@@ -179,28 +208,8 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     return TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
 
 
-def _scanned_if_short(
-    resolved: Execution,
-    section: FinetuneSection,
-    family: Family,
-    *,
-    architecture: Architecture,
-    mesh: jax.sharding.Mesh,
-) -> Execution:
-    """Returns an execution with scanned layers if the run computes for less time than it compiles.
-
-    Unrolled layers take half the time of scanned ones on a TPU and half as long again to compile.
-    """
-    cost = training_cost(architecture, mesh, max_length=section.max_length, epochs=section.epochs)
-    tokens = float(family.splits["train"].lengths.sum()) * cost.passes
-    if tokens >= cost.program:
-        return resolved
-    depth = architecture.num_hidden_layers
-    return resolved.model_copy(update={"unroll": default_unroll(depth, on_tpu=False)})
-
-
 def claim(prepared: TrainingSetup) -> epath.Path:
-    """Returns the run directory, made if it is not there.
+    """Returns the run directory, which is made if it is not there.
 
     Raises UserError: it holds a run of other settings, or another model.
     """
@@ -241,76 +250,46 @@ def claim(prepared: TrainingSetup) -> epath.Path:
 
 
 def tell_data(prepared: TrainingSetup, console: Console) -> None:
-    """Says what was found: splits, notes, and what of the model starts fresh."""
+    """Shows the splits, the notes, and the parts of the model that start fresh."""
     if jax.process_index() != 0:
         return
-    sizes = ", ".join(
-        f"{name} {split.examples:,}" for name, split in prepared.family.splits.items()
-    )
-    lines = [f"examples: {sizes}", *prepared.family.notes]
+    family, origin = prepared.family, prepared.origin
+    sizes = ", ".join(f"{name} {split.examples:,}" for name, split in family.splits.items())
+    lines = [f"examples: {sizes}", *family.notes]
     dtype = prepared.model_section.execution.dtype
-    if prepared.section.dtype is None and dtype != prepared.origin.model.execution.dtype:
+    if prepared.section.dtype is None and dtype != origin.model.execution.dtype:
         lines.append(SLOWER)
-    if fresh := _describe_fresh_parts(ours=prepared.family.heads, theirs=prepared.origin.heads):
-        lines.append(f"{fresh} starts fresh")
+    fresh = ["the pooler"] if family.heads.pooler and not origin.heads.pooler else []
+    if not _same_head(family.heads, origin.heads):
+        fresh.append(f"the {(family.heads.task or '').replace('_', '-')} head")
+    if fresh:
+        lines.append(f"{' and '.join(fresh)} starts fresh")
     for line in lines:
         narrator_of(console).say(line)
 
 
 def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
-    """Returns the origin's parameters on the run's mesh, and fresh ones where it has none."""
-    origin = prepared.origin
-    loaded = load_params(origin, checkpoint="auto", mesh=prepared.mesh)
-    found = _shared_parts(abstract, loaded.params, ours=prepared.family.heads, theirs=origin.heads)
-    return found | draw({part: abstract[part] for part in abstract if part not in found})
+    """Returns the origin's parameters on the run's mesh, and fresh ones where it has none.
 
-
-def _shared_parts(
-    wanted: Collection[str], found: Params, *, ours: HeadsSection, theirs: HeadsSection
-) -> Params:
-    """Returns the parts of an origin's parameters that a model of the parts wanted takes over.
-
-    The task's head is taken over where it is one of the same task and the same labels (SQuAD 1.1
-    before 2.0, MNLI before another corpus of the same three); otherwise it starts fresh, as does a
-    pooler that the origin lacks.
+    The origin's task head is taken if it has the same task and labels (SQuAD 1.1 before 2.0, MNLI
+    before another corpus of the same three labels).
     """
-    shared = (*_SHARED, "task") if _same_head(ours, theirs) else _SHARED
-    return {part: found[part] for part in wanted if part in shared and part in found}
-
-
-def _describe_fresh_parts(*, ours: HeadsSection, theirs: HeadsSection) -> str:
-    """Returns in words what starts fresh, ``""`` if nothing does."""
-    fresh = []
-    if ours.pooler and not theirs.pooler:
-        fresh.append("the pooler")
-    if not _same_head(ours, theirs):
-        fresh.append(f"the {(ours.task or '').replace('_', '-')} head")
-    return " and ".join(fresh)
+    origin = prepared.origin
+    params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
+    same = _same_head(prepared.family.heads, origin.heads)
+    shared = ("encoder", "pooler", *(["task"] if same else []))
+    found = {part: params[part] for part in abstract if part in shared and part in params}
+    return found | draw({part: abstract[part] for part in abstract if part not in found})
 
 
 def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
     return ours.task == theirs.task and ours.labels == theirs.labels
 
 
-def make_predictor(prepared: TrainingSetup) -> Predictor:
-    """Returns what predicts the dev splits, in every evaluation, with the run's model."""
-    section = prepared.section
-    return Predictor(
-        prepared.model,
-        prepared.mesh,
-        batch_size=section.microbatch,
-        max_length=section.max_length,
-        pad_id=prepared.origin.tokenizer.special.pad,
-        architecture=prepared.architecture,
-        # And once more with the best checkpoint.
-        passes=section.epochs * section.evaluations_per_epoch + 1,
-    )
-
-
 def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
-    """Returns the task that a run was fine-tuned on, without its data.
+    """Returns the task of a fine-tuned run, without its data.
 
-    `class_weights` are those that its training labels gave.
+    `class_weights` were computed from its training labels.
     """
     section = run.section("finetune", FinetuneSection, verb="replay")
     task = FinetuneTask(

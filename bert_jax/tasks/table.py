@@ -1,36 +1,33 @@
-"""A table of one's own: one or two texts in a row, and a label, several labels or a number."""
+"""The user's own table: one or two texts in a row, and a label, several labels or a number."""
 
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.row_errors import OnError, RowErrors
-from bert_jax.data.tables import Delimiter, read_table
+from bert_jax.data.row_errors import OnError, RowError, RowErrors
+from bert_jax.data.tables import Delimiter, TableRow, read_table
 from bert_jax.errors import UserError, counted
 from bert_jax.model.config import ProblemName
 from bert_jax.section import DataPathText, Section
-from bert_jax.tasks.columns import TextColumns, TextRow, text_rows
 from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels, row_errors
 from bert_jax.tasks.labels import (
     Labelling,
-    find_names,
+    TextRow,
     find_problem,
-    is_missing,
-    names_of,
     number_of,
     spell_names,
     without_strays,
 )
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
-# The first ranks checkpoints. For one label that is accuracy, but macro F1 with class weights: who
-# sets them wants rare labels found, which accuracy hardly sees.
+# The first ranks checkpoints. For one label that is accuracy, but macro F1 with class weights: a
+# user who sets them wants rare labels found, which hardly change accuracy.
 FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
     "single_label": ("accuracy", "macro_f1"),
     "multi_label": ("micro_f1", "macro_f1", "subset_accuracy"),
@@ -87,20 +84,22 @@ class TableSection(Section):
         is no row; a label that is missing, unknown or no number, also where most are numbers with a
         fraction; fewer than two labels; nothing to split off; a role without a file.
         """
-        found = _read(self, request)
+        roles = set(request.roles)
+        if self.dev is None and "dev" in roles:
+            roles = roles - {"dev"} | {"train"}
+        ordered = [role for role in ("train", "dev", "test", "input") if role in roles]
+        found = {role: _read(self, request, role) for role in ordered}
         labelling, notes = _labelling(self, request, found)
         task = SequenceTask(
             labelling=labelling,
-            column=self.label,
             keys=_figures(self, labelling),
             class_weights=self.class_weights,
-            separator=self.label_separator,
             write_official=_no_benchmark,
         )
         examples = {}
         for name, (source, rows, errors) in found.items():
             # A column that is empty throughout is unlabelled, not labelled with none of several.
-            if not needs_labels(name) and all(map(is_missing, rows)):
+            if not needs_labels(name) and all(row.unlabelled for row in rows):
                 rows = [row._replace(label=None) for row in rows]
             examples[name] = task.examples(rows, required=needs_labels(name), errors=errors)
             notes += errors.note(source, kept=len(examples[name]))
@@ -125,40 +124,76 @@ class _Table(NamedTuple):
     errors: RowErrors
 
 
-def _read(section: TableSection, request: DataRequest) -> dict[str, _Table]:
-    roles = set(request.roles)
-    if section.dev is None and "dev" in roles:
-        roles = roles - {"dev"} | {"train"}
-    return {
-        role: _rows(section, request, role)
-        for role in ("train", "dev", "test", "input")
-        if role in roles
-    }
-
-
-def _rows(section: TableSection, request: DataRequest, role: str) -> _Table:
+def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
     source = request.source(section, role)
-    columns = TextColumns(section.text, section.pair, section.label, section.id)
-    names = [name for name in (section.text, section.pair) if name is not None]
     if isinstance(source, MemoryTable):  # each of its rows has a prediction
+        names = [name for name in (section.text, section.pair) if name is not None]
         table, errors = source.named(names), RowErrors()
     else:
         errors = row_errors(section.on_error, role)
         table = read_table(source, delimiter=section.delimiter, errors=errors)
-    rows = text_rows(table, columns, labelled=needs_labels(role), errors=errors)
+    rows = text_rows(table, section, labelled=needs_labels(role), errors=errors)
     if not rows:
         (found,) = errors.note(source, kept=0) or (f"{source}: found no rows",)
         raise UserError(f"{found}, allowed: one or more")
     return _Table(source, rows, errors)
 
 
+def text_rows(
+    table: Iterable[TableRow], section: TableSection, *, labelled: bool, errors: RowErrors
+) -> list[TextRow]:
+    """Returns the rows of a table.
+
+    If the section names no column of ids, the column "id" is one if all its values are texts or
+    whole numbers; else the ids are the indices of the rows, from 0. A skipped row counts. The
+    column of labels is required in a `labelled` table; a label may be missing. Raises UserError: a
+    column is not there; RowError: a text is none, an id has another type.
+    """
+    found: list[TextRow] = []
+    own: list[Any] = []
+    used = (section.text, section.pair, section.label)
+    for row in table:
+        index = len(found) + errors.count
+        try:
+            found.append(_text_row(row, section, index=index, labelled=labelled))
+            own.append(row.values.get("id") if "id" not in used else None)
+        except RowError as error:
+            errors.refuse(error)
+    if section.id is None and all(map(_is_id, own)):
+        return [row._replace(id=value) for row, value in zip(found, own, strict=True)]
+    return found
+
+
+def _text_row(row: TableRow, section: TableSection, *, index: int, labelled: bool) -> TextRow:
+    keys = ("text", "pair", "id", *(["label"] if labelled else []))
+    row.require((f"task.{key}", getattr(section, key)) for key in keys)
+    found_id = index if section.id is None else row.values[section.id]
+    if not _is_id(found_id):
+        raise RowError(
+            f'{row.place}: "{section.id}" found {found_id!r}, allowed: a text or a whole number'
+        )
+    label = row.values.get(section.label)
+    return TextRow(
+        place=row.place,
+        line=row.line,
+        id=found_id,
+        text=row.text(section.text),
+        pair=None if section.pair is None else row.text(section.pair),
+        # Parquet has NaN where a column of numbers has no value.
+        label=None if isinstance(label, float) and math.isnan(label) else label,
+    )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
 def _labelling(
     section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[Labelling, list[str]]:
-    """Returns what the labels mean, and how that was found out; drops rows without such a label."""
+    """Returns the meaning of the labels, and how it was found; drops rows without such a label."""
     problem, notes = section.problem, []
     if problem == "auto":
-        # A model that has its labels was asked before.
         if "train" in found and request.labels is None:
             train = found["train"]
             kept = without_strays(train.rows, column=section.label, errors=train.errors)
@@ -166,31 +201,38 @@ def _labelling(
         problem, why = _problem(section, request, found)
         if "train" in found:
             notes.append(f"problem: {problem}, since {why}")
-    names = request.labels or _label_names(section, request, found, problem)
-    if (problem == "regression") != (len(names) == 1):
+    labelling = Labelling(
+        problem,
+        request.labels or (),
+        column=section.label,
+        separator=section.label_separator,
+        threshold=section.threshold,
+    )
+    if not labelling.names:
+        labelling = _with_names(labelling, section, request, found)
+    if (problem == "regression") != (len(labelling.names) == 1):
         raise UserError(
-            f"task.problem: found {problem}, but the model has {len(names)} labels: "
-            f"{spell_names(names)}"
+            f"task.problem: found {problem}, but the model has {len(labelling.names)} labels: "
+            f"{spell_names(labelling.names)}"
         )
-    return Labelling(problem, tuple(names), section.threshold), notes
+    return labelling, notes
 
 
-def _label_names(
-    section: TableSection, request: DataRequest, found: dict[str, _Table], problem: ProblemName
-) -> tuple[str, ...]:
-    """Returns the labels of the training set; drops rows without a name for a label."""
-    train = found.get("train") or _rows(section, request, "train")
-    column, separator = section.label, section.label_separator
+def _with_names(
+    labelling: Labelling, section: TableSection, request: DataRequest, found: dict[str, _Table]
+) -> Labelling:
+    """Returns it with the labels of the training set; drops rows without a name for a label."""
+    train = found.get("train") or _read(section, request, "train")
 
     def check(row: TextRow) -> TextRow:
-        names_of(row, column=column, problem=problem, separator=separator)
+        labelling.names_in(row)
         return row
 
-    if problem != "regression":
+    if labelling.problem != "regression":
         train = train._replace(rows=train.errors.kept(train.rows, check))
     if "train" in found:
         found["train"] = train
-    return find_names(train.rows, column=column, problem=problem, separator=separator)
+    return labelling.with_names_of(train.rows)
 
 
 def _problem(
@@ -204,8 +246,8 @@ def _problem(
     if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
         return "single_label", "the model has several labels, and the table no lists"
     # One labelled row of the training set is enough to tell.
-    for row in _rows(section, request, "train").rows:
-        if not is_missing(row):
+    for row in _read(section, request, "train").rows:
+        if not row.unlabelled:
             return find_problem([row])
     raise UserError(f'{section.train}: "{section.label}" found no label, allowed: one or more')
 
@@ -245,36 +287,26 @@ def hold_out(
 ) -> tuple[list[TextExample], list[TextExample]]:
     """Returns a training set and a dev set, each in the order of the file.
 
-    Which examples are held out is a matter of their texts and of the seed, not of their order.
-    Where there is one label, each label gives its share: ``round(fraction · n)`` examples, but one
-    at least and never all. Examples of the same label and texts stay together, so that no text is
-    trained on and asked for as well.
+    The texts and the seed decide which examples are held out, not the order of the examples. With
+    one label for each example, each label gives its share: ``round(fraction · n)`` examples, but at
+    least one and never all. Examples of the same label and texts stay together, so that no text is
+    in both sets.
     """
-    strata: defaultdict[Hashable, list[int]] = defaultdict(list)
+    strata: defaultdict[Hashable, defaultdict[bytes, list[int]]]
+    strata = defaultdict(lambda: defaultdict(list))
     for number, example in enumerate(examples):
-        strata[example.target if isinstance(example.target, int) else None].append(number)
-    held = {
-        number
-        for members in strata.values()
-        for number in _held(examples, members, fraction=fraction, seed=seed)
-    }
+        label = example.target if isinstance(example.target, int) else None
+        strata[label][_hash(example, seed)].append(number)
+    held: set[int] = set()
+    for groups in strata.values():
+        wanted = max(1, math.floor(fraction * sum(map(len, groups.values())) + 0.5))
+        chosen: list[int] = []
+        for key in sorted(groups)[:-1]:  # the last one stays
+            if len(chosen) < wanted:
+                chosen += groups[key]
+        held.update(chosen)
     train = [example for number, example in enumerate(examples) if number not in held]
     return train, [examples[number] for number in sorted(held)]
-
-
-def _held(
-    examples: Sequence[TextExample], members: Sequence[int], *, fraction: float, seed: int
-) -> list[int]:
-    groups: defaultdict[bytes, list[int]] = defaultdict(list)
-    for number in members:
-        groups[_hash(examples[number], seed)].append(number)
-    wanted = max(1, math.floor(fraction * len(members) + 0.5))
-    held: list[int] = []
-    for key in sorted(groups)[:-1]:  # the last one stays
-        if len(held) >= wanted:
-            break
-        held += groups[key]
-    return held
 
 
 def _hash(example: TextExample, seed: int) -> bytes:

@@ -1,0 +1,325 @@
+"""Multiple choice: which of several texts continues another, or answers it.
+
+Tables of questions with several choices: SWAG's, CODAH's, any by names of columns.
+"""
+
+import csv
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Self
+
+import numpy as np
+import pydantic
+
+from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.row_errors import OnError, RowError, RowErrors
+from bert_jax.data.rows.collate import assemble, encode_ragged
+from bert_jax.data.tables import Delimiter, TableRow, ragged, read_fields, read_table
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.atomic import write_whole
+from bert_jax.section import DataPathText, Section
+from bert_jax.tasks.family import (
+    DataRequest,
+    Encoded,
+    Family,
+    Record,
+    Split,
+    content_hash,
+    count_notes,
+    needs_labels,
+    row_errors,
+    task_heads,
+)
+from bert_jax.text.tokenizer import Tokenizer
+
+# SWAG (github.com/rowanz/swagaf, data/train.csv) and CODAH (github.com/Websail-NU/CODAH,
+# data/full_data.tsv: category, prompt, four answers, number of the right one).
+_PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "swag": {
+        "text": "sent1",
+        "stem": "sent2",
+        "choices": ("ending0", "ending1", "ending2", "ending3"),
+        "label": "label",
+    },
+    "codah": {"text": "1", "choices": ("2", "3", "4", "5"), "label": "6", "header": False},
+}
+_NEEDED: Final = ("text", "choices", "label")
+
+
+class MultipleChoiceSection(Section):
+    """Tables of questions. `format` "columns" names what the presets know."""
+
+    kind: Literal["multiple_choice"] = "multiple_choice"
+    """This family."""
+    train: DataPathText | None = None
+    """A table."""
+    dev: DataPathText | None = None
+    """Likewise; picks the best checkpoint."""
+    test: DataPathText | None = None
+    """Likewise, with labels or without."""
+    format: Literal["swag", "codah", "columns"] = "columns"
+    """`swag` and `codah` know their columns; with `columns` they are named below."""
+    text: str | None = None
+    """Column of the question or context."""
+    stem: str | None = None
+    """Column with which every choice begins, as SWAG's `sent2`."""
+    choices: tuple[str, ...] | None = None
+    """Columns of the choices."""
+    label: str | None = None
+    """Column of the right one."""
+    id: str | None = None
+    """Column. None: the column `id` if there is one; else questions are numbered from 0."""
+    delimiter: Delimiter | None = None
+    """Between the columns of a .csv or .tsv. None: a comma or a tab."""
+    on_error: OnError = "stop"
+    """`skip`: malformed rows are skipped and counted, see `table`."""
+    header: bool = True
+    """Whether the first line names the columns; else they are "0", "1", …"""
+    label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
+    """What `label` holds: the choice's index, its column, its text, or one of these names."""
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.format != "columns":
+            # By value: a resolved configuration spells out what was not set.
+            own = (*_NEEDED, "stem", "header", "label_is")
+            fields = type(self).model_fields
+            if given := [name for name in own if getattr(self, name) != fields[name].default]:
+                raise ValueError(f"{given[0]}: found with format {self.format}, which has its own")
+            return self
+        for name in _NEEDED:
+            if getattr(self, name) is None:
+                raise ValueError(f"{name}: found nothing, allowed: names of columns")
+        count = len(self.choices or ())
+        if count < 2 or len({*(self.choices or ())}) != count:
+            raise ValueError("choices: allowed: two or more different columns")
+        if isinstance(self.label_is, tuple) and len({*self.label_is}) != count:
+            raise ValueError(f"label_is: allowed: {count} different names, as there are choices")
+        return self
+
+    @property
+    def columns(self) -> "ChoiceColumns":
+        """The columns that are read of each file."""
+        found = {name: getattr(self, name) for name in ChoiceColumns._fields}
+        return ChoiceColumns(**(found | _PRESETS.get(self.format, {})))
+
+    def open(self, request: DataRequest) -> Family:
+        """Opens tables; UserError: a file that `read_choices` refuses, a role without a file."""
+        splits: dict[str, ChoiceSplit] = {}
+        notes: list[str] = []
+        for role in request.roles:
+            path = request.source(self, role)
+            in_memory = isinstance(path, MemoryTable)
+            errors = RowErrors() if in_memory else row_errors(self.on_error, role)
+            questions = read_choices(
+                path,
+                self.columns,
+                labelled=needs_labels(role),
+                delimiter=self.delimiter,
+                errors=errors,
+            )
+            splits[role] = split = ChoiceSplit(
+                questions, request.tokenizer, max_length=request.max_length
+            )
+            found = {
+                "questions have no text": sum(not q.text.strip() for q in questions),
+                f"questions are longer than {request.max_length} pieces and are cut": split.cut,
+            }
+            notes += errors.note(path, kept=len(questions)) + count_notes(path, found)
+        return Family(
+            heads=task_heads("multiple_choice"),
+            best_metric="accuracy",
+            splits=splits,
+            notes=tuple(notes),
+            score=_score,
+            write_official=_write_csv,
+        )
+
+
+class ChoiceColumns(NamedTuple):
+    """The settings of `MultipleChoiceSection` that say what is read of a file."""
+
+    text: str
+    choices: tuple[str, ...]
+    label: str
+    stem: str | None = None
+    id: str | None = None
+    header: bool = True
+    label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
+
+
+class ChoiceQuestion(NamedTuple):
+    """One row of a table."""
+
+    id: str | None
+    text: str
+    choices: tuple[str, ...]  # each with the stem before it
+    label: int | None
+
+
+class ChoiceSplit(Split):
+    """A table of questions, one row each."""
+
+    def __init__(
+        self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, *, max_length: int
+    ) -> None:
+        """Encodes one or more questions; `max_length` counts special pieces too."""
+        self._questions, self._special, self._max_length = questions, tokenizer.special, max_length
+        self.examples, self.fingerprint = len(questions), content_hash(questions)
+        self._choices = len(questions[0].choices)
+        self._texts = encode_ragged(tokenizer, (question.text for question in questions))
+        self._endings = encode_ragged(
+            tokenizer, itertools.chain.from_iterable(question.choices for question in questions)
+        )
+        endings = np.diff(self._endings.offsets).reshape(-1, self._choices)
+        lengths = np.diff(self._texts.offsets) + endings.max(axis=1) + 3
+        self.lengths = np.minimum(lengths, max_length).astype(np.int32)
+        self.cut = int(np.sum(lengths > max_length))  # questions with a choice that was longer
+
+    def row(self, index: int) -> Encoded:
+        """Returns a question: ``[CLS] text [SEP] choice [SEP]`` for each of its choices."""
+        text, first = self._texts[index].tolist(), index * self._choices
+        made = [
+            assemble(
+                text, self._endings[ending].tolist(), self._special, max_length=self._max_length
+            )
+            for ending in range(first, first + self._choices)
+        ]
+        label = self._questions[index].label
+        return Encoded(
+            [sequence.ids for sequence in made],
+            [sequence.second for sequence in made],
+            {} if label is None else {"label": label},
+        )
+
+    def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
+        """Returns records with the number of the choice, and probabilities in their order."""
+        records = []
+        for index, (question, logits) in enumerate(zip(self._questions, kept, strict=True)):
+            weights = np.exp(logits.astype(np.float64) - np.max(logits))
+            records.append(
+                {
+                    "id": index if question.id is None else question.id,
+                    "text": question.text,
+                    "choices": list(question.choices),
+                    "label": question.label,
+                    "prediction": int(np.argmax(logits)),
+                    "probabilities": (weights / weights.sum()).tolist(),
+                }
+            )
+        return records
+
+
+def _score(records: Sequence[Record]) -> dict[str, float]:
+    return {"accuracy": float(np.mean([r["label"] == r["prediction"] for r in records]))}
+
+
+def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
+    """Writes ``SPLIT.csv``: id, prediction (the number of the choice, from 0)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", "prediction"])
+    writer.writerows([record["id"], record["prediction"]] for record in records)
+    path = directory / f"{split}.csv"
+    write_whole(path, text.getvalue())
+    return [path]
+
+
+def read_choices(
+    path: Path | MemoryTable,
+    columns: ChoiceColumns,
+    *,
+    labelled: bool,
+    delimiter: Delimiter | None = None,
+    errors: RowErrors,
+) -> list[ChoiceQuestion]:
+    """Reads a table of one or more questions.
+
+    A table without a header is a .csv or .tsv; in one that is to be `labelled`, every question must
+    have a label. Raises UserError: as `read_table`; a column that is not there, no question;
+    RowError: a line with too few or too many fields, an empty choice, no label or one that is none
+    of the choices.
+    """
+    asked = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
+    asked += [("task.stem", columns.stem), ("task.id", columns.id)]
+    asked += [("task.label", columns.label)] if labelled else []
+
+    def question(row: TableRow) -> ChoiceQuestion:
+        row.require(asked)
+        found = _question(row, columns)
+        if labelled and found.label is None:
+            raise RowError(f"{row.place}: found no label, allowed: one in each line")
+        return found
+
+    table: Iterable[TableRow]
+    if isinstance(path, MemoryTable):
+        stem = [] if columns.stem is None else [columns.stem]
+        table = path.named([columns.text, *stem, *columns.choices])
+    elif columns.header:
+        table = read_table(path, delimiter=delimiter, errors=errors)
+    else:
+        table = _read_bare(path, delimiter, errors)
+    questions = errors.kept(table, question)
+    if not questions:
+        (found,) = errors.note(path, kept=0) or (f"{path}: found no question",)
+        raise UserError(f"{found}, allowed: one in each line")
+    return questions
+
+
+def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
+    """Yields the rows of a table without a header, with numbers for names."""
+    if path.suffix not in (".csv", ".tsv"):
+        raise UserError(
+            f"{path}: found {path.suffix or 'no suffix'} with header: false, allowed: .csv, .tsv"
+        )
+    width = None
+    for line, fields in read_fields(path, delimiter=delimiter, errors=errors):
+        width = width or len(fields)
+        if len(fields) != width:
+            like = "the first line"
+            errors.refuse(ragged(path, line, found=len(fields), allowed=width, like=like))
+            continue
+        values = {str(number): field for number, field in enumerate(fields)}
+        yield TableRow(path, line, values, values)
+
+
+def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:
+    choices = tuple(row.text(name) for name in columns.choices)
+    for name, choice in zip(columns.choices, choices, strict=True):
+        if not choice.strip():
+            raise RowError(
+                f'{row.place}: found an empty "{name}", allowed: {len(choices)} choices, as in '
+                "every line"
+            )
+    stem = f"{row.text(columns.stem)} " if columns.stem else ""
+    label = row.values.get(columns.label)
+    used = (columns.text, columns.stem, columns.label, *columns.choices)
+    own = row.values.get(columns.id or "id") if columns.id or "id" not in used else None
+    return ChoiceQuestion(
+        id=None if own is None else str(own),
+        text=row.text(columns.text),
+        choices=tuple(f"{stem}{choice}".strip() for choice in choices),
+        label=None if label in (None, "") else _label(row, str(label), choices, columns),
+    )
+
+
+def _label(row: TableRow, label: str, choices: tuple[str, ...], columns: ChoiceColumns) -> int:
+    names = {
+        "index": tuple(str(number) for number in range(len(choices))),
+        "column": columns.choices,
+        "text": choices,
+    }
+    kind = columns.label_is
+    allowed = names[kind] if isinstance(kind, str) else kind
+    if allowed.count(label) == 1:
+        return allowed.index(label)
+    if label in allowed:
+        raise RowError(
+            f'{row.place}: found the label "{label}", which is {allowed.count(label)} of the '
+            "choices, allowed: one of them"
+        )
+    others = [other for other, texts in names.items() if label in texts]
+    hint = f"; did you mean label_is: {others[0]}?" if others else did_you_mean(label, allowed)
+    raise RowError(f'{row.place}: found the label "{label}", allowed: {", ".join(allowed)}{hint}')

@@ -1,1 +1,0 @@
-"""Multiple choice: SWAG, CODAH, any table of questions with choices."""

@@ -1,1 +1,0 @@
-"""Classification and regression on a table of the user."""
