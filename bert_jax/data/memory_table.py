@@ -18,27 +18,12 @@ NAME: Final = "rows"  # of the table, in messages
 _NOTHING: Final = ("NAType", "NaTType")  # pandas' own
 
 
-class DataFrame(Protocol):
-    """What pandas has: ``to_dict("records")``."""
+class Frame(Protocol):
+    """A table of pandas, polars or pyarrow."""
 
-    def to_dict(self, orient: Any, /) -> Any:
-        """Returns a dict for each row."""
-        ...
-
-
-class ArrowTable(Protocol):
-    """What pyarrow has."""
-
-    def to_pylist(self) -> list[Any]:
-        """Returns a dict for each row."""
-        ...
-
-
-class PolarsFrame(Protocol):
-    """What polars has."""
-
-    def to_dicts(self) -> list[Any]:
-        """Returns a dict for each row."""
+    @property
+    def columns(self) -> Any:
+        """Its columns."""
         ...
 
 
@@ -49,9 +34,7 @@ Rows: TypeAlias = (
     | Iterable[Sequence[str]]
     | Iterable[Mapping[str, Any]]
     | Mapping[str, Sequence[Any]]
-    | DataFrame
-    | ArrowTable
-    | PolarsFrame
+    | Frame
 )
 
 
@@ -78,10 +61,8 @@ class MemoryTable:
     def named(self, names: Sequence[str]) -> Iterator[TableRow]:
         """Yields the rows with values by column.
 
-        ``names`` are the columns of a row that is a text or a tuple of texts.
-
-        Raises:
-            UserError: a tuple of more.
+        ``names`` are the columns of a row that is a text or a tuple of texts; UserError: a tuple
+        has more values.
         """
         columns: Collection[str] | None = None
         for number, row in enumerate(self.rows, start=1):
@@ -104,11 +85,7 @@ class MemoryTable:
         )
 
     def write_jsonl(self, path: epath.PathLike, names: Sequence[str]) -> None:
-        """Writes the rows as JSON lines.
-
-        Raises:
-            UserError: a value that JSON cannot hold.
-        """
+        """Writes the rows as JSON lines; UserError: a value that JSON cannot hold."""
         try:
             lines = [json.dumps(dict(row.values), ensure_ascii=False) for row in self.named(names)]
         except TypeError as error:
@@ -121,11 +98,11 @@ def _each(rows: Any) -> Iterable[Any]:
         return [rows]
     if isinstance(rows, Mapping):
         return _of_columns(rows)
-    if hasattr(rows, "to_pylist"):
+    if hasattr(rows, "to_pylist"):  # of pyarrow
         return rows.to_pylist()
-    if hasattr(rows, "to_dicts"):
+    if hasattr(rows, "to_dicts"):  # of polars
         return rows.to_dicts()
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # of pandas
         return rows.to_dict("records")
     if isinstance(rows, Iterable):  # a `datasets.Dataset` too, of dicts
         return rows

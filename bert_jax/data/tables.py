@@ -1,7 +1,6 @@
 """Streaming readers of tables: CSV, TSV, JSON lines and Parquet."""
 
 import csv
-import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,20 +38,17 @@ class TableRow(NamedTuple):
     @property
     def _names_place(self) -> str:
         """Location of the column names: ``the header of t.csv``."""
-        if self.path.suffix == ".parquet":
-            return f"the schema of {self.path}"
         if not self.path.suffix:  # in memory
             return self.place
-        if self.path.suffix == ".jsonl":
-            return f"line {self.line} of {self.path}"
-        return f"the header of {self.path}"
+        kinds = {".parquet": "the schema", ".jsonl": f"line {self.line}"}
+        return f"{kinds.get(self.path.suffix, 'the header')} of {self.path}"
 
     def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
         """Refuses a row without one of some columns.
 
-        They come after the key or option that names each; None is not asked for. Raises UserError:
-        the table has no such column, since the key, the delimiter or the header is wrong; RowError:
-        this row of JSON lines or in memory lacks what the first one has.
+        `asked` has pairs of the key or option that names a column, and the column; None is not
+        required. Raises UserError: the table has no such column, since the key, the delimiter or
+        the header is wrong; RowError: this row of JSON lines or in memory lacks what the first has.
         """
         named = [(key, name) for key, name in asked if name is not None]
         for key, name in named:
@@ -78,10 +74,7 @@ class TableRow(NamedTuple):
             raise UserError(f'{key}: found "{name}", allowed: {found} ({self._names_place}){hint}')
 
     def only_column(self, key: str, *, but: Collection[str]) -> str:
-        """Returns the one column that is none of some others.
-
-        Raises UserError: there is none, or there are several, of which `key` would have to name it.
-        """
+        """Returns the one column besides some others; UserError if `key` would have to name it."""
         rest = [name for name in self.values if name not in but]
         if len(rest) != 1:
             found = ", ".join(self.values)
@@ -89,11 +82,7 @@ class TableRow(NamedTuple):
         return rest[0]
 
     def text(self, name: str) -> str:
-        """Returns the text in a column.
-
-        Raises:
-            RowError: the value is not text (JSON and Parquet).
-        """
+        """Returns the text in a column; RowError: the value is not text (JSON and Parquet)."""
         found = self.values[name]
         if not isinstance(found, str):
             kind = "null" if found is None else type(found).__name__
@@ -133,13 +122,7 @@ def read_table(
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields each line with its number, from 1, without its end (LF or CR LF).
-
-    The file is in UTF-8, with or without a byte order mark.
-
-    Raises:
-        UserError: no such file, a line too long, or not UTF-8.
-    """
+    """Yields each line with its number, from 1, without its end; raises as `read.read_lines`."""
     for number, line in enumerate(read.read_lines(path), start=1):
         yield number, line.removesuffix("\n").removesuffix("\r")
 
@@ -147,14 +130,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def read_fields(
     path: Path, *, delimiter: Delimiter | None = None, errors: RowErrors | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields the fields of each line of a .tsv, without quoting, or of each row of a .csv.
+    """Yields (last) line number and fields of each line of a .tsv, or of each row of a .csv.
 
-    Each comes after the number of its (last) line, from 1. Blank lines are left out; ``""`` alone
-    in a .csv is a row of one empty field. For `delimiter` and `errors` see `read_table`.
-
-    Raises:
-        UserError: as `read_lines`, more columns than `MAX_COLUMNS`.
-        RowError: no CSV.
+    Blank lines are left out; ``""`` alone in a .csv is a row of one empty field. For `delimiter`
+    and `errors` see `read_table`. Raises UserError: as `read_lines`, or more columns than
+    `MAX_COLUMNS`; RowError: no CSV.
     """
     between = _between(path, delimiter)
     tsv = ((number, line.split(between, MAX_COLUMNS)) for number, line in read_lines(path) if line)
@@ -172,82 +152,47 @@ def _between(path: Path, delimiter: Delimiter | None) -> str:
     return _DELIMITERS[delimiter or ("tab" if path.suffix == ".tsv" else "comma")]
 
 
-class _CsvLines:
-    """The lines of a .csv, and those that the current row consists of."""
-
-    def __init__(self, path: Path) -> None:
-        self._lines = read.read_lines(path, newline="", limit=FIELD_LIMIT)
-        self._again: deque[str] = deque()
-        self.number = 0  # of the last line, from 1
-        self.row: list[str] = []
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._again.popleft() if self._again else next(self._lines)
-        self.number += 1
-        self.row.append(line)
-        return line
-
-    def drop_first(self) -> None:
-        """Drops the first line of the current row; the next row begins with its second line."""
-        self.number -= len(self.row) - 1
-        self._again.extendleft(reversed(self.row[1:]))
-
-
 def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(FIELD_LIMIT)
-    lines, is_first = _CsvLines(path), True
-    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    lines = read.read_lines(path, newline="", limit=FIELD_LIMIT)
+    again: deque[str] = deque()  # lines of a malformed row, to read once more
+    row: list[str] = []  # lines of the current row
+    number, is_first = 0, True
+
+    def numbered() -> Iterator[str]:
+        nonlocal number
+        for line in iter(lambda: again.popleft() if again else next(lines, ""), ""):
+            number += 1
+            row.append(line)
+            yield line
+
+    reader = csv.reader(numbered(), strict=True, delimiter=delimiter)
     while True:
-        lines.row.clear()
+        row.clear()
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            found = _no_csv(path, lines, delimiter, error)
-            if is_first:  # the header, which is no row to skip
-                _check_delimiter(
-                    path, lines.row[:1], delimiter, settable=errors.setting is not None
+            first = number - len(row) + 1
+            found = f"{path}: line {first}: found no CSV ({error})"
+            if len(row) > 1 or "end of data" in str(error):
+                found = (
+                    f"{path}: line {first}: found a quote that opens a field and is not closed up "
+                    f'to line {number}, allowed: "…" around the whole field, and "" for a quote '
+                    "within"
                 )
-                raise found from None
-            errors.refuse(found)
-            lines.drop_first()
-            reader = csv.reader(lines, strict=True, delimiter=delimiter)
+            if is_first:  # the header, which is no row to skip
+                _check_delimiter(path, row[:1], delimiter, settable=errors.setting is not None)
+                raise RowError(found) from None
+            errors.refuse(RowError(found))
+            again.extendleft(reversed(row[1:]))  # the next row begins with the second line
+            number = first
+            reader = csv.reader(numbered(), strict=True, delimiter=delimiter)
             continue
         if fields:  # of a blank line there are none
-            yield lines.number, fields
+            yield number, fields
             is_first = False
-
-
-def _no_csv(path: Path, lines: _CsvLines, delimiter: str, error: csv.Error) -> RowError:
-    """Returns the error of a row, which names the line where its quote opens."""
-    opened = lines.number - len(lines.row) + 1 + _open_quote(lines.row, delimiter)
-    if opened == lines.number and "end of data" not in str(error):
-        return RowError(f"{path}: line {opened}: found no CSV ({error})")
-    return RowError(
-        f"{path}: line {opened}: found a quote that opens a field and is not closed up to line "
-        f'{lines.number}, allowed: "…" around the whole field, and "" for a quote within'
-    )
-
-
-def _open_quote(row: list[str], delimiter: str) -> int:
-    """Returns the index of the line where the quote opens that makes a row malformed."""
-    opened, inside = 0, False
-    for index, line in enumerate(row):
-        for quote in re.finditer('""|"', line):
-            if len(quote[0]) == 2:  # an empty field, or a quote within one
-                continue
-            if not inside:
-                inside = line[: quote.start()].endswith(delimiter) or quote.start() == 0
-                opened = index if inside else opened
-            elif line[quote.end() :].startswith((delimiter, "\r", "\n")):
-                inside = False
-            else:
-                return opened
-    return opened
 
 
 def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:

@@ -106,12 +106,12 @@ def test_what_is_no_table_is_named(
         ('a,b\nx,1\n"y,2\nz,3\n', 3, 4),
         ('a,b\nx,1\n"y,2\nz,3\n"w",4\n', 3, 5),  # what closes it is another row's
         ('a,b\n"x\nx",1\n"y ""z"", 5"" wide,2\nz,3\n', 4, 5),
-        ('a,b\n"x\nx","y\nz,3\n', 3, 4),
+        ('a,b\n"x\nx","y\nz,3\n', 2, 4),  # the line where its row begins
         ('a,b\n5" disk,"y\nz,3\n', 2, 3),
         ('a,"b\nx,1\n', 1, 2),
     ],
 )
-def test_an_open_quote_is_named_with_the_line_where_it_opens(
+def test_an_open_quote_is_named_with_the_line_of_its_row(
     tmp_path: Path, content: str, opens: int, last: int
 ) -> None:
     found = refusal(tmp_path / "t.csv", content.encode())
