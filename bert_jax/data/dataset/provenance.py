@@ -140,7 +140,7 @@ class Provenance(Recipe):
         return _without_none(handler(self), "mixture")
 
     def require_tokenizer(self, given: str, *, place: str) -> None:
-        """Raises UserError, which `place` begins, if a hash is not the dataset's tokenizer's."""
+        """Raises UserError, which begins with `place`, if the tokenizer has another hash."""
         if self.tokenizer_hash != given:
             made_with, given = differing(self.tokenizer_hash, given)
             raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from etils import epath
 
-from bert_jax.data.dataset.provenance import Provenance, ShardRecord, SplitRecord, read_provenance
+from bert_jax.data.dataset.provenance import Provenance, ShardRecord, read_provenance
 from bert_jax.data.dataset.schema import Example, decode, lengths_name
 from bert_jax.errors import UserError, did_you_mean, first_line
 from bert_jax.files.read import sha256_of
@@ -26,9 +26,8 @@ _READER_BUFFER_BYTES = 32768
 def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
     """Opens a split, "train" or "validation": ``open_dataset("data/wiki", "train")[0].input_ids``.
 
-    Checks that every shard has its original size and the lengths index its original bytes. A shard
-    has a checksum for each chunk of it, compared whenever a record is read; :meth:`Dataset.verify`
-    checks every byte.
+    Checks the size of every shard and the bytes of the lengths index. Reading a record compares the
+    checksum of its chunk; :meth:`Dataset.verify` checks every byte.
 
     Raises:
         UserError: no dataset there, no such split, a shard or the lengths index missing or damaged,
@@ -65,16 +64,15 @@ class Dataset:
     """
 
     def __init__(self, *, directory: str, split: str, provenance: Provenance) -> None:
-        self.directory = directory
-        self.split = split
-        self.provenance = provenance
+        self.directory, self.split, self.provenance = directory, split, provenance
         self.fingerprint = provenance.fingerprint(split)
         self._dtype = np.dtype(provenance.token_dtype)
-        self._record: SplitRecord = provenance.splits[split]
+        self._record = provenance.splits[split]
         # starts[k] is the index of shard k's first example; one more entry holds the total.
         self._starts = [0, *itertools.accumulate(s.examples for s in self._record.shards)]
-        self._readers: list[Any] = [None] * len(self._record.shards)
-        self.lengths = _open_lengths(epath.Path(directory) / lengths_name(split), len(self))
+        self._readers: dict[int, Any] = {}
+        path = epath.Path(directory) / lengths_name(split)
+        self.lengths = np.load(path, mmap_mode="r", allow_pickle=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"directory": self.directory, "split": self.split, "provenance": self.provenance}
@@ -90,8 +88,7 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Example:
         """Returns one example; a negative index counts from the end."""
-        shard, position = self._locate(int(index))
-        return self._read(shard, [position])[0]
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Returns examples in the order of ``indices``, several times faster than one by one.
@@ -103,10 +100,14 @@ class Dataset:
             UserError: a shard is damaged: the message names the file.
         """
         positions: dict[int, tuple[list[int], list[int]]] = {}
+        total = len(self)
         for place, index in enumerate(indices):
-            shard, position = self._locate(int(index))
+            if not -total <= index < total:
+                raise IndexError(f"example {index} of {total}")
+            index = int(index) % total
+            shard = bisect.bisect_right(self._starts, index) - 1
             wanted, places = positions.setdefault(shard, ([], []))
-            wanted.append(position)
+            wanted.append(index - self._starts[shard])
             places.append(place)
         expected = np.asarray(self.lengths)[np.asarray(indices, np.int64)].tolist()
         examples: list[Any] = [None] * len(indices)
@@ -133,19 +134,12 @@ class Dataset:
             _check_hash(root / shard.name, shard.sha256)
         _check_hash(root / lengths_name(self.split), self._record.lengths_sha256)
 
-    def _locate(self, index: int) -> tuple[int, int]:
-        total = self._starts[-1]
-        if not -total <= index < total:
-            raise IndexError(f"example {index} of {total}")
-        index %= total
-        shard = bisect.bisect_right(self._starts, index) - 1
-        return shard, index - self._starts[shard]
-
     def _read(self, shard: int, positions: list[int]) -> list[Example]:
-        dtype = self._dtype
         try:
-            reader = self._readers[shard] or self._open_reader(shard)
-            return [decode(record, dtype) for record in reader.read(positions)]
+            if shard not in self._readers:
+                self._readers[shard] = self._open_reader(shard)
+            records = self._readers[shard].read(positions)
+            return [decode(record, self._dtype) for record in records]
         except (RuntimeError, ValueError, IndexError) as error:  # RuntimeError: of any damage
             path = self._shard_path(shard)
             raise UserError(
@@ -162,41 +156,23 @@ class Dataset:
         expected = self._record.shards[shard].examples
         if reader.num_records() != expected:
             raise ValueError(f"{reader.num_records()} examples, expected {expected}")
-        self._readers[shard] = reader
         return reader
 
     def _shard_path(self, shard: int) -> epath.Path:
         return epath.Path(self.directory) / self._record.shards[shard].name
 
 
-def _open_lengths(path: epath.Path, count: int) -> np.ndarray:
-    try:
-        lengths = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy parses the header as Python, which fails in many ways
-        raise UserError(
-            f"{path}: damaged lengths index ({first_line(error)}); make the dataset again"
-        ) from error
-    if lengths.shape != (count,) or lengths.dtype not in (np.uint16, np.uint32):
-        raise UserError(
-            f"{path}: found {lengths.dtype}{list(lengths.shape)}, allowed: uint16 or uint32 "
-            f"[{count}]; make the dataset again"
-        )
-    return lengths
-
-
 def _check_size(path: epath.Path, shard: ShardRecord) -> None:
     if not path.exists():
         raise UserError(f"{path}: missing shard; make the dataset again, or copy this file again")
-    found = path.stat().length
-    if found != shard.bytes:
+    if (found := path.stat().length) != shard.bytes:
         raise UserError(
             f"{path}: damaged shard: {found} bytes, expected {shard.bytes}; copy or make it again"
         )
 
 
 def _check_hash(path: epath.Path, expected: str) -> None:
-    found = sha256_of(path)
-    if found != expected:
+    if (found := sha256_of(path)) != expected:
         raise UserError(
             f"{path}: damaged: SHA-256 is {found}, expected {expected}; copy or make it again"
         )

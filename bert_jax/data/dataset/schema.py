@@ -41,14 +41,9 @@ def shard_name(split: str, index: int, count: int) -> str:
 
 
 def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
-    """Refuses rows that are too short for an example.
+    """Refuses rows of ``seq_length`` tokens if an example has more; UserError.
 
-    Args:
-        seq_length: tokens in a row.
-        lengths: [examples], tokens of each; at least one example.
-
-    Raises:
-        UserError: an example is longer.
+    ``lengths`` are the tokens of each example, [examples], at least one.
     """
     if (longest := int(np.max(lengths))) > seq_length:
         raise UserError(
@@ -77,8 +72,7 @@ class ExampleEncoder:
         if self._used == _MOST_USES:
             self._renew()
         self._used += 1
-        self._ids[0] = input_ids
-        self._first_length[0] = first_length
+        self._ids[0], self._first_length[0] = input_ids, first_length
         self._label[0] = next_sentence_label
         return self._message.SerializeToString(deterministic=True)
 
@@ -91,9 +85,8 @@ class ExampleEncoder:
         self._ids = feature["input_ids"].bytes_list.value
         self._first_length = feature["first_length"].int64_list.value
         self._label = feature["next_sentence_label"].int64_list.value
-        self._ids.append(b"")
-        self._first_length.append(0)
-        self._label.append(0)
+        for values, filler in ((self._ids, b""), (self._first_length, 0), (self._label, 0)):
+            values.append(filler)
 
 
 def decode(record: bytes, dtype: np.dtype) -> Example:
