@@ -1,7 +1,7 @@
-"""Datasets of a bucket on this machine's disk: copied once, checked, found again.
+"""Local copies of datasets in a bucket.
 
-An example is read at a random place of a shard, some kilobytes long: in a bucket each would be a
-request of its own.
+Examples are read at random places of a shard, a few kilobytes each: in a bucket each read would be
+a request.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ from bert_jax.section import LocalPathText, Section
 _PARTIAL: Final = ".partial"
 _USERS: Final = ".users"
 
-# Locks on datasets that this process reads, so that no other removes them: held until it ends.
+# Locks that keep other processes from removing datasets in use; held until this process ends.
 _held: Final[list[int]] = []
 
 
@@ -38,8 +38,8 @@ class CacheSection(Section):
 
     Attributes:
         directory: None: ``bert_jax/datasets`` in ``$XDG_CACHE_HOME``, or else in ``~/.cache``.
-        max_gb: of all that are kept, in 10⁹ bytes. Those that were not used for longest, and that
-            no process uses, make room for a new one. None: as much as the disk holds.
+        max_gb: limit of all copies together, in 10⁹ bytes. The least recently used copies that no
+            process uses are removed for a new one. None: as much as the disk holds.
     """
 
     directory: LocalPathText | None = None
@@ -59,8 +59,8 @@ class DatasetCache:
     ``DatasetCache(CacheSection(), say=print).local("gs://bucket/wiki")`` →
     ``/home/me/.cache/bert_jax/datasets/wiki-3f2a90c1d4e5b6f7``
 
-    Of several processes one copies and the others wait. A copy that was interrupted goes on with
-    the next file. A dataset that is made anew under the same name is another one.
+    Of several processes one copies and the others wait. An interrupted copy resumes with the next
+    file. A dataset that is made again under the same name is copied again.
     """
 
     def __init__(self, section: CacheSection, *, say: Callable[[str], None]) -> None:
@@ -70,7 +70,7 @@ class DatasetCache:
         self._opened: dict[str, str] = {}
 
     def local(self, directory: str) -> str:
-        """Returns where a dataset can be read: a local directory as it is, a copy of a remote one.
+        """Returns a local directory: the given one, or the copy of a remote one.
 
         Raises:
             UserError: no dataset there, one that is damaged, or no room for it here.
@@ -91,7 +91,7 @@ class DatasetCache:
             lock = filelock.FileLock(_beside(target, ".lock"))
             with _waiting(lock, lambda: self._say(f"{source}: another process copies it; waiting")):
                 if not target.exists():
-                    self._copy(source, files, target, provenance=raw)
+                    self._copy(source, files, target, raw)
                 _hold(target)
         except FileNotFoundError as error:  # of an object
             raise UserError(f"{source}: changed while it was copied; run again") from error
@@ -103,12 +103,7 @@ class DatasetCache:
         return target
 
     def _copy(
-        self,
-        source: epath.Path,
-        files: list[RemoteFile],
-        target: pathlib.Path,
-        *,
-        provenance: bytes,
+        self, source: epath.Path, files: list[RemoteFile], target: pathlib.Path, provenance: bytes
     ) -> None:
         partial = _beside(target, _PARTIAL)
         partial.mkdir(exist_ok=True)
@@ -121,29 +116,28 @@ class DatasetCache:
         self._say(f"{source}: copied to {target}")
 
     def _make_room(self, source: epath.Path, needed: int, *, spare: pathlib.Path) -> None:
-        """Removes what was not used for longest until there is room; UserError if there is none."""
+        """Removes unused copies, the least recently used first, until there is room for another."""
         unused = self._unused(spare)
-        while (kept := _size(self._root)) + needed > self._limit or self._free() < needed:
+        while True:
+            kept, free = _size(self._root), shutil.disk_usage(self._root).free
+            if kept + needed <= self._limit and needed <= free:
+                return
             if (oldest := next(unused, None)) is None:
                 break
             self._say(f"{oldest}: removed to make room")
             shutil.rmtree(oldest)
-        if (free := self._free()) < needed:
+        if free < needed:
             raise UserError(
                 f"loader.cache.directory: {self._root} has {free / 1e9:.3g} GB free, {source} "
                 f"needs {needed / 1e9:.3g} GB; allowed: a directory with more room"
             )
-        if kept + needed > self._limit:
-            raise UserError(
-                f"loader.cache.max_gb: found {self._limit / 1e9:g}, but {source} needs "
-                f"{needed / 1e9:.3g} GB beside {kept / 1e9:.3g} GB in use; allowed: more"
-            )
-
-    def _free(self) -> int:
-        return shutil.disk_usage(self._root).free
+        raise UserError(
+            f"loader.cache.max_gb: found {self._limit / 1e9:g}, but {source} needs "
+            f"{needed / 1e9:.3g} GB beside {kept / 1e9:.3g} GB in use; allowed: more"
+        )
 
     def _unused(self, spare: pathlib.Path) -> Iterator[pathlib.Path]:
-        """Yields directories that no process uses, the one used longest ago first."""
+        """Yields directories that no process uses, the least recently used first."""
         found = [path for path in self._root.iterdir() if path.is_dir() and path != spare]
         for path in sorted(found, key=lambda path: path.stat().st_mtime):
             whole = path.with_name(path.name.removesuffix(_PARTIAL))
@@ -157,17 +151,17 @@ class DatasetCache:
 
 
 def check_files(directory: epath.PathLike) -> None:
-    """Makes sure that every file of a dataset is there and has its size; reads none of them.
+    """Checks that every file of a dataset exists and has its size; reads none of them.
 
     Raises:
-        UserError: one is not.
+        UserError: a file is missing or has another size.
         RunStopped: the bucket does not answer.
     """
     _files(epath.Path(directory))
 
 
 def _files(source: epath.Path) -> list[RemoteFile]:
-    """Returns what a dataset consists of besides its provenance, each file there with its size."""
+    """Returns the files of a dataset besides its provenance; raises as `check_files`."""
     splits = read_provenance(source).splits
     hashes = {lengths_name(name): split.lengths_sha256 for name, split in splits.items()}
     sizes: dict[str, int] = {}
@@ -187,7 +181,7 @@ def _files(source: epath.Path) -> list[RemoteFile]:
 
 
 def _waiting(lock: filelock.BaseFileLock, say: Callable[[], None]) -> filelock.AcquireReturnProxy:
-    """Takes a lock, and says so if that will take a while."""
+    """Acquires a lock; calls `say` first if another process has it."""
     try:
         return lock.acquire(blocking=False)
     except filelock.Timeout:
@@ -196,7 +190,7 @@ def _waiting(lock: filelock.BaseFileLock, say: Callable[[], None]) -> filelock.A
 
 
 def _hold(dataset: pathlib.Path) -> None:
-    """Keeps others from removing a dataset as long as this process lives, and notes its use."""
+    """Keeps other processes from removing a dataset until this one ends; records its use."""
     users = os.open(_beside(dataset, _USERS), os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.flock(users, fcntl.LOCK_SH)
     _held.append(users)
