@@ -28,7 +28,7 @@ from bert_jax.model.elementwise import gelu_slope
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compilation.kernel_schedule import KernelSchedule, written_to
+from bert_jax.planning.compilation.kernel_schedule import KernelSchedule, write_schedules
 from bert_jax.planning.compilation.kernels_alone import kernels_of, schedules_alone
 from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compiler import TPU_COMPILER
@@ -106,8 +106,8 @@ def alone(name: str, lower: Lower) -> dict[str, KernelSchedule]:
     """Returns the schedules of kernels lowered without a program around them, by name."""
     topology = parse_topology(name)
     with tempfile.TemporaryDirectory() as folder:
-        with written_to(Path(folder)):
-            mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
+        write_schedules(Path(folder))
+        mesh = make_mesh(MeshSection(), open_devices(topology, slices=1)[:1])
         with jax.set_mesh(mesh):
             lowered = lower()
         found = kernels_of(lowered.as_text())

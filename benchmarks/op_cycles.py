@@ -21,20 +21,17 @@ from bert_jax.config import parse_config
 from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.compiler_files import compile_exactly, read_coded
-from bert_jax.planning.compilation.cycles import kind_of
-from bert_jax.planning.compilation.execution import Program
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.op_cycles import (
-    PRODUCTS,
     CostModel,
     Features,
     LinearCost,
     features_of,
     is_estimated,
 )
+from bert_jax.planning.compilation.program import PRODUCTS, Program
 from bert_jax.planning.compiler import TPU_COMPILER
-from bert_jax.planning.planning import PlanSettings
-from bert_jax.section import need
+from bert_jax.verbs.plan import train_step
 
 TOPOLOGIES = ("v3:4x4", "v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
 VOCAB = 30_522
@@ -63,14 +60,11 @@ def main() -> None:
 
 def model(accelerator: Accelerator, text: str) -> str:
     """Returns a generation's part of the file, from a program with the compiler's cycles."""
-    program = Program.of(parse_hlo(text))
     observed: dict[bool, Observed] = {True: [], False: []}
-    for found in program.executed:
-        cycles = found.instruction.cycles
-        if cycles is not None and is_estimated(program.module, found):
-            is_product = kind_of(program.module, found) == PRODUCTS
-            features = features_of(program.module, found, accelerator)
-            observed[is_product].append((features, cycles, found.trips))
+    for found in Program.of(parse_hlo(text)).operations:
+        if found.cycles is not None and is_estimated(found):
+            features = features_of(found, accelerator)
+            observed[found.kind == PRODUCTS].append((features, found.cycles, found.trips))
     lines = [f"  {accelerator.name}:"]
     for is_product, seen in observed.items():
         linear = fit(seen, is_product=is_product)
@@ -131,14 +125,7 @@ def compile_layers(topology: str, folder: str) -> None:
         "train": {"evaluation": None, "phases": [phase | {"max_predictions": 77}]},
     }
     config = parse_config(values, source="benchmark")
-    request = PlanSettings(
-        vocab_size=VOCAB,
-        model=need(config.model, "model", "benchmark"),
-        objective=config.objective,
-        mesh=config.mesh,
-        optimizer=config.optimizer,
-        train=need(config.train, "train", "benchmark"),
-    ).request(topology)
+    request = train_step(config, topology, vocab_size=VOCAB)
     _, mesh = open_topology(request)
     compile_exactly(lower_step(request, mesh).lowered, Path(folder))
 

@@ -23,7 +23,6 @@ from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices, load_prices
-from bert_jax.planning.rows import name_of
 from bert_jax.verbs.plan import plan
 
 # Names of the tables: a configuration and what is changed of it.
@@ -126,13 +125,13 @@ def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> I
 def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
     """Yields a row for each phase; bytes are of a chip."""
     unit = GIB / found.topology.accelerator.devices_per_chip
-    hours, dollars = found.hours, found.dollars(prices, spot=False)
+    hours, dollars = found.hours, found.dollars(prices)
     total = (
         "" if hours is None else f"{hours:,.1f}",
         "" if dollars is None else f"${dollars:,.0f}",
     )
     for at, phase in enumerate(found.phases):
-        head = (name, f"`{name_of(found)}`, {found.chips}") if at == 0 else ("", "")
+        head = (name, f"`{found.name}`, {found.chips}") if at == 0 else ("", "")
         size = f"{phase.steps:,} × {phase.batch_size:,} × {phase.seq_length}"
         step = phase.train
         if step.memory is None or step.cycles is None:

@@ -29,11 +29,11 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.compiler_files import compile_exactly
 from bert_jax.planning.compilation.cycles import count_cycles
-from bert_jax.planning.compilation.execution import Program
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernel_schedule import written_to
-from bert_jax.planning.compilation.kernels_alone import as_called, by_call, schedules_alone
+from bert_jax.planning.compilation.kernel_schedule import write_schedules
+from bert_jax.planning.compilation.kernels_alone import schedules_alone
 from bert_jax.planning.compilation.lowering import open_devices
+from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.task import FinetuneTask
@@ -68,8 +68,8 @@ def main() -> None:
     )
     accelerator = asked.topology.accelerator
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        with written_to(Path(folder)):
-            mesh = make_mesh(MeshSection(), open_devices(asked.topology, slices=1))
+        write_schedules(Path(folder))
+        mesh = make_mesh(MeshSection(), open_devices(asked.topology, slices=1))
         for way, changes in WAYS.items():
             lowered = lowered_step(
                 architecture, Execution(**changes), mesh, rows=asked.rows, length=asked.length
@@ -79,12 +79,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as files:
                 compiled, text = compile_exactly(lowered, Path(files))
             seconds = time.perf_counter() - started
-            program = Program.of(parse_hlo(text))
-            cycles = count_cycles(
-                program,
-                bytes_per_cycle=accelerator.bytes_per_cycle,
-                schedules=as_called(by_call(alone, program), program, accelerator),
-            )
+            cycles = count_cycles(Program.of(parse_hlo(text)), alone, accelerator)
             memory = compiled.memory_analysis()
             assert memory is not None
             report(

@@ -26,8 +26,8 @@ from bert_jax.config import parse_config
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.compiler_files import read_coded
 from bert_jax.planning.compilation.cycles import Cycles, count_cycles
-from bert_jax.planning.compilation.execution import Program
 from bert_jax.planning.compilation.hlo import parse_hlo
+from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.compiler import TPU_COMPILER
 from bert_jax.verbs.plan import plan
 
@@ -152,7 +152,7 @@ def their_step(
             env={**os.environ, **TPU_COMPILER, "PYTHONPATH": ""},
         )
         program = Program.of(parse_hlo(read_coded(Path(folder))))
-    cycles = count_cycles(program, bytes_per_cycle=accelerator.bytes_per_cycle, schedules={})
+    cycles = count_cycles(program, {}, accelerator)
     memory = json.loads(done.stdout.splitlines()[-1])
     return counted(cycles) | {"by_kind": dict(cycles.by_kind)} | memory
 

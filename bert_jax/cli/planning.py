@@ -53,16 +53,14 @@ def plan(
     """
     from rich.console import Console
 
-    from bert_jax.planning.as_json import plans_as_json
     from bert_jax.planning.prices import load_prices
-    from bert_jax.planning.tables import show_plans
+    from bert_jax.planning.show import plans_as_json, render_plans, show_plans
     from bert_jax.verbs.plan import plan as run
 
     price_list = load_prices(prices)
     plans = run(base.read_config(config, overrides), topologies, suggest=suggest, **options)
     if html is not None:
         from bert_jax.files.atomic import write_whole
-        from bert_jax.planning.page import render_plans
 
         write_whole(html, render_plans(plans, price_list, title=config))
     if as_json:

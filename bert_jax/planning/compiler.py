@@ -1,5 +1,6 @@
-"""Compiles requests in processes of their own, and keeps what they say."""
+"""Compiles requests in processes of their own, and keeps the results."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -8,9 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +22,10 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.planning.compilation.step import STEP, CompiledStep
 from bert_jax.planning.request import CannotPlan, CompileRequest
+from bert_jax.planning.worker import LOG, REQUEST, RESULT
 
-# What the process that compiles must see: no TPU to look for, no flags of the CPU's compiler, which
-# libtpu refuses, and leave to stand beside another that compiles.
+# The environment of a process that compiles for TPUs: no search for a TPU, no flags of the CPU's
+# compiler, which libtpu refuses, and no lock against another process that compiles.
 TPU_COMPILER: Final[Mapping[str, str]] = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -47,156 +47,127 @@ class Compiler:
     console: Console  # where progress is shown
     fresh: bool = False  # compile even what is kept
 
+    def steps(
+        self, requests: Sequence[CompileRequest], *, title: str | None = None
+    ) -> list[CompiledStep]:
+        """Returns the compiled step of each request, from the cache where it is kept.
 
-def check_compiler() -> None:
-    """Refuses to go on without libtpu, which holds the compiler.
+        An exact step that is kept takes the place of a quick one. Quick steps compile beside one
+        another where there are cores. `title` is for the progress line; default: the requests' own.
 
-    Raises:
-        CannotPlan: naming the extra.
-    """
-    if importlib.util.find_spec("libtpu") is None:
-        purpose = "compiling for TPUs (Linux x86-64 only)"
-        raise CannotPlan(not_installed("libtpu", purpose, extra="plan"))
+        Raises:
+            CannotPlan: no libtpu, or a topology that it does not know.
+            UserError: topology, mesh, batch and model do not fit together.
+            RunStopped: the compiler failed.
+        """
+        found = [self._kept(each, title or each.title) for each in requests]
+        missing = [each for each, step in zip(requests, found, strict=True) if step is None]
+        if missing and importlib.util.find_spec("libtpu") is None:
+            purpose = "compiling for TPUs (Linux x86-64 only)"
+            raise CannotPlan(not_installed("libtpu", purpose, extra="plan"))
+        together = available_cores() if any(each.quick for each in missing) else 1
+        batches = [missing[at : at + together] for at in range(0, len(missing), together)]
+        compiled = iter([step for batch in batches for step in self._compiled(batch, title)])
+        return [step or next(compiled) for step in found]
 
-
-def compiled_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep:
-    """Returns what the compiler says of a request, from the cache where it has been asked before.
-
-    `title` is for the progress line.
-
-    Raises:
-        UserError: no libtpu, or topology, mesh, batch and model do not fit together.
-        RunStopped: the compiler failed.
-    """
-    if (found := kept_step(request, title=title, compiler=compiler)) is not None:
-        return found
-    check_compiler()
-    result = _compile(request, title=title, compiler=compiler)
-    step = STEP.validate_python(result["step"])
-    kept = _kept_at(request)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(kept, STEP.dump_json(step))
-    return step
-
-
-def compiled_together(
-    requests: Sequence[CompileRequest], *, title: str, compiler: Compiler
-) -> list[CompiledStep]:
-    """Returns the same of several requests, compiled beside one another where there are cores.
-
-    Raises:
-        UserError: no libtpu, or topology, mesh, batch and model do not fit together.
-        RunStopped: the compiler failed.
-    """
-    check_compiler()
-    quiet = dataclasses.replace(compiler, console=Console(quiet=True))
-    with ThreadPoolExecutor(min(len(requests), available_cores())) as pool:
-        running = [
-            pool.submit(compiled_step, each, title=title, compiler=quiet) for each in requests
-        ]
-        seconds = _wait(
-            lambda timeout: not wait(running, timeout=timeout).not_done,
-            title=f"{title} (usually less than five minutes)",
-            console=compiler.console,
-        )
-        steps = [each.result() for each in running]
-    _say(compiler.console, f"compiled {title} in {seconds:.0f} s")
-    return steps
-
-
-def kept_step(request: CompileRequest, *, title: str, compiler: Compiler) -> CompiledStep | None:
-    """Returns what was said of a request before, and says so; None where it was never asked."""
-    if compiler.fresh:
+    def _kept(self, request: CompileRequest, title: str) -> CompiledStep | None:
+        """Returns a step that is kept, and says so."""
+        exact = request.model_copy(update={"quick": False})
+        for kept in dict.fromkeys((kept_at(exact), kept_at(request))):
+            try:
+                found = None if self.fresh else STEP.validate_json(kept.read_bytes())
+            except (FileNotFoundError, pydantic.ValidationError):
+                continue  # never compiled, or of an older form
+            if found is not None:
+                when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.stat().st_mtime))
+                self._say(f"{title}: compiled on {when}; --fresh compiles again")
+                return found
         return None
-    kept = _kept_at(request)
-    try:
-        found = STEP.validate_json(kept.read_bytes())
-    except (FileNotFoundError, pydantic.ValidationError):
-        return None  # never asked, or of an older form
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.stat().st_mtime))
-    _say(compiler.console, f"{title}: compiled on {when}; --fresh compiles again")
-    return found
+
+    def _compiled(
+        self, requests: Sequence[CompileRequest], title: str | None
+    ) -> list[CompiledStep]:
+        """Compiles requests beside one another, and keeps the steps."""
+        first = requests[0]
+        phases = ", ".join(str(each.phase) for each in requests)
+        several = f"the {first.kind} steps of phases {phases} for {first.topology}"
+        title = title or (first.title if len(requests) == 1 else several)
+        with tempfile.TemporaryDirectory(
+            prefix="bert_jax_plan_", ignore_cleanup_errors=True
+        ) as root:
+            folders = [Path(root) / str(at) for at in range(len(requests))]
+            running = list(map(_start, requests, folders))
+            try:
+                usually = " (usually less than five minutes)" if first.quick else ""
+                seconds = self._wait(running, title=f"{title}{usually}")
+            finally:
+                for process in running:
+                    process.kill()
+                    process.wait()
+            steps = []
+            for request, folder in zip(requests, folders, strict=True):
+                steps.append(_result(folder, request.topology, title))
+                kept_at(request).parent.mkdir(parents=True, exist_ok=True)
+                write_whole(kept_at(request), STEP.dump_json(steps[-1]))
+        self._say(f"compiled {title} in {seconds:.0f} s")
+        return steps
+
+    def _wait(self, running: Sequence[subprocess.Popen[bytes]], *, title: str) -> float:
+        """Shows progress until the processes end, and returns the seconds.
+
+        A terminal has one line that is replaced. A file or a pipe gets a line at once, then one
+        every 20 seconds.
+        """
+        started, due = time.monotonic(), 0.0
+        with self.console.status("") as status:
+            for process in running:
+                while process.poll() is None:
+                    passed = time.monotonic() - started
+                    line = f"compiling {title} … {passed:.0f} s"
+                    status.update(line)
+                    if passed >= due and not self.console.is_terminal:
+                        self._say(line)
+                        due += _EVERY
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(timeout=1.0)
+        return time.monotonic() - started
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def _kept_at(request: CompileRequest) -> Path:
+def kept_at(request: CompileRequest) -> Path:
+    """Returns the file that keeps a request's step."""
     return user_cache("plan") / f"{request.key()}.json"
 
 
-def _compile(request: CompileRequest, *, title: str, compiler: Compiler) -> dict:
-    with tempfile.TemporaryDirectory(prefix="bert_jax_plan_") as folder:
-        output, log = Path(folder) / "result.json", Path(folder) / "log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "bert_jax.planning.worker", str(output)],
-                stdin=subprocess.PIPE,
-                stdout=stream,
-                stderr=stream,
-                env=_environment() | {"TMPDIR": folder},
-            )
-            try:
-                assert process.stdin is not None
-                process.stdin.write(request.model_dump_json().encode())
-                process.stdin.close()
-                ended = partial(_ended, process)
-                seconds = _wait(ended, title=title, console=compiler.console)
-            finally:
-                process.kill()
-                process.wait()
-        if not output.exists():
-            raise RunStopped(f"compiling {title} failed: {_last_line(log)}")
-        result = json.loads(output.read_text(encoding="utf-8"))
+def _start(request: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    (folder / REQUEST).write_text(request.model_dump_json(), encoding="utf-8")
+    environment = {**os.environ, **_NO_CACHE, **TPU_COMPILER, "TMPDIR": str(folder)}
+    environment.pop("JAX_NUM_CPU_DEVICES", None)
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bert_jax.planning.worker", str(folder)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+
+
+def _result(folder: Path, topology: str, title: str) -> CompiledStep:
+    """Returns the step that a worker compiled, or raises the worker's error."""
+    if not (folder / RESULT).exists():
+        log = (folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(log) if line.strip()), "no message")
+        raise RunStopped(f"compiling {title} failed: {last[:500]}")
+    result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     if (unable := result.get("unable")) is not None:
         raise CannotPlan(unable)
     if (refused := result.get("refused")) is not None:
-        raise UserError(f"{request.topology}: {refused}")
+        raise UserError(f"{topology}: {refused}")
     if (failed := result.get("failed")) is not None:
         error = RunStopped(f"compiling {title} failed: {failed}")
         error.add_note(result["traceback"])  # for --debug
         raise error
-    _say(compiler.console, f"compiled {title} in {seconds:.0f} s")
-    return result
-
-
-def _environment() -> dict[str, str]:
-    environment = {**os.environ, **_NO_CACHE, **TPU_COMPILER}
-    environment.pop("JAX_NUM_CPU_DEVICES", None)
-    return environment
-
-
-def _ended(process: subprocess.Popen[bytes], timeout: float) -> bool:
-    """Returns whether a process ends within `timeout` seconds."""
-    try:
-        process.wait(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _wait(done: Callable[[float], bool], *, title: str, console: Console) -> float:
-    """Shows progress until `done` returns true, and returns the seconds.
-
-    `done(timeout)` waits for that many seconds at most.
-
-    A terminal has one line that is replaced. A file or a pipe gets a line at once, then one every
-    20 seconds.
-    """
-    started, due = time.monotonic(), 0.0
-    with console.status("") as status:
-        while True:
-            passed = time.monotonic() - started
-            line = f"compiling {title} … {passed:.0f} s"
-            status.update(line)
-            if passed >= due and not console.is_terminal:
-                _say(console, line)
-                due += _EVERY
-            if done(1.0):
-                return time.monotonic() - started
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")[:500]
+    return STEP.validate_python(result["step"])

@@ -1,4 +1,4 @@
-"""From what the compiler says to time and money. Everything here is an estimate.
+"""Time and money, estimated from the compiler's figures.
 
 A step takes its cycles at the chip's clock, and then the collectives that no work of the core
 hides, bytes over bandwidth. Waiting for input, checkpoints and preemptions are not in it.
@@ -7,12 +7,11 @@ hides, bytes over bandwidth. Waiting for input, checkpoints and preemptions are 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Self
 
 from bert_jax.parallel.topology import TpuTopology
+from bert_jax.planning.compilation.program import PRODUCTS
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.suggest import Fitting
 
 MATRIX_UNITS = "matrix units"
 VECTOR_UNITS = "vector units and memory"
@@ -24,18 +23,17 @@ class StepEstimate:
     """One compiled step in time."""
 
     parts: dict[str, float]  # seconds by what they are spent on
-    flops_per_second: float  # useful ones, of all chips
     mfu: float  # useful FLOPs over the chips' bf16 peak
     rows_per_second: float  # of the whole slice
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         return sum(self.parts.values())
 
     @property
     def bound(self) -> str:
-        """What most of the time is spent on."""
+        """The part that takes most of the time."""
         return max(self.parts, key=self.parts.__getitem__)
 
 
@@ -44,7 +42,7 @@ class PhasePlan:
     """One phase: its steps, compiled and estimated.
 
     An evaluation step that was not compiled goes forward only: a third of a train step's time. It
-    needs no more memory than there is, see `bert_jax.planning.evaluation`.
+    needs no more memory than there is, see `bert_jax.planning.planning`.
     """
 
     steps: int
@@ -52,19 +50,19 @@ class PhasePlan:
     batch_size: int
     train: CompiledStep
     evaluation: CompiledStep | None
-    evaluations: int  # in the phase
-    evaluation_batches: int  # of each
+    evaluation_batches: int  # of all evaluations in the phase
     evaluation_rows: int  # of a batch
 
     @property
-    def compiled(self) -> list[CompiledStep]:
-        """The train step, and the evaluation step if it was compiled."""
-        return [step for step in (self.train, self.evaluation) if step is not None]
+    def compiled(self) -> dict[str, CompiledStep]:
+        """The steps that were compiled: train, and evaluation if it was."""
+        steps = {"train": self.train, "evaluation": self.evaluation}
+        return {kind: step for kind, step in steps.items() if step is not None}
 
     @property
     def fits(self) -> bool:
-        """Whether both programs could be compiled into the memory there is."""
-        return all(step.memory is not None for step in self.compiled)
+        """Whether all programs could be compiled into the memory there is."""
+        return all(step.memory is not None for step in self.compiled.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ class Suggestion:
 
     overrides: tuple[str, ...]  # `key=value`, to paste after the configuration; empty: as it is
     seconds: float  # of a step, estimated
-    rows_per_second: float  # by it, of the whole slice
+    rows_per_second: float  # of the whole slice, estimated
     peak_bytes: int  # of a chip's HBM, by the compiler's own figure
 
 
@@ -82,14 +80,19 @@ class Plan:
     """A run on one topology."""
 
     topology: TpuTopology  # of a slice
-    slices: int  # of it
+    slices: int
     phases: Sequence[PhasePlan]  # compiled
     notes: tuple[str, ...] = ()  # what a reader must know of how the figures came about
     suggestions: tuple[Suggestion, ...] = ()  # that fit, fastest first, where looked for
 
     @property
+    def name(self) -> str:
+        """The topology's name, with the number of slices: ``v5e:4x4``, ``v5e:4x4 × 2``."""
+        return self.topology.name + (f" × {self.slices}" if self.slices > 1 else "")
+
+    @property
     def chips(self) -> int:
-        """Of all slices."""
+        """Chips of all slices."""
         return self.topology.chips * self.slices
 
     @property
@@ -100,39 +103,24 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """The most that a chip's HBM must hold, by the compiler's own figure."""
-        return max(map(self._peak, self._steps())) * self.topology.accelerator.devices_per_chip
+        peaks = (step.peak for phase in self.phases for step in phase.compiled.values())
+        return max(peaks) * self.topology.accelerator.devices_per_chip
 
     def hbm_share(self, *phases: PhasePlan) -> float:
         """Returns the largest share of a chip's HBM that phases need. Default: all phases."""
-        steps = [step for phase in phases or self.phases for step in phase.compiled]
-        return max(map(self._share, steps))
-
-    def _share(self, step: CompiledStep) -> float:
         available = self.topology.accelerator.device_hbm_bytes
-        return self._peak(step) / (step.available_bytes or available)
+        steps = (step for phase in phases or self.phases for step in phase.compiled.values())
+        return max(step.peak / (step.available_bytes or available) for step in steps)
 
-    def _steps(self) -> list[CompiledStep]:
-        return [step for phase in self.phases for step in phase.compiled]
-
-    @staticmethod
-    def _peak(step: CompiledStep) -> int:
-        return step.memory.peak if step.memory else step.needed_bytes or 0
-
-    def suggested(self, fitting: Sequence[Fitting]) -> Self:
-        """Returns the plan with candidates that fit, most rows a second first."""
-        per_chip = self.topology.accelerator.devices_per_chip
-        estimates = ((one, self.estimate(one.step)) for one in fitting)
-        found = [
-            Suggestion(
-                overrides=one.overrides,
-                seconds=estimate.seconds,
-                rows_per_second=estimate.rows_per_second,
-                peak_bytes=self._peak(one.step) * per_chip,
-            )
-            for one, estimate in estimates
-        ]
-        ordered = sorted(found, key=lambda one: -one.rows_per_second)
-        return dataclasses.replace(self, suggestions=tuple(ordered))
+    def suggestion(self, overrides: tuple[str, ...], step: CompiledStep) -> Suggestion:
+        """Returns settings whose train step was compiled and fits."""
+        estimate = self.estimate(step)
+        return Suggestion(
+            overrides=overrides,
+            seconds=estimate.seconds,
+            rows_per_second=estimate.rows_per_second,
+            peak_bytes=step.peak * self.topology.accelerator.devices_per_chip,
+        )
 
     def estimate(self, step: CompiledStep) -> StepEstimate:
         """Returns the time of one of its steps.
@@ -144,7 +132,7 @@ class Plan:
             raise ValueError("a program that does not fit has no time")
         accelerator = self.topology.accelerator
         clock = accelerator.clock_hz
-        products = step.cycles.by_kind.get("matrix products", 0) + sum(
+        products = step.cycles.by_kind.get(PRODUCTS, 0) + sum(
             one.cycles * one.calls for one in step.cycles.kernels if one.busiest.startswith("MAT")
         )
         parts = {
@@ -152,20 +140,18 @@ class Plan:
             VECTOR_UNITS: (step.cycles.total - products) / clock,
             NETWORK: math.fsum(one.exposed_seconds(clock) for one in step.collectives),
         }
-        rate = step.useful_flops / sum(parts.values())
+        seconds = sum(parts.values())
+        peak = self.chips * accelerator.peak_flops["bfloat16"]
         return StepEstimate(
             parts=parts,
-            flops_per_second=rate,
-            mfu=rate / (self.chips * accelerator.peak_flops["bfloat16"]),
-            rows_per_second=step.rows / sum(parts.values()),
+            mfu=step.useful_flops / seconds / peak,
+            rows_per_second=step.rows / seconds,
         )
 
     @property
     def hours(self) -> float | None:
-        """Of the whole run with its evaluations; None where it does not fit."""
-        if not self.fits:
-            return None
-        return math.fsum(map(self.phase_hours, self.phases))
+        """Hours of the whole run with its evaluations; None where it does not fit."""
+        return math.fsum(map(self.phase_hours, self.phases)) if self.fits else None
 
     def phase_hours(self, phase: PhasePlan) -> float:
         """Returns the hours of one phase with its evaluations.
@@ -173,21 +159,18 @@ class Plan:
         Raises:
             ValueError: the phase does not fit.
         """
-        seconds = phase.steps * self.estimate(phase.train).seconds
-        batches = phase.evaluations * phase.evaluation_batches
+        train = self.estimate(phase.train)
         if phase.evaluation:
-            seconds += batches * self.estimate(phase.evaluation).seconds
+            evaluation = self.estimate(phase.evaluation).seconds
         else:
-            rows = batches * phase.evaluation_rows
-            seconds += rows / self.estimate(phase.train).rows_per_second / 3
-        return seconds / 3600
+            evaluation = phase.evaluation_rows / train.rows_per_second / 3
+        return (phase.steps * train.seconds + phase.evaluation_batches * evaluation) / 3600
 
-    def chip_hour(self, prices: Prices, *, spot: bool) -> float | None:
-        """Returns the price of one chip for an hour. None: the list has no price."""
+    def dollars(self, prices: Prices, *phases: PhasePlan, spot: bool = False) -> float | None:
+        """Returns the cost of phases, default: all; None where one does not fit or has no price."""
+        chosen = phases or self.phases
         price = prices.chip_hour.get(self.topology.accelerator.name)
-        return None if price is None else price.spot if spot else price.on_demand
-
-    def dollars(self, prices: Prices, *, spot: bool) -> float | None:
-        """Returns what the run costs; None where it does not fit or has no price."""
-        rate = self.chip_hour(prices, spot=spot)
-        return None if self.hours is None or rate is None else self.hours * self.chips * rate
+        rate = price and (price.spot if spot else price.on_demand)
+        if rate is None or not all(phase.fits for phase in chosen):
+            return None
+        return math.fsum(map(self.phase_hours, chosen)) * self.chips * rate

@@ -1,4 +1,4 @@
-"""What a chip-hour costs: a dated file that users may replace with their own."""
+"""The price of a chip-hour: a dated file that users may replace with their own."""
 
 from pathlib import Path
 from typing import Final
@@ -9,7 +9,7 @@ from bert_jax.files.yaml_file import read_yaml
 from bert_jax.section import Section
 from bert_jax.validation import validate
 
-DEFAULT: Final = Path(__file__).with_name("prices.yaml")
+_DEFAULT: Final = Path(__file__).with_name("prices.yaml")
 
 
 class ChipHour(Section):
@@ -33,5 +33,5 @@ def load_prices(path: str | None = None) -> Prices:
     Raises:
         UserError: no such file, not YAML, an unknown key, a price that is no number.
     """
-    source = path or str(DEFAULT)
+    source = path or str(_DEFAULT)
     return validate(Prices, read_yaml(source), source=source)

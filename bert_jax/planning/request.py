@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import pydantic
 
@@ -17,7 +17,6 @@ from bert_jax.section import Section
 from bert_jax.train.sections import TrainSection
 
 StepKind = Literal["train", "evaluation"]
-VERSIONED = ("jax", "jaxlib", "libtpu", "flax", "optax")
 
 
 class CannotPlan(UserError):
@@ -28,60 +27,53 @@ class CompileRequest(Section):
     """One program for one topology."""
 
     topology: str  # of one slice, as `bert_jax.parallel.topology` spells it
-    kind: StepKind  # which step
-    phase: int = pydantic.Field(ge=0)  # index of the phase
+    kind: StepKind = "train"  # which step
+    phase: int = pydantic.Field(default=0, ge=0)  # index of the phase
     vocab_size: int = pydantic.Field(ge=1)  # of the tokenizer, which need not be here
     model: ModelSection  # as configured; `unroll` as it is to be compiled
     objective: ObjectiveSection  # as configured
     mesh: MeshSection  # with the number of slices
     optimizer: OptimizerSection  # as configured
     train: TrainSection  # as configured; where the data is does not matter
-    quick: bool = False  # no code is generated, and cycles are estimated, see `quick`
+    quick: bool = False  # no code is generated, and cycles are estimated
+
+    @property
+    def title(self) -> str:
+        """The step in words: ``"the train step of phase 0 for v5e:4x4"``."""
+        return f"the {self.kind} step of phase {self.phase} for {self.topology}"
 
     def key(self) -> str:
         """Returns a digest of the request, the libraries' versions and our own code.
 
         Two requests with one key give one program: what is compiled once need not be again.
         """
-        deciding = self._deciding().model_dump_json() + code_and_versions()
-        return hashlib.sha256(deciding.encode()).hexdigest()[:32]
-
-    def _deciding(self) -> Self:
-        """Returns the request without what leaves the program as it is."""
+        own = self.mesh
+        mesh = MeshSection(data=own.data, fsdp=own.fsdp, tensor=own.tensor, slices=own.slices)
         phases = tuple(phase.model_copy(update={"dataset": ""}) for phase in self.train.phases)
-        return self.model_copy(
+        deciding = self.model_copy(
             update={
-                "mesh": MeshSection(
-                    data=self.mesh.data,
-                    fsdp=self.mesh.fsdp,
-                    tensor=self.mesh.tensor,
-                    slices=self.mesh.slices,
-                ),
+                "mesh": mesh,
                 "train": TrainSection(phases=phases, evaluation=self.train.evaluation),
             }
         )
-
-
-def code_and_versions() -> str:
-    """Returns what says which libraries and which of our own code compile."""
-    return f"{versions()} {_code()}"
+        text = f"{deciding.model_dump_json()}{versions()} {_code()}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def versions() -> str:
     """Returns the libraries that compile, with their versions."""
-    return " ".join(map(_version, VERSIONED))
-
-
-def _version(package: str) -> str:
-    try:
-        return f"{package} {importlib.metadata.version(package)}"
-    except importlib.metadata.PackageNotFoundError:
-        return f"{package} none"
+    found = []
+    for package in ("jax", "jaxlib", "libtpu", "flax", "optax"):
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"{package} none")
+    return " ".join(found)
 
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Returns a digest of the packages that a step is made of, and of those that read it."""
+    """Returns a digest of the packages that make a step, and of those that read it."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     packages = ("kernels", "model", "objectives", "optim", "parallel", "planning", "train")

@@ -1,8 +1,8 @@
 """Settings under which a run fits, and how fast each is, found by compiling them.
 
-Tried are layouts and recomputation, which change memory and time and no number of the training:
-accumulation, remat, and how parameters are split. Behind one that fits another batch size is tried,
-which is another training.
+Layouts and recomputation change memory and time and no number of the training: accumulation, remat,
+and how parameters are split. After a setting that fits, another batch size is tried, which is
+another training.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
 from bert_jax.model.config import Remat
-from bert_jax.parallel.section import MeshSection, mesh_shape
+from bert_jax.parallel.section import mesh_shape
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.request import CompileRequest
@@ -35,7 +35,7 @@ class TriedSettings(NamedTuple):
     batch_size: int
 
     def overrides(self, request: CompileRequest) -> tuple[str, ...]:
-        """Returns what of them differs from a request, as the command line takes it."""
+        """Returns the settings that differ from a request, as the command line takes them."""
         phase, key = request.train.phases[request.phase], f"train.phases.{request.phase}"
         mesh, execution = request.mesh, request.model.execution
         found = (
@@ -47,14 +47,10 @@ class TriedSettings(NamedTuple):
         )
         return tuple(f"{key}={new}" for key, old, new in found if old != new)
 
-    def _layout(self) -> dict[str, int]:
-        """Returns what of them belongs to `mesh`."""
-        own = self._asdict().items()
-        return {"data": -1, **{key: value for key, value in own if key in MeshSection.model_fields}}
-
     def applied(self, request: CompileRequest) -> CompileRequest:
         """Returns the request with these settings."""
         execution = request.model.execution.model_copy(update={"remat": self.remat})
+        layout = dict(data=-1, fsdp=self.fsdp, tensor=self.tensor)
         phases = list(request.train.phases)
         changed = {"accumulation": self.accumulation, "batch_size": self.batch_size}
         phases[request.phase] = phases[request.phase].model_copy(update=changed)
@@ -62,12 +58,12 @@ class TriedSettings(NamedTuple):
             update={
                 "model": request.model.model_copy(update={"execution": execution}),
                 "train": request.train.model_copy(update={"phases": tuple(phases)}),
-                "mesh": request.mesh.model_copy(update=self._layout()),
+                "mesh": request.mesh.model_copy(update=layout),
             }
         )
 
     def least_share(self, other: Self) -> float:
-        """Returns the least part of the memory of others that these take; 0: nobody knows."""
+        """Returns the least part of other settings' memory that these need; 0: unknown."""
         saves = _REMAT.index(self.remat) > _REMAT.index(other.remat)
         if saves or (self.fsdp, self.tensor) != (other.fsdp, other.tensor):
             return 0.0
@@ -78,11 +74,7 @@ class TriedSettings(NamedTuple):
         return self.batch_size / self.accumulation
 
 
-class Fitting(NamedTuple):
-    """A candidate that compiled into the memory there is."""
-
-    overrides: tuple[str, ...]
-    step: CompiledStep
+Fitting = tuple[tuple[str, ...], CompiledStep]  # overrides, and the step that they give
 
 
 def find_fitting(
@@ -93,13 +85,17 @@ def find_fitting(
 ) -> list[Fitting]:
     """Compiles candidates, those that change least first, until some fit.
 
-    One that must need more than there is, by what others were said to need, is left out.
-    `request` is for the train step that needs most memory; `compiled` compiles one with a title,
-    and returns its evaluation in its place where that is what does not fit.
+    A candidate that must need too much memory, judging by others, is left out.
+
+    Args:
+        request: the train step that needs most memory.
+        topology: of a slice.
+        compiled: compiles a train step with a title. If its evaluation does not fit, it returns the
+            evaluation instead.
 
     Returns:
-        At most four, of ten that are compiled at most; and one of another batch size: twice as
-        large, or, where it took more accumulation to fit, as much smaller.
+        At most four settings that fit, of ten that are compiled at most, and one of another batch
+        size: twice as large, or, where it took more accumulation to fit, as much smaller.
 
     Raises:
         RunStopped: the compiler failed.
@@ -124,7 +120,7 @@ def find_fitting(
     if fitting and fits(other := _of_another_batch(fitting[0], request)):
         fitting.append(other)
     steps = ((each, tried[each]) for each in fitting)
-    return [Fitting(each.overrides(request), step) for each, step in steps if step is not None]
+    return [(each.overrides(request), step) for each, step in steps if step is not None]
 
 
 def _is_too_large(

@@ -1,11 +1,10 @@
-"""A plan as one sentence and one small table."""
-
-from collections.abc import Sequence
+"""A plan as one sentence."""
 
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning.estimate import Plan, Suggestion
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.rows import NOTHING, Rows, name_of
+
+NOTHING = "—"
 
 
 def verdict(found: Plan, prices: Prices) -> str:
@@ -13,24 +12,24 @@ def verdict(found: Plan, prices: Prices) -> str:
 
     ``"Fits (14% of HBM). About 4.7 hours, $90 on demand, $36 spot."``
     """
-    hours = found.hours
-    if hours is None:
+    if found.hours is None:
         return f"Does not fit: {memory_missing(found)}. {_change(found)}"
-    return (
-        f"Fits ({found.hbm_share():.0%} of HBM). About {duration(hours)}, {_cost(found, prices)}."
-    )
+    costs = {"on demand": found.dollars(prices), "spot": found.dollars(prices, spot=True)}
+    known = [f"{dollars(cost)} {kind}" for kind, cost in costs.items() if cost is not None]
+    cost = ", ".join(known) or f"no price of {found.topology.accelerator.name} known"
+    return f"Fits ({found.hbm_share():.0%} of HBM). About {duration(found.hours)}, {cost}."
 
 
 def memory_missing(found: Plan) -> str:
     """Returns the first step that does not fit, the HBM it needs, and the HBM of a chip."""
-    at, phase = next((at, phase) for at, phase in enumerate(found.phases) if not phase.fits)
-    kind, step = next(
-        (kind, step)
-        for kind, step in (("train", phase.train), ("evaluation", phase.evaluation))
-        if step is not None and step.memory is None
+    kind, at, step = next(
+        (kind, at, step)
+        for at, phase in enumerate(found.phases)
+        for kind, step in phase.compiled.items()
+        if step.memory is None
     )
     unit = GIB / found.topology.accelerator.devices_per_chip
-    needed, available = (step.needed_bytes or 0) / unit, (step.available_bytes or 0) / unit
+    needed, available = step.peak / unit, (step.available_bytes or 0) / unit
     where = f"the {kind} step of phase {at}"
     return f"{where} needs {needed:.1f} GiB of {available:.1f} GiB per chip"
 
@@ -46,39 +45,6 @@ def duration(hours: float) -> str:
 def dollars(amount: float | None) -> str:
     """Returns ``"$1,204"``, and below ten dollars the cents too."""
     return NOTHING if amount is None else f"${amount:,.{0 if amount >= 10 else 2}f}"
-
-
-def summary(plans: Sequence[Plan], prices: Prices) -> Rows:
-    """Returns memory, time and dollars, a row for each phase."""
-    headings = (
-        *("topology", "phase", "steps", "tokens", "batch"),
-        *("memory", "ms/step", "MFU", "hours", "dollars"),
-    )
-    rows = []
-    for found in plans:
-        rate = found.chip_hour(prices, spot=False)
-        for at, phase in enumerate(found.phases):
-            name = name_of(found) if at == 0 else ""
-            size = (f"{phase.steps:,}", str(phase.seq_length), f"{phase.batch_size:,}")
-            times = (NOTHING,) * 4
-            if phase.fits:
-                step, hours = found.estimate(phase.train), found.phase_hours(phase)
-                cost = None if rate is None else hours * found.chips * rate
-                times = (
-                    f"{step.seconds * 1e3:,.1f}",
-                    f"{step.mfu:.0%}",
-                    f"{hours:,.1f}" if hours >= 1 else f"{hours:.2f}",
-                    dollars(cost),
-                )
-            rows.append((name, str(at), *size, f"{found.hbm_share(phase):.0%}", *times))
-    return Rows("Each phase", headings, rows, 2)
-
-
-def _cost(found: Plan, prices: Prices) -> str:
-    kinds = (("on demand", False), ("spot", True))
-    costs = [(found.dollars(prices, spot=spot), kind) for kind, spot in kinds]
-    known = [f"{dollars(cost)} {kind}" for cost, kind in costs if cost is not None]
-    return ", ".join(known) or f"no price of {found.topology.accelerator.name} known"
 
 
 def _change(found: Plan) -> str:

@@ -1,4 +1,4 @@
-"""``python -m bert_jax.planning.worker``: compiles one step; request in, result out, as JSON.
+"""``python -m bert_jax.planning.worker FOLDER``: compiles one step; request and result are JSON.
 
 A process of its own: libtpu reads its settings once, and a compiler that runs out of memory takes
 nothing else with it.
@@ -14,16 +14,19 @@ from typing import Any, Final
 from bert_jax.errors import UserError
 from bert_jax.planning.request import CannotPlan, CompileRequest
 
+REQUEST: Final = "request.json"
+RESULT: Final = "result.json"
+LOG: Final = "log"
 _LONGEST: Final = 500  # characters of a reason: the compiler names operands and results
 
 
-def main(output: str) -> None:
-    """Reads a request from standard input and writes ``{"step": …}`` as JSON to a file.
+def main(folder: str) -> None:
+    """Reads a request from a folder and writes ``{"step": …}`` into it.
 
     ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` a topology unknown to this libtpu,
     ``{"failed": …, "traceback": …}`` another error, such as the compiler's.
     """
-    request = CompileRequest.model_validate_json(sys.stdin.buffer.read())
+    request = CompileRequest.model_validate_json(Path(folder, REQUEST).read_bytes())
     from bert_jax.planning.compilation.step import STEP, compile_step
 
     result: dict[str, Any] = {}
@@ -35,15 +38,15 @@ def main(output: str) -> None:
         result = {"refused": str(error)}
     except Exception as error:
         result = {"failed": _reason(error), "traceback": traceback.format_exc()}
-    Path(output).write_text(json.dumps(result), encoding="utf-8")
-    # Of a quick step the compiler would go on generating code, and an exit waits for it.
+    Path(folder, RESULT).write_text(json.dumps(result), encoding="utf-8")
+    # After a quick step the compiler continues to generate code, and an exit waits for it.
     os._exit(0)
 
 
 def _reason(error: Exception) -> str:
-    """Returns the beginning of what an error says: its first line, and the next behind a colon.
+    """Returns the first line of an error, and the second if the first ends in a colon.
 
-    The compiler's end in an address or a dump, and may begin with a mere name:
+    The compiler's errors end in an address or a dump, and may begin with a mere name:
     ``"RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Ran out of memory in …"``.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -9,8 +9,8 @@ from bert_jax.config import RunConfig, as_config
 from bert_jax.errors import UserError
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
-from bert_jax.planning.planning import PlanSettings, make_plan
-from bert_jax.planning.request import CannotPlan
+from bert_jax.planning.planning import make_plan
+from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.section import need
 from bert_jax.text import load_tokenizer
 
@@ -51,25 +51,35 @@ def plan(
     config = as_config(config)
     if not topologies:
         raise UserError("--topology: missing; such as v3:4x4, v5litepod-16 or v4-32")
-    mesh = config.mesh
     if slices is not None:
-        mesh = mesh.model_copy(update={"slices": slices})
-    settings = PlanSettings(
+        mesh = config.mesh.model_copy(update={"slices": slices})
+        config = config.model_copy(update={"mesh": mesh})
+    compiler = Compiler(console=console or Console(stderr=True), fresh=fresh)
+    requests = [train_step(config, each, vocab_size=vocab_size) for each in topologies]
+    return [make_plan(each, exact=exact, suggest=suggest, compiler=compiler) for each in requests]
+
+
+def train_step(
+    config: RunConfig, topology: str, *, vocab_size: int | None = None
+) -> CompileRequest:
+    """Returns the request for the train step of a run's first phase.
+
+    Raises:
+        UserError: `model`, `train` or the size of the vocabulary is missing.
+    """
+    return CompileRequest(
+        topology=topology,
         vocab_size=vocab_size or _vocab_size(config),
         model=need(config.model, "model", "plan"),
         objective=config.objective,
-        mesh=mesh,
+        mesh=config.mesh,
         optimizer=config.optimizer,
         train=need(config.train, "train", "plan"),
-        exact=exact,
-        suggest=suggest,
     )
-    compiler = Compiler(console=console or Console(stderr=True), fresh=fresh)
-    return [make_plan(settings, topology, compiler=compiler) for topology in topologies]
 
 
 def _vocab_size(config: RunConfig) -> int:
-    """Returns the size of the tokenizer, or that of the one that `vocab` will make."""
+    """Returns the size of the tokenizer, or the size that `vocab` will give it."""
     if config.tokenizer is not None and epath.Path(config.tokenizer).exists():
         return load_tokenizer(config.tokenizer).vocab_size
     if config.vocab is not None:

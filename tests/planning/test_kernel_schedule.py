@@ -1,23 +1,23 @@
-"""Cycles of Pallas kernels: schedules recorded, made by hand, and compiled here."""
+"""The compiler's programs and schedules: recorded, made by hand, and compiled here."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
-from bert_jax.planning.compilation.cycles import KERNEL, count_cycles, kernels_called
-from bert_jax.planning.compilation.execution import Program
+from bert_jax.parallel.accelerators import ACCELERATORS
+from bert_jax.parallel.topology import TpuTopology
+from bert_jax.planning.compilation.cycles import count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernel_schedule import (
-    KernelSchedule,
-    read_schedule,
-    read_schedules,
-)
-from tests.planning.nested_kernel import INNER, LANES, OUTER, ROWS, STEPS, TURNS
+from bert_jax.planning.compilation.kernel_schedule import read_schedule, read_schedules
+from bert_jax.planning.compilation.program import KERNEL, Program
+from tests.planning.tpu_programs import INNER, LANES, OUTER, ROWS, STEPS, TURNS
 from tests.project import ROOT
 from tests.tpu_compiler import compile_for_tpus
 
 GOLDEN = ROOT / "tests/golden/planning"
+V5E = ACCELERATORS["v5e"]
 
 # The counter and the test that keeps the body out of two of 50 steps have been spilled.
 SPILLED = """
@@ -35,7 +35,7 @@ SPILLED = """
    0xb   :  {}
    0xc   : > { %91 = shalt.err (!%p9) /* BoundsCheck of dma.hbm_to_vmem
      in two lines */ }
-   0xd   : > { %92 = dma.hbm_to_vmem /*hbm=*/%s6, /*size_in_granules=*/4, /*vmem=*/%s7 }
+   0xd   : > { %92 = dma.hbm_to_vmem /*hbm=*/%s6, /*vmem=*/%s7 }
    0xe PF: > { %s8 = sld [smem:[#allocation5_spill]] } /* Start/End empty region 8 */
    0xf   : > { %s4 = sadd.s32 1, %s8 }
   0x10   : > { %p5 = scmp.ge.s32.totalorder %s4, 50 /* loop exit test */ }
@@ -52,7 +52,6 @@ def test_nested_loops_of_a_recorded_kernel_run_as_often_as_they_say() -> None:
     found = read_schedule(
         (GOLDEN / "nested.final_bundles.txt").read_text(),
         (GOLDEN / "nested.utilization.txt").read_text(),
-        granule=32,
     )
     around, body = 9 + 7, 16  # of 18 steps, in two of which the body is branched over
     inner, outer, third, between = 10 * 7 * 5, 8 * 5, 14, 3 + 6 + 1
@@ -62,31 +61,58 @@ def test_nested_loops_of_a_recorded_kernel_run_as_often_as_they_say() -> None:
     assert max(found.slots, key=lambda slot: found.slots[slot]) == "SALU"
 
 
-def test_spilled_counters_are_followed_and_both_cores_copy() -> None:
+def test_spilled_counters_are_followed() -> None:
     rows = "\n".join(["1 0"] * 23)
     slots = f"== CAPACITY:\nVALU, SALU\n 4 2\n== UTILIZATION:\n{rows}\n"
-    found = read_schedule(SPILLED, slots, granule=512)
+    found = read_schedule(SPILLED, slots)
     assert found.bundles == 2 + 50 * 19 + 48 * 2
     assert found.unknown_loops == 0
     assert found.slots["VALU"] == round(found.bundles / 4)
-    assert found.copied_bytes == 2 * 48 * 4 * 512
 
 
-def test_a_call_takes_the_longer_of_bundles_and_copies() -> None:
-    found = KernelSchedule(bundles=1000, slots={}, copied_bytes=40_000, steps=10, unknown_loops=0)
-    assert found.cycles(bytes_per_cycle=100.0) == 1000 + 400 / 10
-    assert found.cycles(bytes_per_cycle=10.0) == 4000 + 1000 / 10
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
 )
-def test_a_kernel_compiled_here_has_its_loops_its_copies_and_its_calls(tmp_path: Path) -> None:
-    compile_for_tpus("tests.planning.nested_kernel", "v5e:2x2", tmp_path)
-    program = Program.of(parse_hlo((tmp_path / "program.txt").read_text()))
-    schedules = read_schedules(tmp_path, kernels_called(program), accelerator="v5e")
-    counted = count_cycles(program, bytes_per_cycle=500.0, schedules=schedules)
+SLICES = [
+    topology
+    for accelerator in ACCELERATORS.values()
+    for shape in accelerator.shapes
+    if accelerator.name in ("v4", "v5e", "v6e")
+    and 2 <= (topology := TpuTopology(accelerator, shape)).chips <= 16
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `tpu_programs` writes."""
+    made = tmp_path_factory.mktemp("programs")
+    compile_for_tpus("tests.planning.tpu_programs", made, *(each.name for each in SLICES))
+    return made
+
+
+@needs_libtpu
+def test_a_slice_has_the_hosts_that_it_will_have(folder: Path) -> None:
+    assert json.loads((folder / "devices.json").read_text()) == {
+        f"{each.name} {count}": [each.devices * count, each.hosts() * count]
+        for each in SLICES
+        for count in (1, 2)
+    }
+
+
+@needs_libtpu
+def test_nested_loops_of_a_real_program_have_their_trips(folder: Path) -> None:
+    program = Program.of(parse_hlo((folder / "loops.txt").read_text()))
+    found = count_cycles(program, {}, V5E)
+    assert len(found.unknown_loops) == 1  # that of the data
+    assert [one.trips for one in program.operations if "tanh" in one.name] == [OUTER * INNER]
+    sums = [one.trips for one in program.operations if one.instruction.opcode == "all-reduce"]
+    assert OUTER in sums
+
+
+@needs_libtpu
+def test_a_kernel_compiled_here_has_its_loops_its_copies_and_its_calls(folder: Path) -> None:
+    program = Program.of(parse_hlo((folder / "kernel.txt").read_text()))
+    counted = count_cycles(program, read_schedules(folder, program), V5E)
     (one,) = counted.kernels
     assert (one.name, one.calls) == ("nested", TURNS)
     assert counted.uncounted == {}
@@ -96,4 +122,4 @@ def test_a_kernel_compiled_here_has_its_loops_its_copies_and_its_calls(tmp_path:
     assert 5 < one.bundles / (STEPS * OUTER * INNER) < 40
     assert one.copied_bytes >= STEPS * ROWS * LANES * 4
     assert one.copied_bytes <= (STEPS + 2) * (ROWS + 8) * LANES * 4
-    assert one.cycles >= one.copied_bytes / 500 > one.bundles
+    assert one.cycles >= one.copied_bytes / V5E.bytes_per_cycle > one.bundles

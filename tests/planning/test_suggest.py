@@ -5,27 +5,18 @@ from typing import Any
 from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compilation.step import CompiledStep, Memory
-from bert_jax.planning.planning import PlanSettings
+from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.request import CompileRequest
 from bert_jax.planning.suggest import COMPILED, candidates, find_fitting
+from bert_jax.verbs.plan import train_step
+from tests.planning.plans import compiled, refused_step
 
 
 def request(topology: str, *overrides: str, rows: int = 256) -> CompileRequest:
     phase: dict[str, Any] = {"dataset": "none", "steps": 10, "batch_size": rows}
     values = {"model": {"size": "base"}, "train": {"phases": [phase], "evaluation": None}}
     config = parse_config(values, overrides, source="test")
-    assert config.model is not None
-    assert config.train is not None
-    settings = PlanSettings(
-        vocab_size=30522,
-        model=config.model,
-        objective=config.objective,
-        mesh=config.mesh,
-        optimizer=config.optimizer,
-        train=config.train,
-    )
-    return settings.request(topology)
+    return train_step(config, topology, vocab_size=30522)
 
 
 def test_the_first_candidate_is_the_run_itself_and_each_is_another() -> None:
@@ -52,31 +43,17 @@ class FakeCompiler:
         kept = {"none": 10, "attention": 6, "full": 3}[remat]
         needed = 50 + kept * phase.batch_size // phase.accumulation
         if needed > self.available:
-            return compiled_step(needed_bytes=needed, available_bytes=self.available)
-        return compiled_step(
-            memory=Memory(
-                parameters=25,
-                optimizer=25,
-                batch=0,
-                temporaries=needed - 50,
-                program=0,
-                peak=needed,
-            )
-        )
-
-
-def compiled_step(**facts: Any) -> CompiledStep:
-    """A step of which nothing else matters."""
-    return CompiledStep(rows=256, useful_flops=1.0, compile_seconds=1.0, **facts)
+            return refused_step(needed, self.available)
+        return compiled(peak=needed)
 
 
 def test_what_surely_needs_too_much_is_not_compiled_and_what_fits_is_found_behind_it() -> None:
     compiler = FakeCompiler(available=50 + 3 * 32)  # remat=full and accumulation=8
     found = find_fitting(request("v5e:4x4"), parse_topology("v5e:4x4"), compiled=compiler)
     assert len(compiler.titles) <= COMPILED + 1
-    overrides = [set(each.overrides) for each in found]
+    overrides = [set(each) for each, _ in found]
     assert {"model.execution.remat=full", "train.phases.0.accumulation=8"} in overrides
-    assert all(each.step.memory is not None for each in found)
+    assert all(step.memory is not None for _, step in found)
     # No rung of the ladder is compiled that the first one's need rules out.
     assert not any("accumulation=2" in title and "remat" not in title for title in compiler.titles)
     # As small a microbatch in one piece: another batch, behind those of the run's own.
@@ -88,8 +65,8 @@ def test_where_the_run_fits_a_larger_batch_is_tried_too() -> None:
     asked = request("v5e:4x4")
     compiler = FakeCompiler(available=10_000)
     found = find_fitting(asked, parse_topology("v5e:4x4"), compiled=compiler)
-    assert [each.overrides for each in found[:2]] == [(), ("mesh.fsdp=16",)]
-    assert found[-1].overrides == ("train.phases.0.batch_size=512",)
+    assert [each for each, _ in found[:2]] == [(), ("mesh.fsdp=16",)]
+    assert found[-1][0] == ("train.phases.0.batch_size=512",)
     assert len(found) == len(compiler.titles) == 5
 
 
@@ -101,7 +78,7 @@ def test_settings_that_do_not_go_together_are_left_out() -> None:
 
     found = find_fitting(request("v5e:4x4"), parse_topology("v5e:4x4"), compiled=refuses_tensor)
     assert found
-    assert not any("mesh.tensor=2" in each.overrides for each in found)
+    assert not any("mesh.tensor=2" in each for each, _ in found)
 
 
 def test_overrides_are_those_that_make_the_candidates_request() -> None:

@@ -1,4 +1,4 @@
-"""The collectives of a program: how often, how many bytes, among whom, over which link.
+"""The collectives of a program: how often, how many bytes, among which devices, over which link.
 
 Times are estimates: bytes over the bandwidth of the links that a group spans, as rings along the
 dimensions of the torus (scaling book, part 3). What the core computes between the start and the end
@@ -8,14 +8,16 @@ of an asynchronous collective hides that much of it.
 import dataclasses
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
+from jax.sharding import Mesh
 
 from bert_jax.parallel.topology import TpuTopology
-from bert_jax.planning.compilation.execution import Executed, Program
 from bert_jax.planning.compilation.hlo import Array, HloModule, Instruction
+from bert_jax.planning.compilation.program import Operation, Program
 
 KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 ICI: Final = "ICI"
@@ -32,9 +34,9 @@ _TRANSFERS: Final[dict[str, str]] = {
     "ONE_TO_ONE": "collective-permute",
 }
 
-# A sum of which each device keeps its share is a fusion of that name, and scatters as it sums.
+# A fusion of that name sums and keeps one share on each device.
 _SCATTERS: Final = "all-reduce-scatter"
-# Fusions between which a collective runs; the one in flight beside a product is written in it too.
+# Fusions between which a collective runs; a fusion that computes meanwhile holds it too.
 _ASYNC = re.compile(r'custom_call_target="AsyncCollective(Start|Done)"')
 _IN_FLIGHT: Final = "async_collective_fusion"
 
@@ -52,6 +54,17 @@ class DevicePlacement:
     mesh: Mapping[str, int]  # axis → size, in the order in which devices are numbered
     coordinates: Sequence[Sequence[int]]  # of each device's chip in its slice
     slices: Sequence[int]  # of each device
+
+    @classmethod
+    def of(cls, topology: TpuTopology, mesh: Mesh) -> Self:
+        """Returns where the devices of a mesh are."""
+        devices = mesh.devices.reshape(-1).tolist()
+        return cls(
+            topology=topology,
+            mesh=dict(mesh.shape),
+            coordinates=[device.coords for device in devices],
+            slices=[getattr(device, "slice_index", None) or 0 for device in devices],
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,118 +96,98 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
     """Returns the collectives of a program, also those inside fusions."""
     hidden = _hidden_cycles(program)
     found = []
-    for executed in program.executed:
-        for instruction in _inside(program.module, executed):
-            between = _between_slices(instruction)
-            kind = between or _kind(instruction)
-            if kind is None or executed.trips == 0:
-                continue
-            scatters = _fused(program.module, executed.instruction).startswith(_SCATTERS)
-            if between:
+    for operation in program.operations:
+        inside = _inside(operation.module, operation.instruction) if operation.trips else ()
+        for instruction in inside:
+            if between := _between_slices(instruction):
                 # Each chip exchanges its own part with the chips in its place in other slices.
-                groups = [_counterparts(placement)]
-                arrays = instruction.arrays[:1]
+                kind, arrays = between, instruction.arrays[:1]
+                group = [placement.slices.index(one) for one in sorted(set(placement.slices))]
                 size = arrays[0].bytes
-            else:
-                groups = device_groups(instruction, devices=len(placement.slices))
+            elif kind := _kind(instruction):
+                group = first_group(instruction, devices=len(placement.slices))
                 arrays = _arrays(instruction, kind)
                 size = sum(array.bytes for array in arrays)
-                size *= len(groups[0]) if kind == "reduce-scatter" else 1
-                kind = "reduce-scatter" if scatters else kind
-            link, seconds = _time(kind, size, groups[0], placement)
+                size *= len(group) if kind == "reduce-scatter" else 1
+                if operation.instruction.called.get("calls", "").startswith(_SCATTERS):
+                    kind = "reduce-scatter"
+            else:
+                continue
+            link, seconds = _time(kind, size, group, placement)
             found.append(
                 Collective(
-                    name=executed.instruction.name,
+                    name=operation.name,
                     kind=kind,
-                    trips=executed.trips,
+                    trips=operation.trips,
                     bytes=size,
                     dtypes=tuple(sorted({array.dtype for array in arrays})),
-                    axes=_axes(groups[0], placement.mesh),
-                    group=len(groups[0]),
+                    axes=_axes(group, placement.mesh),
+                    group=len(group),
                     link=link,
                     seconds=seconds,
-                    hidden_cycles=hidden.get(executed.instruction.name, 0),
+                    hidden_cycles=hidden.get(operation.name, 0),
                 )
             )
     return found
 
 
-def device_groups(instruction: Instruction, *, devices: int) -> list[list[int]]:
-    """Returns the groups of devices of a collective, from any way in which XLA writes them.
+def first_group(instruction: Instruction, *, devices: int) -> list[int]:
+    """Returns the first group of devices of a collective, in any way in which XLA writes groups.
 
     ``mesh['a'=8,'b'=2] {'a'}``, ``[2,8]<=[16]``, ``[2,8]<=[8,2]T(1,0)``, ``{{0,2},{1,3}}``, ``{}``
-    (all). The pairs of a permutation are given as its rings.
+    (all). The group of a permutation is its first ring.
     """
     if pairs := _PAIRS.search(instruction.attributes):
-        numbers = [list(map(int, pair)) for pair in re.findall(r"(\d+),(\d+)", pairs[0])]
-        return _rings(numbers)
+        found = re.findall(r"(\d+),(\d+)", pairs[0])
+        targets = {int(source): int(target) for source, target in found}
+        ring = [next(iter(targets))]
+        while (at := targets.get(ring[-1])) is not None and at not in ring:
+            ring.append(at)
+        return ring
     found = _GROUPS.search(instruction.attributes)
     text = found[1] if found else "{}"
     if mesh := _MESH.match(text):
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-        names = list(sizes)
-        summed = [names.index(name) for name in re.findall(r"'(\w+)'", mesh[2])]
+        summed = re.findall(r"'(\w+)'", mesh[2])
         grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-        moved = np.moveaxis(grid, summed, range(-len(summed), 0))
-        return moved.reshape(-1, math.prod(grid.shape[axis] for axis in summed)).tolist()
+        first = grid[tuple(slice(None) if name in summed else 0 for name in sizes)]
+        return first.reshape(-1).tolist()
     if iota := _IOTA.match(text):
         grid = np.arange(devices).reshape(_numbers(iota[2]))
         if iota[3]:
             grid = grid.transpose(_numbers(iota[3]))
-        return grid.reshape(_numbers(iota[1])).tolist()
-    groups = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
-    return [list(group) for group in groups] or [list(range(devices))]
-
-
-def _between_slices(instruction: Instruction) -> str | None:
-    """Returns the kind of collective that a send to the host stands for."""
-    found = _TRANSFER.search(instruction.attributes)
-    return _TRANSFERS.get(found[1]) if found and instruction.opcode == "send" else None
-
-
-def _counterparts(placement: DevicePlacement) -> list[int]:
-    return [placement.slices.index(one) for one in sorted(set(placement.slices))]
+        return grid.reshape(_numbers(iota[1]))[0].tolist()
+    listed = re.search(r"\{([\d,]+)\}", text)
+    return list(_numbers(listed[1]) if listed else range(devices))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))
 
 
-def _rings(pairs: Sequence[Sequence[int]]) -> list[list[int]]:
-    targets, rings = {source: target for source, target in pairs}, []
-    while targets:
-        at = next(iter(targets))
-        ring = [at]
-        while (at := targets.pop(at, ring[0])) != ring[0] and at not in ring:
-            ring.append(at)
-        rings.append(ring)
-    return rings
+def _between_slices(instruction: Instruction) -> str | None:
+    """Returns the kind of collective that a send to the host stands for."""
+    found = instruction.opcode == "send" and _TRANSFER.search(instruction.attributes)
+    return _TRANSFERS.get(found[1]) if found else None
 
 
-def _inside(module: HloModule, executed: Executed) -> Iterator[Instruction]:
+def _inside(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
     """Yields an instruction, or the collectives that a fusion holds, one in flight at its start."""
-    instruction = executed.instruction
     if instruction.opcode != "fusion":
         yield instruction
-        return
-    if _role(module, instruction) in (_IN_FLIGHT, "Done"):
-        return
-    for found in module.computations[instruction.called["calls"]].values():
-        if _kind(found) or found.opcode == "fusion":
-            yield from _inside(module, dataclasses.replace(executed, instruction=found))
-
-
-def _fused(module: HloModule, instruction: Instruction) -> str:
-    """Returns the name of what a fusion holds; of another, nothing."""
-    return instruction.called["calls"] if instruction.opcode == "fusion" else ""
+    elif _role(module, instruction) not in (_IN_FLIGHT, "Done"):
+        for found in module.inside(instruction).values():
+            if _kind(found) or found.opcode == "fusion":
+                yield from _inside(module, found)
 
 
 def _role(module: HloModule, instruction: Instruction) -> str | None:
-    """Returns what a fusion is to a collective that runs between fusions: ``Start``, ``Done``."""
-    name = _fused(module, instruction)
-    if not name or name.startswith(_IN_FLIGHT):
-        return _IN_FLIGHT if name else None
-    parts = (_ASYNC.search(one.attributes) for one in module.computations[name].values())
+    """Returns a fusion's part in an asynchronous collective: ``Start``, ``Done``, in flight."""
+    if instruction.opcode != "fusion":
+        return None
+    if instruction.called["calls"].startswith(_IN_FLIGHT):
+        return _IN_FLIGHT
+    parts = (_ASYNC.search(one.attributes) for one in module.inside(instruction).values())
     return next((found[1] for found in parts if found), None)
 
 
@@ -221,7 +214,7 @@ def _axes(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
 def _time(
     kind: str, size: int, group: Sequence[int], placement: DevicePlacement
 ) -> tuple[str, float]:
-    """Returns the link and the seconds that one execution takes, with nothing beside it."""
+    """Returns the link and the seconds of one execution, with nothing beside it."""
     accelerator = placement.topology.accelerator
     slices = {placement.slices[device] for device in group}
     inside = [device for device in group if placement.slices[device] == placement.slices[group[0]]]
@@ -245,53 +238,46 @@ def _ring_seconds(kind: str, size: int, members: int, bandwidth: float) -> float
 def _ici_bandwidth(group: Sequence[int], placement: DevicePlacement) -> float:
     """Returns the bytes per second that a device of a group sends and receives over its links.
 
-    Along every dimension of the torus that the group extends over, both directions where the ends
-    are joined, else the one of the chip at the end.
+    A group uses one link along every dimension of the torus that it extends over, two where the
+    ends are joined.
     """
     topology = placement.topology
-    places = np.asarray([placement.coordinates[device] for device in group])
-    spread = [len(set(column)) for column in places.T.tolist()]
+    columns = zip(*(placement.coordinates[device] for device in group), strict=True)
     links = sum(
         2 if wrapped else 1
-        for extent, wrapped in zip(spread, topology.wrapped_axes, strict=False)
-        if extent > 1
+        for column, wrapped in zip(columns, topology.wrapped_axes, strict=False)
+        if len(set(column)) > 1
     )
     return max(links, 1) * topology.accelerator.ici_bandwidth
 
 
 def _hidden_cycles(program: Program) -> dict[str, int]:
     """Returns the core's cycles between each start of a collective and its end."""
+    computations: dict[int, dict[str, Operation]] = defaultdict(dict)
+    for operation in program.operations:
+        computations[id(operation.computation)][operation.name] = operation
     hidden: dict[str, int] = {}
-    seen: set[int] = set()
-    for executed in program.executed:
-        if id(executed.computation) in seen:
-            continue
-        seen.add(id(executed.computation))
+    for operations in computations.values():
         running: dict[str, float] = {}
         carried: dict[str, str] = {}  # by what carries one in flight, the name of its start
-        sends = {
-            _rendezvous(one): one.name
-            for one in executed.computation.values()
-            if _between_slices(one)
-        }
-        for instruction in executed.computation.values():
-            name, opcode = instruction.name, instruction.opcode
-            role = _role(program.module, instruction)
-            start = next((carried[each] for each in instruction.operands if each in carried), "")
-            if opcode == "recv-done":
-                received = executed.computation[instruction.operands[0]]
-                start = sends.get(_rendezvous(received), "")
-            ends = role == "Done" or (opcode.endswith("-done") and opcode != "send-done")
+        sends: dict[str | None, str] = {}  # by rendezvous
+        for name, operation in operations.items():
+            each, role = operation.instruction, _role(operation.module, operation.instruction)
+            start = next((carried[one] for one in each.operands if one in carried), "")
+            if each.opcode == "recv-done":
+                start = sends.get(_rendezvous(operations[each.operands[0]].instruction), "")
+            ends = role == "Done" or (each.opcode.endswith("-done") and each.opcode != "send-done")
             if ends and start in running:
                 hidden[start] = round(running.pop(start))
-            for each in running:  # they share the network, and each gets its part of the time
-                running[each] += (instruction.cycles or 0) / len(running)
-            starts = role == "Start" or (opcode.endswith("-start") and _kind(instruction))
-            if starts or _between_slices(instruction):
-                running[name] = 0
-                carried[name] = name
-            elif start and (opcode == "get-tuple-element" or role == _IN_FLIGHT):
-                carried[name] = start
+            for one in running:  # they share the network, and each gets its part of the time
+                running[one] += (operation.cycles or 0) / len(running)
+            if _between_slices(each):
+                sends[_rendezvous(each)] = name
+            elif not (role == "Start" or (each.opcode.endswith("-start") and _kind(each))):
+                if start and (each.opcode == "get-tuple-element" or role == _IN_FLIGHT):
+                    carried[name] = start
+                continue
+            running[name], carried[name] = 0, name
     return hidden
 
 

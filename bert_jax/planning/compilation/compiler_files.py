@@ -1,4 +1,4 @@
-"""A program as the compiler's own files describe it, which XLA's dump options ask for.
+"""What the compiler says of a program: in its own files, and when it refuses a program.
 
 The compiler schedules a program and assigns memory first, and then generates code. Code generation
 is most of a compilation and only adds `estimated_cycles` to the program. No option leaves it out.
@@ -14,18 +14,26 @@ from typing import Final, NamedTuple
 
 import jax
 
+from bert_jax.parallel.accelerators import GIB
+
 # The compiler writes these files one after the other: when one is there, those before are complete.
 _SCHEDULED: Final = "after_optimizations"
 _BUFFERS: Final = "after_optimizations-buffer-assignment"
 _LAST_BEFORE_CODE: Final = "after_optimizations_after_buffer_assignment"
 _CODED: Final = "after_codegen"
+_POLL_SECONDS: Final = 0.05
 
 # allocation 492: size 467812864, page 0, preallocated-temp:
 # Allocations outside of HBM have a color. Thread-local ones are part of another allocation.
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), page \d+, (.*)$", re.MULTILINE)
-_LOCAL: Final = "thread-local"
-_TEMPORARY: Final = "preallocated-temp"
-_POLL_SECONDS: Final = 0.05
+
+# How libtpu 0.0.51 refuses temporaries alone, and a whole program.
+_SIZE = r"([\d.]+)([KMGT]?)"
+_TOO_LARGE = (
+    re.compile(rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
+    re.compile(rf"Used {_SIZE} of {_SIZE} hbm", re.IGNORECASE),
+)
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 class Scheduled(NamedTuple):
@@ -95,9 +103,22 @@ def read_scheduled(text: str, buffers: str) -> Scheduled:
         raise ValueError(f"no buffers in the compiler's file: {buffers[:200]!r}")
     return Scheduled(
         text=text,
-        temporaries=sum(size for size, kind in found if kind.startswith(_TEMPORARY)),
-        total=sum(size for size, kind in found if _LOCAL not in kind),
+        temporaries=sum(size for size, kind in found if kind.startswith("preallocated-temp")),
+        total=sum(size for size, kind in found if "thread-local" not in kind),
     )
+
+
+def memory_refused(message: str) -> tuple[int, int] | None:
+    """Returns the bytes of HBM needed at least and those there are; None for another message."""
+    for one in _TOO_LARGE:
+        if found := one.search(message):
+            needed, available = found.groups()[:2], found.groups()[2:]
+            return _bytes(*needed), _bytes(*available)
+    return None
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit.upper()])
 
 
 def _options(folder: Path) -> dict[str, str | bool]:

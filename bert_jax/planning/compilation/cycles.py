@@ -1,56 +1,19 @@
-"""Cycles of one core, by kind of operation.
+"""Cycles of one core by kind of operation, and the FLOPs and bytes of a program.
 
-The compiler writes its own estimate, `estimated_cycles`, beside every operation that it schedules.
-It counts a loop's body once, so each is multiplied by the trips of all loops around it. An
-operation without an estimate (random bits, gathers, sorts) is charged the time that its arrays take
-through HBM, and summed apart. Pallas kernels count by their schedule, see `kernel_schedule`.
+The compiler estimates the cycles of every operation that it schedules and counts a loop's body
+once, so each is multiplied by the trips of all loops around it. An operation without an estimate
+(random bits, gathers, sorts) takes the time of its arrays through HBM, and is summed apart. Pallas
+kernels count by their schedule, see `kernel_schedule`.
 """
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
 
-from bert_jax.planning.compilation.execution import Executed, Program, opcodes_inside
-from bert_jax.planning.compilation.hlo import HloModule, Instruction
+from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.planning.compilation.kernel_schedule import KernelSchedule
-
-COLLECTIVES: Final = "collectives"
-# The first that a fusion holds names its kind.
-_KINDS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("matrix products", ("convolution", "dot")),
-    ("random bits", ("rng-bit-generator", "rng")),
-    ("gathers and scatters", ("gather", "scatter", "sort")),
-    (COLLECTIVES, ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")),
-    ("reductions", ("reduce", "reduce-window")),
-    # What a scanned layer reads and writes of the arrays that hold all layers.
-    ("slices of stacked arrays", ("dynamic-slice", "dynamic-update-slice")),
-    ("copies", ("copy", "transpose", "slice", "pad", "concatenate")),
-)
-OTHER: Final = "elementwise"
-KERNEL: Final = "custom kernels"
-
-# Nothing to execute, or executed by someone else than the core (copies by DMA beside its work).
-_FREE: Final = frozenset(
-    (
-        *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional"),
-        *("call", "after-all", "partition-id", "replica-id", "opt-barrier", "iota"),
-        *("async-start", "async-update", "async-done", "copy-start", "copy-done"),
-        *("slice", "slice-start", "slice-done", "add-dependency"),
-    )
-)
-_COLLECTIVES: Final = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "collective-permute",
-    "send",
-    "recv",
-)
-_KERNEL_TARGET: Final = 'custom_call_target="tpu_custom_call"'
-_KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
+from bert_jax.planning.compilation.op_cycles import flops_per_cycle
+from bert_jax.planning.compilation.program import COLLECTIVES, KERNEL, Operation, Program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +25,7 @@ class KernelCycles:
     bundles: int  # of one call: cycles without waiting for memory
     cycles: int  # of one call
     busiest: str  # the unit of the core that has most to do, `MATMUL`, `VALU` …
-    busiest_bundles: int  # that it alone would need; no schedule takes fewer
-    slots: Mapping[str, int]  # the same for every unit
+    busiest_bundles: int  # bundles of that unit alone; no schedule takes fewer
     copied_bytes: int  # of one call, between HBM and the chip
 
 
@@ -81,112 +43,92 @@ class Cycles:
 
     @property
     def total(self) -> int:
-        """All that are counted."""
+        """Sum of all cycles that are counted."""
         return self.scheduled + self.by_bytes + self.in_kernels
 
 
-def count_cycles(
-    program: Program, *, bytes_per_cycle: float, schedules: Mapping[str, KernelSchedule]
-) -> Cycles:
-    """Returns the cycles of a program.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Work of one step on one device.
 
-    `bytes_per_cycle`: through the HBM of one device; `schedules`: by the name of their instruction.
+    Products are counted one by one, those in loops times their trips. Elementwise operations are
+    not in the FLOPs, as in the useful FLOPs that stand beside these.
     """
+
+    product_flops: int  # of products that XLA compiled
+    kernel_flops: int  # as Pallas kernels declare them
+    hbm_bytes: int  # read and written
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of products and kernels."""
+        return self.product_flops + self.kernel_flops
+
+
+def count_work(program: Program) -> Work:
+    """Returns what one run of a program executes on one device."""
+    operations = program.operations
+    return Work(
+        product_flops=sum(each.trips * each.product_flops for each in operations),
+        kernel_flops=sum(each.trips * each.kernel_flops for each in operations),
+        hbm_bytes=sum(each.trips * each.moved_bytes for each in operations),
+    )
+
+
+def count_cycles(
+    program: Program, schedules: Mapping[str, KernelSchedule], accelerator: Accelerator
+) -> Cycles:
+    """Returns the cycles of a program; `schedules`: by the program of each kernel."""
     by_source: Counter[str] = Counter()
     by_kind: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    for found in program.executed:
-        if found.trips == 0 or not runs_on_core(found):
-            continue
-        name, own = found.instruction.name, found.instruction.cycles
-        kind = kind_of(program.module, found)
-        if kind == COLLECTIVES:  # in a fusion: timed with the others
-            continue
-        source = "scheduled"
-        if kind == KERNEL:
-            calls[name] += found.trips
-            if name not in schedules:
+    uncounted: Counter[str] = Counter()
+    kernels: dict[tuple[str, int, int], KernelCycles] = {}
+    loops = list(program.unknown_loops)
+    for found in program.operations:
+        if found.trips == 0 or not found.on_core or found.kind == COLLECTIVES:
+            continue  # collectives in fusions are timed with the others
+        source, own = "scheduled", found.cycles
+        if found.kind == KERNEL:
+            if (schedule := schedules.get(found.kernel or "")) is None:
+                uncounted[found.name] += found.trips
                 continue
-            source, own = "kernels", schedules[name].cycles(bytes_per_cycle=bytes_per_cycle)
+            call = _call(found, schedule, accelerator)
+            key = call.name, call.bundles, call.cycles
+            before = kernels[key].calls if key in kernels else 0
+            kernels[key] = dataclasses.replace(call, calls=before + found.trips)
+            loops += [f"a loop inside {found.name}"] if schedule.unknown_loops else []
+            source, own = "kernels", call.cycles
         elif own is None:
-            source, own = "bytes", round(hbm_bytes(found) / bytes_per_cycle)
+            source, own = "bytes", round(found.hbm_bytes / accelerator.bytes_per_cycle)
         by_source[source] += own * found.trips
-        by_kind[kind] += own * found.trips
-    loops = [f"a loop inside {name}" for name in calls if _has_unknown_loop(schedules.get(name))]
+        by_kind[found.kind] += own * found.trips
     return Cycles(
         scheduled=by_source["scheduled"],
         by_bytes=by_source["bytes"],
         in_kernels=by_source["kernels"],
         by_kind=dict(by_kind.most_common()),
-        kernels=_kernels(calls, schedules, bytes_per_cycle=bytes_per_cycle),
-        uncounted={name: count for name, count in calls.items() if name not in schedules},
-        unknown_loops=(*program.unknown_loops, *loops),
+        kernels=tuple(sorted(kernels.values(), key=lambda one: -one.cycles * one.calls)),
+        uncounted=dict(uncounted),
+        unknown_loops=tuple(loops),
     )
 
 
-def kernels_called(program: Program) -> dict[str, str]:
-    """Returns the program of each Pallas kernel, by the name of the instruction that calls it."""
-    instructions = (found.instruction for found in program.executed)
-    calls = filter(is_kernel, instructions)
-    bodies = ((each.name, _KERNEL_BODY.search(each.attributes)) for each in calls)
-    return {name: body[1] if body else name for name, body in bodies}
+def _call(found: Operation, schedule: KernelSchedule, accelerator: Accelerator) -> KernelCycles:
+    """Returns one call of a kernel.
 
-
-def _has_unknown_loop(schedule: KernelSchedule | None) -> bool:
-    return schedule is not None and schedule.unknown_loops > 0
-
-
-def _kernels(
-    calls: Mapping[str, int], schedules: Mapping[str, KernelSchedule], *, bytes_per_cycle: float
-) -> tuple[KernelCycles, ...]:
-    """Returns kernels, calls of one name and one schedule added up: those of unrolled layers."""
-    found: dict[tuple[str, int, int], KernelCycles] = {}
-    for name, count in calls.items():
-        if (schedule := schedules.get(name)) is None:
-            continue
-        busiest, most = max(schedule.slots.items(), key=lambda slot: slot[1])
-        one = KernelCycles(
-            name=name.partition(".")[0],
-            calls=count,
-            bundles=schedule.bundles,
-            cycles=schedule.cycles(bytes_per_cycle=bytes_per_cycle),
-            busiest=busiest,
-            busiest_bundles=most,
-            slots=schedule.slots,
-            copied_bytes=schedule.copied_bytes,
-        )
-        key = (one.name, one.bundles, one.cycles)
-        before = found[key].calls if key in found else 0
-        found[key] = dataclasses.replace(one, calls=before + count)
-    return tuple(sorted(found.values(), key=lambda one: -one.cycles * one.calls))
-
-
-def kind_of(module: HloModule, found: Executed) -> str:
-    """Returns the kind of an operation; of a fusion, that of its heaviest part."""
-    inside = opcodes_inside(module, found.instruction)
-    if is_kernel(found.instruction):
-        return KERNEL
-    return next((kind for kind, opcodes in _KINDS if inside.keys() & set(opcodes)), OTHER)
-
-
-def is_kernel(instruction: Instruction) -> bool:
-    """Whether it calls a Pallas kernel; other custom calls are the compiler's own."""
-    return _KERNEL_TARGET in instruction.attributes
-
-
-def runs_on_core(found: Executed) -> bool:
-    """Whether an instruction takes time of the core."""
-    instruction = found.instruction
-    if instruction.opcode == "custom-call":
-        return is_kernel(instruction)
-    # Collectives are timed by their bytes over the network, see collectives.py.
-    return not (instruction.opcode in _FREE or instruction.opcode.startswith(_COLLECTIVES))
-
-
-def hbm_bytes(found: Executed) -> int:
-    """Returns the bytes of operands and results that lie in HBM and not on the chip."""
-    arrays = list(found.instruction.arrays)
-    for name in found.instruction.operands:
-        if name in found.computation:
-            arrays += found.computation[name].arrays
-    return sum(array.bytes for array in arrays if array.in_hbm)
+    It takes the longest of its bundles, of its products at the peak of the matrix units, and of
+    operands and results through HBM, each once. Nothing runs beside the first step's fetch and the
+    last step's write.
+    """
+    copies = found.hbm_bytes / accelerator.bytes_per_cycle
+    work = max(schedule.bundles, round(found.kernel_flops / flops_per_cycle(accelerator)))
+    busiest, most = max(schedule.slots.items(), key=lambda slot: slot[1])
+    return KernelCycles(
+        name=found.name.partition(".")[0],
+        calls=1,
+        bundles=schedule.bundles,
+        cycles=round(max(work, copies) + min(work, copies) / max(schedule.steps, 1)),
+        busiest=busiest,
+        busiest_bundles=most,
+        copied_bytes=found.hbm_bytes,
+    )

@@ -1,23 +1,17 @@
 """Optimized HLO text → computations and instructions.
 
-The text is what `jax.stages.Compiled.as_text` prints of a scheduled TPU program: within a
-computation the instructions stand in the order in which the core runs them.
+The text is the compiler's own of a scheduled TPU program: the instructions of a computation are in
+the order in which the core runs them.
 """
 
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping
 
-# Bits of one element. Types that are left out (token, opaque) hold nothing.
-_BITS: Final[dict[str, int]] = {
-    **{"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32},
-    **{"s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128},
-    **{"f8e4m3fn": 8, "f8e5m2": 8, "f8e4m3": 8, "s2": 2, "u2": 2},
-}
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_BITS = re.compile(r"\d+")
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _NAME = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = ")
 _OPERAND = re.compile(r"%([\w.\-]+)")
@@ -28,6 +22,7 @@ _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 # Memory spaces: 0 (unwritten) is HBM; 1 is VMEM on the chip.
 _ON_CHIP = re.compile(r"S\(\d+\)")
+_PARENTHESIS = re.compile(r"[()]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +35,15 @@ class Array:
 
     @property
     def elements(self) -> int:
-        """Of all axes."""
+        """Number of elements."""
         return math.prod(self.sizes)
 
     @property
     def bytes(self) -> int:
-        """Without the padding of tiles."""
-        return self.elements * _BITS.get(self.dtype, 0) // 8
+        """Bytes without the padding of tiles; a token has none."""
+        named = _BITS.search(self.dtype)
+        bits = 8 if self.dtype == "pred" else int(named[0]) if named else 0
+        return self.elements * bits // 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,18 +54,18 @@ class Instruction:
     opcode: str  # `fusion`, `all-reduce` …
     shape: str  # of the result, as text
     operands: tuple[str, ...]  # names of instructions of the same computation
-    literal: str  # of a constant or parameter, what its parentheses hold
+    literal: str  # value of a constant, number of a parameter
     attributes: str  # the rest of the line
     is_root: bool  # whether it is the computation's result
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the result: several of a tuple."""
+        """The arrays of the result; a tuple has several."""
         return parse_shape(self.shape)
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's `estimated_cycles`, for one execution; None where it gives none."""
+        """The compiler's `estimated_cycles` for one execution; None where it gives none."""
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found else None
 
@@ -96,6 +93,23 @@ class HloModule:
     computations: Mapping[str, Computation]  # by name
     entry: str  # the name of the one that runs first
 
+    def inside(self, instruction: Instruction) -> Computation:
+        """Returns the instructions of a fusion; other instructions hold none."""
+        if instruction.opcode != "fusion":
+            return {}
+        return self.computations[instruction.called["calls"]]
+
+    def parts(
+        self, computation: Computation, instruction: Instruction
+    ) -> Iterator[tuple[Computation, Instruction]]:
+        """Yields an instruction with its computation, or all instructions of a fusion instead."""
+        if instruction.opcode != "fusion":
+            yield computation, instruction
+            return
+        fused = self.inside(instruction)
+        for each in fused.values():
+            yield from self.parts(fused, each)
+
 
 def parse_shape(text: str) -> tuple[Array, ...]:
     """Returns the arrays of a shape, those of a tuple in order."""
@@ -103,7 +117,7 @@ def parse_shape(text: str) -> tuple[Array, ...]:
         Array(
             dtype,
             tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size),
-            _ON_CHIP.search(layout or "") is None,
+            _ON_CHIP.search(layout) is None,
         )
         for dtype, sizes, layout in _ARRAY.findall(text)
     )
@@ -124,14 +138,13 @@ def parse_hlo(text: str) -> HloModule:
         elif current is not None and line.startswith("}"):
             current = None
         elif current is not None and (named := _NAME.match(line)):
-            instruction = _parse_instruction(line[named.end() :], named[2], bool(named[1]))
-            current[instruction.name] = instruction
+            current[named[2]] = _parse(line[named.end() :], named[2], is_root=bool(named[1]))
     if not entry:
         raise ValueError("HLO text without an entry computation")
     return HloModule(computations=computations, entry=entry)
 
 
-def _parse_instruction(text: str, name: str, is_root: bool) -> Instruction:
+def _parse(text: str, name: str, *, is_root: bool) -> Instruction:
     """Parses what follows ``%name = ``: shape, opcode, operands, attributes."""
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     shape, rest = text[:end], text[end:].lstrip()
@@ -152,7 +165,7 @@ def _parse_instruction(text: str, name: str, is_root: bool) -> Instruction:
 def _closing(text: str, opening: int) -> int:
     """Returns where the parenthesis that opens at an index closes."""
     depth = 0
-    for match in re.compile(r"[()]").finditer(text, opening):
+    for match in _PARENTHESIS.finditer(text, opening):
         depth += 1 if match[0] == "(" else -1
         if depth == 0:
             return match.start()

@@ -1,24 +1,22 @@
-"""Cycles of a Pallas kernel, from the schedule that the compiler writes of it.
+"""Bundles of a Pallas kernel, from the schedule that the compiler writes of it.
 
 `estimated_cycles` covers XLA's own operations alone. When asked, libtpu writes the final
 schedule of every operation: bundles of instructions that issue together, one bundle a cycle. A loop
 (the grid is one) ends in a branch back; its trips follow from the counter that its exit test
 compares with a constant. A pipelined grid has two steps more, in which the body is branched over.
 Whatever else is branched over counts in full, so that figures are upper bounds.
-
-What bundles wait for is memory: copies between HBM and the chip run beside the grid's steps, and a
-call takes the longer of the two.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import numpy as np
+
+from bert_jax.planning.compilation.program import Program
 
 # Of the last passes alone, a thirtieth of all.
 _DUMP: Final = (
@@ -31,7 +29,6 @@ _FILE = re.compile(r"^(\d+-.+)-\d+-final_(bundles|hlo-static-per-bundle-utilizat
 _BUNDLE = re.compile(r"^ *(?:0x)?[0-9a-f]+ [A-Z ]*:[> ]*\{", re.MULTILINE)
 _BRANCH = re.compile(r"sbr\.rel \(!?%(\w+)\) target = \$region(\d+)")
 _BEGINS = re.compile(r"Start(?:/End empty)? region (\d+)\b")
-_COPY = re.compile(r"= dma\.(\w+)_to_(\w+).*?/\*size_in_granules=\*/(\d+)", re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 # %p22 = scmp.ge.s32.totalorder (%p152), %s25, 98
 _DEFINITION = re.compile(r"%([sp]\w+) = ([a-z_]\w*(?:\.\w+)*) +(?:\(!?%\w+\),? *)?([^;}]*)")
@@ -43,129 +40,77 @@ _PREDICATE_AS_NUMBER: Final = (("scalar_select", "1", "0"), ("scmp.ne.s32.totalo
 _DEEPEST: Final = 8  # spills and selections one behind the other
 _BEHIND_BRANCH: Final = 4  # bundles that run in any case
 
-# Bytes of the unit in which copies are counted, seen on copies of known size.
-_GRANULE: Final = 32
-_GRANULES: Final[Mapping[str, int]] = {"v4": 512}
-# Both cores of a chip work on one call, each on its part of the grid.
-_TWO_CORES: Final = "megacore core id"
 
-
-@contextlib.contextmanager
-def written_to(folder: Path) -> Iterator[None]:
-    """While libtpu is loaded inside, its flags have it write schedules to a folder.
-
-    Libtpu reads its flags once. They are the user's again afterwards.
-    """
-    before = os.environ.get(_FLAGS)
-    os.environ[_FLAGS] = f"{before or ''} {_DUMP.format(folder=folder)}".strip()
-    try:
-        yield
-    finally:
-        os.environ.pop(_FLAGS)
-        if before is not None:
-            os.environ[_FLAGS] = before
+def write_schedules(folder: Path) -> None:
+    """Has libtpu write schedules to a folder; call before libtpu is loaded, which reads it once."""
+    flags = os.environ.get(_FLAGS, "")
+    os.environ[_FLAGS] = f"{flags} {_DUMP.format(folder=folder)}".strip()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelSchedule:
-    """What one call of a kernel takes on one device."""
+    """Schedule of one call of a kernel on one device."""
 
-    bundles: int  # executed, those of loops times their trips: cycles without waiting
+    bundles: int  # executed, those of loops times their trips: cycles without waiting for memory
     slots: Mapping[str, int]  # by unit of the core, the bundles that it alone would need
-    copied_bytes: int  # between HBM and the chip
     steps: int  # of the outermost loop, the grid
-    unknown_loops: int  # whose trips the schedule does not say; they count once
-    products: int = 0  # cycles that the matrix units need at their peak, where it is known
-
-    def cycles(self, *, bytes_per_cycle: float) -> int:
-        """Returns the cycles of a call: its bundles or its copies, whichever take longer.
-
-        Nothing runs beside the first step's fetch and the last one's write.
-        `bytes_per_cycle` is the rate of one device's HBM.
-        """
-        copies, work = self.copied_bytes / bytes_per_cycle, max(self.bundles, self.products)
-        return round(max(work, copies) + min(work, copies) / max(self.steps, 1))
+    unknown_loops: int  # loops whose trips the schedule does not say; they count once
 
 
-def read_schedules(
-    folder: Path, kernels: Mapping[str, str], *, accelerator: str
-) -> dict[str, KernelSchedule]:
-    """Returns the schedules of calls by name; one that the compiler did not write is absent.
+def read_schedules(folder: Path, program: Program) -> dict[str, KernelSchedule]:
+    """Returns the schedules that the compiler wrote, by the kernel's program.
 
-    Of calls of one kernel the compiler schedules the first alone: the others are the same.
-    The folder is that of `written_to`; `kernels` says what each instruction calls, by its name.
+    The compiler schedules the first call of a kernel alone: other calls are the same.
     """
     files: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         if found := _FILE.match(path.name):
             files.setdefault(found[1], {})[found[2].partition("-")[0]] = path
-    granule = _GRANULES.get(accelerator, _GRANULE)
-    own = {
-        name: read_schedule(pair["bundles"].read_text(), pair["hlo"].read_text(), granule=granule)
-        for stem, pair in files.items()
-        if (name := stem.partition("-")[2]) in kernels and len(pair) == 2
-    }
-    of_kernel = {kernels[name]: schedule for name, schedule in own.items()}
+    kernels = {each.name: each.kernel for each in program.operations}
     return {
-        name: own.get(name) or of_kernel[called]
-        for name, called in kernels.items()
-        if called in of_kernel
+        kernel: read_schedule(pair["bundles"].read_text(), pair["hlo"].read_text())
+        for stem, pair in files.items()
+        if (kernel := kernels.get(stem.partition("-")[2])) is not None and len(pair) == 2
     }
 
 
-def read_schedule(bundles: str, utilization: str, *, granule: int) -> KernelSchedule:
+def read_schedule(bundles: str, utilization: str) -> KernelSchedule:
     """Returns the schedule that the two files of a kernel describe.
 
     `bundles`: text of ``final_bundles``; `utilization`: of
-    ``final_hlo-static-per-bundle-utilization``, a row for each bundle; `granule`: bytes of the unit
-    in which copies are counted.
+    ``final_hlo-static-per-bundle-utilization``, a row for each bundle.
     """
-    texts = _split(bundles)
+    starts = [found.start() for found in _BUNDLE.finditer(bundles)]
+    ends = [*starts[1:], len(bundles)]
+    texts = [bundles[start:end] for start, end in zip(starts, ends, strict=True)]
     stretches, unknown = _loops(texts)
     weights = np.ones(len(texts))
     for one in stretches:
         weights[one.first : one.last + 1] *= one.runs
-    copied = sum(
-        weight * granule * int(size)
-        for text, weight in zip(texts, weights.tolist(), strict=True)
-        for source, target, size in _COPY.findall(text)
-        if "hbm" in (source, target)
-    )
     _, names, capacity, _, *rows = utilization.rstrip().splitlines()
     used = np.asarray([row.split() for row in rows], dtype=int)
     slots = weights @ used / np.asarray(capacity.split(), dtype=int)
     by_slot = zip(map(str.strip, names.split(",")), slots.tolist(), strict=True)
     return KernelSchedule(
         bundles=round(weights.sum()),
-        slots={
-            name: round(bundles) for name, bundles in sorted(by_slot, key=lambda slot: -slot[1])
-        },
-        copied_bytes=round(copied) * (2 if _TWO_CORES in bundles else 1),
+        slots={name: round(most) for name, most in sorted(by_slot, key=lambda slot: -slot[1])},
         steps=round(max((one.runs for one in stretches), default=1)),
         unknown_loops=unknown,
     )
 
 
 class _Stretch(NamedTuple):
-    """Bundles `first` to `last`, which run so many times for each time that what is around does."""
+    """Bundles `first` to `last`, and how often they run in one run of the code around them."""
 
     first: int
     last: int
     runs: float
 
 
-def _split(bundles: str) -> list[str]:
-    """Returns the text of each bundle; one may take several lines."""
-    starts = [found.start() for found in _BUNDLE.finditer(bundles)]
-    return [
-        bundles[start:end] for start, end in zip(starts, [*starts[1:], len(bundles)], strict=True)
-    ]
-
-
 def _loops(texts: Sequence[str]) -> tuple[list[_Stretch], int]:
-    """Returns loops and what of them does not always run, and how many loops are unknown."""
+    """Returns loops, the parts of loops that are branched over, and the number of unknown loops."""
     begins = {region: at for at, text in enumerate(texts) for region in _BEGINS.findall(text)}
-    values = _Values.of(texts)
+    values = _Values(texts)
     loops: list[_Stretch] = []
     parts: list[_Stretch] = []
     unknown = 0
@@ -188,18 +133,13 @@ def _loops(texts: Sequence[str]) -> tuple[list[_Stretch], int]:
 class _Values:
     """Scalars and predicates of a schedule by name: operation and operands, each set once."""
 
-    def __init__(self, defined: Mapping[str, tuple[str, str]], spilled: Mapping[str, str]) -> None:
-        self._defined, self._spilled = defined, spilled
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> Self:
-        """Reads them; a register that was spilled is what was stored."""
+    def __init__(self, texts: Sequence[str]) -> None:
         text = _COMMENT.sub("", "".join(texts))
-        defined = {name: (op, operands) for name, op, operands in _DEFINITION.findall(text)}
-        return cls(defined, dict(reversed(_SPILLED.findall(text))))
+        self._defined = {name: (op, operands) for name, op, operands in _DEFINITION.findall(text)}
+        self._spilled = dict(reversed(_SPILLED.findall(text)))  # by place, the register stored
 
     def trips(self, predicate: str) -> int | None:
-        """Returns how often a loop runs that ends where a predicate holds; None if unknown."""
+        """Returns the trips of a loop that ends where a predicate holds; None if unknown."""
         limit = self._limit(predicate, "scmp.ge.s32.totalorder")
         step = limit and self._find(limit[0], "sadd.s32")
         if not limit or not step or not step[0].isdecimal():
@@ -211,7 +151,7 @@ class _Values:
         return max(-(-(limit[1] - int(first[-1])) // int(step[0])), 0)
 
     def steps_with_body(self, predicate: str) -> int | None:
-        """Returns in how many steps a counter is not outside its bounds; None: something else."""
+        """Returns the number of steps in which a counter is within bounds; None: no such test."""
         if not (bounds := self._find(predicate, "pnand")):
             return None
         first = self._limit(bounds[0], "scmp.ge.s32.totalorder")
@@ -219,12 +159,12 @@ class _Values:
         return behind[1] - first[1] if first and behind and first[0] == behind[0] else None
 
     def _limit(self, predicate: str, operation: str) -> tuple[str, int] | None:
-        """Returns what is compared with which constant."""
+        """Returns a value and the constant that it is compared with."""
         found = self._find(predicate, operation)
         return (found[0], int(found[1])) if found and found[1].isdecimal() else None
 
     def _find(self, name: str, operation: str) -> list[str]:
-        """Returns the operands of the operation that gives a value; none if another does."""
+        """Returns the operands of a value's operation; none if another operation gives it."""
         for _ in range(_DEEPEST):
             op, text = self._defined.get(name, ("", ""))
             operands = [name or number for name, number in _OPERAND.findall(text)]

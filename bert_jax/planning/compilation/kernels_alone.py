@@ -4,12 +4,11 @@ A lowered program has the whole of each Pallas kernel in it. Taken out, all of t
 seconds, and each is kept for the next program that has the same.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,13 +23,10 @@ from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import replicated
 from bert_jax.parallel.section import MeshSection
-from bert_jax.planning.compilation.compiler_files import compile_exactly
-from bert_jax.planning.compilation.cycles import hbm_bytes, kernels_called
-from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.compiler_files import compile_exactly, memory_refused
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernel_schedule import KernelSchedule, read_schedules
-from bert_jax.planning.compilation.refusal import memory_refused
-from bert_jax.planning.compilation.work import declared_flops
+from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.request import versions
 
 _SCHEDULE: Final = pydantic.TypeAdapter(KernelSchedule)
@@ -53,29 +49,32 @@ class Kernel(NamedTuple):
     """A Pallas kernel of a lowered program."""
 
     name: str  # as its `pallas_call` says
-    config: str  # what the compiler is told of it, JSON
+    config: str  # for the compiler, JSON
     operands: tuple[jax.ShapeDtypeStruct, ...]
     results: tuple[jax.ShapeDtypeStruct, ...]
 
     @property
     def body(self) -> str:
-        """The program of the kernel, by which a call of it is known."""
+        """The program of the kernel, which identifies it in a compiled program."""
         body: str = json.loads(self.config)["custom_call_config"]["body"]
         return body
 
 
 def kernels_of(lowered: str) -> list[Kernel]:
     """Returns the kernels of a lowered program's text, each once."""
-    found = (
-        Kernel(
-            name,
-            _ESCAPED.sub(lambda code: chr(int(code[1], 16)), config),
-            _arrays(takes),
-            _arrays(makes),
-        )
-        for config, name, takes, makes in _CALL.findall(lowered)
+    found: dict[str, Kernel] = {}
+    for escaped, name, operands, results in _CALL.findall(lowered):
+        config = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), escaped)
+        kernel = Kernel(name, config, _arrays(operands), _arrays(results))
+        found[kernel.body] = kernel
+    return list(found.values())
+
+
+def _arrays(types: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(
+        jax.ShapeDtypeStruct(tuple(int(size) for size in sizes.split("x") if size), _DTYPES[dtype])
+        for sizes, dtype in _TENSOR.findall(types)
     )
-    return list({each.body: each for each in found}.values())
 
 
 def schedules_alone(
@@ -83,72 +82,49 @@ def schedules_alone(
 ) -> dict[str, KernelSchedule]:
     """Returns the schedules of a lowered program's kernels, by their `body`.
 
-    They are compiled for one device of the mesh; schedules are `written` as
-    `kernel_schedule.written_to` has it. A kernel has none whose arrays are too large for a device.
+    They are compiled for one device of the mesh; the compiler writes its schedules to `written`. A
+    kernel whose arrays are too large for a device has no schedule.
     """
+
+    def kept(kernel: Kernel) -> Path:
+        deciding = repr((accelerator.name, versions(), kernel)).encode()
+        return user_cache("plan") / f"kernel-{hashlib.sha256(deciding).hexdigest()[:32]}.json"
+
     found, missing = {}, []
     for kernel in kernels_of(lowered.as_text()):
         try:
-            found[kernel.body] = _SCHEDULE.validate_json(_kept(kernel, accelerator).read_bytes())
+            found[kernel.body] = _SCHEDULE.validate_json(kept(kernel).read_bytes())
         except (FileNotFoundError, pydantic.ValidationError):
             missing.append(kernel)  # never compiled, or of an older form
-    for kernel, schedule in _fitting(missing, mesh, accelerator=accelerator, written=written):
+    for kernel, schedule in _fitting(missing, mesh, written):
         found[kernel.body] = schedule
-        path = _kept(kernel, accelerator)
+        path = kept(kernel)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, _SCHEDULE.dump_json(schedule))
     return found
 
 
-def as_called(
-    schedules: Mapping[str, KernelSchedule], program: Program, accelerator: Accelerator
-) -> dict[str, KernelSchedule]:
-    """Returns schedules with what a program says of each call, both by its name.
-
-    Operands and results pass between HBM and the chip once, those that lie there: a schedule counts
-    copies that are branched over. And no schedule is shorter than its products at the peak of the
-    matrix units, which bundles do not wait for.
-    """
-    peak = accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip / accelerator.clock_hz
-    return {
-        each.instruction.name: dataclasses.replace(
-            schedules[each.instruction.name],
-            copied_bytes=hbm_bytes(each),
-            products=round(declared_flops(each.instruction) / peak),
-        )
-        for each in program.executed
-        if each.instruction.name in schedules
-    }
-
-
-def by_call(schedules: Mapping[str, KernelSchedule], program: Program) -> dict[str, KernelSchedule]:
-    """Returns the schedules that `schedules_alone` has, by the name of each call in a program."""
-    called = kernels_called(program)
-    return {name: schedules[body] for name, body in called.items() if body in schedules}
-
-
 def _fitting(
-    kernels: Sequence[Kernel], mesh: Mesh, *, accelerator: Accelerator, written: Path
+    kernels: Sequence[Kernel], mesh: Mesh, written: Path
 ) -> Iterator[tuple[Kernel, KernelSchedule]]:
-    """Yields what `_compiled` does; of kernels that do not fit beside one another, each alone."""
+    """Yields kernels with their schedules; compiles each alone if not all fit together."""
+    if not kernels:
+        return
     try:
-        yield from _compiled(kernels, mesh, accelerator=accelerator, written=written)
+        schedules = _compiled(kernels, mesh, written)
     except jax.errors.JaxRuntimeError as error:
         if memory_refused(str(error)) is None:
             raise
         for each in kernels if len(kernels) > 1 else ():
-            yield from _fitting([each], mesh, accelerator=accelerator, written=written)
-
-
-def _compiled(
-    kernels: Sequence[Kernel], mesh: Mesh, *, accelerator: Accelerator, written: Path
-) -> Iterator[tuple[Kernel, KernelSchedule]]:
-    if not kernels:
+            yield from _fitting([each], mesh, written)
         return
+    yield from ((each, schedules[each.body]) for each in kernels if each.body in schedules)
 
+
+def _compiled(kernels: Sequence[Kernel], mesh: Mesh, written: Path) -> dict[str, KernelSchedule]:
     def call_all(operands: list[tuple[jax.Array, ...]]) -> list[Any]:
-        # Made and used here, as in a program, what is small lies on the chip: other code.
-        # A number is one that a program fixes, as where a grid begins.
+        # As in a program, small arrays that are made and used here are on the chip: other code.
+        # A program fixes single numbers, such as where a grid begins.
         made = jax.tree.map(lambda x: jnp.zeros_like(x) if x.size == 1 else _changed(x), operands)
         results = [
             jax.ffi.ffi_call(
@@ -158,33 +134,15 @@ def _compiled(
         ]
         return jax.tree.map(_changed, results)
 
-    one = make_mesh(MeshSection(), mesh.devices.reshape(-1)[:1].tolist())
+    one = replicated(make_mesh(MeshSection(), mesh.devices.reshape(-1)[:1].tolist()))
     operands = [
-        tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(one)) for x in each)
-        for each in (kernel.operands for kernel in kernels)
+        tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one) for x in kernel.operands)
+        for kernel in kernels
     ]
     with tempfile.TemporaryDirectory() as folder:
         _, text = compile_exactly(jax.jit(call_all).lower(operands), Path(folder))
-    called = kernels_called(Program.of(parse_hlo(text)))
-    schedules = read_schedules(written, called, accelerator=accelerator.name)
-    by_body = {body: schedules[name] for name, body in called.items() if name in schedules}
-    for kernel in kernels:
-        if kernel.body in by_body:
-            yield kernel, by_body[kernel.body]
+    return read_schedules(written, Program.of(parse_hlo(text)))
 
 
 def _changed(x: jax.Array) -> jax.Array:
     return ~x if x.dtype == jnp.bool_ else x + jnp.ones((), x.dtype)
-
-
-def _kept(kernel: Kernel, accelerator: Accelerator) -> Path:
-    """Returns where a schedule is kept: by all that decides it, so whatever our code becomes."""
-    deciding = repr((accelerator.name, versions(), kernel))
-    return user_cache("plan") / f"kernel-{hashlib.sha256(deciding.encode()).hexdigest()[:32]}.json"
-
-
-def _arrays(types: str) -> tuple[jax.ShapeDtypeStruct, ...]:
-    return tuple(
-        jax.ShapeDtypeStruct(tuple(int(size) for size in sizes.split("x") if size), _DTYPES[dtype])
-        for sizes, dtype in _TENSOR.findall(types)
-    )

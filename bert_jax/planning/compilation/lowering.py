@@ -1,7 +1,7 @@
 """The run's own steps, lowered for a topology and shapes alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,22 +17,14 @@ from bert_jax.optim.schedule import linear_schedule
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding, check_divides
 from bert_jax.parallel.topology import TpuTopology, parse_topology
-from bert_jax.planning.compilation.collectives import DevicePlacement
 from bert_jax.planning.request import CannotPlan, CompileRequest
-from bert_jax.task import Objective, RowTransform
-from bert_jax.text import Tokenizer
+from bert_jax.task import Objective
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
-from bert_jax.train.sections import PhaseSection, schedule_segments
+from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import check_batches
-from bert_jax.train.state import (
-    TrainState,
-    abstract_params,
-    abstract_state,
-    define_model,
-    lie_alike,
-)
+from bert_jax.train.state import abstract_params, abstract_state, define_model, lie_alike
 from bert_jax.train.step import StepSpec
 
 
@@ -80,31 +72,38 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     whole = abstract_params(model, mesh)  # as evaluations have them
     copied = not lie_alike(state.params, whole)
     trains = request.kind == "train"
+    transform = objective.features(
+        seq_length=phase.seq_length, max_predictions=phase.max_predictions, evaluation=not trains
+    )
+    if trains and phase.packing:
+        transform = transform.packed(phase.packing.max_examples)
+    rows = phase.batch_size if trains else request.train.evaluation_rows(phase)
+    # The shapes of a batch are those of no rows, made by the transform itself.
+    batch: dict[str, Any] = {
+        name: jax.ShapeDtypeStruct(
+            (rows, *array.shape[1:]), array.dtype, sharding=batch_sharding(mesh)
+        )
+        for name, array in transform.batch([], []).items()
+    }
     with jax.set_mesh(mesh):
         if trains:
-            rows = phase.batch_size
             spec = StepSpec(task=objective, model=model, optimizer=optimizer)
-            transform = _rows(objective, phase, evaluation=False)
-            batch = _batch(transform, rows, mesh)
             lowered = lower_train_step(
                 spec, state, batch, schedule, accumulation=phase.accumulation
             )
         else:
-            rows = request.train.evaluation_rows(phase)
-            transform = _rows(objective, phase, evaluation=True)
-            batch = _batch(transform, rows, mesh)
             lowered = lower_evaluation_step(objective, model, mesh, whole, batch)
-    passes = 1.0 if trains else 1 / 3  # evaluation goes forward only
     row_flops = objective.flops_per_row(
         seq_length=phase.seq_length, predictions=transform.max_predictions
     )
+    but_params = state._replace(params={})
     return LoweredStep(
         lowered=lowered,
         rows=rows,
-        flops=rows * row_flops * passes,
+        flops=rows * row_flops * (1.0 if trains else 1 / 3),  # evaluation goes forward only
         parameter_bytes=device_bytes(state.params if trains else whole),
-        optimizer_bytes=device_bytes(_but_params(state)) if trains else 0,
-        beside_bytes=0 if trains else device_bytes(state if copied else _but_params(state)),
+        optimizer_bytes=device_bytes(but_params) if trains else 0,
+        beside_bytes=0 if trains else device_bytes(state if copied else but_params),
         copy_bytes=device_bytes(whole) if trains and copied else 0,
     )
 
@@ -115,8 +114,9 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
     Raises:
         CannotPlan: libtpu does not know it.
     """
-    options: dict[str, Any] = {"chip_config_name": "megacore"}
-    options = options if topology.accelerator.megacore else {}
+    options: dict[str, Any] = {}
+    if topology.accelerator.megacore:
+        options["chip_config_name"] = "megacore"
     if topology.hosts() == 1 and topology.chips > topology.accelerator.chips_per_host:
         options["chips_per_host_bounds"] = [*topology.shape, 1]  # libtpu itself makes two hosts
     if slices > 1:
@@ -140,12 +140,9 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-def _but_params(state: TrainState) -> TrainState:
-    return state._replace(params={})
-
-
 def _objective(request: CompileRequest, architecture: Architecture, mesh: Mesh) -> Objective:
-    # How words are found changes no shape, and the segmenter need not be installed here.
+    # Shapes depend on the number of pieces alone, and the segmenter need not be installed here.
+    made_up = (f"piece{at}" for at in range(request.vocab_size - len(SPECIAL_PIECES)))
     masking = request.objective.masking.model_copy(update={"segmenter": None})
     return make_objective(
         request.objective.model_copy(update={"masking": masking}),
@@ -156,39 +153,5 @@ def _objective(request: CompileRequest, architecture: Architecture, mesh: Mesh) 
             mesh=mesh,
             longest=max(phase.seq_length for phase in request.train.phases),
         ),
-        tokenizer=_tokenizer(request.vocab_size),
-    )
-
-
-def _tokenizer(size: int) -> Tokenizer:
-    """Returns a tokenizer of so many made-up pieces: shapes depend on nothing else of it."""
-    rest = (f"piece{at}" for at in range(size - len(SPECIAL_PIECES)))
-    return WordPieceTokenizer([*SPECIAL_PIECES, *rest], lower_case=True)
-
-
-def _rows(objective: Objective, phase: PhaseSection, *, evaluation: bool) -> RowTransform:
-    transform = objective.features(
-        seq_length=phase.seq_length, max_predictions=phase.max_predictions, evaluation=evaluation
-    )
-    packs = phase.packing is not None and not evaluation
-    return transform.packed(phase.packing.max_examples) if packs and phase.packing else transform
-
-
-def _batch(transform: RowTransform, rows: int, mesh: Mesh) -> Mapping[str, Any]:
-    """Returns the shapes of a batch: those of no rows, made by the transform itself."""
-    layout = batch_sharding(mesh)
-    return {
-        name: jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype, sharding=layout)
-        for name, array in transform.batch([], []).items()
-    }
-
-
-def placement_of(topology: TpuTopology, mesh: Mesh) -> DevicePlacement:
-    """Returns where the devices of a mesh are."""
-    devices = mesh.devices.reshape(-1).tolist()
-    return DevicePlacement(
-        topology=topology,
-        mesh=dict(mesh.shape),
-        coordinates=[device.coords for device in devices],
-        slices=[getattr(device, "slice_index", None) or 0 for device in devices],
+        tokenizer=WordPieceTokenizer([*SPECIAL_PIECES, *made_up], lower_case=True),
     )

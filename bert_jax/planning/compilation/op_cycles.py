@@ -6,7 +6,6 @@ to the compiler's own figures of whole steps. One operation may be off by a thir
 by a few percent, see docs/planning.md.
 """
 
-import dataclasses
 import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -16,21 +15,20 @@ import numpy as np
 
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.parallel.accelerators import Accelerator
-from bert_jax.planning.compilation.cycles import hbm_bytes, is_kernel, kind_of, runs_on_core
-from bert_jax.planning.compilation.execution import Executed
-from bert_jax.planning.compilation.hlo import Computation, HloModule, Instruction
-from bert_jax.planning.compilation.work import operations_of, product_flops
+from bert_jax.planning.compilation.hlo import Computation, Instruction
+from bert_jax.planning.compilation.program import COLLECTIVES, PRODUCTS, Estimate, Operation
 from bert_jax.section import Section
 from bert_jax.validation import validate
 
 _FILE: Final = Path(__file__).with_name("op_cycles.yaml")
-PRODUCTS: Final = "matrix products"
-# Of the other kinds the compiler gives no figure either: they take the time of their bytes.
-_BY_BYTES: Final = ("gathers and scatters", "random bits", "collectives")
+# The compiler gives no figure of these kinds either: they take the time of their bytes.
+_BY_BYTES: Final = ("gathers and scatters", "random bits", COLLECTIVES)
 _ESTIMATED: Final = frozenset(
     ("fusion", "copy", "convert", "broadcast", "reduce", "reshape", "convolution", "dot")
 )
 _REGISTER: Final = 1024  # elements of a vector register; less is not worth a figure
+# Generations that were not fitted, and the one most like them.
+_LIKE: Final = {"v2": "v3", "v7x": "v5p"}
 
 _NO_WORK: Final = frozenset(
     (
@@ -50,7 +48,6 @@ _TRANSCENDENTAL: Final = frozenset(
         *("exponential-minus-one", "log-plus-one"),
     )
 )
-_REDUCES: Final = ("reduce", "reduce-window")
 
 
 class Features(NamedTuple):
@@ -58,21 +55,21 @@ class Features(NamedTuple):
 
     products: float  # FLOPs over the peak of the matrix units
     hbm: float  # bytes over the bandwidth of the HBM
-    on_chip: float  # bytes of operands and results that lie on the chip, over the same
-    elementwise: float  # registers of results, of every operation inside
-    transcendental: float  # the same of exponentials, roots and divisions
-    moved: float  # the same of copies and slices
+    on_chip: float  # bytes of operands and results on the chip, over the same bandwidth
+    elementwise: float  # registers of the results of every operation inside
+    transcendental: float  # registers of exponentials, roots and divisions
+    moved: float  # registers of copies and slices
 
 
 class LinearCost(Section):
-    """Cycles for each of `Features`, and those of any operation at all."""
+    """Cycles for each of `Features`, and the cycles of any operation at all."""
 
     weights: Features
     start: float
 
 
 class CostModel(Section):
-    """Of one generation: what overlaps counts as the longer of the two."""
+    """Cost model of one generation; work that overlaps counts as the longer of the two."""
 
     products: LinearCost
     others: LinearCost
@@ -100,77 +97,55 @@ def fitted() -> Fitted:
     return validate(Fitted, read_yaml(str(_FILE)), source=str(_FILE))
 
 
-# Generations that were not fitted, and the one most like them.
-_LIKE: Final = {"v2": "v3", "v7x": "v5p"}
-
-
-def with_estimates(module: HloModule, accelerator: Accelerator) -> HloModule:
-    """Returns the module with `estimated_cycles` where the compiler would write its own."""
+def estimates(accelerator: Accelerator) -> Estimate:
+    """Returns a function that estimates cycles where the compiler would write its own."""
     model = fitted().models[_LIKE.get(accelerator.name, accelerator.name)]
-    fused = {
-        each.called["calls"]
-        for computation in module.computations.values()
-        for each in computation.values()
-        if each.opcode == "fusion"
-    }
 
-    def estimated(computation: Computation, each: Instruction) -> Instruction:
-        found = Executed(each, computation, 1)
-        if not is_estimated(module, found):
-            return each
-        kind = kind_of(module, found)
-        cycles = model.cycles(kind, features_of(module, found, accelerator))
-        attributes = f'{each.attributes}, "estimated_cycles":"{cycles}"'
-        return dataclasses.replace(each, attributes=attributes)
+    def estimate(operation: Operation) -> int | None:
+        if not is_estimated(operation):
+            return None
+        return model.cycles(operation.kind, features_of(operation, accelerator))
 
-    return dataclasses.replace(
-        module,
-        computations={
-            name: computation
-            if name in fused
-            else {one.name: estimated(computation, one) for one in computation.values()}
-            for name, computation in module.computations.items()
-        },
-    )
+    return estimate
 
 
-def is_estimated(module: HloModule, found: Executed) -> bool:
+def is_estimated(operation: Operation) -> bool:
     """Whether the compiler gives an operation a figure when it generates code."""
-    each = found.instruction
-    if each.opcode not in _ESTIMATED or not runs_on_core(found) or is_kernel(each):
+    each = operation.instruction
+    if each.opcode not in _ESTIMATED:
         return False
     large = each.opcode == "fusion" or sum(one.elements for one in each.arrays) > _REGISTER
-    return large and kind_of(module, found) not in _BY_BYTES
+    return large and operation.kind not in _BY_BYTES
 
 
-def features_of(module: HloModule, found: Executed, accelerator: Accelerator) -> Features:
+def features_of(operation: Operation, accelerator: Accelerator) -> Features:
     """Returns what an operation does on one JAX device, measured by the accelerator's peaks."""
-    each, computation = found.instruction, found.computation
-    peak = accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip / accelerator.clock_hz
-    operands = (computation[name] for name in each.operands if name in computation)
-    arrays = [*each.arrays, *(array for one in operands for array in one.arrays)]
-    in_hbm = hbm_bytes(found)
-    flops = elementwise = transcendental = moved = 0
-    for around, one in operations_of(module, computation, each):
-        flops += product_flops(around, one)
-        elements = _elements(around, one)
-        moved += elements * (one.opcode in _MOVES)
-        transcendental += elements * (one.opcode in _TRANSCENDENTAL)
-        elementwise += elements * (one.opcode not in _NO_WORK | _MOVES | _TRANSCENDENTAL)
+    elementwise = transcendental = moved = 0
+    for around, part in operation.parts:
+        elements = _elements(around, part)
+        moved += elements * (part.opcode in _MOVES)
+        transcendental += elements * (part.opcode in _TRANSCENDENTAL)
+        elementwise += elements * (part.opcode not in _NO_WORK | _MOVES | _TRANSCENDENTAL)
+    on_chip = sum(array.bytes for array in operation.arrays) - operation.hbm_bytes
     return Features(
-        products=flops / peak,
-        hbm=in_hbm / accelerator.bytes_per_cycle,
-        on_chip=(sum(array.bytes for array in arrays) - in_hbm) / accelerator.bytes_per_cycle,
+        products=operation.product_flops / flops_per_cycle(accelerator),
+        hbm=operation.hbm_bytes / accelerator.bytes_per_cycle,
+        on_chip=on_chip / accelerator.bytes_per_cycle,
         elementwise=elementwise / _REGISTER,
         transcendental=transcendental / _REGISTER,
         moved=moved / _REGISTER,
     )
 
 
-def _elements(around: Computation, each: Instruction) -> int:
+def flops_per_cycle(accelerator: Accelerator) -> float:
+    """Returns the peak of one JAX device's matrix units in bfloat16."""
+    return accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip / accelerator.clock_hz
+
+
+def _elements(around: Computation, part: Instruction) -> int:
     """Returns how many elements an operation goes through."""
-    results = sum(array.elements for array in each.arrays)
-    if each.opcode not in _REDUCES:
+    results = sum(array.elements for array in part.arrays)
+    if part.opcode not in ("reduce", "reduce-window"):
         return results
-    read = (array.elements for name in each.operands for array in around[name].arrays)
+    read = (array.elements for name in part.operands for array in around[name].arrays)
     return max(results, *read)

@@ -2,43 +2,35 @@
 
 An exact step has the code that the run would execute. A quick step leaves code generation away:
 memory and collectives are the compiler's, and cycles are estimated by `op_cycles`. The quick form
-reads files whose form belongs to one version of libtpu, and knows when it meets another.
+reads files whose form belongs to one version of libtpu.
 """
 
 import importlib.metadata
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import jax
 import pydantic
 
-from bert_jax.planning.compilation.collectives import Collective, find_collectives
+from bert_jax.planning.compilation.collectives import (
+    Collective,
+    DevicePlacement,
+    find_collectives,
+)
 from bert_jax.planning.compilation.compiler_files import (
-    Scheduled,
     compile_exactly,
     compile_quickly,
+    memory_refused,
 )
-from bert_jax.planning.compilation.cycles import Cycles, count_cycles, kernels_called
-from bert_jax.planning.compilation.execution import Program
+from bert_jax.planning.compilation.cycles import Cycles, Work, count_cycles, count_work
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernel_schedule import (
-    KernelSchedule,
-    read_schedules,
-    written_to,
-)
-from bert_jax.planning.compilation.kernels_alone import as_called, by_call, schedules_alone
-from bert_jax.planning.compilation.lowering import (
-    LoweredStep,
-    lower_step,
-    open_topology,
-    placement_of,
-)
-from bert_jax.planning.compilation.op_cycles import fitted, with_estimates
-from bert_jax.planning.compilation.refusal import memory_refused
-from bert_jax.planning.compilation.work import Work, count_work
+from bert_jax.planning.compilation.kernel_schedule import read_schedules, write_schedules
+from bert_jax.planning.compilation.kernels_alone import schedules_alone
+from bert_jax.planning.compilation.lowering import LoweredStep, lower_step, open_topology
+from bert_jax.planning.compilation.op_cycles import estimates, fitted
+from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.request import CompileRequest
 
 
@@ -70,6 +62,11 @@ class CompiledStep:
     copy_bytes: int = 0  # of a train step: the copy of parameters that evaluations have
     quick: bool = False
 
+    @property
+    def peak(self) -> int:
+        """Bytes of a device's HBM that the step needs at most."""
+        return self.memory.peak if self.memory else self.needed_bytes or 0
+
 
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
 
@@ -99,59 +96,56 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     """
     # Not removed here, since the compiler still writes to it. It is in the caller's own folder.
     folder = Path(tempfile.mkdtemp(prefix="bert_jax_step_"))
-    schedules, files = folder / "schedules", folder / "program"
-    schedules.mkdir()
-    with written_to(schedules):
-        topology, mesh = open_topology(request)
+    written, files = folder / "schedules", folder / "program"
+    written.mkdir()
+    files.mkdir()
+    write_schedules(written)
+    topology, mesh = open_topology(request)
     accelerator = topology.accelerator
     step = lower_step(request, mesh)
-    alone: Mapping[str, KernelSchedule] = {}
+    schedules = {}
     if request.quick:
-        alone = schedules_alone(step.lowered, mesh, accelerator=accelerator, written=schedules)
-    files.mkdir()
+        schedules = schedules_alone(step.lowered, mesh, accelerator=accelerator, written=written)
     started = time.perf_counter()
+
+    def too_large(needed: int, available: int) -> CompiledStep:
+        return CompiledStep(
+            rows=step.rows,
+            useful_flops=step.flops,
+            needed_bytes=needed,
+            available_bytes=available,
+            compile_seconds=time.perf_counter() - started,
+        )
+
     try:
         if request.quick:
             found = compile_quickly(step.lowered, files)
-            module, memory = with_estimates(parse_hlo(found.text), accelerator), _quick(step, found)
+            program = Program.of(parse_hlo(found.text), estimates(accelerator))
+            given = found.total - found.temporaries  # with results that overwrite nothing
+            memory = _memory(step, given, temporaries=found.temporaries, total=found.total)
         else:
             compiled, text = compile_exactly(step.lowered, files)
-            module, memory = parse_hlo(text), _exact(step, compiled)
+            program = Program.of(parse_hlo(text))
+            schedules = read_schedules(written, program)
+            memory = _exact(step, compiled)
     except jax.errors.JaxRuntimeError as error:
         if (sizes := memory_refused(str(error))) is None:
             raise
         needed, available = sizes
-        needed += step.beside_bytes
-        return _too_large(step, needed, available, seconds=time.perf_counter() - started)
+        return too_large(needed + step.beside_bytes, available)
     seconds, available = time.perf_counter() - started, accelerator.device_hbm_bytes
     if memory.peak > available:  # because of arrays beside the step, unknown to the compiler
-        return _too_large(step, memory.peak, available, seconds=seconds)
-    program = Program.of(module)
-    if request.quick:
-        own = by_call(alone, program)
-    else:
-        own = read_schedules(schedules, kernels_called(program), accelerator=accelerator.name)
-    own = as_called(own, program, accelerator)
+        return too_large(memory.peak, available)
     return CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,
         memory=memory,
-        cycles=count_cycles(program, bytes_per_cycle=accelerator.bytes_per_cycle, schedules=own),
-        work=count_work(program, own),
-        collectives=tuple(find_collectives(program, placement_of(topology, mesh))),
+        cycles=count_cycles(program, schedules, accelerator),
+        work=count_work(program),
+        collectives=tuple(find_collectives(program, DevicePlacement.of(topology, mesh))),
         compile_seconds=seconds,
         copy_bytes=step.copy_bytes,
         quick=request.quick,
-    )
-
-
-def _too_large(step: LoweredStep, needed: int, available: int, *, seconds: float) -> CompiledStep:
-    return CompiledStep(
-        rows=step.rows,
-        useful_flops=step.flops,
-        needed_bytes=needed,
-        available_bytes=available,
-        compile_seconds=seconds,
     )
 
 
@@ -160,23 +154,16 @@ def _exact(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:
     assert found is not None  # only some backends have none
     # `peak_memory_in_bytes` includes buffers on the chip, and less than all temporaries, which are
     # reserved as a whole.
+    given, temporaries = found.argument_size_in_bytes, found.temp_size_in_bytes
     results = found.output_size_in_bytes - found.alias_size_in_bytes  # that overwrite nothing
-    return _memory(
-        step,
-        given=found.argument_size_in_bytes,
-        temporaries=found.temp_size_in_bytes,
-        total=found.argument_size_in_bytes + found.temp_size_in_bytes + results,
-        program=found.generated_code_size_in_bytes,
-    )
+    total, code = given + temporaries + results, found.generated_code_size_in_bytes
+    return _memory(step, given, temporaries=temporaries, total=total, program=code)
 
 
-def _quick(step: LoweredStep, found: Scheduled) -> Memory:
-    given = found.total - found.temporaries  # with results that overwrite nothing
-    return _memory(step, given=given, temporaries=found.temporaries, total=found.total, program=0)
-
-
-def _memory(step: LoweredStep, *, given: int, temporaries: int, total: int, program: int) -> Memory:
-    """Returns bytes by kind; `given` are those of all arguments, parameters among them."""
+def _memory(
+    step: LoweredStep, given: int, *, temporaries: int, total: int, program: int = 0
+) -> Memory:
+    """Returns bytes by kind; `given`: of all arguments, parameters among them."""
     return Memory(
         parameters=step.parameter_bytes,
         optimizer=step.optimizer_bytes + step.beside_bytes,

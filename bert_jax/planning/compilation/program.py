@@ -1,0 +1,182 @@
+"""What a program runs, how often, and what each operation does."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Self
+
+from bert_jax.planning.compilation.hlo import Array, Computation, HloModule, Instruction
+from bert_jax.planning.compilation.products import product_flops
+from bert_jax.planning.compilation.trips import trip_count
+
+PRODUCTS: Final = "matrix products"
+COLLECTIVES: Final = "collectives"
+KERNEL: Final = "custom kernels"
+OTHER: Final = "elementwise"
+# The first of these that a fusion holds names its kind.
+_KINDS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
+    (PRODUCTS, frozenset(("convolution", "dot"))),
+    ("random bits", frozenset(("rng-bit-generator", "rng"))),
+    ("gathers and scatters", frozenset(("gather", "scatter", "sort"))),
+    (COLLECTIVES, frozenset(("all-reduce", "all-gather", "reduce-scatter", "all-to-all"))),
+    ("reductions", frozenset(("reduce", "reduce-window"))),
+    # A scanned layer reads and writes the arrays that hold all layers.
+    ("slices of stacked arrays", frozenset(("dynamic-slice", "dynamic-update-slice"))),
+    ("copies", frozenset(("copy", "transpose", "slice", "pad", "concatenate"))),
+)
+
+# Nothing to execute, or not executed by the core: DMA copies beside the core's work.
+_FREE: Final = frozenset(
+    (
+        *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional"),
+        *("call", "after-all", "partition-id", "replica-id", "opt-barrier", "iota"),
+        *("async-start", "async-update", "async-done", "copy-start", "copy-done"),
+        *("slice", "slice-start", "slice-done", "add-dependency"),
+    )
+)
+# Timed by their bytes over the network, see collectives.py.
+_NETWORK: Final = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
+    *("send", "recv"),
+)
+_DMA: Final = ("copy-start", "slice", "slice-start")
+_KERNEL_TARGET: Final = 'custom_call_target="tpu_custom_call"'
+_KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
+# The compiler reorders the fields when it generates code.
+_DECLARED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """An instruction, and how often one run of the program executes it.
+
+    It belongs to a computation that runs as such: an entry, a loop's body or condition, a branch,
+    a call. Instructions inside a fusion are parts of the fusion.
+    """
+
+    instruction: Instruction
+    computation: Computation  # it is in
+    module: HloModule
+    trips: int  # the product over all enclosing loops
+    estimate: "Estimate"
+
+    @functools.cached_property
+    def cycles(self) -> int | None:
+        """Cycles of one execution; None without a figure."""
+        return self.estimate(self)
+
+    @property
+    def name(self) -> str:
+        """Name of the instruction."""
+        return self.instruction.name
+
+    @functools.cached_property
+    def parts(self) -> tuple[tuple[Computation, Instruction], ...]:
+        """The instruction, or the instructions that a fusion holds."""
+        return tuple(self.module.parts(self.computation, self.instruction))
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """Kind of the operation; the heaviest part decides about a fusion."""
+        if self.kernel is not None:
+            return KERNEL
+        inside = {part.opcode for _, part in self.parts}
+        return next((kind for kind, opcodes in _KINDS if inside & opcodes), OTHER)
+
+    @functools.cached_property
+    def kernel(self) -> str | None:
+        """The program of the Pallas kernel that is called; None: it calls none."""
+        attributes = self.instruction.attributes
+        if _KERNEL_TARGET not in attributes:
+            return None
+        body = _KERNEL_BODY.search(attributes)
+        return body[1] if body else self.name
+
+    @property
+    def on_core(self) -> bool:
+        """Whether the operation takes time of the core."""
+        opcode = self.instruction.opcode
+        if opcode == "custom-call":  # others are the compiler's own
+            return self.kernel is not None
+        return not (opcode in _FREE or opcode.startswith(_NETWORK))
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Results and operands."""
+        named = (self.computation.get(name) for name in self.instruction.operands)
+        operands = [array for one in named if one is not None for array in one.arrays]
+        return [*self.instruction.arrays, *operands]
+
+    @functools.cached_property
+    def hbm_bytes(self) -> int:
+        """Bytes of results and operands that are in HBM and not on the chip."""
+        return sum(array.bytes for array in self.arrays if array.in_hbm)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes between HBM and the chip in one execution, by the core or by DMA."""
+        moves = self.on_core or self.instruction.opcode in _DMA
+        return self.hbm_bytes if moves else 0
+
+    @functools.cached_property
+    def product_flops(self) -> int:
+        """FLOPs of the products that XLA compiled, in one execution."""
+        return sum(product_flops(around, part) for around, part in self.parts)
+
+    @property
+    def kernel_flops(self) -> int:
+        """FLOPs that a Pallas kernel declares in its `cost_estimate`; 0 without."""
+        declared = self.kernel is not None and _DECLARED.search(self.instruction.attributes)
+        return int(declared[1]) if declared else 0
+
+
+Estimate = Callable[[Operation], int | None]  # cycles of one execution
+
+
+def compilers_own(operation: Operation) -> int | None:
+    """Returns the compiler's `estimated_cycles` of an operation."""
+    return operation.instruction.cycles
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The operations of a module in the order of execution, a loop's body at the loop."""
+
+    operations: tuple[Operation, ...]
+    unknown_loops: tuple[str, ...]  # loops whose trips the text does not say; they count once
+
+    @classmethod
+    def of(cls, module: HloModule, estimate: Estimate = compilers_own) -> Self:
+        """Returns the program that a module is."""
+        unknown: list[str] = []
+
+        def walk(name: str, trips: int) -> Iterator[Operation]:
+            computation = module.computations[name]
+            for each in computation.values():
+                yield Operation(each, computation, module, trips, estimate)
+                yield from walk_called(computation, each, trips)
+
+        def walk_called(
+            computation: Computation, each: Instruction, trips: int
+        ) -> Iterator[Operation]:
+            called = each.called
+            if each.opcode == "while":
+                count = trip_count(module, computation, each)
+                if count is None:
+                    unknown.append(each.name)
+                inside = trips * (1 if count is None else count)
+                yield from walk(called["body"], inside)
+                yield from walk(called["condition"], inside)
+            elif each.opcode == "conditional":
+                # The data decide which branch runs. The plan takes the costliest.
+                branches = [list(walk(branch, trips)) for branch in each.branches]
+                yield from max(branches, key=_cycles, default=[])
+            elif each.opcode in ("call", "async-start"):
+                yield from walk(called.get("to_apply") or called["calls"], trips)
+
+        return cls(tuple(walk(module.entry, 1)), tuple(unknown))
+
+
+def _cycles(branch: Sequence[Operation]) -> int:
+    return sum((found.cycles or 0) * found.trips for found in branch)
