@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+import bert_jax
 from bert_jax.cli import base
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
@@ -95,14 +96,13 @@ def submit(
     2 a mistake; 3 interrupted. Nothing is left that bills, unless you said so.
     """
     from bert_jax.verbs.submit import rehearse
-    from bert_jax.verbs.submit import submit as run
 
     loaded = base.read_config(config, [*overrides, *_as_overrides(settings)])
     if dry_run:
         click.echo(rehearse(loaded, verb=task, prices=prices, full=full), nl=False)
         return
     try:
-        state = run(
+        state = bert_jax.submit(
             loaded,
             verb=task,
             watch=watch,
@@ -126,9 +126,7 @@ def submit(
 @base.verb
 def watch(job: str, bucket: str | None, yes: bool) -> None:
     """Watch a job that nobody watches to its end. Exit codes as of submit."""
-    from bert_jax.verbs.watch import watch as run
-
-    state = run(job, bucket=bucket, confirm=None if yes else _confirm, say=click.echo)
+    state = bert_jax.watch(job, bucket=bucket, confirm=None if yes else _confirm, say=click.echo)
     if state.outcome != "done":
         sys.exit(INTERRUPTED)
 
@@ -140,9 +138,7 @@ def watch(job: str, bucket: str | None, yes: bool) -> None:
 @base.verb
 def stop(job: str, bucket: str | None, yes: bool) -> None:
     """End a job: its run saves, its machines are deleted. It asks no question."""
-    from bert_jax.verbs.stop import stop as run
-
-    run(job, bucket=bucket, say=click.echo)
+    bert_jax.stop(job, bucket=bucket, say=click.echo)
 
 
 @base.cli.command()
@@ -154,13 +150,12 @@ def stop(job: str, bucket: str | None, yes: bool) -> None:
 @base.verb
 def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:
     """Show what exists for jobs, and what of it bills, whoever made it."""
-    from bert_jax.config import parse_config
     from bert_jax.verbs.jobs import describe_jobs
-    from bert_jax.verbs.jobs import jobs as run
 
-    section = parse_config({"submit": {}}, _as_overrides(settings), source="options").submit
-    found = run(
-        section,
+    overrides = _as_overrides(settings)
+    config = bert_jax.parse_config({"submit": {}}, overrides, source="options")
+    found = bert_jax.jobs(
+        config.submit,
         stop_orphans=stop_orphans,
         confirm=None if yes else _confirm,
         say=lambda line: click.echo(line, err=True),
@@ -195,9 +190,9 @@ def status(target: str, bucket: str | None, as_json: bool) -> None:
 @base.verb
 def logs(target: str, bucket: str | None, worker: int, attempt: int | None, follow: bool) -> None:
     """Show what a host of a job has printed."""
-    from bert_jax.verbs.logs import logs as run
-
-    for content in run(target, worker=worker, attempt=attempt, follow=follow, bucket=bucket):
+    for content in bert_jax.logs(
+        target, worker=worker, attempt=attempt, follow=follow, bucket=bucket
+    ):
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
 

@@ -23,45 +23,41 @@ from bert_jax.section import Section
 from bert_jax.validation import read_section, validate
 from bert_jax.version import __version__
 
-JOB: Final = "BERT_JAX_JOB"  # the job's directory: ``gs://bucket/jobs/NAME``
-ATTEMPT: Final = "BERT_JAX_ATTEMPT"  # the attempt's number
-# The host's index over all slices, from 0. On a Cloud TPU the script computes it: slice × hosts of
-# a slice + worker of the slice.
-WORKER: Final = "BERT_JAX_WORKER"
-# ``127.0.0.1:PORT``, where processes of `on: local` meet. A TPU finds it by itself.
-COORDINATOR: Final = "BERT_JAX_COORDINATOR"
-# A Python that has bert-jax installed: in containers and on this machine. If it is unset, the
-# script makes an environment and installs the staged wheel into it.
-PYTHON: Final = "BERT_JAX_PYTHON"
-HOME: Final = "BERT_JAX_HOME"  # a local directory for the environment, caches and datasets
-BEAT_SECONDS: Final = "BERT_JAX_BEAT_SECONDS"  # between heartbeats of a host
-PAUSE_SECONDS: Final = "BERT_JAX_PAUSE_SECONDS"  # before the first restart of a run; it doubles
-
+JOB_ATTRIBUTE: Final = "bert-jax-job"
 COMPILED: Final = "JAX_COMPILATION_CACHE_DIR"
+
+
+def variables(**values: object) -> dict[str, str]:
+    """Returns environment variables: ``variables(worker=3) -> {"BERT_JAX_WORKER": "3"}``."""
+    return {f"BERT_JAX_{name}".upper(): str(value) for name, value in values.items()}
 
 
 def told(attempt: Attempt) -> dict[str, str]:
     """Returns the environment variables that every host of an attempt gets."""
-    return {JOB: str(attempt.job.directory), ATTEMPT: str(attempt.number)}
+    return variables(job=attempt.job.directory, attempt=attempt.number)
 
 
-def attribute(name: str) -> str:
-    """Returns the metadata attribute of a variable: ``bert-jax-job``."""
-    return name.lower().replace("_", "-")
+def metadata(attempt: Attempt) -> dict[str, str]:
+    """Returns the same as attributes of a Cloud TPU VM's metadata."""
+    return {name.lower().replace("_", "-"): value for name, value in told(attempt).items()}
 
 
 class HostEnvironment(Section):
     """The environment variables with which `tpu_setup/startup.sh` starts the agent."""
 
-    model_config = pydantic.ConfigDict(extra="ignore", strict=False)  # numbers are texts here
+    model_config = pydantic.ConfigDict(
+        extra="ignore",
+        strict=False,  # numbers are texts here
+        alias_generator=lambda name: f"BERT_JAX_{name}".upper(),
+    )
 
-    job: str = pydantic.Field(validation_alias=JOB)
-    attempt: int = pydantic.Field(validation_alias=ATTEMPT)
-    worker: int = pydantic.Field(validation_alias=WORKER)
-    coordinator: str | None = pydantic.Field(None, validation_alias=COORDINATOR)
-    home: str | None = pydantic.Field(None, validation_alias=HOME)
-    beat_seconds: float = pydantic.Field(60.0, validation_alias=BEAT_SECONDS)
-    pause_seconds: float = pydantic.Field(5.0, validation_alias=PAUSE_SECONDS)
+    job: str  # the job's directory: ``gs://bucket/jobs/NAME``
+    attempt: int  # its number
+    worker: int  # the host's index over all slices, from 0
+    coordinator: str | None = None  # ``127.0.0.1:PORT``, for processes of `on: local`
+    home: str | None = None  # a local directory for the environment, caches and datasets
+    beat_seconds: float = 60.0  # between heartbeats
+    pause_seconds: float = 5.0  # before the first restart of a run; it doubles
 
     @property
     def files(self) -> JobFiles:
@@ -153,7 +149,7 @@ def read_assignment(host: HostEnvironment) -> Assignment:
     attempt = Attempt(job, host.attempt, placement)
     if host.worker >= attempt.hosts:
         raise UserError(
-            f"{WORKER}: found {host.worker}, allowed: 0 to {attempt.hosts - 1} of "
+            f"BERT_JAX_WORKER: found {host.worker}, allowed: 0 to {attempt.hosts - 1} of "
             f"{attempt.hosts} hosts"
         )
     config = read_yaml(files.config)

@@ -62,7 +62,6 @@ def stage(job: Job, config: str) -> JobFiles:
 
 PACKAGE: Final = Path(__file__).parent.parent  # the package's own directory
 
-_DISTRIBUTION: Final = "bert-jax"
 _NAME: Final = "bert_jax"
 _ANY_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same files make the same bytes
 _WHEEL: Final = (
@@ -75,24 +74,20 @@ def build_wheel() -> bytes:
 
     Raises UserError if the package is not installed: its requirements are unknown then.
     """
-    installed = _distribution()
-    records: list[str] = []
+    installed, info = _distribution(), f"{_NAME}-{__version__}.dist-info"
+    files = {f"{_NAME}/{name}": path.read_bytes() for name, path in _files()}
+    for name in ("METADATA", "entry_points.txt"):
+        files[f"{info}/{name}"] = (installed.read_text(name) or "").encode()
+    files[f"{info}/WHEEL"] = _WHEEL.encode()
+    records = []
+    for name, raw in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(raw).digest()).rstrip(b"=")
+        records.append(f"{name},sha256={digest.decode()},{len(raw)}\n")
+    files[f"{info}/RECORD"] = "".join([*records, f"{info}/RECORD,,\n"]).encode()
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-
-        def add(name: str, raw: bytes) -> None:
+        for name, raw in files.items():
             archive.writestr(zipfile.ZipInfo(name, _ANY_TIME), raw, zipfile.ZIP_DEFLATED)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(raw).digest()).rstrip(b"=")
-            records.append(f"{name},sha256={digest.decode()},{len(raw)}")
-
-        for name, path in _files():
-            add(name, path.read_bytes())
-        info = f"{_NAME}-{__version__}.dist-info"
-        for name in ("METADATA", "entry_points.txt"):
-            add(f"{info}/{name}", (installed.read_text(name) or "").encode())
-        add(f"{info}/WHEEL", _WHEEL.encode())
-        records.append(f"{info}/RECORD,,\n")
-        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", _ANY_TIME), "\n".join(records))
     return content.getvalue()
 
 
@@ -105,16 +100,15 @@ def constraints() -> str:
     lines = set()
     for found in metadata.distributions():
         name, version = found.metadata["Name"], found.version
-        if name == _DISTRIBUTION or "+" in version:
-            continue
-        if name and found.read_text("direct_url.json") is None:
+        ours = name in (None, "bert-jax") or "+" in version
+        if not ours and found.read_text("direct_url.json") is None:
             lines.add(f"{name.lower().replace('_', '-')}=={version}\n")
     return "".join(sorted(lines))
 
 
 def _distribution() -> metadata.Distribution:
     try:
-        installed = metadata.distribution(_DISTRIBUTION)
+        installed = metadata.distribution("bert-jax")
     except metadata.PackageNotFoundError:
         raise UserError(
             "bert-jax is on the path and not installed, so a host could not be told what it needs; "
@@ -129,11 +123,11 @@ def _distribution() -> metadata.Distribution:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Yields the package's files and their names in the wheel, in a fixed order."""
+    """Yields the package's files by their relative names, in a fixed order."""
     # A checkout links to the folders at its top level.
     for directory, folders, names in os.walk(PACKAGE, followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):
             path = Path(directory, name)
             if path.suffix != ".pyc" and not name.startswith("."):
-                yield f"{_NAME}/{path.relative_to(PACKAGE).as_posix()}", path
+                yield path.relative_to(PACKAGE).as_posix(), path

@@ -3,17 +3,14 @@
 from collections.abc import Iterator
 from typing import Final
 
+from google.cloud import cloudquotas_v1, tpu_v2
+
 from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import PreflightFinding
-from bert_jax.launch.requests import NOT_INSTALLED, Pace
+from bert_jax.launch.requests import Pace
 from bert_jax.launch.tpu_request import parent
-
-try:
-    from google.cloud import cloudquotas_v1, tpu_v2
-except ImportError as error:
-    raise UserError(NOT_INSTALLED) from error
 
 _QUOTAS: Final = "https://console.cloud.google.com/iam-admin/quotas"
 

@@ -31,28 +31,20 @@ def dry_run(
     warnings: Sequence[str] = (),
     full: bool = False,
 ) -> str:
-    """Returns cost, limits and unchecked conditions.
+    """Returns cost, limits and unchecked conditions; with `full`, all files and requests too.
 
-    Args:
-        job: the job.
-        launcher: makes its machines.
-        config: the hosts' configuration, as YAML.
-        software: files that hosts install, by name, with the startup script.
-        uploads: files of this machine that hosts read.
-        warnings: lines on the placements.
-        full: add all files and requests.
-
-    Raises:
-        UserError: the launcher cannot make such machines.
+    `config` is the hosts' YAML, `software` their files by name, `warnings` are lines on the
+    placements. Raises UserError if the launcher cannot make such machines.
     """
     requests = list(_requests(job, launcher))  # for a summary too: it may refuse the machines
     lines = [f"Dry run of job {job.name}: nothing is made, nothing is asked for.", ""]
     lines += [f"{name:<10}{text}" for name, text in _summary(job, uploads, software)]
-    lines += warnings
-    lines += [*_title("Not checked"), *(f"- {line}" for line in UNCHECKED)]
+    lines += [*warnings, _title("Not checked"), *(f"- {line}" for line in UNCHECKED)]
     if full:
         lines += [*_written(job, software, uploads), *requests]
-        lines += _contents(config, software["startup.sh"].decode())
+        lines += [_title("config.yaml, which hosts get"), _indented(config)]
+        script = software["startup.sh"].decode()
+        lines += [_title("startup.sh, which hosts run"), _indented(script)]
     else:
         lines += ["", "--full shows the files and requests too."]
     return "\n".join(lines).rstrip() + "\n"
@@ -83,10 +75,9 @@ def _summary(
         rate = first.dollars_per_hour
         lasts = f", enough for {limits.cost / rate:,.1f} h of the first machines" if rate else ""
         yield "limits", f"stops at ${limits.cost:,.2f}{lasts}"
-    elif first.on == "local":
-        yield "limits", "no limit on dollars"
     else:
-        yield "limits", "no limit on dollars: submit needs --max-cost DOLLARS, or --no-limit"
+        needed = "" if first.on == "local" else ": submit needs --max-cost DOLLARS, or --no-limit"
+        yield "limits", f"no limit on dollars{needed}"
     yield "", f"stops after {limits.hours:g} h" if limits.hours else "no limit on hours"
     yield "", f"asks for machines again at most {limits.retries} times"
     yield "run", job.run_dir
@@ -97,7 +88,7 @@ def _summary(
 
 def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload]) -> Iterator[str]:
     files = JobFiles(job.directory)
-    yield from _title("Files that would be written")
+    yield _title("Files that would be written")
     yield from (str(files.config), str(files.job))
     for name, raw in sorted(software.items()):
         digest = hashlib.sha256(raw).hexdigest()[:16]
@@ -110,23 +101,17 @@ def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload])
 def _requests(job: Job, launcher: Launcher) -> Iterator[str]:
     for number, placement in enumerate(job.placements, start=1):
         which = "First" if number == 1 else "If that has no quota or capacity"
-        yield from _title(f"{which}: {placement.place}")
+        yield _title(f"{which}: {placement.place}")
         yield money(placement)
         for request in launcher.render(Attempt(job, number, placement)):
-            yield f"\n{request.what}:\n"
-            yield textwrap.indent(request.body.rstrip(), "    ")
+            yield f"\n{request.what}:\n\n{_indented(request.body)}"
             if request.command:
-                yield "\nThe same as a command:\n"
-                yield textwrap.indent(request.command, "    ")
+                yield f"\nThe same as a command:\n\n{_indented(request.command)}"
 
 
-def _contents(config: str, script: str) -> Iterator[str]:
-    yield from _title("config.yaml, which hosts get")
-    yield textwrap.indent(config.rstrip(), "    ")
-    yield from _title("startup.sh, which hosts run")
-    yield textwrap.indent(script.rstrip(), "    ")
+def _title(text: str) -> str:
+    return f"\n{text}\n{'=' * len(text)}"
 
 
-def _title(text: str) -> Iterator[str]:
-    yield f"\n{text}"
-    yield "=" * len(text)
+def _indented(text: str) -> str:
+    return textwrap.indent(text.rstrip(), "    ")

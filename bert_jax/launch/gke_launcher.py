@@ -6,28 +6,17 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+import kubernetes
+import urllib3.exceptions
+from kubernetes.client.exceptions import ApiException
+
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.yaml_file import dump_yaml
+from bert_jax.launch import launcher
 from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, VERSION, jobset
 from bert_jax.launch.job import JOB_LABEL, Attempt
-from bert_jax.launch.launcher import (
-    Existing,
-    NotOurs,
-    Observation,
-    OutOfQuota,
-    Owner,
-    Request,
-    State,
-    Unavailable,
-)
-from bert_jax.launch.requests import NOT_INSTALLED, Pace, persistently, until_gone
-
-try:
-    import kubernetes
-    import urllib3.exceptions
-    from kubernetes.client.exceptions import ApiException
-except ImportError as error:
-    raise UserError(NOT_INSTALLED) from error
+from bert_jax.launch.launcher import Existing, Observation, Owner, State
+from bert_jax.launch.requests import Pace, persistently, until_gone
 
 _INSTALL: Final = (
     "kubectl apply --server-side -f "
@@ -46,32 +35,25 @@ class GkeJobSets:
         self, *, cluster: str | None = None, namespace: str = "default", pace: Pace | None = None
     ) -> None:
         """Opens no connection; without a cluster's name it is kubectl's current context."""
-        self._cluster = cluster
-        self._namespace = namespace
-        self._pace = pace or Pace()
+        self._cluster, self._namespace, self._pace = cluster, namespace, pace or Pace()
 
-    def render(self, attempt: Attempt) -> list[Request]:
+    def render(self, attempt: Attempt) -> list[launcher.Request]:
         """Returns the manifest."""
         what = f"JobSet {attempt.resource}, as {attempt.resource}.yaml"
         command = f"kubectl apply -f {attempt.resource}.yaml"
-        return [Request(what, dump_yaml(jobset(attempt)), command)]
+        return [launcher.Request(what, dump_yaml(jobset(attempt)), command)]
 
     def create(self, attempt: Attempt) -> None:
         """Applies the manifest."""
         what, body = f"JobSet {attempt.resource}", jobset(attempt)
         try:
-            self._send("create", what, (404, 409), body=body)
+            self._send("create_namespaced", what, (404, 409), body=body)
         except ApiException as error:
             if error.status == 404:
                 raise self._no_jobset() from error
             found = self._get(attempt.resource)
-            if found is None:
-                raise Unavailable(f"{what}: one of that name has just been deleted") from error
-            if not _is_ours(found, Owner.of(attempt)):
-                raise NotOurs(
-                    f"submit.name: {attempt.resource} exists in namespace {self._namespace} and "
-                    f"is not of job {attempt.job.directory}; give the job another name"
-                ) from error
+            owner = None if found is None else _owner(found)
+            launcher.require_ours(attempt, owner, what, where=f"namespace {self._namespace}")
 
     def observe(self, attempt: Attempt) -> Observation:
         """Returns the state of the JobSet.
@@ -80,7 +62,7 @@ class GkeJobSets:
         run before: JobSet makes new pods, which wait anew.
         """
         found = self._get(attempt.resource)
-        if found is None or not _is_ours(found, Owner.of(attempt)):
+        if found is None or not _owner(found).is_job(Owner.of(attempt)):
             return Observation(State.ABSENT)
         seen, waits_since = self._look(found)
         hours = attempt.job.wait_hours
@@ -102,28 +84,23 @@ class GkeJobSets:
 
     def existing(self) -> list[Existing]:
         """Returns JobSets with our label in all namespaces, or in ours if others are forbidden."""
-        what, ours = "list of JobSets", {"label_selector": JOB_LABEL}
-        kind = {"group": GROUP, "version": VERSION, "plural": PLURAL}
-        everywhere = self._jobsets.list_cluster_custom_object
         try:
             try:
-                found = self._call(everywhere, what, (404,), **kind, **ours)
+                found = self._list("list_cluster")
             except UserError:
-                found = self._send("list", what, (404,), **ours)
+                found = self._list("list_namespaced")
         except ApiException as error:  # 404
             raise self._no_jobset() from error
-        return [self._existing(item) for item in found["items"]]
+        return [self._existing(item) for item in found]
+
+    def _list(self, method: str) -> list[dict[str, Any]]:
+        return self._send(method, "list of JobSets", (404,), label_selector=JOB_LABEL)["items"]
 
     def _existing(self, item: dict[str, Any]) -> Existing:
         metadata, state = item["metadata"], self._look(item)[0].state
-        namespace = metadata.get("namespace", self._namespace)
-        return Existing(
-            owner=Owner(metadata["labels"][JOB_LABEL], _directory(item)),
-            resource=metadata["name"],
-            zone=f"{self._cluster or 'cluster'}/{namespace}",
-            state=state,
-            bills=state in (State.STARTING, State.ACTIVE, State.DELETING),
-        )
+        where = f"{self._cluster or 'cluster'}/{metadata.get('namespace', self._namespace)}"
+        bills = state in (State.STARTING, State.ACTIVE, State.DELETING)
+        return Existing(_owner(item), metadata["name"], where, state, bills)
 
     def _no_jobset(self) -> UserError:
         return UserError(
@@ -143,10 +120,6 @@ class GkeJobSets:
             ) from error
         settings.retries = False  # `persistently` retries
         return kubernetes.client.ApiClient(settings)
-
-    @property
-    def _jobsets(self) -> kubernetes.client.CustomObjectsApi:
-        return kubernetes.client.CustomObjectsApi(self._api)
 
     @functools.cached_property
     def _context(self) -> str:
@@ -168,49 +141,33 @@ class GkeJobSets:
             )
         return fits[0]
 
-    def _send(self, verb: str, what: str, expected: tuple[int, ...], **values: Any) -> Any:
-        """Sends a request on JobSets of our namespace."""
-        method = getattr(self._jobsets, f"{verb}_namespaced_custom_object")
+    def _send(self, method: str, what: str, expected: tuple[int, ...], **values: Any) -> Any:
+        """Sends a request on JobSets: ``create_namespaced``, ``list_cluster``, …."""
         values |= {"group": GROUP, "version": VERSION, "plural": PLURAL}
-        return self._call(method, what, expected, namespace=self._namespace, **values)
+        if method.endswith("_namespaced"):
+            values["namespace"] = self._namespace
+        jobsets = kubernetes.client.CustomObjectsApi(self._api)
+        return self._call(getattr(jobsets, f"{method}_custom_object"), what, expected, **values)
 
     def _call(
-        self, method: Callable[..., Any], what: str, expected: tuple[int, ...] = (), **values: Any
+        self, method: Callable[..., Any], what: str, expected: tuple[int, ...], **values: Any
     ) -> Any:
         """Returns an answer. Raises ApiException only with a status that is expected."""
         try:
             return persistently(
                 lambda: method(_request_timeout=self._pace.timeout, **values),
                 what=what,
-                judge=lambda error: self._judge(error, what, expected),
+                judge=lambda error: _judge(error, what, expected),
                 pace=self._pace,
             )
-        except (NoCredentials, Unavailable):
+        except (NoCredentials, launcher.Unavailable):
             # A client keeps its credentials; a new one finds those of a new login.
             self.__dict__.pop("_api", None)
             raise
 
-    def _judge(self, error: Exception, what: str, expected: tuple[int, ...]) -> float | Exception:
-        """Returns the seconds to wait before the next try, or the exception to raise."""
-        if isinstance(error, urllib3.exceptions.HTTPError):
-            return 0.0
-        if not isinstance(error, ApiException) or error.status in expected:
-            return error
-        said, status = _message(error), error.status or 0  # 0: the answer could not be read
-        if status in _PASSING or not 400 <= status < 500:
-            after = (error.headers or {}).get("Retry-After", "")
-            return float(after) if str(after).isdecimal() else 0.0
-        if status == 401:
-            return NoCredentials(f"{what}: credentials refused ({said}); run `gcloud auth login`")
-        if status == 403 and "exceeded quota" in said:
-            return OutOfQuota(f"{what}: {said}")
-        if status == 403:
-            return UserError(f"{what}: no permission ({said}); needed: roles/container.developer")
-        return UserError(f"{what}: the cluster refuses it: {said}")
-
     def _get(self, name: str) -> dict[str, Any] | None:
         try:
-            return self._send("get", f"JobSet {name}", (404,), name=name)
+            return self._send("get_namespaced", f"JobSet {name}", (404,), name=name)
         except ApiException:
             return None
 
@@ -237,12 +194,12 @@ class GkeJobSets:
 
     def _unscheduled(self, jobset: dict[str, Any]) -> tuple[str, datetime.datetime] | None:
         """Returns why a pod has no machine yet, and since when; None if all have one."""
-        name = jobset["name"]
         pods = self._call(
             kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
-            f"pods of {name}",
+            f"pods of {jobset['name']}",
+            (),
             namespace=jobset.get("namespace", self._namespace),
-            label_selector=f"jobset.sigs.k8s.io/jobset-name={name}",
+            label_selector=f"jobset.sigs.k8s.io/jobset-name={jobset['name']}",
         ).items
         if not pods:
             made = datetime.datetime.fromisoformat(jobset["creationTimestamp"])
@@ -256,12 +213,12 @@ class GkeJobSets:
     def _delete(self, name: str, owner: Owner) -> None:
         def is_gone() -> bool:
             found = self._get(name)  # each time: another job may take the name once it is free
-            if found is None or not _is_ours(found, owner):
+            if found is None or not _owner(found).is_job(owner):
                 return True
             # In the foreground: the JobSet exists until its pods are gone.
             values = {"name": name, "propagation_policy": "Foreground"}
             try:
-                self._send("delete", f"JobSet {name}", (404,), **values)
+                self._send("delete_namespaced", f"JobSet {name}", (404,), **values)
             except ApiException:
                 return True
             return False
@@ -269,16 +226,30 @@ class GkeJobSets:
         until_gone(is_gone, what=f"JobSet {name}", pace=self._pace)
 
 
-def _directory(found: dict[str, Any]) -> str:
-    return (found["metadata"].get("annotations") or {}).get(DIRECTORY, "")
+def _owner(found: dict[str, Any]) -> Owner:
+    metadata = found["metadata"]
+    job = (metadata.get("labels") or {}).get(JOB_LABEL, "")
+    return Owner(job, (metadata.get("annotations") or {}).get(DIRECTORY, ""))
 
 
-def _is_ours(found: dict[str, Any], owner: Owner) -> bool:
-    return owner.has(found["metadata"].get("labels") or {}, _directory(found))
-
-
-def _message(error: ApiException) -> str:
+def _judge(error: Exception, what: str, expected: tuple[int, ...]) -> float | Exception:
+    """Returns the seconds to wait before the next try, or the exception to raise."""
+    if isinstance(error, urllib3.exceptions.HTTPError):
+        return 0.0
+    if not isinstance(error, ApiException) or error.status in expected:
+        return error
     try:
-        return str(json.loads(error.body or "")["message"]).splitlines()[0]
+        said = str(json.loads(error.body or "")["message"]).splitlines()[0]
     except (ValueError, KeyError, TypeError, IndexError):
-        return str(error.reason)
+        said = str(error.reason)
+    status = error.status or 0  # 0: the answer could not be read
+    if status in _PASSING or not 400 <= status < 500:
+        after = (error.headers or {}).get("Retry-After", "")
+        return float(after) if str(after).isdecimal() else 0.0
+    if status == 401:
+        return NoCredentials(f"{what}: credentials refused ({said}); run `gcloud auth login`")
+    if status == 403 and "exceeded quota" in said:
+        return launcher.OutOfQuota(f"{what}: {said}")
+    if status == 403:
+        return UserError(f"{what}: no permission ({said}); needed: roles/container.developer")
+    return UserError(f"{what}: the cluster refuses it: {said}")

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from bert_jax.errors import UserError
-from bert_jax.launch.assignment import HOME, told
+from bert_jax.launch.assignment import told, variables
 from bert_jax.launch.job import Attempt
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
@@ -27,19 +27,6 @@ _POOL: Final = "cloud.google.com/gke-nodepool"
 _JOB_INDEX: Final = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 
 
-def topology_on_gke(attempt: Attempt) -> TpuTopology:
-    """Returns one slice of an attempt. Raises UserError if GKE does not have it."""
-    topology = attempt.placement.topology
-    if topology is None:
-        raise UserError('submit.on: found "local", allowed with submit.launcher: gke: topologies')
-    if topology.accelerator.gke_slice is None:
-        have = ", ".join(name for name, a in ACCELERATORS.items() if a.gke_slice)
-        raise UserError(
-            f'submit.on: found "{topology.name}", allowed with submit.launcher: gke: {have}'
-        )
-    return topology
-
-
 def jobset(attempt: Attempt) -> dict[str, Any]:
     """Returns the manifest.
 
@@ -47,7 +34,12 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     reason, such as a preemption, all pods start anew. Raises UserError if GKE has no such machines,
     or a setting is missing.
     """
-    topology, submit = topology_on_gke(attempt), attempt.job.submit
+    topology, submit = attempt.placement.topology, attempt.job.submit
+    if topology is None or topology.accelerator.gke_slice is None:
+        have = ", ".join(name for name, one in ACCELERATORS.items() if one.gke_slice)
+        raise UserError(
+            f'submit.on: found "{attempt.placement.on}", allowed with submit.launcher: gke: {have}'
+        )
     if submit.image is None:
         raise UserError(
             "submit.image: missing; submit.launcher: gke needs a container, which "
@@ -67,6 +59,10 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
             "spec": _pod(attempt, topology, submit.image),
         },
     }
+    slices = attempt.placement.slices
+    replicated = {"name": REPLICATED, "replicas": slices, "template": {"spec": job}}
+    mistake = {"name": "mistake", "action": "FailJobSet"}
+    mistake |= {"onJobFailureReasons": ["PodFailurePolicy"]}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "JobSet",
@@ -78,23 +74,8 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
         },
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {
-                "maxRestarts": submit.limits.retries,
-                "rules": [
-                    {
-                        "name": "mistake",
-                        "action": "FailJobSet",
-                        "onJobFailureReasons": ["PodFailurePolicy"],
-                    }
-                ],
-            },
-            "replicatedJobs": [
-                {
-                    "name": REPLICATED,
-                    "replicas": attempt.placement.slices,
-                    "template": {"spec": job},
-                }
-            ],
+            "failurePolicy": {"maxRestarts": submit.limits.retries, "rules": [mistake]},
+            "replicatedJobs": [replicated],
         },
     }
 
@@ -107,6 +88,17 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     if submit.provisioning == "spot":
         spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}
         tolerations.append({**spot, "effect": "NoSchedule"})
+    container = {
+        "name": "bert-jax",
+        "image": image,
+        "env": _environment(attempt),
+        "resources": {"limits": {_CHIPS: str(chips)}},
+        "volumeMounts": [
+            # Loader processes pass batches through it; a container has 64 MiB.
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+            {"name": "work", "mountPath": _WORK},
+        ],
+    }
     return {
         "restartPolicy": "Never",  # the JobSet restarts: all hosts together
         "terminationGracePeriodSeconds": GRACE_SECONDS,
@@ -115,19 +107,7 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
         **({"serviceAccountName": account} if account else {}),
         "nodeSelector": _node_selector(attempt, topology),
         "tolerations": tolerations,
-        "containers": [
-            {
-                "name": "bert-jax",
-                "image": image,
-                "env": _environment(attempt),
-                "resources": {"limits": {_CHIPS: str(chips)}},
-                "volumeMounts": [
-                    # Loader processes pass batches through it; a container has 64 MiB.
-                    {"name": "shared-memory", "mountPath": "/dev/shm"},
-                    {"name": "work", "mountPath": _WORK},
-                ],
-            }
-        ],
+        "containers": [container],
         "volumes": [
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
             {"name": "work", **_disk(submit.data_disk_gb)},
@@ -156,18 +136,18 @@ def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
 
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     """Returns a container's variables. GKE adds the index of the worker in its slice."""
-    values = {**told(attempt), HOME: _WORK}
-    variables: list[dict[str, Any]] = []
+    values = told(attempt) | variables(home=_WORK)
     slices, name = attempt.placement.slices, attempt.resource
+    index = []
     if slices > 1:
         values["MEGASCALE_NUM_SLICES"] = str(slices)
         values["MEGASCALE_COORDINATOR_ADDRESS"] = f"{name}-{REPLICATED}-0-0.{name}"
-        index = {"fieldRef": {"fieldPath": _JOB_INDEX}}
-        variables.append({"name": "MEGASCALE_SLICE_ID", "valueFrom": index})
+        field = {"fieldRef": {"fieldPath": _JOB_INDEX}}
+        index = [{"name": "MEGASCALE_SLICE_ID", "valueFrom": field}]
     # Kubernetes expands $(NAME) in a value unless the dollar is doubled.
     return [
         *({"name": key, "value": value.replace("$", "$$")} for key, value in values.items()),
-        *variables,
+        *index,
     ]
 
 
@@ -175,8 +155,6 @@ def _disk(size_gb: int | None) -> dict[str, Any]:
     """Returns a volume for software, datasets and caches, deleted with its pod."""
     if size_gb is None:
         return {"emptyDir": {}}
-    claim = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": f"{size_gb}Gi"}},
-    }
+    size = {"requests": {"storage": f"{size_gb}Gi"}}
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": size}
     return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}

@@ -10,18 +10,15 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+import google.auth.exceptions as auth_errors
+import grpc
+from google.api_core import exceptions
+from google.rpc import error_details_pb2
+
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.patience import LOGIN, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable
-from bert_jax.launch.requests import NOT_INSTALLED, Pace, persistently
-
-try:
-    import google.auth.exceptions as auth_errors
-    import grpc
-    from google.api_core import exceptions
-    from google.rpc import error_details_pb2
-except ImportError as error:
-    raise UserError(NOT_INSTALLED) from error
+from bert_jax.launch.requests import Pace, persistently
 
 EMULATOR: Final = "BERT_JAX_CLOUD_EMULATOR"
 """Variable with the address of a test double on this machine, ``127.0.0.1:PORT``, unencrypted."""
@@ -45,13 +42,7 @@ class GoogleService:
     """Sends requests to one service on behalf of one project."""
 
     def __init__(self, project: str, client: Any, *, pace: Pace | None = None) -> None:
-        """Opens no connection.
-
-        Args:
-            project: for messages.
-            client: class of the service's client, such as `tpu_v2.TpuClient`.
-            pace: time-outs and pauses.
-        """
+        """Takes the class of the service's client, such as `tpu_v2.TpuClient`."""
         self._project, self._make, self._pace = project, client, pace or Pace()
         self._address: str = client.DEFAULT_ENDPOINT
 
@@ -59,23 +50,15 @@ class GoogleService:
         """Returns the answer of a method of the client.
 
         `what` names the request in messages. Google's errors of the types in `expected` are raised
-        unchanged, all others as one of these.
-
-        Raises:
-            NoCredentials: there are none, or they are refused.
-            UserError: no permission, the API is off, a request that is refused.
-            OutOfQuota: no quota.
-            Unavailable: no answer, or only errors of the service itself.
+        unchanged, all others as NoCredentials, UserError (no permission, the API is off, the
+        request is refused), OutOfQuota or Unavailable.
         """
+        values = {"request": request, "retry": None, "timeout": self._pace.timeout}
         try:
             return persistently(
-                lambda: getattr(self._client, method)(
-                    request=request, retry=None, timeout=self._pace.timeout
-                ),
+                lambda: getattr(self._client, method)(**values),
                 what=what,
-                judge=lambda error: (
-                    error if isinstance(error, expected) else self._judge(error, what)
-                ),
+                judge=lambda error: self._judge(error, what, expected),
                 pace=self._pace,
             )
         except (NoCredentials, Unavailable):
@@ -105,13 +88,15 @@ class GoogleService:
         channel = grpc.insecure_channel(address)
         return self._make(transport=self._make.get_transport_class("grpc")(channel=channel))
 
-    def _judge(self, error: Exception, what: str) -> float | Exception:
+    def _judge(self, error: Exception, what: str, expected: _Expected) -> float | Exception:
         """Returns the seconds to wait before the next try, or the exception to raise."""
-        if isinstance(error, _PASSING):
+        if isinstance(error, expected):
+            return error
+        # TooManyRequests includes RESOURCE_EXHAUSTED.
+        too_many = isinstance(error, exceptions.TooManyRequests)
+        if isinstance(error, _PASSING) or (too_many and _is_rate(error)):
             return _retry_after(error)
-        if isinstance(error, exceptions.TooManyRequests):  # includes RESOURCE_EXHAUSTED
-            if _is_rate(error):
-                return _retry_after(error)
+        if too_many:
             return OutOfQuota(f"{what}: {reason_of(error)}")
         if isinstance(error, auth_errors.GoogleAuthError | exceptions.Unauthenticated):
             return NoCredentials(f"{self._address}: no credentials ({reason_of(error)}); {LOGIN}")

@@ -1,13 +1,22 @@
-"""The last reports of the hosts of one attempt, and their age."""
+"""The reports of the hosts of one attempt: the last ones, their age, and the run's progress."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Final
 
 from etils import epath
 
+from bert_jax.errors import UserError, counted
 from bert_jax.files.remote import each
-from bert_jax.launch.job import Attempt, HostStatus, JobFiles
+from bert_jax.files.yaml_file import read_yaml
+from bert_jax.launch.job import Attempt, Ending, HostStatus, JobFiles
+from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.validation import read_section
+
+_RECENT_SECONDS: Final = 3600.0
+_MOST_ENDINGS: Final = 3  # lines on endings of one moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +64,8 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
     """Returns the last reports of all hosts of an attempt; raises as `read_host` does."""
     paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
     found = dict(enumerate(each(read_host, paths)))
-    return Hosts(
-        told={worker: host for worker, host in found.items() if host is not None},
-        missing=[worker for worker, host in found.items() if host is None],
-    )
+    told = {worker: host for worker, host in found.items() if host is not None}
+    return Hosts(told, missing=[worker for worker in found if worker not in told])
 
 
 class HeartbeatAges:
@@ -93,3 +100,87 @@ class HeartbeatAges:
         ]
         seconds, worker = max(waits, default=(0.0, 0))
         return worker, seconds
+
+
+def total_steps(config: epath.PathLike) -> int | None:
+    """Returns the steps of a pretraining configuration, None for another one.
+
+    Raises RunStopped if its bucket does not answer.
+    """
+    try:
+        return sum(int(phase["steps"]) for phase in read_yaml(config)["train"]["phases"])
+    except (UserError, KeyError, TypeError, ValueError):
+        return None
+
+
+class RunProgress:
+    """The progress of one attempt's run in words."""
+
+    def __init__(self, total: int | None, *, old_endings: bool = False) -> None:
+        """With `old_endings`, the first call of `hear` returns no restarts."""
+        self._total = total  # steps; None if unknown
+        self._steps: collections.deque[tuple[float, int]] = collections.deque()  # (time, step)
+        self._hosts = Hosts({}, [])
+        self._endings: set[tuple[int, float]] = set()  # (worker, time)
+        self._skip_endings = old_endings
+
+    def hear(self, hosts: Hosts, now: float) -> list[str]:
+        """Takes the reports at a time in seconds; returns a line for each new restart."""
+        self._hosts = hosts
+        if (step := hosts.step) is not None:
+            if self._steps and step < self._steps[-1][1]:  # back to a checkpoint
+                self._steps.clear()
+            if not self._steps or step > self._steps[-1][1]:
+                self._steps.append((now, step))
+            while self._steps[0][0] < now - _RECENT_SECONDS and len(self._steps) > 1:
+                self._steps.popleft()
+        new = [
+            (worker, ending)
+            for worker, host in hosts.told.items()
+            for ending in host.endings
+            if ending.exit_code and (worker, ending.at) not in self._endings
+        ]
+        self._endings |= {(worker, ending.at) for worker, ending in new}
+        if self._skip_endings:
+            self._skip_endings = False
+            return []
+        # If a host lost another one, the line on the other host is enough.
+        causes = [item for item in new if item[1].exit_code != PEER_LOST] or new[:1]
+        lines = [_restart(worker, ending) for worker, ending in causes[:_MOST_ENDINGS]]
+        if more := len(causes) - len(lines):
+            lines.append(f"{counted(more, 'other host')} restarted too")
+        return lines
+
+    def describe(self) -> str:
+        """Returns ``4 hosts running, step 300 of 1,000 (30.0%), loss 6.500``."""
+        hosts = self._hosts
+        states = collections.Counter(host.state for host in hosts.told.values())
+        parts = [f"{counted(count, 'host')} {state}" for state, count in sorted(states.items())]
+        if hosts.missing:
+            parts.append(f"{counted(len(hosts.missing), 'host')} without a heartbeat yet")
+        if hosts.step is not None:
+            parts.append(f"step {step_of(hosts.step, self._total)}")
+            losses = [(host.step or 0, host.loss) for host in hosts.told.values() if host.loss]
+            parts += [f"loss {max(losses)[1]:.3f}"] if losses else []
+        elif parts:
+            parts.append("no step reported yet")
+        return ", ".join(parts)
+
+    def time_left(self) -> str:
+        """Returns ``, 3:20:00 left`` at the speed of the last hour, empty if it is unknown."""
+        if self._total is None or len(self._steps) < 2:
+            return ""
+        (began, first), (ended, last) = self._steps[0], self._steps[-1]
+        seconds = (self._total - last) * (ended - began) / (last - first)
+        return f", {timedelta(seconds=round(max(seconds, 0.0)))} left"
+
+
+def step_of(step: int, total: int | None) -> str:
+    """Returns ``300 of 1,000 (30.0%)``, or the step alone without a total."""
+    return f"{step:,} of {total:,} ({step / total:.1%})" if total else f"{step:,}"
+
+
+def _restart(worker: int, ending: Ending) -> str:
+    where = "before its first report" if ending.step is None else f"at step {ending.step:,}"
+    why = f": {ending.message}" if ending.message else ""
+    return f"host {worker} ended {where} with exit code {ending.exit_code}{why}"

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.download import CHECKED
 from bert_jax.files.hub import is_dataset_file
 from bert_jax.files.read import sha256_of_files
-from bert_jax.files.remote import absolute, is_remote
+from bert_jax.files.remote import is_remote
 from bert_jax.tasks.glue.files import TASKS
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 
@@ -56,11 +56,6 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
         start = on_bucket(finetune["init_from"], "finetune.init_from", bucket)
         found["finetune"] = finetune | {"init_from": start}
     return found
-
-
-def for_this_machine(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration with an absolute run directory."""
-    return dict(config) | {"run_dir": absolute(config["run_dir"])}
 
 
 def name_of(run_dir: str) -> str:
@@ -112,9 +107,11 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
                 "bucket and name them gs://…"
             )
         target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
+        name, first = next(iter(files.items()))
         if key == "data":
-            target += f"/{next(iter(files.values())).parent.name}"
-        changed[key] = target if key == "data" else f"{target}/{next(iter(files))}"
+            target = changed[key] = f"{target}/{first.parent.name}"
+        else:
+            changed[key] = f"{target}/{name}"
         uploads.append(Upload(files, target))
     return changed, uploads
 

@@ -165,11 +165,7 @@ class Attempt:
 
     @property
     def resource(self) -> str:
-        """The name of the attempt's machines: `NAME-1`.
-
-        It is always the same, so a supervisor finds machines that an earlier one has made but not
-        written down.
-        """
+        """The name of the attempt's machines: `NAME-1`. A successor finds them by it."""
         return f"{self.job.name}-{self.number}"
 
     @property
@@ -179,17 +175,10 @@ class Attempt:
 
 
 def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFiles:
-    """Returns the files of a job.
+    """Returns the files of a job: ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket=b)``.
 
-    ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket="gs://b")``
-
-    Args:
-        job: its directory or its name.
-        bucket: for a name; None for ``$BERT_JAX_BUCKET``.
-        what: what `job` may be, for the message.
-
-    Raises:
-        UserError: there is no such job, or its bucket is not known.
+    `bucket` is for a name, None for ``$BERT_JAX_BUCKET``; `what` names the job in messages. Raises
+    UserError if there is no such job, or its bucket is not known.
     """
     bucket = bucket or os.environ.get(BUCKET)
     if "/" in job:
@@ -222,29 +211,23 @@ def _names(jobs: epath.Path) -> list[str]:
 def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[JobPlacement, ...]:
     """Returns every combination of `on`, `zone` and `slices`, the last one's values first.
 
-    Args:
-        section: with `zone` resolved.
-        rates: US dollars of a chip and an hour, by generation, where there is a price.
-
-    Raises:
-        UserError: no place is given, `local` is one of several, or there is a limit on the cost and
-            no price.
+    `rates` are US dollars of a chip and an hour, by generation, where there is a price. Raises
+    UserError if no place is given, `local` is one of several, or a limit on the cost has no price.
     """
-    on = section.on
-    if not on:
+    if not section.on:
         raise UserError("--on: missing; such as v5litepod-16, or local for this machine")
-    if "local" in on:
-        if len(on) > 1 or section.slices != (1,):
+    if "local" in section.on:
+        if len(section.on) > 1 or section.slices != (1,):
             raise UserError(
-                f"submit.on: found {', '.join(on)} with {max(section.slices)} slices, allowed: "
-                "local alone, and --hosts"
+                f"submit.on: found {', '.join(section.on)} with {max(section.slices)} slices, "
+                "allowed: local alone, and --hosts"
             )
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
     if not section.zone and section.launcher != "gke":
         raise UserError("--zone: missing; such as us-central1-a")
     found = []
     zones = section.zone or (None,)  # of a cluster
-    for name, zone, slices in itertools.product(on, zones, section.slices):
+    for name, zone, slices in itertools.product(section.on, zones, section.slices):
         topology = parse_topology(name)
         rate = rates.get(topology.accelerator.name)
         dollars = None if rate is None else rate * topology.chips * slices

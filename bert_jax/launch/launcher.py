@@ -1,14 +1,15 @@
 """What every launcher can do, and which one makes a job's machines."""
 
+import contextlib
 import dataclasses
 import enum
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from bert_jax.errors import RunStopped, UserError
-from bert_jax.launch.job import JOB_LABEL, Attempt
+from bert_jax.errors import RunStopped, UserError, not_installed
+from bert_jax.launch.job import Attempt
 from bert_jax.launch.section import SubmitSection
 
 
@@ -35,7 +36,7 @@ class Observation:
 class Owner(NamedTuple):
     """The job that machines were made for. Another bucket may have a job of the same name."""
 
-    job: str  # its name
+    job: str  # its name, their label
     directory: str  # of its files; empty if the machines do not show it
 
     @classmethod
@@ -43,12 +44,9 @@ class Owner(NamedTuple):
         """Returns the owner of an attempt's machines."""
         return cls(attempt.job.name, str(attempt.job.directory))
 
-    def has(self, labels: Mapping[str, str], directory: str) -> bool:
-        """Whether machines with these labels, told this directory, are the job's.
-
-        Machines that show no directory are judged by their label.
-        """
-        return labels.get(JOB_LABEL) == self.job and directory in ("", self.directory)
+    def is_job(self, wanted: "Owner") -> bool:
+        """Whether this is the wanted job. The name decides if the machines show no directory."""
+        return self.job == wanted.job and self.directory in ("", wanted.directory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +84,9 @@ class NotOurs(UserError):
 class Launcher(Protocol):
     """Makes, watches and deletes the machines of attempts.
 
-    Every operation may be repeated: creating what exists for the same job succeeds, and so does
-    deleting what is gone. Machines of that name that belong to another job count as absent, and are
-    never deleted.
-
-    Any method but `render` raises Unavailable if the service does not answer, or deletes for too
-    long.
+    Every operation may be repeated. Machines of that name that belong to another job count as
+    absent, and are never deleted. Any method but `render` raises Unavailable if the service does
+    not answer, or deletes for too long.
     """
 
     def render(self, attempt: Attempt) -> list[Request]:
@@ -101,11 +96,8 @@ class Launcher(Protocol):
     def create(self, attempt: Attempt) -> None:
         """Asks for the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises:
-            UserError: only the user can mend it: no permission, no such zone.
-            NotOurs: another job has the name.
-            NoCredentials: no request has got through.
-            OutOfQuota: no quota there.
+        Raises UserError if only the user can mend it (no permission, no such zone), NotOurs if
+        another job has the name, NoCredentials if no request has got through, or OutOfQuota.
         """
         ...
 
@@ -126,6 +118,30 @@ class Launcher(Protocol):
         ...
 
 
+def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str) -> None:
+    """Raises NotOurs if another job owns the attempt's name, Unavailable if nobody does any more.
+
+    `what` and `where` are for messages: ``queued resource base-1``, ``us-west4-a``.
+    """
+    if owner is None:
+        raise Unavailable(f"{what}: one of that name has just been deleted")
+    if not owner.is_job(Owner.of(attempt)):
+        raise NotOurs(
+            f"submit.name: {attempt.resource} exists in {where} and is not of job "
+            f"{attempt.job.directory}; give the job another name"
+        )
+
+
+@contextlib.contextmanager
+def cloud_clients() -> Iterator[None]:
+    """Raises UserError if a module imported in the block needs a client that is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        clients = "clients of Google Cloud and Kubernetes"
+        raise UserError(not_installed(clients, "submit", extra="launch,gcp")) from error
+
+
 def launcher_for(section: SubmitSection) -> Launcher:
     """Returns the launcher of a job whose section is resolved.
 
@@ -136,29 +152,25 @@ def launcher_for(section: SubmitSection) -> Launcher:
         from bert_jax.launch.local_launcher import LocalLauncher
 
         return LocalLauncher()
-    if section.launcher == "gke":
-        from bert_jax.launch.gke_launcher import GkeJobSets
+    with cloud_clients():
+        if section.launcher == "gke":
+            from bert_jax.launch.gke_launcher import GkeJobSets
 
-        return GkeJobSets(cluster=section.cluster, namespace=section.namespace)
-    from bert_jax.launch.tpu_launcher import QueuedResources
-
+            return GkeJobSets(cluster=section.cluster, namespace=section.namespace)
+        from bert_jax.launch.tpu_launcher import QueuedResources
     if section.project is None:
         raise UserError("--project: missing; Google Cloud's, in which machines are made")
     return QueuedResources(section.project)
 
 
-def has_cluster() -> bool:
-    """Whether kubectl has a configuration here; its client is not loaded."""
-    named = os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config"
-    return any(Path(path).is_file() for path in str(named).split(os.pathsep))
-
-
 def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
     """Yields the launchers whose machines can be listed from here; `say` gets a line for others."""
     yield launcher_for(SubmitSection(on=("local",)))
+    configs = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    has_cluster = any(Path(path).is_file() for path in configs.split(os.pathsep))
     for name, known, missing in (
         ("queued-resources", section.project is not None, "--project is not known"),
-        ("gke", has_cluster(), "kubectl's configuration names no cluster"),
+        ("gke", has_cluster, "kubectl's configuration names no cluster"),
     ):
         if not known:
             say(f"{name}: not listed: {missing}")

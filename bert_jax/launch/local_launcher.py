@@ -20,9 +20,9 @@ from etils import epath
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.launch import assignment
+from bert_jax.launch.assignment import told, variables
 from bert_jax.launch.bundle import startup_script
-from bert_jax.launch.job import JOB_LABEL, Attempt
+from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import Existing, NotOurs, Observation, Owner, Request, State
 
 _RECORD: Final = "machine.json"
@@ -32,16 +32,16 @@ GRACE_SECONDS: Final = 90.0
 
 _KILLED_SECONDS: Final = 30.0
 
-# Writes its process id, then becomes the script; $0 is the first argument.
+# Writes its process id to the file $0, then becomes the script $1.
 _START: Final = 'echo $$ > "$0" && exec bash "$1"'
 
 
 class LocalMachine:
     """The host processes of one directory, visible to every process of this machine.
 
-    A host is `startup.sh` with its descendants. It inherits a lock on a file of its own from the
-    process that starts it, and holds the lock as long as it lives. So a host is visible from its
-    first moment, and cannot be started twice.
+    A host is `startup.sh` with its descendants. It inherits the lock of its file ``worker-N.pid``
+    from the process that starts it, and holds the lock as long as it lives. So a host is visible
+    from its first moment, and cannot be started twice.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,14 +49,14 @@ class LocalMachine:
 
     def start(
         self, worker: int, script: Path, environment: Mapping[str, str], *, cwd: str | None
-    ) -> bool:
-        """Starts one host, which runs a script with bash; returns False if it lives already."""
+    ) -> None:
+        """Starts one host, which runs a script with bash, unless it lives."""
         with self._lock_of(worker) as lock:
             if lock is None:
-                return False
+                return
             with (self._directory / f"worker-{worker}.log").open("ab") as log:
                 started = subprocess.Popen(
-                    ["sh", "-c", _START, str(self._pid_file(worker)), str(script)],
+                    ["sh", "-c", _START, str(self._file(worker)), str(script)],
                     env=dict(environment),
                     cwd=cwd,
                     stdin=subprocess.DEVNULL,
@@ -66,7 +66,6 @@ class LocalMachine:
                     pass_fds=(lock,),
                 )
         threading.Thread(target=started.wait, daemon=True).start()  # leaves no zombie
-        return True
 
     def alive(self, worker: int) -> bool:
         """Returns whether a host lives."""
@@ -77,34 +76,29 @@ class LocalMachine:
         """Ends hosts with all their descendants: SIGTERM, and SIGKILL after a while."""
         hosts = [host for worker in workers if (host := self._process(worker)) is not None]
         family = _with_descendants(hosts)
-        if grace_seconds:
-            _signal(hosts, signal.SIGTERM, seconds=grace_seconds)
-            family += _with_descendants(hosts)
-        _signal(family, signal.SIGKILL, seconds=_KILLED_SECONDS)
+        _signal(hosts, signal.SIGTERM, seconds=grace_seconds)
+        _signal([*family, *_with_descendants(hosts)], signal.SIGKILL, seconds=_KILLED_SECONDS)
 
     def _process(self, worker: int) -> psutil.Process | None:
         while self.alive(worker):
             with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
-                return psutil.Process(int(self._pid_file(worker).read_text()))
+                return psutil.Process(int(self._file(worker).read_text()))
             time.sleep(0.01)  # the host has yet to write its id
         return None
 
-    def _pid_file(self, worker: int) -> Path:
+    def _file(self, worker: int) -> Path:
         return self._directory / f"worker-{worker}.pid"
 
     @contextlib.contextmanager
     def _lock_of(self, worker: int) -> Iterator[int | None]:
         """Yields the lock of a host, None if the host lives and holds it."""
-        lock = os.open(self._directory / f"worker-{worker}.lock", os.O_RDWR | os.O_CREAT)
-        try:
+        with self._file(worker).open("a") as file:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = file.fileno()
             except BlockingIOError:
-                yield None
-            else:
-                yield lock
-        finally:
-            os.close(lock)
+                lock = None
+            yield lock
 
 
 def _with_descendants(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
@@ -133,15 +127,12 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class LocalLauncher:
-    """`Launcher` of `on: local`. It records what exists in a directory of this machine.
-
-    Hosts run with the Python and the working directory that the job was submitted with.
-    """
+    """`Launcher` of `on: local`. Hosts run with the submitter's Python and working directory."""
 
     def __init__(
         self, directory: Path | None = None, *, grace_seconds: float = GRACE_SECONDS
     ) -> None:
-        """Uses the user's own directory by default; a grace gives deleted hosts time to save."""
+        """Records machines in the directory, by default the user's own."""
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         self._directory = directory or Path(state) / "bert-jax" / "machines"
         self._grace_seconds = grace_seconds
@@ -170,15 +161,15 @@ class LocalLauncher:
             directory.mkdir(parents=True, exist_ok=True)
             write_whole(script, startup_script())
             write_whole(directory / _RECORD, json.dumps(found))
-        elif not _is_ours(found, owner):
+        elif not _owner(found).is_job(owner):
             raise NotOurs(
                 f"{attempt.resource}: is a machine of {found['directory']}; allowed: another --name"
             )
         hosts = LocalMachine(directory)
         for worker in range(attempt.hosts):
-            told = _told(attempt, worker, port=found["port"])
-            told[assignment.HOME] = str(directory / "home")
-            hosts.start(worker, script, os.environ | told, cwd=attempt.job.working_directory)
+            values = _told(attempt, worker, port=found["port"])
+            values |= variables(home=directory / "home")
+            hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
         """Returns whether hosts live. If none does, they have failed, or are done."""
@@ -196,17 +187,16 @@ class LocalLauncher:
         """Returns all machines of this user's jobs; living processes count as billing."""
         found = []
         for directory in sorted(path.parent for path in self._directory.glob(f"*/{_RECORD}")):
-            if (values := _read(directory)) is not None:
-                owner = Owner(values["job"], values["directory"])
-                state = self._observe(directory.name, owner).state
+            if (record := _read(directory)) is not None:
+                state = self._observe(directory.name, _owner(record)).state
                 bills = state is State.ACTIVE
-                found.append(Existing(owner, directory.name, "local", state, bills))
+                found.append(Existing(_owner(record), directory.name, "local", state, bills))
         return found
 
     def _observe(self, resource: str, owner: Owner) -> Observation:
         directory = self._directory / resource
         found = _read(directory)
-        if found is None or not _is_ours(found, owner):
+        if found is None or not _owner(found).is_job(owner):
             return Observation(State.ABSENT)
         hosts = LocalMachine(directory)
         if any(hosts.alive(worker) for worker in range(found["hosts"])):
@@ -217,7 +207,7 @@ class LocalLauncher:
         directory = self._directory / resource
         found = _read(directory)
         if found is not None:  # otherwise a creation was cut off before its first host
-            if not _is_ours(found, owner):
+            if not _owner(found).is_job(owner):
                 return
             hosts = LocalMachine(directory)
             hosts.kill(range(found["hosts"]), grace_seconds=self._grace_seconds)
@@ -225,15 +215,14 @@ class LocalLauncher:
 
 
 def _told(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
-    told = assignment.told(attempt)
-    told |= {assignment.WORKER: str(worker), assignment.PYTHON: sys.executable}
+    values = told(attempt) | variables(worker=worker, python=sys.executable)
     if attempt.hosts > 1:
-        told[assignment.COORDINATOR] = f"127.0.0.1:{port}"
-    return told
+        values |= variables(coordinator=f"127.0.0.1:{port}")
+    return values
 
 
-def _is_ours(found: Mapping[str, Any], owner: Owner) -> bool:
-    return owner.has({JOB_LABEL: found["job"]}, found["directory"])
+def _owner(found: Mapping[str, Any]) -> Owner:
+    return Owner(found["job"], found["directory"])
 
 
 def _read(directory: Path) -> dict[str, Any] | None:

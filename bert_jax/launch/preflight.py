@@ -105,8 +105,8 @@ def check_layout(
         devices = (mesh.simulated_devices or 0) * hosts
         if topology is not None:
             devices = topology.devices * placement.slices
+        parts = 1
         try:
-            parts = 1
             if devices:
                 data, fsdp, _ = mesh_shape(mesh, devices)
                 check_slices(mesh, data)
@@ -202,12 +202,7 @@ def check_inputs(
 ) -> list[PreflightFinding]:
     """Returns whether the inputs are there and whole, and the datasets made by the tokenizer.
 
-    Sizes are compared here. Hosts compare SHA-256 once they have copied the data.
-
-    Args:
-        tokenizer: its directory; None if the run has its own.
-        datasets: directories or TFRecords by key.
-        others: more files and directories by key.
+    Paths are given by key. Sizes are compared here; hosts compare SHA-256 after copying.
     """
     wanted: str | None = None
     found: list[PreflightFinding] = []
@@ -220,7 +215,10 @@ def check_inputs(
             found.append(_dataset(key, path, wanted))
     for key, path in others.items():
         with _looking(key, found):
-            found.append(_there(key, path))
+            if not epath.Path(path).exists():
+                instead = [text for name, text in _INSTEAD.items() if key.startswith(name)]
+                raise UserError(f"{path}: not there; allowed: what is in the bucket{instead[0]}")
+            found.append(PreflightFinding("fine", f"{key}: {path}"))
     return found
 
 
@@ -233,11 +231,3 @@ def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
     if tokenizer is not None:
         found.require_tokenizer(tokenizer, place=path)
     return PreflightFinding("fine", f"{key}: {path}")
-
-
-def _there(key: str, path: str) -> PreflightFinding:
-    if epath.Path(path).exists():
-        return PreflightFinding("fine", f"{key}: {path}")
-    instead = next((text for name, text in _INSTEAD.items() if key.startswith(name)), "")
-    line = f"{key}: {path}: not there; allowed: what is in the bucket{instead}"
-    return PreflightFinding("wrong", line)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from bert_jax.errors import NoCredentials, not_installed
+from bert_jax.errors import NoCredentials
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
@@ -21,10 +21,6 @@ Answer = TypeVar("Answer")
 
 _BETWEEN_LINES_SECONDS: Final = 60.0
 _log: Final = logging.getLogger("bert_jax.launch")
-
-NOT_INSTALLED: Final = not_installed(
-    "clients of Google Cloud and Kubernetes", "submit", extra="launch,gcp"
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,13 +42,9 @@ class RunProcess:
         heartbeat: Path,
         log: Callable[[bytes], None],
     ) -> None:
-        """Starts the process.
+        """Starts the process, which writes its progress to `heartbeat`; `log` gets its output.
 
-        Args:
-            command: its arguments.
-            environment: variables besides our own, which come first.
-            heartbeat: the file of its progress; an earlier process's is removed.
-            log: called with each line that it prints.
+        Our own variables take precedence over those of `environment`.
         """
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log

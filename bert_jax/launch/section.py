@@ -18,18 +18,14 @@ Counts = Annotated[
 ]
 """A list of whole numbers; YAML may give one as it is."""
 
-# Google Cloud's rules for labels and names; no shell reads any of the characters.
-LABEL_KEY = r"^[a-z][-_a-z0-9]{0,62}$"
-LABEL_VALUE = r"^[-_a-z0-9]{0,63}$"
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
-CLOUD_NAME = r"^[A-Za-z0-9][-._:/@A-Za-z0-9]{0,254}$"
 
-ZONE = r"^[a-z][-a-z0-9]{0,62}$"
-
-CloudName = Annotated[str, pydantic.Field(pattern=CLOUD_NAME)]
-Zones = Annotated[
-    tuple[Annotated[str, pydantic.Field(pattern=ZONE)], ...], pydantic.BeforeValidator(as_tuple)
-]
+# Google Cloud's rules for labels and names; no shell reads any of the characters.
+LabelKey = Annotated[str, pydantic.Field(pattern=r"^[a-z][-_a-z0-9]{0,62}$")]
+LabelValue = Annotated[str, pydantic.Field(pattern=r"^[-_a-z0-9]{0,63}$")]
+CloudName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][-._:/@A-Za-z0-9]{0,254}$")]
+Zone = Annotated[str, pydantic.Field(pattern=r"^[a-z][-a-z0-9]{0,62}$")]
+Zones = Annotated[tuple[Zone, ...], pydantic.BeforeValidator(as_tuple)]
 """A list of zones; YAML may give one as it is."""
 
 
@@ -104,10 +100,7 @@ class SubmitSection(Section):
     subnetwork: CloudName | None = None
     external_address: bool = True
     service_account: CloudName | None = None
-    labels: dict[
-        Annotated[str, pydantic.Field(pattern=LABEL_KEY)],
-        Annotated[str, pydantic.Field(pattern=LABEL_VALUE)],
-    ] = pydantic.Field(default_factory=dict)
+    labels: dict[LabelKey, LabelValue] = pydantic.Field(default_factory=dict)
     data_disk: CloudName | None = None
     data_disk_gb: int | None = pydantic.Field(default=None, ge=10)
     cluster: CloudName | None = None

@@ -9,10 +9,9 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
-from bert_jax.launch.heartbeats import Hosts, read_hosts
+from bert_jax.launch.heartbeats import Hosts, read_hosts, total_steps
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement, read_job
 from bert_jax.launch.launcher import Launcher, Observation, State
-from bert_jax.launch.run_progress import total_steps
 from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_state
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.section import Section
@@ -54,13 +53,8 @@ def read_figures(
 ) -> RunFigures:
     """Reads the metrics of a run, which may not have begun. Loads no JAX.
 
-    Args:
-        run_dir: directory of the run.
-        config: file of its configuration, for the number of steps.
-        since: start of the account of time, in seconds since 1970.
-
-    Raises:
-        RunStopped: the bucket does not answer.
+    `config` is the file with the number of steps, `since` the start of the account of time in
+    seconds since 1970. Raises RunStopped if the bucket does not answer.
     """
     try:
         lines = read_metrics(run_dir)

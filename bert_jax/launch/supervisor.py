@@ -19,10 +19,15 @@ from bert_jax.errors import NoCredentials, RunStopped, UserError, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock, LockLost
 from bert_jax.launch import verdict as verdicts
-from bert_jax.launch.heartbeats import HeartbeatAges, Hosts, read_hosts
+from bert_jax.launch.heartbeats import (
+    HeartbeatAges,
+    Hosts,
+    RunProgress,
+    read_hosts,
+    total_steps,
+)
 from bert_jax.launch.job import JobFiles, read_job
 from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
-from bert_jax.launch.run_progress import RunProgress, total_steps
 from bert_jax.launch.supervisor_state import (
     AttemptRecord,
     Outcome,
@@ -60,17 +65,8 @@ class Supervisor:
     ) -> None:
         """Reads the state of the job.
 
-        Args:
-            files: of the job.
-            launcher: makes its machines.
-            held: the job's lease.
-            say: called with a line when something changes.
-            pace: how often to look; None for the job's own.
-            clock: seconds since 1970.
-            sleep: waits for seconds.
-
-        Raises:
-            UserError: there is no such job.
+        `held` is the job's lease, `pace` how often to look, None for the job's own, `clock` seconds
+        since 1970. `say` gets a line at each change. Raises UserError if there is no such job.
         """
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
@@ -79,17 +75,16 @@ class Supervisor:
         self._until_next_look = self._pace.poll  # a look takes long while a bucket is down
         self._ages = HeartbeatAges()
         self._said, self._told_at = "", -math.inf
-        self._progress = RunProgress(old_endings=bool(self.state.attempts))
-        self._total_steps: int | None = None
+        self._total_steps = total_steps(files.config)
+        self._progress = RunProgress(self._total_steps, old_endings=bool(self.state.attempts))
         self._trouble = False  # in the last look
         self._mistake: UserError | None = None
 
     def run(self) -> SupervisorState:
         """Watches until the job is over and its machines are gone.
 
-        Raises:
-            UserError: machines were refused, and only the user can mend it.
-            RunStopped: another supervisor has the lease, or the end cannot be written down.
+        Raises UserError if machines were refused and only the user can mend it, RunStopped if
+        another supervisor has the lease or the end cannot be written down.
         """
         self._look_until(lambda: False)
         return self.state
@@ -136,15 +131,15 @@ class Supervisor:
         record = self.state.attempts[-1]
         parts = [f"{self._name}: {_WORDS.get(record.state, record.state.value)}"]
         if record.state in (State.ACTIVE, State.STARTING):
-            parts += [text] if (text := self._progress.describe(total=self._total_steps)) else []
+            parts += [text] if (text := self._progress.describe()) else []
         else:
             minutes = (self._clock() - (record.created or record.intended)) / 60
             parts.append(f"{minutes:.0f} min since the request")
         if any(placement.dollars_per_hour for placement in self.job.placements):
             dollars = self.state.dollars(self.job.placements, self._clock())
             parts.append(f"${dollars:,.2f} so far")
-        left = self._progress.time_left(total=self._total_steps)
-        return ", ".join(parts) + left + (" (as last seen)" if self._trouble else "")
+        left = self._progress.time_left() + (" (as last seen)" if self._trouble else "")
+        return ", ".join(parts) + left
 
     def _look(self) -> None:
         """Takes the next step of the job, and writes down what was seen."""
@@ -190,7 +185,7 @@ class Supervisor:
         placement = self.job.placements[index]
         write_whole(self._files.attempt(number), placement.model_dump_json(indent=1))
         self._write(self.state.model_copy(update={"attempts": (*self.state.attempts, record)}))
-        self._ages, self._progress = HeartbeatAges(), RunProgress()
+        self._ages, self._progress = HeartbeatAges(), RunProgress(self._total_steps)
         return self._create(record, asked=False)
 
     def _create(self, record: AttemptRecord, *, asked: bool) -> None:
@@ -250,9 +245,6 @@ class Supervisor:
             self._tell(line)
         if hosts.step is not None:
             self._change(step=hosts.step)
-            if self._total_steps is None:
-                with contextlib.suppress(*_PASSING):
-                    self._total_steps = total_steps(self._files.config)
         return hosts
 
     def _end(self, verdict: verdicts.Verdict) -> None:

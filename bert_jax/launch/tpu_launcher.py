@@ -5,26 +5,16 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from bert_jax.errors import UserError, first_line
-from bert_jax.launch import assignment
+from google.cloud import tpu_v2
+
+from bert_jax.errors import first_line
+from bert_jax.launch import launcher
+from bert_jax.launch.assignment import JOB_ATTRIBUTE
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
-from bert_jax.launch.launcher import (
-    Existing,
-    NotOurs,
-    Observation,
-    Owner,
-    Request,
-    State,
-    Unavailable,
-)
-from bert_jax.launch.requests import NOT_INSTALLED, Pace, until_gone
+from bert_jax.launch.launcher import Existing, Observation, Owner, State
+from bert_jax.launch.requests import Pace, until_gone
 from bert_jax.launch.tpu_request import as_command, as_json, creation, parent, place
-
-try:
-    from google.cloud import tpu_v2
-except ImportError as error:
-    raise UserError(NOT_INSTALLED) from error
 
 _Phase = tpu_v2.QueuedResourceState.State
 _STATES: Final = {
@@ -51,37 +41,30 @@ class QueuedResources:
     """
 
     def __init__(self, project: str, *, pace: Pace | None = None) -> None:
-        self._project = project
-        self._pace = pace or Pace()
+        self._project, self._pace = project, pace or Pace()
         self._service = GoogleService(project, tpu_v2.TpuClient, pace=self._pace)
 
-    def render(self, attempt: Attempt) -> list[Request]:
+    def render(self, attempt: Attempt) -> list[launcher.Request]:
         """Returns the one request for the machines."""
         request = creation(attempt, "")
         what = f"queued resource {attempt.resource} in {attempt.placement.zone}"
-        return [Request(what, as_json(request), as_command(request))]
+        return [launcher.Request(what, as_json(request), as_command(request))]
 
     def create(self, attempt: Attempt) -> None:
         """Asks for the machines, which run the script that was staged with the job."""
         request = creation(attempt, JobFiles(attempt.job.directory).startup.read_text())
-        what = f"queued resource {attempt.resource}"
-        expected = (exceptions.AlreadyExists,)
+        what, expected = f"queued resource {attempt.resource}", (exceptions.AlreadyExists,)
         try:
             self._service.send("create_queued_resource", request, what=what, expected=expected)
-        except exceptions.AlreadyExists as error:
+        except exceptions.AlreadyExists:
             found = self._get(_name(attempt))
-            if found is None:
-                raise Unavailable(f"{what}: one of that name has just been deleted") from error
-            if not _is_ours(found, Owner.of(attempt)):
-                raise NotOurs(
-                    f"submit.name: {attempt.resource} exists in {attempt.placement.zone} and is "
-                    f"not of job {attempt.job.directory}; give the job another name"
-                ) from error
+            owner = None if found is None else _owner(_node_of(found))
+            launcher.require_ours(attempt, owner, what, where=str(attempt.placement.zone))
 
     def observe(self, attempt: Attempt) -> Observation:
         """Returns the state of the queued resource."""
         found = self._get(_name(attempt))
-        if found is None or not _is_ours(found, Owner.of(attempt)):
+        if found is None or not _owner(_node_of(found)).is_job(Owner.of(attempt)):
             return Observation(State.ABSENT)
         return Observation(_state(found), _reason(found))
 
@@ -96,19 +79,21 @@ class QueuedResources:
 
     def existing(self) -> list[Existing]:
         """Returns queued resources with our label in all zones, and machines without one."""
-        found = []
-        owned = set()
-        for resource in self._list("queued_resources"):
-            owned.add(resource.name)
-            bills = resource.state.state in _BILLING
-            found.append((_node_of(resource), resource.name, _state(resource), bills))
-        for node in self._list("nodes"):
-            if node.queued_resource not in owned:
-                found.append((node, node.name, State.ACTIVE, True))
+        queued = list(self._list("queued_resources"))
+        names = {resource.name for resource in queued}
+        found = [
+            (_node_of(each), each.name, _state(each), each.state.state in _BILLING)
+            for each in queued
+        ]
+        found += [
+            (node, node.name, State.ACTIVE, True)
+            for node in self._list("nodes")
+            if node.queued_resource not in names
+        ]
         return [
-            Existing(Owner(job, _directory(node)), _last(name), name.split("/")[3], state, bills)
+            Existing(_owner(node), _last(name), name.split("/")[3], state, bills)
             for node, name, state, bills in found
-            if (job := node.labels.get(JOB_LABEL))
+            if node.labels.get(JOB_LABEL)
         ]
 
     def _get(self, name: str) -> tpu_v2.QueuedResource | None:
@@ -125,7 +110,7 @@ class QueuedResources:
 
         def is_gone() -> bool:
             found = self._get(name)  # each time: another job may take the name once it is free
-            if found is None or not _is_ours(found, owner):
+            if found is None or not _owner(_node_of(found)).is_job(owner):
                 return True
             self._ask_to("delete_queued_resource", request)
             return False
@@ -136,8 +121,8 @@ class QueuedResources:
             left = [
                 node
                 for node in self._list("nodes", location)
-                if owner.has(node.labels, _directory(node))
-                and resource in (_last(node.name), _last(node.queued_resource))
+                if resource in (_last(node.name), _last(node.queued_resource))
+                and _owner(node).is_job(owner)
             ]
             for node in left:
                 self._ask_to("delete_node", tpu_v2.DeleteNodeRequest(name=node.name))
@@ -164,7 +149,7 @@ class QueuedResources:
         for page in self._service.pages(f"list_{kind}", where, what=what):
             yield from getattr(page, kind)
             if page.unreachable and location is not None:
-                raise Unavailable(f"{what}: {location} does not answer")
+                raise launcher.Unavailable(f"{what}: {location} does not answer")
             if page.unreachable:
                 _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
 
@@ -174,19 +159,18 @@ def _name(attempt: Attempt) -> str:
     return f"{parent(project, zone)}/queuedResources/{attempt.resource}"
 
 
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _node_of(resource: tpu_v2.QueuedResource) -> tpu_v2.Node:
     """Returns the node that a queued resource asked for."""
     specs = resource.tpu.node_spec
     return specs[0].node if specs else tpu_v2.Node()
 
 
-def _directory(node: tpu_v2.Node) -> str:
-    return node.metadata.get(assignment.attribute(assignment.JOB), "")
-
-
-def _is_ours(resource: tpu_v2.QueuedResource, owner: Owner) -> bool:
-    node = _node_of(resource)
-    return owner.has(node.labels, _directory(node))
+def _owner(node: tpu_v2.Node) -> Owner:
+    return Owner(node.labels.get(JOB_LABEL, ""), node.metadata.get(JOB_ATTRIBUTE, ""))
 
 
 def _state(resource: tpu_v2.QueuedResource) -> State:
@@ -202,7 +186,3 @@ def _reason(resource: tpu_v2.QueuedResource) -> str:
         by = tpu_v2.QueuedResourceState.StateInitiator.USER
         return "suspended by a user" if state.state_initiator == by else "taken back by the service"
     return ""
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]

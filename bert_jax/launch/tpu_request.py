@@ -2,25 +2,21 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any, Final
 
-from bert_jax.errors import UserError
-from bert_jax.launch.assignment import attribute, told
-from bert_jax.launch.job import Attempt
-from bert_jax.launch.requests import NOT_INSTALLED
-from bert_jax.parallel.topology import TpuTopology
+from google.cloud import tpu_v2
+from google.protobuf import duration_pb2
 
-try:
-    from google.cloud import tpu_v2
-    from google.protobuf import duration_pb2
-except ImportError as error:
-    raise UserError(NOT_INSTALLED) from error
+from bert_jax.errors import UserError
+from bert_jax.launch.assignment import metadata
+from bert_jax.launch.job import Attempt
+from bert_jax.parallel.topology import TpuTopology
 
 SCRIPT: Final = "startup-script"
 """The attribute whose value a Cloud TPU VM runs as root when it starts."""
 
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
-_SHOWN_SCRIPT: Final = "(tpu_setup/startup.sh)"
 
 
 def parent(project: str, zone: str) -> str:
@@ -51,21 +47,23 @@ def creation(attempt: Attempt, script: str) -> tpu_v2.CreateQueuedResourceReques
     Raises UserError if Cloud TPU has no such machines, or a setting is missing.
     """
     project, zone, _ = place(attempt)
-    submit = attempt.job.submit
-    location = parent(project, zone)
-    spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=location, node=_node(attempt, script))
+    submit, location = attempt.job.submit, parent(project, zone)
+    tpu = tpu_v2.QueuedResource.Tpu
+    spec = tpu.NodeSpec(parent=location, node=_node(attempt, script))
     if attempt.placement.slices == 1:
         spec.node_id = attempt.resource
     else:
-        spec.multislice_params = tpu_v2.QueuedResource.Tpu.NodeSpec.MultisliceParams(
+        spec.multislice_params = tpu.NodeSpec.MultisliceParams(
             node_count=attempt.placement.slices, node_id_prefix=attempt.resource
         )
-    wanted = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
+    wanted = tpu_v2.QueuedResource(tpu=tpu(node_spec=[spec]))
     if submit.provisioning == "spot":
         wanted.spot = tpu_v2.QueuedResource.Spot()
     elif submit.provisioning == "reservation":
+        if (name := submit.reservation) is None:
+            raise UserError("submit.reservation: missing; provisioning: reservation needs its name")
         wanted.guaranteed = tpu_v2.QueuedResource.Guaranteed()
-        wanted.reservation_name = _reservation(submit.reservation, location)
+        wanted.reservation_name = name if "/" in name else f"{location}/reservations/{name}"
     if (hours := submit.limits.wait_hours) is not None:
         wanted.queueing_policy = tpu_v2.QueuedResource.QueueingPolicy(
             valid_until_duration=duration_pb2.Duration(seconds=round(hours * 3600))
@@ -87,7 +85,7 @@ def _node(attempt: Attempt, script: str) -> tpu_v2.Node:
             enable_external_ips=submit.external_address,
         ),
         labels=attempt.job.labels,
-        metadata={**{attribute(key): text for key, text in told(attempt).items()}, SCRIPT: script},
+        metadata={**metadata(attempt), SCRIPT: script},
     )
     if submit.provisioning == "reservation":
         node.scheduling_config = tpu_v2.SchedulingConfig(reserved=True)
@@ -101,16 +99,10 @@ def _node(attempt: Attempt, script: str) -> tpu_v2.Node:
     return node
 
 
-def _reservation(name: str | None, location: str) -> str:
-    if name is None:
-        raise UserError("submit.reservation: missing; provisioning: reservation needs its name")
-    return name if "/" in name else f"{location}/reservations/{name}"
-
-
 def as_json(request: tpu_v2.CreateQueuedResourceRequest) -> str:
     """Returns the request as JSON to print, with the name of the script instead of its text."""
     shown = tpu_v2.CreateQueuedResourceRequest(request)
-    shown.queued_resource.tpu.node_spec[0].node.metadata[SCRIPT] = _SHOWN_SCRIPT
+    shown.queued_resource.tpu.node_spec[0].node.metadata[SCRIPT] = "(tpu_setup/startup.sh)"
     text = tpu_v2.CreateQueuedResourceRequest.to_json(
         shown, always_print_fields_with_no_presence=False
     )
@@ -121,38 +113,36 @@ def as_command(request: tpu_v2.CreateQueuedResourceRequest) -> str:
     """Returns the same request as a gcloud command, which reads the script from a checkout."""
     wanted = request.queued_resource
     spec = wanted.tpu.node_spec[0]
-    node = spec.node
+    node, several, network = spec.node, spec.multislice_params, spec.node.network_config
     _, project, _, zone = request.parent.split("/")
-    words = ["gcloud", "compute", "tpus", "queued-resources", "create"]
-    words += [request.queued_resource_id, f"--project={project}", f"--zone={zone}"]
-    if spec.node_id:
-        words += [f"--node-id={spec.node_id}"]
-    else:
-        several = spec.multislice_params
-        words += [f"--node-count={several.node_count}", f"--node-prefix={several.node_id_prefix}"]
-    words += [
-        f"--accelerator-type={node.accelerator_type}",
-        f"--runtime-version={node.runtime_version}",
-    ]
-    if "spot" in wanted:
-        words += ["--spot"]
-    if wanted.reservation_name:
-        words += ["--reserved", f"--reservation={wanted.reservation_name}"]
-    if "queueing_policy" in wanted:
-        wait: Any = wanted.queueing_policy.valid_until_duration  # read as a timedelta
-        words += [f"--valid-until-duration={round(wait.total_seconds())}s"]
-    network = node.network_config
-    words += [f"--network={network.network}"] if network.network else []
-    words += [f"--subnetwork={network.subnetwork}"] if network.subnetwork else []
-    words += [] if network.enable_external_ips else ["--internal-ips"]
-    words += [f"--service-account={node.service_account.email}"] if node.service_account else []
-    words += [f"--data-disk=source={disk.source_disk},mode=read-only" for disk in node.data_disks]
-    words += [f"--labels={_pairs(dict(node.labels))}"]
-    attributes = {key: value for key, value in node.metadata.items() if key != SCRIPT}
-    words += [f"--metadata={_pairs(attributes)}"]
-    words += [f"--metadata-from-file={SCRIPT}=tpu_setup/startup.sh"]
+    wait: Any = wanted.queueing_policy.valid_until_duration  # read as a timedelta
+    flags = {
+        "project": project,
+        "zone": zone,
+        "node-id": spec.node_id,
+        "node-count": several.node_count,
+        "node-prefix": several.node_id_prefix,
+        "accelerator-type": node.accelerator_type,
+        "runtime-version": node.runtime_version,
+        "spot": "spot" in wanted,
+        "reserved": bool(wanted.reservation_name),
+        "reservation": wanted.reservation_name,
+        "valid-until-duration": f"{round(wait.total_seconds())}s" if wait else "",
+        "network": network.network,
+        "subnetwork": network.subnetwork,
+        "internal-ips": not network.enable_external_ips,
+        "service-account": node.service_account.email,
+        "data-disk": [f"source={disk.source_disk},mode=read-only" for disk in node.data_disks],
+        "labels": _pairs(node.labels),
+        "metadata": _pairs({key: text for key, text in node.metadata.items() if key != SCRIPT}),
+        "metadata-from-file": f"{SCRIPT}=tpu_setup/startup.sh",
+    }
+    words = ["gcloud", "compute", "tpus", "queued-resources", "create", request.queued_resource_id]
+    for flag, value in flags.items():
+        for each in value if isinstance(value, list) else [value]:
+            words += [f"--{flag}" if each is True else f"--{flag}={each}"] if each else []
     return shlex.join(words)
 
 
-def _pairs(values: dict[str, str]) -> str:
+def _pairs(values: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(values.items()))

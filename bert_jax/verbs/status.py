@@ -10,6 +10,7 @@ from etils import epath
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.read import read_text
 from bert_jax.launch.gcloud import require_credentials
+from bert_jax.launch.heartbeats import step_of
 from bert_jax.launch.job import RUN_JOB, JobFiles, find_job, read_job
 from bert_jax.launch.launcher import launcher_for
 from bert_jax.launch.status import JobStatus, RunFigures, Status, read_run_status, read_status
@@ -109,9 +110,7 @@ def _machines(job: JobStatus, *, now: float) -> Iterator[tuple[str, str]]:
 def _progress(run: RunFigures) -> str:
     if run.at is None:
         return "none was reported yet"
-    parts = [f"{run.step:,}"]
-    if run.total_steps:
-        parts[0] += f" of {run.total_steps:,} ({run.step / run.total_steps:.1%})"
+    parts = [step_of(run.step, run.total_steps)]
     if run.loss is not None:
         parts.append(f"loss {run.loss:.3f}")
     if run.tokens_per_second is not None:

@@ -114,11 +114,14 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
     values = config.model_dump(mode="json")
     if values["run_dir"] is None:
         values["run_dir"] = f"runs/{section.name or 'run'}"
-    values = host_paths.for_this_machine(values) if local else host_paths.for_hosts(values, bucket)
     uploads: list[host_paths.Upload] = []
-    if verb == "finetune" and not local:
-        task, uploads = host_paths.for_upload(values["finetune"]["task"], bucket)
-        values["finetune"] = values["finetune"] | {"task": task}
+    if local:
+        values["run_dir"] = absolute(values["run_dir"])
+    else:
+        values = host_paths.for_hosts(values, bucket)
+        if verb == "finetune":
+            task, uploads = host_paths.for_upload(values["finetune"]["task"], bucket)
+            values["finetune"] = values["finetune"] | {"task": task}
     name = section.name or host_paths.name_of(values["run_dir"])
     section = section.model_copy(update={"name": name, "bucket": bucket})
     values["submit"] = section.model_dump(mode="json")

@@ -13,6 +13,7 @@ from bert_jax.launch import preflight
 from bert_jax.launch.dry_run import money
 from bert_jax.launch.host_paths import Upload, task_paths
 from bert_jax.launch.job import Job, JobPlacement
+from bert_jax.launch.launcher import cloud_clients
 from bert_jax.launch.preflight import PreflightFinding
 from bert_jax.verbs.watch import Confirm, Say
 
@@ -135,8 +136,8 @@ def _inputs(prepared: Prepared) -> Sequence[PreflightFinding]:
 def _cloud(job: Job) -> Sequence[PreflightFinding]:
     if job.submit.launcher != "queued-resources" or job.submit.on == ("local",):
         return ()
-    from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
-
+    with cloud_clients():
+        from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
     return [*check_accelerators(job), *check_quotas(job)]
 
 

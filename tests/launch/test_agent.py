@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.launch import assignment as machine
-from bert_jax.launch import reports
+from bert_jax.launch import host as host_module
 from bert_jax.launch.assignment import Assignment, read_environment
 from bert_jax.launch.host import Agent, run_agent
 from bert_jax.launch.job import Ending, HostStatus, JobFiles
@@ -54,11 +53,11 @@ class Host:
         self._patch.setattr(Assignment, "command", property(lambda _: command))
         told = read_environment(
             {
-                machine.JOB: str(self.files.directory),
-                machine.ATTEMPT: "1",
-                machine.WORKER: "0",
-                machine.BEAT_SECONDS: "0.02",
-                machine.PAUSE_SECONDS: self.pause_seconds,
+                "BERT_JAX_JOB": str(self.files.directory),
+                "BERT_JAX_ATTEMPT": "1",
+                "BERT_JAX_WORKER": "0",
+                "BERT_JAX_BEAT_SECONDS": "0.02",
+                "BERT_JAX_PAUSE_SECONDS": self.pause_seconds,
             }
         )
         code = run_agent(told, self._directory)
@@ -160,7 +159,7 @@ def test_sigterm_in_a_pause_ends_the_host_at_once(host: Host) -> None:
 def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written, tries = reports.write_whole, []
+    written, tries = host_module.write_whole, []
 
     def fails_twice(*args: object, **kwargs: object) -> None:
         tries.append(args)
@@ -168,8 +167,7 @@ def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
             raise OSError("no route to host")
         written(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(reports, "write_whole", fails_twice)
-    monkeypatch.setattr("bert_jax.launch.reports.write_whole", fails_twice)
+    monkeypatch.setattr("bert_jax.launch.host.write_whole", fails_twice)
     assert host.run((3, 2), (0, 4)) == 0
     assert host.status.state == "done"
     assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2

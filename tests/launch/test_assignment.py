@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.launch import assignment as machine
-from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_environment
+from bert_jax.launch.assignment import (
+    COMPILED,
+    Assignment,
+    read_assignment,
+    read_environment,
+)
 from bert_jax.launch.job import JobPlacement
 from tests.launch.jobs import write_job
 from tests.project import ROOT
@@ -22,7 +26,11 @@ def assignment(
     config = {"run_dir": str(directory / "run"), "loader": {"cache": {}}}
     files = write_job(directory, config, hosts=3)
     files.attempt(1).write_text(placement.model_dump_json())
-    values = {machine.JOB: str(files.directory), machine.ATTEMPT: "1", machine.WORKER: str(worker)}
+    values = {
+        "BERT_JAX_JOB": str(files.directory),
+        "BERT_JAX_ATTEMPT": "1",
+        "BERT_JAX_WORKER": str(worker),
+    }
     return read_assignment(read_environment(values | told))
 
 

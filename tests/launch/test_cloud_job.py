@@ -16,7 +16,6 @@ from etils import epath
 from google.cloud import tpu_v2
 
 from bert_jax.cli.commands import cli
-from bert_jax.launch import assignment as machine
 from bert_jax.launch import google_service as google_calls
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local_launcher import LocalMachine
@@ -52,11 +51,11 @@ class Hosts:
         script = directory / "startup.sh"
         script.write_text(node.metadata["startup-script"])
         told = {
-            machine.JOB: node.metadata["bert-jax-job"],
-            machine.ATTEMPT: node.metadata["bert-jax-attempt"],
-            machine.WORKER: "0",
-            machine.PYTHON: sys.executable,
-            machine.HOME: str(directory / "home"),
+            "BERT_JAX_JOB": node.metadata["bert-jax-job"],
+            "BERT_JAX_ATTEMPT": node.metadata["bert-jax-attempt"],
+            "BERT_JAX_WORKER": "0",
+            "BERT_JAX_PYTHON": sys.executable,
+            "BERT_JAX_HOME": str(directory / "home"),
         }
         LocalMachine(directory).start(0, script, self._environment | told, cwd=None)
 
@@ -135,4 +134,4 @@ def test_a_slice_taken_back_in_mid_run_is_made_again(
 
     run_dir = bucket / "runs" / "base"
     assert_done_as_undisturbed(files, ["taken", "over"], run_dir, undisturbed, said=said())
-    assert not processes_told(f"{machine.HOME}={tmp_path}")
+    assert not processes_told(f"BERT_JAX_HOME={tmp_path}")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bert_jax.launch import gke_launcher as gke
-from bert_jax.launch import launcher as launchers
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.requests import Pace
 from bert_jax.launch.supervisor_state import read_state
@@ -66,4 +65,3 @@ def test_jobs_finds_what_is_on_the_cluster_that_kubectl_knows(
     assert "gke: " not in ok("jobs")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "gke: not listed: kubectl's configuration names no cluster" in ok("jobs")
-    assert not launchers.has_cluster()
