@@ -72,46 +72,41 @@ def test_a_cache_that_cannot_be_written_is_one_line(project: Path, tmp_path: Pat
 
 
 SETTINGS = """
-import sys, jax
+import itertools, json, os, sys, jax
 from bert_jax.parallel.compiling import use_compilation_cache
 from bert_jax.parallel.section import CompilationCacheSection
-section = None if sys.argv[1] == "off" else CompilationCacheSection.model_validate_json(sys.argv[1])
-jax.config.update("jax_num_cpu_devices", int(sys.argv[2]))
-use_compilation_cache(section)
-config = jax.config
-print(config.jax_enable_compilation_cache, config.jax_compilation_cache_dir,
-      config.jax_compilation_cache_max_size)
+
+first = {name: value for name, value in jax.config.values.items() if "cache" in name}
+for section, own, devices in json.loads(sys.argv[1]):
+    for name, value in first.items():
+        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", own)
+    jax.config.update("jax_num_cpu_devices", devices)
+    use_compilation_cache(None if section is None else CompilationCacheSection(**section))
+    config = jax.config
+    print(config.jax_enable_compilation_cache, config.jax_compilation_cache_dir,
+          config.jax_compilation_cache_max_size)
 """
 
 
-@pytest.mark.parametrize(
-    ("section", "variable", "devices", "expected"),
-    [
-        ("off", None, 1, "False None -1"),
-        ("{}", None, 1, "True {home}/bert_jax/xla 10000000000"),
-        ("{}", None, 8, "False None -1"),
-        ("{}", "/elsewhere", 8, "True /elsewhere -1"),
-        (
-            '{"directory": "{home}/named"}',
-            "/elsewhere",
-            8,
-            "True {home}/named 10000000000",
-        ),
-    ],
-    ids=["off", "default", "several devices on a CPU", "the user's own", "named"],
-)
-def test_what_jax_is_told(
-    tmp_path: Path, section: str, variable: str | None, devices: int, expected: str
-) -> None:
+def test_what_jax_is_told(tmp_path: Path) -> None:
+    """Off; the default; several devices on a CPU; the user's own directory; one that is named."""
+    named = {"directory": str(tmp_path / "named")}
+    cases = [
+        (None, None, 1, "False None -1"),
+        ({}, None, 1, f"True {tmp_path}/bert_jax/xla 10000000000"),
+        ({}, None, 8, "False None -1"),
+        ({}, "/elsewhere", 8, "True /elsewhere -1"),
+        (named, "/elsewhere", 8, f"True {tmp_path}/named 10000000000"),
+    ]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    own = {} if variable is None else {"JAX_COMPILATION_CACHE_DIR": variable}
     done = subprocess.run(
-        [sys.executable, "-c", SETTINGS, section.replace("{home}", str(tmp_path)), str(devices)],
+        [sys.executable, "-c", SETTINGS, json.dumps([case[:3] for case in cases])],
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
         cwd=ROOT,
-        env=kept | own | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env=kept | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
     )
-    assert done.stdout.strip() == expected.replace("{home}", str(tmp_path))
+    assert done.stdout.splitlines() == [case[3] for case in cases]

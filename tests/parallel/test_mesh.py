@@ -19,47 +19,24 @@ from bert_jax.parallel.section import MeshSection, mesh_shape
 from tests.project import environment
 
 
-@pytest.mark.parametrize(
-    ("axes", "devices", "expected"),
-    [
-        ({}, 8, (8, 1, 1)),
-        ({"tensor": 2}, 8, (4, 1, 2)),
-        ({"data": 2, "fsdp": -1, "tensor": 2}, 8, (2, 2, 2)),
-        ({"data": 1, "tensor": -1}, 6, (1, 1, 6)),
-        ({"data": 4, "fsdp": 2, "tensor": 1}, 8, (4, 2, 1)),
-    ],
-)
-def test_minus_one_takes_the_devices_left_over(
-    axes: dict[str, int], devices: int, expected: tuple[int, int, int]
-) -> None:
-    assert mesh_shape(MeshSection.model_validate(axes), devices) == expected
-
-
 @given(st.tuples(*[st.integers(1, 8)] * 3))
 @settings(deadline=None, max_examples=30)
-def test_the_axes_make_the_devices(sizes: tuple[int, int, int]) -> None:
+def test_the_axes_make_the_devices_and_minus_one_takes_those_left_over(
+    sizes: tuple[int, int, int],
+) -> None:
     data, fsdp, tensor = sizes
     count = data * fsdp * tensor
     assert mesh_shape(MeshSection(data=data, fsdp=fsdp, tensor=tensor), count) == sizes
     assert mesh_shape(MeshSection(data=-1, fsdp=fsdp, tensor=tensor), count) == sizes
+    assert mesh_shape(MeshSection(data=data, fsdp=-1, tensor=tensor), count) == sizes
+    assert mesh_shape(MeshSection(data=data, fsdp=fsdp, tensor=-1), count) == sizes
 
 
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        (
-            {"fsdp": 0},
-            "mesh.fsdp: found 0, allowed: a positive number, or -1 for the rest",
-        ),
-        (
-            {"data": -1, "tensor": -1},
-            "mesh: data and tensor are both -1, allowed: at most one",
-        ),
-        (
-            {"data": 3, "fsdp": 1, "tensor": 1},
-            "mesh: data 3 × fsdp 1 × tensor 1 does not make 8, the number of devices; allowed: "
-            "axes whose product is 8 (one of them may be -1)",
-        ),
+        ({"fsdp": 0}, "mesh.fsdp: found 0, allowed: a positive number, or -1 for the rest"),
+        ({"data": -1, "tensor": -1}, "mesh: data and tensor are both -1, allowed: at most one"),
         (
             {"data": -1, "tensor": 3},
             "mesh: data -1 × fsdp 1 × tensor 3 does not make 8, the number of devices; allowed: "
@@ -158,20 +135,16 @@ for name, tensor, slices in wanted:
 """
 
 
-def python(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **environment},
-    )
-
-
 def test_a_real_pods_hosts_share_a_batch_evenly() -> None:
     """A tensor axis of 2 on a 4×4 torus too, where an axis of the torus has to be split."""
     pytest.importorskip("libtpu", reason="libtpu exists for Linux x86-64 alone")
-    done = python(IN_A_TOPOLOGY)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_TOPOLOGY],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == [
         "v5e:4x4 1 8 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
@@ -219,21 +192,15 @@ def test_a_host_without_accelerators_opens_its_devices_without_a_word_of_libtpu(
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        "from click.testing import CliRunner\n"
-        "from bert_jax.cli.commands import cli\n"
-        "assert CliRunner().invoke(cli, ['import', 'none', 'run']).exit_code == 2",
-        "import bert_jax\n"
-        "assert not bert_jax.doctor(config=bert_jax.MeshSection(platform='gpu')).ok",
-    ],
-    ids=["import", "platform gpu"],
-)
-def test_no_tpu_is_opened_for_what_needs_none(tmp_path: Path, program: str) -> None:
+def test_no_tpu_is_opened_for_what_needs_none(tmp_path: Path) -> None:
     """On a machine without a TPU libtpu prints errors."""
+    program = (
+        "import bert_jax, jax\n"
+        "assert not bert_jax.doctor(config=bert_jax.MeshSection(platform='gpu')).ok\n"
+        "print(jax.config.jax_platforms)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nimport jax\nprint(jax.config.jax_platforms)"],
+        [sys.executable, "-c", program],
         env={name: value for name, value in environment().items() if name != "JAX_PLATFORMS"},
         cwd=tmp_path,
         capture_output=True,

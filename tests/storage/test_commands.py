@@ -13,18 +13,15 @@ from etils import epath
 
 from bert_jax.files import bucket as client
 from bert_jax.files import download
-from bert_jax.files.cloud_object import CloudObject
-from bert_jax.files.lock import ObjectLock
 from bert_jax.launch import host_paths
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
-from bert_jax.runs.lock import LOCK
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs import submit as submit_verb
 from bert_jax.verbs import submit_checks
 from tests.launch.scripted import Clock, ScriptedLauncher
 from tests.processes.hosts import start
-from tests.project import MESH, invoke, ok, project_config, refused, write_config
+from tests.project import MESH, ok, project_config, refused, write_config
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 from tests.tasks.runs import write_table
@@ -155,21 +152,6 @@ def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
     assert f"{target}: damaged: not of the SHA-256 in its name; copy it again" in damaged
 
 
-def test_a_second_run_on_the_same_directory_is_refused(
-    bucket: epath.Path, config: tuple[epath.Path, Path]
-) -> None:
-    lock = ObjectLock(
-        CloudObject(f"{bucket}/run/{LOCK}"), say=lambda line: None, heartbeat_seconds=0.2
-    )
-    assert lock.take()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ObjectLock.__init__, "__kwdefaults__", {"heartbeat_seconds": 0.5})
-        result = invoke("pretrain", config[1])
-    lock.give_back()
-    assert result.exit_code == 2, result.output
-    assert f"{bucket}/run: another process is writing there" in result.stderr
-
-
 @pytest.mark.parametrize(("stopped", "patience"), [(True, ("600", "1")), (False, ("3", "3"))])
 def test_a_run_does_not_wait_for_a_bucket_that_is_gone(
     cloud: Cloud,
@@ -199,11 +181,10 @@ def test_a_run_does_not_wait_for_a_bucket_that_is_gone(
         assert job.wait() == [1], job.said()
     assert time.monotonic() - begun < 60, job.said()
     assert "Traceback" not in job[0].err
+    # After the signal either the last save or another request to the bucket is the first to end it.
     expected = (
-        "bert-jax: stopped by SIGTERM, and the last save failed: gs"
-        if stopped
-        else f"bert-jax: {run}"
+        "bert-jax: (stopped by SIGTERM, .* failed: )?gs://" if stopped else f"bert-jax: {run}"
     )
     (line,) = (line for line in job[0].err.splitlines() if line.startswith("bert-jax: "))
-    assert line.startswith(expected)
+    assert re.match(expected, line)
     assert "no answer for" in line
