@@ -24,7 +24,7 @@ _UNFINISHED: Final = ".tmp"
 def disk_errors(path: epath.PathLike) -> Iterator[None]:
     """Turns a full disk, a quota or a size limit into a ``UserError`` that names ``path``.
 
-    Also where a C++ writer reports them as the text of a ``RuntimeError``. Other errors pass.
+    A C++ writer may report them as the text of a ``RuntimeError``. Other errors pass.
     """
     try:
         yield
@@ -41,7 +41,7 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
 def write_errors(path: epath.PathLike) -> Iterator[None]:
     """Turns any error of a file system into a ``UserError``: ``path: cannot be written (reason)``.
 
-    For blocks that only write: what is read there would be named wrongly.
+    For blocks that only write.
     """
     try:
         with disk_errors(path):

@@ -59,10 +59,7 @@ class LocalLock:
         self._lock = filelock.FileLock(path, timeout=0, thread_local=False)
 
     def take(self) -> bool:
-        """Returns whether the lock is ours now; False: another process holds it.
-
-        Raises OSError: the file cannot be made.
-        """
+        """Returns whether the lock is ours now. Raises OSError: the file cannot be made."""
         try:
             self._lock.acquire()
         except filelock.Timeout:
@@ -115,7 +112,7 @@ class ObjectLock:
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def take(self) -> bool:
-        """Returns whether the lock is ours now; False: another process holds it."""
+        """Returns whether the lock is ours now."""
         self._written = _clocks()
         self._generation = self._object.write(self._raw, replaces=0) or self._replace_dead()
         if self._generation is None:
@@ -126,8 +123,8 @@ class ObjectLock:
     def check(self) -> None:
         """Makes sure that the lock is ours, and that nobody takes it within the time-out.
 
-        Without an answer to a heartbeat in the time-out, it writes the lock once more. Raises
-        LockLost if another process has it; UserError or RunStopped if the bucket does not say.
+        Raises LockLost if another process has it; UserError or RunStopped if the bucket does not
+        answer.
         """
         if self._generation is not None and _age(self._written) >= self._timeout_seconds:
             self._renew()
@@ -147,7 +144,7 @@ class ObjectLock:
             self._generation = None
 
     def _replace_dead(self) -> int | None:
-        """Returns our generation in place of a dead holder's; ``None``: the holder is alive."""
+        """Returns our generation in place of a dead holder's; None if the holder is alive."""
         held = self._object.read()
         if held is not None:
             self.holder = held.raw.decode().strip()

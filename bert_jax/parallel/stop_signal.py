@@ -8,6 +8,7 @@ its steps since the last checkpoint are lost.
 """
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -36,11 +37,7 @@ class SignalPipe:
     """
 
     def __init__(self, hear: Callable[[int], None], *, handler: Handler = lambda *_: None) -> None:
-        """Puts the handlers in place; call it in the main thread.
-
-        `hear` is called with a signal's number, in the thread; `handler` too, in the main thread
-        when Python comes to it.
-        """
+        """Calls `hear` in the thread, and `handler` in the main thread, which must call this."""
         self._hear = hear
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -50,11 +47,11 @@ class SignalPipe:
         self._before = {number: signal.signal(number, handler) for number in _SIGNALS}
 
     def give_back(self, number: int) -> None:
-        """Gives one signal back to the handler before."""
+        """Restores the former handler of one signal."""
         signal.signal(number, self._before[signal.Signals(number)])
 
     def close(self) -> None:
-        """Gives the signals back; `hear` has returned for all of them by then."""
+        """Restores the former handlers, after `hear` has returned for all signals."""
         signal.set_wakeup_fd(self._woken)
         for number in self._before:
             self.give_back(number)
@@ -112,41 +109,35 @@ class StopSignal:
         self._wait_for_save: Callable[[], None] = lambda: None
 
     def listen(self, *, owns_process: bool) -> None:
-        """Hears signals from now on. Call it in the main thread; elsewhere it does nothing.
+        """Hears signals from now on, if called in the main thread.
 
-        A process that it owns ends where nothing has to be saved, as the command line does;
-        otherwise the train loop alone ends, after its next step.
+        With `owns_process` the process ends as soon as nothing has to be saved, as the command line
+        does; otherwise the train loop alone ends, after its next step.
         """
         if threading.current_thread() is threading.main_thread() and self._pipe is None:
             self._owns_process = owns_process
             self._pipe = SignalPipe(self._hear, handler=self._handler)
 
     def hold(self) -> None:
-        """Answers no signal until the processes have met, or `release`.
-
-        They would wait for a process that ends by a signal before. A second signal ends it.
-        """
+        """Answers no signal, except a second one, until the processes have met, or `release`."""
         self._held = True
 
     def release(self) -> None:
-        """Answers a signal that has come since `hold`, and returns if there was none.
-
-        Call it in the main thread.
-        """
+        """Ends the process if a signal has come since `hold`; call it in the main thread."""
         with self._lock:
             held, self._held = self._held, False
         if held and self.name:
             self.end_without_a_step(self.name)
 
     def agree_over(self, channel: Channel) -> None:
-        """Agrees with the other processes from now on; each process must call it.
+        """Agrees with the other processes from now on; ends the process if one held a signal.
 
-        Ends the process if one of them has a signal that it held.
+        Each process must call it.
         """
         with self._lock:
             self._channel, self._held = channel, False
-            self._expect_notice()
             mine = self.name
+        self._expect_notice()
         if name := next(filter(None, channel.exchange(mine)), None):
             self.end_without_a_step(name)
 
@@ -163,20 +154,16 @@ class StopSignal:
             self._stop_listening()
 
     def saved(self, step: int, wait_for_save: Callable[[], None]) -> None:
-        """Says that nothing is unsaved: a loop begins, or has started to save.
+        """Says that all steps are in the checkpoint of `step`, 0 for none, or about to be.
 
-        `step` is what the checkpoint holds, or is about to, 0 for none; `wait_for_save` returns
-        when it is whole.
+        `wait_for_save` returns when it is whole.
         """
         with self._lock:
             self._unsaved, self._wait_for_save = False, wait_for_save
             self._saved_step = step
 
     def due(self) -> bool:
-        """Counts a step that was just dispatched, and returns whether to save and stop after it.
-
-        All processes return the same.
-        """
+        """Counts a dispatched step; returns on all processes whether to save and stop after it."""
         with self._lock:
             self._unsaved = True
             return self._count_step()
@@ -191,9 +178,9 @@ class StopSignal:
             self._cutting = False
 
     def between_batches(self) -> None:
-        """Ends an evaluation that may be cut short: call it before each batch, on all processes.
+        """Raises EvaluationCut in a block of `cutting`, on all processes before the same batch.
 
-        Raises EvaluationCut, on all processes before the same batch.
+        Call it before each batch, on all processes.
         """
         self.batches += 1
         if self._cutting:
@@ -225,7 +212,7 @@ class StopSignal:
             if self._channel is not None:
                 self._channel.notify(f"stop.{self._run}", name)
             else:
-                self._agree(name, self._run)
+                self._agree(name, run=self._run)
         elif not first and old and self._owns_process:
             name = f"a second {name}"
             stands = "the last whole checkpoint stands" if self._saved_step else "nothing was saved"
@@ -237,17 +224,12 @@ class StopSignal:
         return bool(self.name) and time.monotonic() - self._came > _SAME_REQUEST_SECONDS
 
     def _begin(self, name: str) -> None:
-        """Takes the first signal for the request, with the lock held."""
+        """Records the first signal; call it with the lock."""
         if not self.name:
             self.name, self._came = name, time.monotonic()
         OUTAGE.stopping = True  # storage that does not answer is given up sooner
 
-    def _expect_notice(self) -> None:
-        if self._channel is not None:
-            run = self._run
-            self._channel.handle(f"stop.{run}", lambda name: self._agree(name, run))
-
-    def _agree(self, name: str, run: int) -> None:
+    def _agree(self, name: str, *, run: int) -> None:
         """Agrees on the last step, when a signal has come to any process."""
         with self._lock:
             if run != self._run:
@@ -289,10 +271,7 @@ class StopSignal:
         self._end(name, given_up)
 
     def _end(self, name: str, given_up: Exception | None = None) -> None:
-        """Ends the process once its last checkpoint is whole.
-
-        Steps may be unsaved only if the bucket was given up, for the reason that is given.
-        """
+        """Ends the process once its last checkpoint is whole, or its bucket was given up."""
         held = "before the first step: nothing had to be saved"
         if self._saved_step:
             held = f"at step {self._saved_step}: its checkpoint stands"
@@ -322,6 +301,11 @@ class StopSignal:
         self._expect_notice()
         self._forget()
         OUTAGE.stopping = False
+
+    def _expect_notice(self) -> None:
+        if self._channel is not None:
+            agree = functools.partial(self._agree, run=self._run)
+            self._channel.handle(f"stop.{self._run}", agree)
 
 
 STOP: Final = StopSignal()
