@@ -25,7 +25,7 @@ from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import is_remote
-from bert_jax.inference.bucketed import check_batch_size, model_of_run
+from bert_jax.inference.bucketed import model_of_run
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
@@ -100,7 +100,6 @@ def features(
     if level != "sentence" and (probe_path is not None or pool is not None):
         option = "--pool" if probe_path is None else "--probe"
         raise UserError(f"{option}: found it with --level {level}, allowed: with --level sentence")
-    check_batch_size(batch_size)
     target = Path(output)
     writers.check_output(target, force=force)
     if probe_path is not None and probe_path.exists() and not force:

@@ -120,7 +120,7 @@ def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
     path = write_config(tmp_path / "tune.yaml", {"run_dir": "tuned", "finetune": finetune})
     cloud = ScriptedLauncher(Clock())
     monkeypatch.setattr(submit_verb, "launcher_for", lambda section: cloud)
-    monkeypatch.setattr(submit_checks, "_of_cloud", lambda job: [])
+    monkeypatch.setattr(submit_checks, "_cloud", lambda job: [])
     options = ("--verb", "finetune", "--on", "v5e-8", "--zone", "us-west4-a", "--project", "p")
     options += ("--bucket", bucket, "--yes", "--no-limit", "--name", "tune")
     missing = refused("submit", path, *options, "finetune.init_from=google-bert/bert-base-uncased")
