@@ -12,12 +12,15 @@ A model in memory answers at once::
     model = bert_jax.load("runs/demo/run")
     model.fill_mask("returns a [MASK] of strings .")
 
-Each name is imported when it is first used: importing this package loads neither JAX nor any other
-library, so that data workers may import it.
+Each name is imported on first use: importing this package loads neither JAX nor any other library,
+so data workers can import it.
 """
 
+import ast
+import functools
 import importlib
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.version import __version__
 
@@ -101,7 +104,7 @@ if TYPE_CHECKING:
 __all__ = ["demo", "doctor", "evaluate", "examples", "export", "features", "fill_mask", "finetune"]
 __all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain", "replay"]
 __all__ += ["status", "stop", "submit", "vocab", "watch"]
-# A configuration, and the sections that it is made of.
+# A configuration and its sections.
 __all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config", "Architecture"]
 __all__ += ["ArchitectureChanges", "BadStepsSection", "BeamSection", "BoilerplateSection"]
 __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "CompilationCacheSection"]
@@ -115,63 +118,26 @@ __all__ += ["SubmitSection", "SweepSection", "TableSection", "TokenClassificatio
 __all__ += ["TrainSection", "VocabSection", "WatchdogSection"]
 # A dataset, a tokenizer, a model in memory.
 __all__ += ["load", "load_tokenizer", "open_dataset"]
-# What verbs take, return and raise.
+# Arguments, results and errors of verbs.
 __all__ += ["Candidate", "Dataset", "Demo", "DoctorReport", "Evaluation", "ExtraOutputs"]
 __all__ += ["ExtractionResult", "Filled", "Finding", "LoadedModel", "Outcome", "PeerLost"]
 __all__ += ["Predictions", "Provenance", "RunStopped", "TextFeatures", "Tokenizer", "UserError"]
 __all__ += ["__version__"]
 
-# Where the names are that are no verbs: those are in `bert_jax.verbs.NAME`.
-_PLACES: Final = {
-    "config": "RunConfig dump_config load_config parse_config",
-    "data.dataset.cache": "CacheSection",
-    "data.dataset.provenance": "Provenance",
-    "data.dataset.reader": "Dataset open_dataset",
-    "data.dataset.recipe": "MixtureSection",
-    "data.loader.section": "LoaderSection",
-    "data.rows.masking": "MaskingSection",
-    "data.rows.packing_plan": "PackingSection",
-    "diagnostics.findings": "DoctorReport Finding",
-    "errors": "PeerLost RunStopped UserError",
-    "feature_extraction.extractor": "TextFeatures",
-    "inference.fill_mask": "Candidate Filled",
-    "launch.section": "LimitsSection SubmitSection",
-    "loaded_model": "LoadedModel load",
-    "model.config": "Architecture ArchitectureChanges Execution HeadsSection ModelSection",
-    "objectives.section": "ObjectiveSection",
-    "optim.sections": "FinetuneOptimizerSection OptimizerSection",
-    "parallel.section": "CompilationCacheSection DistributedSection MeshSection",
-    "pipelines.engines.beam": "BeamSection",
-    "pipelines.section": "BoilerplateSection CleaningSection ContaminationSection ExamplesSection "
-    "NearDuplicatesSection",
-    "pipelines.vocabulary.train": "VocabSection",
-    "runs.evaluation": "Evaluation",
-    "section": "Section",
-    "tasks.choice": "MultipleChoiceSection",
-    "tasks.glue.family": "GlueSection",
-    "tasks.section": "FinetuneSection",
-    "tasks.squad.family": "SquadSection",
-    "tasks.sweep.grid": "SweepSection",
-    "tasks.table": "TableSection",
-    "tasks.tokens.family": "TokenClassificationSection",
-    "text": "Tokenizer load_tokenizer",
-    "train.loop": "Outcome",
-    "train.sections": "BadStepsSection CheckpointSection EvaluationSection "
-    "PhaseSection ProfileSection TrainSection WatchdogSection",
-    "verbs.demo": "Demo",
-    "verbs.examples": "ExtraOutputs",
-    "verbs.features": "ExtractionResult",
-    "verbs.predict": "Predictions",
-}
-_MODULES: Final = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+@functools.cache
+def _modules() -> dict[str, str]:
+    """Returns the module of each name: the imports above, which only type checkers run."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {each.name: str(node.module) for node in imports for each in node.names}
 
 
 def __getattr__(name: str) -> Any:
     """Returns the object of that name, imported on first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _MODULES.get(name, f"verbs.{name}")
-    found = getattr(importlib.import_module(f"bert_jax.{module}"), name)
+    found = getattr(importlib.import_module(_modules()[name]), name)
     globals()[name] = found
     return found
 

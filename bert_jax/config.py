@@ -28,17 +28,18 @@ from bert_jax.validation import InvalidValue, validate
 
 _CONFIGS: Final = "bert_jax.configs"
 _SUFFIX: Final = ".yaml"
-_NEW: Final = "new/"  # folder of those that `bert-jax new` copies
-_RUN_CONFIG: Final = "config.yaml"  # of a run directory
+NEW: Final = "new/"
+"""Folder of the configurations that `bert-jax new` copies."""
+_RUN_CONFIG: Final = "config.yaml"  # in a run directory
 
 
 class RunConfig(Section):
     """A whole job: text → tokenizer → dataset → run. Each verb needs only its own sections."""
 
     seed: int = pydantic.Field(default=0, ge=0)
-    """Of every random choice of a run: parameters, dropout, masks, order of the examples."""
+    """Seed of every random choice: parameters, dropout, masks, order of the examples."""
     run_dir: PathText | None = None
-    """Where the run is written, local or ``gs://``. A run that is there is resumed."""
+    """Directory of the run, local or ``gs://``. An existing run is resumed."""
     tokenizer: PathText | None = None
     """The tokenizer's directory: of `bert-jax vocab`, or a Hugging Face one with a `vocab.txt`."""
     vocab: VocabSection | None = None
@@ -46,15 +47,15 @@ class RunConfig(Section):
     examples: ExamplesSection | None = None
     """How `bert-jax examples` makes a dataset."""
     model: ModelSection | None = None
-    """What is pretrained. `finetune` takes the model of `finetune.init_from`."""
+    """The model to pretrain. `finetune` takes the model of `finetune.init_from`."""
     objective: ObjectiveSection = ObjectiveSection()
-    """What is predicted in pretraining."""
+    """The objective of pretraining."""
     mesh: MeshSection = MeshSection()
     """Devices, and how the run is split over them."""
     optimizer: OptimizerSection = OptimizerSection()
-    """Of pretraining."""
+    """The optimizer of pretraining."""
     loader: LoaderSection = LoaderSection()
-    """How batches are made ready."""
+    """How batches are prepared."""
     train: TrainSection | None = None
     """The steps of pretraining."""
     finetune: FinetuneSection | None = None
@@ -64,20 +65,15 @@ class RunConfig(Section):
 
     @pydantic.model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
-        if self.train is not None:
-            _refuse_two_limits(self.train, self.objective.masking.max_predictions)
+        masked = self.objective.masking.max_predictions
+        for index, phase in enumerate(self.train.phases if self.train else ()):
+            found = phase.max_predictions
+            if masked is not None and found not in (None, masked):
+                raise ValueError(
+                    f"train.phases.{index}.max_predictions: found {found} and "
+                    f"objective.masking.max_predictions {masked}, allowed: one of them"
+                )
         return self
-
-
-def _refuse_two_limits(train: TrainSection, masked: int | None) -> None:
-    """Refuses two different limits of predictions, of a phase and of the masking."""
-    for index, phase in enumerate(train.phases):
-        found = phase.max_predictions
-        if masked is not None and found not in (None, masked):
-            raise ValueError(
-                f"train.phases.{index}.max_predictions: found {found} and "
-                f"objective.masking.max_predictions {masked}, allowed: one of them"
-            )
 
 
 def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfig:
@@ -86,27 +82,26 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     ``load_config("run.yaml", ["train.phases.0.steps=100", "mesh.tensor=2"])``
 
     Args:
-        path: local or gs://; or one that comes with the package, ``configs/finetune/mrpc.yaml`` or
-            ``finetune/mrpc``, where no file of that name is here.
+        path: local or gs://. If there is no such file, a configuration of the package:
+            ``configs/finetune/mrpc.yaml`` or ``finetune/mrpc``.
         overrides: ``dotted.key=value``, the value in YAML; a number in the key indexes a list.
 
     Raises:
         UserError: no such file, not YAML, an unknown key, a value of the wrong type, an override
             without ``=``.
     """
-    packaged = find_packaged(path)
-    if packaged is None and not is_remote(path) and not epath.Path(path).is_file():
-        _refuse_place(epath.Path(path))
-    values = read_yaml(path) if packaged is None else parse_yaml(packaged, str(path))
+    file, name = epath.Path(path), _packaged_name(path)
+    if not is_remote(path) and not file.exists() and name in packaged_configs():
+        values = parse_yaml(read_packaged(name), str(path))
+    else:
+        if not is_remote(path) and not file.is_file():
+            _refuse_place(file)
+        values = read_yaml(path)
     return parse_config(values, overrides, source=str(path))
 
 
 def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
-    """Returns a configuration as it is, or read from the path of its file.
-
-    Raises:
-        UserError: an object of another type, or any error of `load_config`.
-    """
+    """Returns a configuration, or reads one from a path; UserError: another type, or no file."""
     if isinstance(config, RunConfig):
         return config
     if isinstance(config, str | os.PathLike):
@@ -118,7 +113,7 @@ def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
 
 
 def _refuse_place(path: epath.Path) -> None:
-    """Raises UserError for a directory and for a name that is not there, with what to type."""
+    """Raises UserError for a directory and a missing file, with a name to type instead."""
     if path.is_dir():
         files = sorted(file.name for file in path.iterdir() if file.suffix == _SUFFIX)
         name = _RUN_CONFIG if _RUN_CONFIG in files else next(iter(files), "")
@@ -127,7 +122,7 @@ def _refuse_place(path: epath.Path) -> None:
     if not path.exists():
         folder = path.parent
         there = [file.name for file in folder.glob(f"*{_SUFFIX}")] if folder.is_dir() else []
-        packaged = [name for name in packaged_configs() if not name.startswith(_NEW)]
+        packaged = [name for name in packaged_configs() if not name.startswith(NEW)]
         near = did_you_mean(path.name, there) or did_you_mean(_packaged_name(path), packaged)
         near = near or "; `bert-jax new` writes one to begin with"
         raise UserError(f"{path}: no such file{near}")
@@ -138,7 +133,7 @@ def _packaged_name(path: epath.PathLike) -> str:
 
 
 def packaged_configs() -> list[str]:
-    """Returns the names of the configurations that come with the package: ``finetune/mrpc``."""
+    """Returns the names of the package's configurations: ``finetune/mrpc``."""
     root = importlib.resources.files(_CONFIGS)
     return sorted(
         f"{folder.name}/{file.name.removesuffix(_SUFFIX)}"
@@ -150,20 +145,9 @@ def packaged_configs() -> list[str]:
 
 
 def read_packaged(name: str) -> str:
-    """Returns the text of a configuration of the package, by its name of `packaged_configs`."""
+    """Returns the text of a configuration by its name in `packaged_configs`."""
     root = importlib.resources.files(_CONFIGS)
     return root.joinpath(f"{name}{_SUFFIX}").read_text(encoding="utf-8")
-
-
-def find_packaged(path: epath.PathLike) -> str | None:
-    """Returns the text of a configuration of the package, None if a path is not one.
-
-    A file of that name comes first: None.
-    """
-    if is_remote(path) or epath.Path(path).exists():
-        return None
-    name = _packaged_name(path)
-    return read_packaged(name) if name in packaged_configs() else None
 
 
 def parse_config(
@@ -172,15 +156,14 @@ def parse_config(
     """Returns the configuration that nested values and overrides describe.
 
     Args:
-        values: what the YAML file holds.
+        values: content of the YAML file.
         overrides: see `load_config`.
-        source: the file's name, for messages. A mistake in what an override sets names that.
+        source: the file's name, for messages. A mistake in an override's value names the override.
 
     Raises:
         UserError: as `load_config`.
     """
-    if values is None:
-        values = {}
+    values = {} if values is None else values
     changed = copy.deepcopy(values)
     if isinstance(changed, dict):
         for override in overrides:
@@ -197,7 +180,7 @@ def parse_config(
 
 
 def _missing_part(values: Any, key: str) -> str | None:
-    """Returns the shortest beginning of a dotted key that values lack, None if they have it all."""
+    """Returns the shortest prefix of a dotted key that values lack; None if they have the key."""
     parts = key.split(".")
     for count, part in enumerate(parts, start=1):
         if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
@@ -224,34 +207,27 @@ def _override(values: dict[str, Any], override: str) -> None:
         raise UserError(f'"{override:.60}…": found {len(parents)} dots, allowed: {MAX_DEPTH}')
     node: Any = values
     for depth, part in enumerate(parents):
-        node = _child(node, part, override, above=".".join(parts[:depth]))
+        place = _place(node, part, override, above=".".join(parts[:depth]))
+        if isinstance(node, dict) and node.get(place) is None:
+            node[place] = {}
+        if not isinstance(node[place], dict | list):
+            raise UserError(
+                f'"{override}": {part} is {shown(node[place])} and has no keys below it'
+            )
+        node = node[place]
     value = parse_yaml(text, f"{override:.200}")
     node[_place(node, last, override, above=".".join(parents))] = value
 
 
-def _child(node: Any, part: str, override: str, *, above: str) -> Any:
-    place = _place(node, part, override, above=above)
-    if isinstance(node, dict) and node.get(place) is None:
-        node[place] = {}
-    child = node[place]
-    if not isinstance(child, dict | list):
-        raise UserError(f'"{override}": {part} is {shown(child)} and has no keys below it')
-    return child
-
-
 def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above: str) -> str | int:
-    """Returns the key of a mapping, or the index in a list, that part of a dotted key says.
-
-    `above` is the dotted key of the node.
-    """
+    """Returns a part of a dotted key as the key of a mapping, or as the index in a list."""
     if isinstance(node, dict):
         return part
-    indices = {str(index): index for index in range(len(node))}
-    if part not in indices:
+    if part not in map(str, range(len(node))):
         last = len(node) - 1
         allowed = f"0 to {last}" if last > 0 else "0" if node else "none"
         raise UserError(
             f'"{override}": found "{part}", allowed: {allowed}; {above} has '
             f"{counted(len(node), 'item')}, counted from 0"
         )
-    return indices[part]
+    return int(part)

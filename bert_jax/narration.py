@@ -1,4 +1,4 @@
-"""Shows what the process is doing, so that nobody waits in silence.
+"""Shows what the process is doing while a stage takes long.
 
 A verb chooses the console with `speaking`; any code below it names its long stages with `doing`. A
 terminal and the output of a notebook's cell have one live line. Elsewhere a stage gets a line after
@@ -20,7 +20,7 @@ from rich.text import Text
 
 FIRST_LINE_SECONDS: Final = 0.5
 LAST_LINE_SECONDS: Final = 1.0  # a shorter stage gets no line at its end
-QUIET_SECONDS: Final = 2.5  # between two lines; a tenth of its time if a stage lasts long
+QUIET_SECONDS: Final = 2.5  # between two lines; later a tenth of the stage's time
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,7 +28,7 @@ class _Stage:
     what: Callable[[], str]
     lasting: bool
     started: float
-    due: float = 0.0  # when a log gets its next line
+    due: float  # time of its next line in a log
 
     def line(self, *, in_log: bool = False) -> str:
         seconds = time.monotonic() - self.started
@@ -47,7 +47,7 @@ class Narrator:
         self._lock = threading.RLock()
         self._shown = contextlib.ExitStack()  # the live line, or the thread that writes lines
         self._page = Text()  # all lines of a notebook's cell
-        self._cell: Any = None  # IPython's handle of their one output
+        self._cell: Any = None  # IPython's handle of the cell's output
 
     def say(self, line: str, *, style: str = "") -> None:
         """Shows a line that stays."""
@@ -65,14 +65,14 @@ class Narrator:
     def stage(
         self, what: str | Callable[[], str], *, at_once: bool = False, lasting: bool = False
     ) -> Iterator[None]:
-        """Shows what the block does while it runs.
+        """Shows the name of the block while it runs; a function `what` is called for each line.
 
-        A function `what` is called for each line. With `at_once` the first line comes at once. A
-        `lasting` stage is shown without seconds, and gets no line at its beginning and end.
+        With `at_once` the first line comes at once. A `lasting` stage is shown without seconds, and
+        gets no line at its beginning and end.
         """
         now = time.monotonic()
-        stage = _Stage(what if callable(what) else lambda: what, lasting, started=now)
-        stage.due = now + (QUIET_SECONDS if lasting else FIRST_LINE_SECONDS)
+        due = now + (QUIET_SECONDS if lasting else FIRST_LINE_SECONDS)
+        stage = _Stage(what if callable(what) else lambda: what, lasting, started=now, due=due)
         with self._lock:
             self._stages.append(stage)
             if len(self._stages) == 1:
@@ -95,7 +95,7 @@ class Narrator:
                 console=self.console,
                 get_renderable=self._live_line,
                 transient=True,
-                # Redirect only what goes to this terminal.
+                # Redirect only the streams of this terminal.
                 redirect_stdout=not self.console.stderr,
                 redirect_stderr=sys.stderr.isatty(),
             )
@@ -113,7 +113,7 @@ class Narrator:
         return text if stage is None or stage.lasting else Spinner("dots", text)
 
     def _show_cell(self) -> None:
-        """Updates the one output of a notebook's cell; rich makes it HTML."""
+        """Updates the output of a notebook's cell; rich makes it HTML."""
         if self.console.quiet or not self.console.is_jupyter:
             return
         page = self._page + Text(self._stages[-1].line() if self._stages else "")
@@ -162,7 +162,7 @@ def narrator_of(console: Console) -> Narrator:
 def doing(
     what: str | Callable[[], str], *, at_once: bool = False
 ) -> contextlib.AbstractContextManager[None]:
-    """Shows what the block does, see `Narrator.stage`; shows nothing outside of `speaking`."""
+    """Shows the name of a block, see `Narrator.stage`; shows nothing outside of `speaking`."""
     if not _NARRATORS:
         return contextlib.nullcontext()
     return _NARRATORS[-1].stage(what, at_once=at_once)

@@ -1,4 +1,4 @@
-"""Values from a file against a section: the first mistake in one line."""
+"""Checks values from a file against a section; the first mistake becomes one line."""
 
 import difflib
 import json
@@ -17,7 +17,7 @@ S = TypeVar("S", bound=Section)
 
 Sections = Sequence[type[pydantic.BaseModel]]
 
-# pydantic's kinds of errors, and the type that each expects.
+# The type that each of pydantic's kinds of errors expects.
 _TYPES: Final = {
     "model_type": "keys and values",
     "dict_type": "keys and values",
@@ -30,23 +30,17 @@ _TYPES: Final = {
     "string_type": "text",
 }
 _SHOULD_BE: Final = "Input should be "
-_SURE: Final = 0.8  # likeness of names from which a setting of any section is proposed
+_SURE: Final = 0.8  # similarity of names at which a setting of another section is proposed
 _LONGEST_NAME: Final = 60
 _SHORT: Final = {"lr": "learning_rate"}
 _NAMED: Final = re.compile(r"([a-z_][a-z_.0-9]*): (found .*)", re.DOTALL)
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
 
-# The key that tells sections of several kinds apart.
-KIND: Final = "kind"
+KIND: Final = "kind"  # the key that chooses between sections
 
 
 class InvalidValue(UserError):
-    """A value that its section does not take.
-
-    Attributes:
-        key: of the value, from the top of the file; empty for the whole.
-        problem: what was found, and what is allowed.
-    """
+    """A wrong value: its `key` from the top of the file, and the `problem`."""
 
     def __init__(self, source: str, key: str, problem: str) -> None:
         super().__init__(": ".join(filter(None, (source, key, problem))))
@@ -54,11 +48,10 @@ class InvalidValue(UserError):
 
 
 def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
-    """Returns a section filled with values.
+    """Returns a section filled with nested values from YAML or JSON.
 
-    The values are nested, as YAML or JSON has them, and come from the file that `source` names for
-    messages; `key` is the section's place in it, empty for the whole. Raises InvalidValue for an
-    unknown key, a value of the wrong type, a missing one.
+    Messages name the file `source` and the section's `key` in it, empty for the whole. Raises
+    InvalidValue for an unknown key, a value of the wrong type, a missing key.
     """
     if not isinstance(values, Mapping):
         found = "a list" if isinstance(values, list) else shown(values)
@@ -68,24 +61,21 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         below = ".".join(filter(None, [key, *(name[:60] for name in place)]))
         raise InvalidValue(source, below, found)
     try:
-        # Through JSON: strict about types, and YAML has no sequence but lists.
+        # Through JSON: pydantic is then strict about types and still takes lists as tuples.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
         raise InvalidValue(source, *_first_error(error, section, key, values)) from error
 
 
 def read_section(section: type[S], path: epath.Path) -> S:
-    """Returns a section filled with the JSON object in a file, local or ``gs://``.
-
-    Raises UserError as `read_json_object` and `validate` do.
-    """
+    """Returns a section filled with a file's JSON object; UserError as `read_json_object`."""
     return validate(section, read_json_object(path), source=str(path))
 
 
 def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str] | None:
-    """Returns the first value that no section can hold: its place, and what it is.
+    """Returns the place and description of the first value that no section can hold.
 
-    pydantic would take some of them, and a file system, a device or JSON not.
+    pydantic accepts some such values, and then a file system, a device or JSON fails.
     """
     if isinstance(value, Mapping | list | tuple):
         if depth == MAX_DEPTH:
@@ -110,7 +100,7 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str] | None:
 
 
 def _bad_text(text: str) -> str:
-    """Returns what no file name or UTF-8 can hold and this text has, or nothing."""
+    """Names characters of a text that no file name or UTF-8 can hold; empty if there are none."""
     found = _BAD.search(text)
     return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
 
@@ -121,10 +111,10 @@ def _first_error(
     above: str,
     values: Mapping[str, Any],
 ) -> tuple[str, str]:
-    """Returns the key of the first error, and in one line: found, allowed, nearest name."""
+    """Returns the key of the first error, and one line: found, allowed, nearest name."""
     errors = error.errors()
     first = errors[0]
-    if first["type"] == "missing":  # perhaps for a slip of the pen in its name
+    if first["type"] == "missing":  # its name may be misspelt
         first = next((each for each in errors if each["type"] == "extra_forbidden"), first)
     location, sections = _walk(root, first["loc"])
     key = ".".join([*([above] if above else []), *(f"{part!s:.60}" for part in location)])
@@ -146,7 +136,7 @@ def _first_error(
     found = first["input"]
     spelled = shown(found, most=200)
     message = _allowed(first["type"], str(context.get("error", first["msg"])))
-    # A check of a whole section names the key below it, so the section's values are not shown.
+    # A check of a whole section names the key below it; do not show all the section's values.
     if isinstance(found, Mapping) and (named := _NAMED.fullmatch(message)) is not None:
         return ".".join(filter(None, [key, named[1]])), named[2]
     if first["type"] == "literal_error" and isinstance(found, str):
@@ -157,7 +147,7 @@ def _first_error(
 
 
 def _allowed(kind: str, message: str) -> str:
-    """Returns what pydantic says of an error of some kind, as ``allowed: …`` where it can be."""
+    """Returns pydantic's message for a kind of error, as ``allowed: …`` if possible."""
     if kind in _TYPES:
         return f"allowed: {_TYPES[kind]}"
     if kind == "too_short":
@@ -172,13 +162,17 @@ def _walk(
 ) -> tuple[list[str | int], list[type[pydantic.BaseModel]]]:
     """Returns a place as its owner wrote it, and the sections that its last key may belong to.
 
-    pydantic puts the kind of a section that is one of several between its key and what is below.
-    For a place that is such a section itself, the sections are those it may be.
+    In a union of sections pydantic adds the kind after the section's key. If the place is a union,
+    the sections are its members.
     """
     key: list[str | int] = []
     sections: list[type[pydantic.BaseModel]] = [root]
     for at, part in enumerate(location):
-        kinds = [each for each in sections if _is_kind(each, part)]
+        kinds = [
+            each
+            for each in sections
+            if KIND in each.model_fields and each.model_fields[KIND].default == part
+        ]
         if kinds:
             sections = kinds
             continue
@@ -191,26 +185,20 @@ def _walk(
     return key, sections
 
 
-def _is_kind(section: type[pydantic.BaseModel], part: str | int) -> bool:
-    return KIND in section.model_fields and section.model_fields[KIND].default == part
-
-
 def sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
-    """Returns the sections that a field's type may be, of a union all."""
+    """Returns the section that a field's type is, or the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
 def find_setting(name: str, sections: Sections, *, first: Collection[str]) -> str | None:
-    """Returns the dotted key of the setting with the nearest name, None without a near one.
+    """Returns the dotted key of the setting with the nearest name, None if no name is near.
 
     ``find_setting("batchsize", [RunConfig], first=["train"]) -> "train.phases.0.batch_size"``
 
-    Args:
-        name: a key that the sections lack, or an option that does not exist.
-        sections: settings are looked for in these, and in the sections below them.
-        first: keys at the top; settings below them come before others of their name.
+    Settings of the sections and of sections below them count; of several with the same name those
+    below a key of `first` win.
     """
     places: dict[str, list[str]] = {}
     for key in _keys_below(sections):
@@ -225,10 +213,7 @@ def find_setting(name: str, sections: Sections, *, first: Collection[str]) -> st
 
 
 def _keys_below(sections: Sections) -> Iterator[str]:
-    """Yields the dotted keys of all settings of sections, those at the top first.
-
-    A place in a list is 0.
-    """
+    """Yields the dotted keys of all settings, top level first; the index in a list is 0."""
     level = [("", section) for section in sections]
     while level:
         following = []

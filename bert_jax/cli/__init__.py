@@ -1,7 +1,7 @@
 """The verbs: ``bert-jax VERB CONFIG.yaml [key=value …]``.
 
-Every verb imports what it needs when it runs, so that ``--help``, a user's typing mistake and the
-first line of a run answer at once.
+Every verb imports its libraries when it runs: ``--help``, a user's typing mistake and the first
+line of a run answer at once.
 """
 
 import signal
@@ -19,7 +19,7 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         from bert_jax.parallel.stop_signal import STOP
 
-        STOP.hold()  # until the configuration says whether other processes have to hear of it
+        STOP.hold()  # until the configuration says whether other processes must be told
         STOP.listen(owns_process=True)  # before anything that takes time
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     from bert_jax.cli.base import exit_code
@@ -29,7 +29,7 @@ def main() -> None:
     try:
         cli()
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # of several processes: ends all
+        sys.excepthook(type(error), error, error.__traceback__)  # in a job it ends all processes
         sys.exit(exit_code(error) or UNCAUGHT)
     except SystemExit as end:
         patience = sys.modules.get("bert_jax.files.patience")

@@ -1,4 +1,4 @@
-"""What all verbs share: the group they belong to, their options, how a mistake ends."""
+"""Common parts of all verbs: their group, shared options, how a mistake ends."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 # Any other exception: `UNCAUGHT`. 43 is the watchdog's, see `bert_jax.train.watchdog`.
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
-# Clients of storage: their errors are of credentials, names and answers, not of this program.
-_CLIENTS: Final = {"aiobotocore", "aiohttp", "azure", "botocore"}
-_CLIENTS_OF_HUBS: Final = {"httpx", "httpx2", "huggingface_hub"}
-# What others have to say goes to standard output, for pipes: what they are at goes elsewhere.
+# Clients of storage and hubs: their errors concern credentials, names and answers.
+_CLIENTS: Final = {
+    *("aiobotocore", "aiohttp", "azure", "botocore"),
+    *("httpx", "httpx2", "huggingface_hub"),
+}
+# Other verbs write results to standard output, for pipes, and their progress to standard error.
 _REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
 
@@ -36,7 +38,7 @@ class PlaceType(click.ParamType):
     name = "path"
 
     def __init__(self, *, hub: str = "") -> None:
-        """Takes the beginning of a hub's names that are paths too."""
+        """Takes the prefix of a hub's names, which are allowed too."""
         self.hub = hub
 
 
@@ -87,7 +89,7 @@ def cli() -> None:
 
 
 def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
-    """Returns the section that --platform and --mesh describe."""
+    """Returns the section from --platform and --mesh."""
     from bert_jax.config import parse_config
 
     overrides = [f"mesh.{setting}" for setting in settings]
@@ -95,10 +97,10 @@ def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
 
 
 def alone(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --mesh to a verb that the first process of several runs; the others end at once.
+    """Adds --mesh to a verb that only the first process of several runs; the others end at once.
 
-    The processes compare their commands, but do not join JAX, which would wait for all of them to
-    compute. The first one computes on the CPU: a TPU of several hosts opens for all of them only.
+    The processes compare their commands. They do not join JAX, which would wait for all to compute.
+    The first process computes on the CPU: a TPU of several hosts opens only for all of them.
     """
 
     @mesh_option
@@ -151,7 +153,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_places(context: click.Context) -> None:
-    """Raises UserError for an argument or option that no path may be."""
+    """Raises UserError for an argument or option that is no allowed path."""
     from bert_jax.section import check_path
 
     for parameter in context.command.params:
@@ -168,13 +170,13 @@ def _check_places(context: click.Context) -> None:
 
 def exit_code(error: Exception) -> int | None:
     """Returns the exit code of an error that one line explains; None for any other error."""
-    if type(error).__module__.partition(".")[0] in _CLIENTS | _CLIENTS_OF_HUBS:
+    if type(error).__module__.partition(".")[0] in _CLIENTS:
         return EXIT_CODES[UserError]
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
-    """Returns a configuration; what checks it takes most of a second to load, which is said."""
+    """Returns a configuration; says so, since loading the checks takes most of a second."""
     from bert_jax.narration import current_console, doing
 
     with doing(f"reading {config}", at_once=not current_console().stderr):
@@ -190,7 +192,7 @@ def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
 
 def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
     """Raises UserError if a directory is no run, before JAX is loaded."""
-    if mesh is not None and mesh.distributed.enabled:  # once it has joined: others would wait
+    if mesh is not None and mesh.distributed.enabled:  # checked after joining: others would wait
         return
     from etils import epath
 
@@ -200,14 +202,14 @@ def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
 
 
 def spoken_console() -> Console:
-    """Returns the console on which a verb that reports its progress does so."""
+    """Returns the console of a verb that reports its progress."""
     from bert_jax.narration import current_console
 
     return current_console()
 
 
 def process_started() -> float:
-    """Returns when this process began, before Python: seconds since 1970."""
+    """Returns the start of this process, before Python's: seconds since 1970."""
     import psutil
 
     return psutil.Process().create_time()

@@ -102,8 +102,8 @@ def replay(dump: str, dtype: Any, platform: str) -> None:
 def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     """Say what is installed, which devices there are, and what will go wrong.
 
-    Of a run directory in place of a configuration: verify all that it holds. Exit code 1 when
-    something is damaged or a run would fail.
+    With a run directory: verify every file in it. Exit code 1 when something is damaged or a run
+    would fail.
     """
     from rich.console import Console
 

@@ -17,13 +17,13 @@ _STAGES: Final = {
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor", "replay"),
 }
-# The sections that a verb reads first; a setting of them is proposed before others of its name.
+# The sections that a verb reads first: their settings are proposed before others of the same name.
 _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
 _PRETRAINING: Final = ("train", "optimizer", "model")
 
 
 class CommandLineMistake(click.ClickException):
-    """A command line that click cannot read, told in one line."""
+    """A wrong command line, explained in one line."""
 
     exit_code = 2
 
@@ -33,7 +33,7 @@ class CommandLineMistake(click.ClickException):
 
 
 class Verb(click.Command):
-    """A verb; an option that it lacks may be meant for a setting."""
+    """A verb; proposes a setting for an unknown option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the command line; raises CommandLineMistake if it cannot."""
@@ -102,7 +102,7 @@ class VerbGroup(click.Group):
 
 
 def _describe(error: click.UsageError, verb: str) -> str:
-    """Returns what click says of a mistake, after the option or argument that it is in."""
+    """Returns click's message, after the name of the option or argument."""
     text = error.format_message().removesuffix(".")
     message = f"{verb or 'bert-jax'}: {text[:1].lower()}{text[1:]}"
     if isinstance(error, click.BadParameter) and error.param is not None:

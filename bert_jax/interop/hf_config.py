@@ -123,13 +123,7 @@ def read_config(path: Path) -> HfConfig:
             f'{path}: hidden_act: found "{activation:.60}", allowed: {", ".join(ACTIVATIONS)}{near}'
         )
     values["hidden_act"] = ACTIVATIONS[activation]
-    config = validate(HfConfig, values, source=str(path))
-    if config.hidden_size % config.num_attention_heads:
-        raise UserError(
-            f"{path}: num_attention_heads: found {config.num_attention_heads}, which does not "
-            f"divide hidden_size = {config.hidden_size}"
-        )
-    return config
+    return validate(HfConfig, values, source=str(path))
 
 
 def write_config(

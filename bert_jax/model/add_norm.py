@@ -1,8 +1,7 @@
-"""What ends each half of an encoder layer: bias, dropout, residual sum and LayerNorm.
+"""The end of each half of an encoder layer: bias, dropout, residual sum and LayerNorm.
 
-Where our kernels run, LayerNorm is one pass over the sum, and its gradient, dropout's and those of
-all vectors are another. Bias, dropout and sum stay with the compiler, which has them for nothing:
-it computes them where the product before them leaves the matrix unit.
+With our kernels LayerNorm is one pass over the sum, and all gradients are another. The compiler
+computes bias, dropout and sum at no cost, as the product before them leaves the matrix unit.
 """
 
 import functools
@@ -27,16 +26,10 @@ def add_norm(
     dropout_key: Array | None,
     lines: Array | None = None,
 ) -> Array:
-    """Returns ``norm(residual + dropout(product + bias))``, [B, L, D].
+    """Returns ``norm(residual + dropout(product + bias))``, [B, L, D], in the execution's dtype.
 
-    Args:
-        residual_BLD: in the execution's dtype, as the product.
-        product_BLD: of `dense`, without its bias.
-        dense: whose bias is added.
-        norm: of the sum.
-        rate: of dropout.
-        dropout_key: of threefry, or None in evaluation.
-        lines: the place of each token in its row, where they are not all: see `tile_factors`.
+    `product_BLD` is the product of `dense` without its bias. `dropout_key` is of threefry, None in
+    evaluation. `lines` are as in `tile_factors`.
     """
     if not norm.fused:
         y_BLD = dropout(dense.with_bias(product_BLD), rate, dropout_key, lines=lines)

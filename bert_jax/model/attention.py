@@ -1,4 +1,4 @@
-"""Self-attention: the projections here, the core by name from one registry."""
+"""Self-attention: its projections, and the choice of its core."""
 
 import functools
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class SelfAttention(nnx.Module):
         )
         self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"), outputs=1)
         self.core: Implementation = execution.attention
-        # Of what `fused` keeps nothing is of size length x length.
+        # The fused kernel stores no [length, length] array.
         self.remat_core = execution.remat == "attention" and execution.attention != "fused"
         self.dropout_rate = architecture.attention_probs_dropout_prob
 
@@ -44,10 +44,7 @@ class SelfAttention(nnx.Module):
         dropout_key: Array | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the attention's output projection without its bias, see `add_norm`.
-
-        `queries_BQ`: the tokens that attend, None: all.
-        """
+        """Returns the output projection without its bias, for `queries_BQ`, None for all tokens."""
         core = self._fused if self.core == "fused" else self._plain
         return self.output.without_bias(core(x_BLD, segment_ids, dropout_key, queries_BQ))
 
@@ -58,14 +55,14 @@ class SelfAttention(nnx.Module):
         q_BQHK, k_BLHK, v_BLHK = self.projected(x_BLD, queries_BQ)
         core = functools.partial(xla_attention, dropout_rate=self.dropout_rate)
         if self.remat_core:
-            # Scores are L² a head and cheap to compute again: the most memory for the least work.
+            # Scores take L² numbers a head and are cheap to compute again.
             core = jax.checkpoint(core)
         return core(q_BQHK, k_BLHK, v_BLHK, segment_ids, dropout_key=key, queries_BQ=queries_BQ)
 
     def _fused(
         self, x_BLD: Array, segment_ids: Array, key: Array | None, queries_BQ: Array | None
     ) -> Array:
-        """Returns the same, by one kernel (see `bert_jax.kernels.attention`)."""
+        """Returns the same, by one kernel."""
         heads, columns = self.query.bias.shape
         seeds = None
         if key is not None and self.dropout_rate > 0.0:
@@ -100,8 +97,8 @@ class SelfAttention(nnx.Module):
     def _together(self, maps: Sequence[Dense], x_BLD: Array) -> tuple[Array, ...]:
         """Returns products of all tokens, [B, L, H · K] each."""
         if self.core != "fused" and parts_in_use("heads") == 1:
-            # No sum over devices to save, and stacking gradients costs more than it joins: a
-            # twentieth of the step on v3. Behind `fused` it is the other way round.
+            # Without a sum over devices to save, stacking gradients costs a twentieth of the step
+            # on v3. Behind `fused` it saves time.
             return tuple(each.without_bias(x_BLD) for each in maps)
         kernels = tuple(each.kernel[...] for each in maps)
         return project_each(x_BLD.astype(self.query.dtype), kernels, self.query.use)

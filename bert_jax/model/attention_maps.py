@@ -17,14 +17,10 @@ def attention_maps(
 ) -> Float[Array, "layers batch heads length length"]:
     """Returns the attention probabilities of every layer and head: float32, no dropout.
 
-    ``maps[layer, row, head, query, key]``: how much of `key`'s value goes into `query`. A row of a
-    token sums to 1 over the tokens of its own segment; what is padding has 0, as query and as key.
-
-    The queries and keys are computed as in training, in the execution's dtype, from the hidden
-    states that enter each layer. All maps lie in memory together, layers · B · heads · L² numbers:
-    for a few sentences, not for a data set.
-
-    The batch is as for `Bert.hidden`.
+    ``maps[layer, row, head, query, key]`` is the share of `key`'s value in `query`. It sums to 1
+    over the tokens of the query's segment; padding has 0, as query and as key. Queries and keys are
+    in the execution's dtype, as in training. All maps are in memory together, layers · B · heads ·
+    L² numbers: enough for a few sentences. The batch is as for `Bert.hidden`.
     """
     entering_NBLD = model.every_layer(batch)[:-1]
     attention_def, stacked = nnx.split(model.encoder.layers.attention)
@@ -46,5 +42,5 @@ def _weights(
     q_BLHK, k_BLHK, _ = attention.projected(x_BLD)
     visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
     scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
-    # A padding query sees no key at all: its uniform average is taken away.
+    # A padding query sees no key: replace its uniform average by zeros.
     return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)

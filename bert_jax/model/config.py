@@ -1,4 +1,4 @@
-"""What the model is (architecture) and how it is computed (execution)."""
+"""The model's settings: what it is (architecture) and how it is computed (execution)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Optional
 import pydantic
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.read import read_json_object, shown
+from bert_jax.errors import UserError
+from bert_jax.files.read import read_json_object
 from bert_jax.section import PathText, Section
+from bert_jax.validation import validate
 
 Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
-# How something is computed: left to the compiler, or by a kernel of ours.
+# By the compiler's own code, or by one of our kernels.
 Implementation = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
@@ -41,12 +42,12 @@ GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "r
 
 
 class Architecture(Section):
-    """Everything that decides the parameters and the function they compute."""
+    """Sizes and settings that determine the parameters and the function they compute."""
 
-    # The upper bounds are far beyond any BERT: a mistyped or hostile size is refused at once.
+    # The upper bounds are far beyond any BERT: they refuse a mistyped or hostile size at once.
     vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
     """Rows of the embedding table: one for each piece of the tokenizer, or more. The softmax of
-    the MLM head includes all of them."""
+    the MLM head includes all rows."""
     hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
     """Columns of every hidden state."""
     num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
@@ -77,11 +78,17 @@ class Architecture(Section):
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding table: the vocabulary rounded up to a multiple of 128.
-
-        The matrix units want it, and every tensor axis up to 128 divides it.
-        """
+        """Rows of the embedding table: a multiple of 128, for matrix units and tensor axes."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @pydantic.model_validator(mode="after")
+    def _whole_heads(self) -> Architecture:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads: found {self.num_attention_heads}, which does not divide "
+                f"hidden_size = {self.hidden_size}"
+            )
+        return self
 
     def with_dropout(self, rate: float) -> Architecture:
         """Returns the architecture with one rate for hidden states and attention."""
@@ -90,7 +97,7 @@ class Architecture(Section):
 
 
 class Execution(Section):
-    """How the same function is computed. Changing it leaves a checkpoint valid."""
+    """How the function is computed. A checkpoint stays valid if these settings change."""
 
     dtype: Dtype = "bfloat16"
     """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
@@ -120,19 +127,16 @@ class Execution(Section):
     up to 4 elsewhere, else one."""
 
     def elsewhere(self) -> Execution:
-        """Returns the same for devices that may be others: what was `fused` is `auto` there.
+        """Returns the settings for other devices: `fused` becomes `auto`.
 
-        Kernels that a run asked for on its own devices are no reason to interpret them on a CPU.
+        Without it a CPU would interpret the kernels that a run had on its own devices.
         """
         kernels = self.model_dump(include={"attention", "norm", "loss", "ffn"})
         return self.model_copy(update={key: "auto" for key in kernels if kernels[key] == "fused"})
 
 
 class HeadsSection(Section):
-    """The heads on the encoder. Pretraining needs its three; an imported model may lack some.
-
-    `task` is a fine-tuned head; `labels` names its outputs.
-    """
+    """The heads on the encoder. Pretraining needs its three; an imported model may lack some."""
 
     pooler: bool = True
     """tanh of a dense layer on [CLS]."""
@@ -177,7 +181,7 @@ class HeadsSection(Section):
 def _as_changes(architecture: type[Section]) -> Any:
     """Returns a section with the fields of an architecture, each optional."""
     fields: dict[str, Any] = {
-        # Without constraints of its own a field is annotated with nothing that matters.
+        # `Annotated` needs an argument: the name stands for no constraints.
         name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
         for name, field in architecture.model_fields.items()
     }
@@ -210,9 +214,9 @@ class ModelSection(Section):
     """The whole architecture, or values beside `size` or `bert_config`: dropout, positions and
     others. Layers, widths and heads come from one place."""
     execution: Execution = Execution()
-    """How it is computed; a checkpoint stays valid whatever is set here."""
+    """How it is computed; a checkpoint stays valid if this changes."""
     heads: HeadsSection = HeadsSection()
-    """Which heads it has."""
+    """The heads on the encoder."""
 
     @pydantic.model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -227,10 +231,7 @@ class ModelSection(Section):
     def of(
         cls, architecture: Architecture, *, pieces: int, execution: Execution, heads: HeadsSection
     ) -> ModelSection:
-        """Returns the section that spells out an architecture, and needs no other file.
-
-        `vocab_size` is left out if it equals the tokenizer's number of pieces.
-        """
+        """Returns the section that spells out an architecture, without `vocab_size` if implied."""
         implied = {"vocab_size"} if architecture.vocab_size == pieces else set[str]()
         sizes = architecture.model_dump(exclude=implied)
         return cls(architecture=ArchitectureChanges(**sizes), execution=execution, heads=heads)
@@ -239,9 +240,7 @@ class ModelSection(Section):
 def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architecture:
     """Returns the architecture a section describes, for a tokenizer of `vocab_size` pieces.
 
-    The embedding has one row for each piece, or `architecture.vocab_size` rows if that is set. The
-    section has exactly one of `size` and `bert_config`, or all four of `architecture`'s
-    hidden_size, num_hidden_layers, num_attention_heads and intermediate_size.
+    The embedding has one row for each piece, or `architecture.vocab_size` rows if that is set.
 
     Raises:
         UserError: sizes missing or contradictory, fewer rows than pieces, heads that do not divide
@@ -271,17 +270,11 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
             f"model.architecture: {', '.join(missing)} missing, allowed: model.size (one of "
             f"{', '.join(SIZES)}), model.bert_config, or all of {', '.join(needed)}"
         )
-    architecture = Architecture.model_validate(values)
-    if architecture.hidden_size % architecture.num_attention_heads:
-        raise UserError(
-            f"model.architecture.num_attention_heads: found {architecture.num_attention_heads}, "
-            f"which does not divide hidden_size = {architecture.hidden_size}"
-        )
-    return architecture
+    return validate(Architecture, values, source="", key="model.architecture")
 
 
 def _sizes_of(size: Size) -> dict[str, int]:
-    """Returns the four values of an architecture that a named size stands for."""
+    """Returns the four values of a named size."""
     layers, hidden, heads = SIZES[size]
     return {
         "num_hidden_layers": layers,
@@ -294,10 +287,7 @@ def _sizes_of(size: Size) -> dict[str, int]:
 def _refuse_other_sizes(
     key: str, found: str, sizes: Mapping[str, object], architecture: ArchitectureChanges
 ) -> None:
-    """Raises ValueError if an architecture changes one of the four values of a size or file.
-
-    Such a change would silently turn ``model.size=base`` into another model.
-    """
+    """Raises ValueError if an architecture changes one of the four values of a size or file."""
     changed = architecture.model_dump(exclude_none=True)
     for name in _sizes_of("base"):
         if name in changed and sizes.get(name, changed[name]) != changed[name]:
@@ -309,39 +299,23 @@ def _refuse_other_sizes(
 
 
 def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
-    """Reads a file of google-research/bert; only its meaning of "gelu" needs translating."""
+    """Reads a file of google-research/bert and translates its "gelu"."""
     try:
-        found = read_json_object(epath.Path(path))
+        values = read_json_object(epath.Path(path))
+        # The multilingual and Chinese files have pooler_* and directionality, which nothing reads.
+        for key in [key for key in values if key.startswith("pooler_") or key == "directionality"]:
+            del values[key]
+        activation = str(values.get("hidden_act", "gelu"))
+        if activation not in GOOGLE_BERT_ACTIVATIONS:
+            allowed = ", ".join(GOOGLE_BERT_ACTIVATIONS)
+            raise UserError(f'{path}: hidden_act found "{activation:.60}", allowed: {allowed}')
+        values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[activation]
+        if values.get("vocab_size", vocab_size) != vocab_size:
+            raise UserError(
+                f"{path}: vocab_size found {values['vocab_size']}, "
+                f"but the tokenizer has {vocab_size} pieces"
+            )
+        validate(Architecture, {**values, "vocab_size": vocab_size}, source=path)
     except UserError as error:
-        raise UserError(f"model.bert_config: {error}") from None
-    # The multilingual and Chinese files have pooler_* and directionality, which nothing reads.
-    values = {
-        key: value
-        for key, value in found.items()
-        if not key.startswith("pooler_") and key != "directionality"
-    }
-    for key in values:
-        if key not in Architecture.model_fields:
-            near = did_you_mean(key, Architecture.model_fields)
-            raise UserError(f"model.bert_config: {path} has an unknown key {shown(key)}{near}")
-    activation = str(values.get("hidden_act", "gelu"))
-    if activation not in GOOGLE_BERT_ACTIVATIONS:
-        allowed = ", ".join(GOOGLE_BERT_ACTIVATIONS)
-        raise UserError(
-            f'model.bert_config: {path}: hidden_act found "{activation:.60}", allowed: {allowed}'
-        )
-    values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[activation]
-    if values.get("vocab_size", vocab_size) != vocab_size:
-        raise UserError(
-            f"model.bert_config: {path}: vocab_size found {values['vocab_size']}, "
-            f"but the tokenizer has {vocab_size} pieces"
-        )
-    try:
-        Architecture.model_validate({**values, "vocab_size": vocab_size})
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(
-            f"model.bert_config: {path}: {'.'.join(map(str, first['loc']))}: found "
-            f"{shown(first['input'])} ({first['msg']})"
-        ) from error
+        raise UserError(f"model.bert_config: {error}") from error
     return values

@@ -1,9 +1,8 @@
-"""Dropout whose bits are computed where they are used: nothing is stored between the passes.
+"""Dropout that computes its bits in the forward and in the backward pass and stores none.
 
 An element's bits depend on the key and its place in the global array. So a mask is the same on
-every mesh, every device computes those of its own elements alone, and the compiler fuses them into
-whatever reads them. The generator in a TPU's hardware cannot be split so: every chip would
-draw, and keep until the backward pass, the bits of the whole global batch.
+every mesh, a device computes the bits of its own elements, and the compiler fuses them into their
+reader. With a TPU's hardware generator every chip would draw and keep the bits of the whole batch.
 """
 
 from typing import TypeAlias
@@ -27,10 +26,9 @@ TileFactors: TypeAlias = tuple[Factors, Factors]  # of rows, of columns
 
 
 def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = None) -> Array:
-    """Returns `x` with elements dropped at `rate` and the rest scaled up.
+    """Returns `x` [*tiles, rows, width] with elements dropped at `rate` and the rest scaled up.
 
-    `x` is any activation [*tiles, rows, width]; `key` of threefry, or None in evaluation: all stay.
-    `lines`: as in `tile_factors`.
+    `key` is of threefry; None in evaluation drops nothing. `lines` are as in `tile_factors`.
     """
     if key is None or rate == 0.0:
         return x
@@ -40,10 +38,10 @@ def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = N
 def tile_factors(
     shape: tuple[int, ...], key: Array, rate: float, *, lines: Array | None = None
 ) -> TileFactors:
-    """Returns those of the rows and of the columns of an array [*tiles, rows, width].
+    """Returns the row and column hash factors of an array [*tiles, rows, width].
 
-    `lines`: the number of each row in its tile, int32, which broadcasts to [*tiles, rows]; None: as
-    they lie. So some rows of a tile have the bits that they have among all.
+    `lines` are the numbers of the rows in the whole tile, int32, broadcast to [*tiles, rows]; None:
+    all in order. So a part of a tile's rows has the same bits as in the whole tile.
     """
     *tiles, rows, width = shape
     first, second = tile_seeds(key, tuple(tiles))
@@ -55,21 +53,21 @@ def tile_factors(
     row_words = line_words(of_rows, first[..., None])
     column_words = line_words(numbered(width), second[..., None])
 
-    # Arrays of their own: the compiler would hash a row's number anew for each of its elements.
+    # The barrier makes them arrays: otherwise XLA hashes a row's number for each of its elements.
     return jax.lax.optimization_barrier(
         (row_factors(row_words), column_factors(column_words, rate))
     )
 
 
 def kept_elements(factors: TileFactors) -> Array:
-    """Returns which elements of the array stay, bool."""
+    """Returns which elements of the array are kept, bool."""
     rows, columns = factors
     down, across = (each[..., :, None] for each in rows), (each[..., None, :] for each in columns)
     return kept(tuple(down), tuple(across))
 
 
 def scale_up(rate: float, dtype: DTypeLike) -> float:
-    """Returns the factor of what is kept, rounded as the numbers that it multiplies."""
+    """Returns the factor of kept elements, rounded to their dtype."""
     return float(np.asarray(1 / (1 - rate), dtype))
 
 
@@ -83,8 +81,7 @@ def _drop_forward(x: Array, factors: TileFactors, rate: float) -> tuple[Array, T
 
 
 def _drop_backward(rate: float, factors: TileFactors, gradient: Array) -> tuple[Array, None]:
-    # Numbers that look like others: else the compiler would find that it computes a mask twice, and
-    # would keep it instead.
+    # Optimization barrier: without it XLA's CSE would keep the mask in memory.
     return masked(gradient, jax.lax.optimization_barrier(factors), rate), None
 
 

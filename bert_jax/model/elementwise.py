@@ -1,8 +1,7 @@
-"""GELU and LayerNorm with gradients of their own, computed in float32 whatever comes in.
+"""GELU and LayerNorm with gradients of their own, computed in float32 for any input.
 
-Written out, a gradient takes a third of the operations that are derived, and LayerNorm reads its
-input once where the derived one reads it three times: beside a product of matrices, which these are
-fused into, the rest of a layer costs what it reads and how often.
+A written-out gradient takes a third of the operations of JAX's own, and LayerNorm's reads its input
+once instead of three times. The compiler fuses them into products: only reads cost time.
 """
 
 import functools
@@ -46,7 +45,7 @@ def gelu_slope(wide: Array) -> Array:
 
 
 def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
-    # Else a compiler keeps tanh, which costs more to write and to read than to compute again.
+    # Without the barrier XLA keeps tanh: writing and reading it costs more than computing it again.
     x = jax.lax.optimization_barrier(x)
     slope = gelu_slope(x.astype(jnp.float32))
     return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
@@ -57,10 +56,9 @@ gelu_tanh.defvjp(_gelu_forward, _gelu_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def layer_norm(x: Array, scale: Array, bias: Array, eps: float, dtype: DTypeLike) -> Array:
-    """Returns ``(x − mean) / √(variance + eps) · scale + bias`` over the last axis.
+    """Returns ``(x − mean) / √(variance + eps) · scale + bias`` over the last axis, in `dtype`.
 
-    Source: arXiv 1607.06450.
-    `x`: [..., D]; `scale` and `bias`: float32 [D]; `dtype`: of the result.
+    `x` is [..., D]; `scale` and `bias` are float32 [D]. Source: arXiv 1607.06450.
     """
     return _norm_forward(x, scale, bias, eps, dtype)[0]
 
@@ -70,7 +68,7 @@ def _norm_forward(
 ) -> tuple[Array, tuple[Array, ...]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
-    # In a second pass: the difference of two means of squares cancels where the mean is large.
+    # In a second pass: a difference of two means of squares cancels if the mean is large.
     variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(variance + eps)
     y = (wide - mean) * inverse * scale + bias

@@ -23,7 +23,7 @@ class Embeddings(nnx.Module):
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = architecture.hidden_size
         normal = TruncatedNormal(architecture.initializer_range)
-        # Rows beyond the vocabulary are no pieces: zero, never looked up, never trained.
+        # Rows beyond the vocabulary are zero, never looked up and never trained.
         pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
         self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
         self.position = param(
@@ -35,7 +35,7 @@ class Embeddings(nnx.Module):
         self.dropout_rate = architecture.hidden_dropout_prob
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
-        """Returns the tokens' rows of the table, and its shares for the decoder, see `tied`."""
+        """Returns the tokens' rows of the table, and its shares, see `tied`."""
         table_VD = self.word[...]
         return looked_up(table_VD, shares_of(table_VD, self.gradient_dtype), input_ids)
 
@@ -50,9 +50,9 @@ class Embeddings(nnx.Module):
     ) -> Float[Array, "batch length hidden"]:
         """Returns the first layer's input.
 
-        `words_BLD`: of the tokens, if they have been looked up already (`bert_jax.model.tied`).
-        Token types: 0 in the first span, 1 in the second; ignored with one type. Positions: within
-        each packed example; None means 0 … length−1. `dropout_key`: None in evaluation.
+        Token types are 0 in the first span, 1 in the second; ignored with one type. Positions are
+        within each packed example, None for 0 … length−1. `words_BLD` are the tokens' rows, if the
+        caller has looked them up. `dropout_key` is None in evaluation.
         """
         x_BLD = self.look_up(input_ids)[0] if words_BLD is None else words_BLD
         if position_ids is None:
@@ -63,7 +63,7 @@ class Embeddings(nnx.Module):
         if types.shape[0] == 1:  # both spans have the one type
             x_BLD += types[None]
         else:
-            # Two rows: a product with a one-hot is cheaper than a gather and its scatter backwards.
+            # A product with a one-hot is cheaper than a gather of two rows and its gradient.
             one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(types.shape[0]))
             # Rows as one axis: see `project`.
             rows = one_hot.astype(types.dtype).reshape(-1, types.shape[0])

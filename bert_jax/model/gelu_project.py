@@ -15,9 +15,8 @@ Array = jax.Array
 def gelu_project(y: Array, bias: Array, kernel: Array, *, use: ParamUse) -> Array:
     """Returns ``gelu_tanh(y + bias) · kernel``, in the dtype of `y`.
 
-    GELU is computed again backwards: on a chip that costs less than to read it.
-
-    `y`: [..., F]; `bias`: float32 [F]; `kernel`: float32 [F, D].
+    The gradient computes GELU again: on a chip that costs less than reading it. `y` is [..., F],
+    `bias` float32 [F] and `kernel` float32 [F, D].
     """
     out: Array = _project(y, bias, kernel, use)
     return out
@@ -31,7 +30,7 @@ def _project(y: Array, bias: Array, kernel: Array, use: ParamUse) -> Array:
 def _forward(
     y: Array, bias: Array, kernel: Array, use: ParamUse
 ) -> tuple[Array, tuple[Array, Array]]:
-    # In the shape of the product before, whose epilogue it then is.
+    # In the shape of the product before: XLA makes it that product's epilogue.
     x = y + bias.astype(y.dtype)
     kernel = placed(kernel, x.dtype, use.axes)
     rows = gelu_tanh(_rows(x))
@@ -42,7 +41,7 @@ def _forward(
 def _backward(
     use: ParamUse, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array, Array]:
-    # Else the compiler would find that it computes GELU twice, and would keep it.
+    # Optimization barrier: without it XLA's CSE would keep GELU in memory.
     (x, kernel), gradient = jax.lax.optimization_barrier((kept, gradient))
     rows, gradient = _rows(x), _rows(gradient)
     of_rows, of_bias = gelu_product(gradient, kernel, rows, slope=gelu_slope)

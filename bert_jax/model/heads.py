@@ -21,10 +21,7 @@ from bert_jax.parallel.rules import constrain, on_one_cpu, parts_in_use
 
 
 class MlmHead(nnx.Module):
-    """Dense, activation, LayerNorm, then the embedding table itself as the decoder.
-
-    The table is handed in at every call: the head owns no reference to it.
-    """
+    """Dense, activation, LayerNorm, then the embedding table as the decoder: an argument."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = architecture.hidden_size
@@ -68,7 +65,7 @@ class MlmHead(nnx.Module):
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
 
     def _core(self) -> Callable[[Array, Array, Array, Array, Array], Scored] | None:
-        """Returns what decodes and scores at once where this run does; None: scores of logits."""
+        """Returns a function that decodes and scores at once; None if this run has none."""
         if self.loss == "fused":
             return decoded_cross_entropy
         if self.dtype == "float32" and on_one_cpu() and parts_in_use("vocab") == 1:
@@ -77,20 +74,16 @@ class MlmHead(nnx.Module):
 
     def _logits(self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
         logits_NV = add_bias(decoded(self._rows(hidden_BPD), table_VD, shares_SVD), self._bias())
-        # Nothing may stand between this shape and that of the loss, or both are copied.
+        # Any operation between this shape and the loss's shape would copy both.
         return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
 
     def _rows(self, hidden_BPD: Array) -> Array:
-        """Returns what is multiplied with the table, [N, D]."""
+        """Returns the rows that the table multiplies, [N, D]."""
         x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
         return x_BPD.reshape(-1, x_BPD.shape[-1])
 
     def _bias(self) -> Array:
-        """Returns the bias, which pads the vocabulary to a multiple of 128.
-
-        The table's rows beyond the vocabulary are zero, so the bias alone speaks for them: they
-        must never win or weigh in a softmax.
-        """
+        """Returns the bias, with −1e9 for the rows that pad the vocabulary: they never win."""
         is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
         return jnp.where(is_piece, self.bias[...], NO_PIECE)
 
@@ -119,8 +112,8 @@ class NextSentenceHead(nnx.Module):
     """Two classes over a pooled vector: 0 = the second span follows, 1 = it is random."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
-        # Two columns cost nothing in float32, and in bf16 the gradient of the bias, a sum of terms
-        # that nearly cancel, is a fifth off.
+        # Two columns cost nothing in float32. In bf16 the bias's gradient, a sum of terms that
+        # nearly cancel, is a fifth off.
         precise = execution.model_copy(update={"dtype": "float32"})
         self.classifier = Dense(
             (architecture.hidden_size, 2),

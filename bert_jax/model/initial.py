@@ -1,8 +1,7 @@
-"""What a parameter is before the first step.
+"""Initial values of parameters.
 
-``values(shape, seed=…, name=…)`` returns float32 numbers, a function of the arguments alone: the
-shape of the whole parameter with all layers, the run's seed, the parameter's own name
-(``encoder/layers/output/kernel``).
+``values(shape, seed=…, name=…)`` returns float32 numbers that depend on the arguments alone: the
+shape with all layers, the run's seed, the parameter's name (``encoder/layers/output/kernel``).
 """
 
 import dataclasses
@@ -14,7 +13,7 @@ import numpy as np
 
 from bert_jax.data.rng import stream
 
-# Numbers of one random stream: threads draw those of a large parameter beside each other.
+# Numbers of one random stream: threads draw the streams of a large parameter in parallel.
 _BLOCK: Final = 1 << 20
 _CUT: Final = 2.0  # deviations
 
@@ -33,17 +32,15 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNormal:
-    """A normal distribution without what lies beyond two standard deviations.
+    """A normal distribution cut at two standard deviations.
 
-    `tf.truncated_normal_initializer(stddev=0.02)` of google-research/bert truncates the normal and
-    does not rescale what is left, so the parameters' own deviation is 0.88 of the one named.
-
-    The host draws, and no device: a program that draws would be compiled for every model and mesh,
-    to run once.
+    Like `tf.truncated_normal_initializer(stddev=0.02)` of google-research/bert it does not rescale
+    the rest: the parameters' deviation is 0.88 of the given one. The host draws: a program that
+    draws would be compiled for every model and mesh, to run once.
     """
 
     deviation: float  # before truncation
-    rows: int | None = None  # drawn; those beyond are zero. None for all
+    rows: int | None = None  # to draw, None for all; further rows are zero
 
     def values(self, shape: tuple[int, ...], *, seed: int, name: str) -> np.ndarray:
         """Returns the truncated normal's values, by blocks of one stream each."""

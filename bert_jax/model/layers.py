@@ -1,4 +1,4 @@
-"""The parts every block is made of: parameters with named axes, products, LayerNorm, dropout.
+"""The parts of every block: parameters with named axes, products, LayerNorm.
 
 Shape suffixes: B batch, L length, Q tokens of a row whose states are computed, D hidden size, F FFN
 width, H heads, K head columns, P masked positions, E examples per row, V padded vocabulary.
@@ -31,29 +31,29 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
 
 
 def param(shape: Sequence[int], axes: LogicalAxes, initial: Initial) -> nnx.Param:
-    """Returns a float32 parameter: its shape, its logical axes and how it starts, no numbers."""
+    """Returns an abstract float32 parameter: shape, logical axes and initial values."""
     abstract = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
     return nnx.Param(abstract, logical=axes, initial=initial)
 
 
 class ParamUse(NamedTuple):
-    """How a parameter, stored in float32 and split over devices, takes part in a computation."""
+    """How a computation uses a parameter, stored in float32 and split over devices."""
 
-    stored: LogicalAxes  # what its axes mean
-    gradient_dtype: Dtype  # in which its gradient is summed over devices
+    stored: LogicalAxes
+    gradient_dtype: Dtype  # of the sum over devices
 
     @property
     def axes(self) -> LogicalAxes:
-        """What the axes mean where it is used."""
+        """The axes where it is used."""
         return whole(self.stored)
 
 
 class Dense(nnx.Module):
     """An affine map from the last axes of an activation to axes of its own.
 
-    Parameters are float32; the product is computed in the execution's dtype. The kernel is a
-    matrix, [inputs, outputs], whatever axes it maps: with 64 columns of a head as its last axis a
-    TPU would keep it transposed, and turn it round for every use and every update.
+    Parameters are float32; the product is computed in the execution's dtype. The kernel is always a
+    matrix, [inputs, outputs]: with a head's 64 columns as its last axis a TPU would store it
+    transposed, and transpose it for every use and update.
     """
 
     def __init__(
@@ -67,13 +67,8 @@ class Dense(nnx.Module):
     ) -> None:
         """Gives the kernel and the bias their shapes.
 
-        Args:
-            shape: sizes of what is mapped, output axes last.
-            axes: the logical axes of these; the first of the inputs and of the outputs are the
-                kernel's.
-            outputs: how many of the last axes are outputs, and so have a bias.
-            architecture: gives the deviation of the kernel's first values.
-            execution: gives the dtype of the product.
+        `shape` and `axes` are sizes and logical axes of the inputs and then of the `outputs` last
+        axes, which have a bias. The kernel has the first axis of the inputs and of the outputs.
         """
         self.inputs = len(shape) - outputs
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
@@ -88,7 +83,7 @@ class Dense(nnx.Module):
         return self.with_bias(self.without_bias(x))
 
     def without_bias(self, x: Array) -> Array:
-        """Returns the product alone, [..., outputs] with one axis for all of them."""
+        """Returns the product alone, [..., outputs], with one axis for all outputs."""
         x = x.astype(self.dtype)
         flat = x.reshape(*x.shape[: x.ndim - self.inputs], -1)
         return project(flat, self.kernel[...], use=self.use)
@@ -102,17 +97,16 @@ class Dense(nnx.Module):
 def spread(bias: Array, y: Array, *, of: Dense) -> Array:
     """Returns a bias over the rows of `y`, in a map's dtype.
 
-    Cast after it is spread: its gradient is then summed over the rows in the dtype of gradients.
+    The cast comes last: the bias's gradient is then summed in the dtype of gradients.
     """
     return jnp.broadcast_to(bias.astype(of.use.gradient_dtype), y.shape).astype(of.dtype)
 
 
 def project(x: Array, kernel: Array, *, use: ParamUse) -> Array:
-    """Returns ``x · kernel`` for `x` [..., I] and a kernel [I, O].
+    """Returns ``x · kernel`` for `x` [..., I] and a kernel [I, O], as a product of two matrices.
 
-    As a product of two matrices: a gradient that contracts batch and length as two axes makes
-    XLA's CPU compiler transpose its operands element by element, GELU's backward pass and all,
-    which took four tenths of the time of the FFN.
+    If a gradient contracts batch and length as two axes, XLA's CPU compiler transposes its operands
+    element by element: four tenths of the FFN's time.
     """
     y: Array = product(x.reshape(-1, x.shape[-1]), kernel, x.dtype, use)
     return y.reshape(*x.shape[:-1], -1)
@@ -120,13 +114,10 @@ def project(x: Array, kernel: Array, *, use: ParamUse) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def product(rows: Array, kernel: Array, dtype: DTypeLike, use: ParamUse) -> Array:
-    """Returns ``rows · kernel``, computed in the rows' dtype.
+    """Returns ``rows · kernel`` in `dtype`, for `rows` [N, I] and a float32 `kernel` [I, O].
 
-    The kernel's gradient leaves its product in a dtype of its own. In that of the rows, where JAX
-    would have it, the sum over the devices that share the rows would be taken in bfloat16: the
-    compiler sums what a product gives, and casts afterwards.
-
-    `rows`: [N, I]; `kernel`: float32 [I, O]; `dtype`: of the result.
+    The product of the kernel's gradient has a dtype of its own. JAX's own gradient has the dtype of
+    the rows, and the sum over devices would be in bfloat16: XLA sums before it casts.
     """
     return _product_forward(rows, kernel, dtype, use)[0]
 
@@ -151,9 +142,9 @@ product.defvjp(_product_forward, _product_backward)
 
 
 def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
-    """Returns the gradient of a kernel [I, O], float32, as `product` has it.
+    """Returns the gradient of `product`'s kernel, float32 [I, O].
 
-    `rows`: [N, I], what is multiplied; `gradient`: [N, O], of the product.
+    `rows` are its operand [N, I], `gradient` is the product's [N, O].
     """
 
     def share(rows: Array, gradient: Array) -> Array:
@@ -168,21 +159,19 @@ def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
 
 
 def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:
-    """Returns a parameter as it is used; cast first, so that half the bytes are gathered."""
+    """Returns a parameter for use; it is cast first, so that half the bytes are gathered."""
     if param.dtype != dtype:
-        # Once, and not anew for every tile of a product, which is what becomes of it inside one.
+        # The barrier keeps the cast out of the product, which would cast for every tile.
         param = jax.lax.optimization_barrier(param.astype(dtype))
     return constrain(param, *axes)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def project_each(x: Array, kernels: tuple[Array, ...], use: ParamUse) -> tuple[Array, ...]:
-    """Returns ``x · kernel`` for each kernel, as arrays of their own.
+    """Returns ``x · kernel`` for `x` [B, L, I] and each kernel, float32 [I, O].
 
-    Backwards it is one product of all gradients, stacked in front. So is the gradient of `x` a
-    single sum, which a tensor axis takes over devices once and not for every kernel.
-
-    `x`: [B, L, I]; `kernels`: float32 [I, O] each.
+    The backward pass is one product of all gradients, stacked in front. So the gradient of `x` is
+    one sum over devices, and not one for every kernel.
     """
     return _project_each_forward(x, kernels, use)[0]
 
@@ -210,7 +199,7 @@ def _project_each_backward(
     inputs, outputs = use.axes
     arguments = ("batch", inputs), ("rest", "batch", outputs)
     shares = device_shares(share, rows, stacked, arguments=arguments, axes=("rest", *use.axes))
-    # One by one: cut along an axis that is not the first, a sum would be an all-reduce after all.
+    # One by one: a sum that is cut along another axis than the first would be an all-reduce.
     of_kernels = (summed_shares(shares[:, at], use.stored) for at in range(len(kernels)))
     return of_rows.reshape(x.shape), tuple(each.astype(jnp.float32) for each in of_kernels)
 
@@ -223,7 +212,7 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = (architecture.hidden_size,)
-        # Not "embed": splitting vectors of a few hundred numbers costs more than it saves.
+        # Not "embed": splitting a few hundred numbers costs more than it saves.
         self.scale = param(width, ("hidden",), Constant(1.0))
         self.bias = param(width, ("hidden",), Constant(0.0))
         self.eps = architecture.layer_norm_eps
@@ -239,9 +228,8 @@ class LayerNorm(nnx.Module):
 def add_bias(y: Array, bias: Array) -> Array:
     """Returns ``y + bias`` for `y` [N, V] and `bias` [V].
 
-    The bias's gradient is a product with ones: the sum over rows that stands there else takes XLA's
-    CPU compiler as long as the projection itself where V is a vocabulary. With eight rows of them,
-    since a TPU's compiler makes a sum of one.
+    The bias's gradient is a product with ones: for a vocabulary, XLA's sum over rows takes a CPU as
+    long as the projection. The ones have eight rows, because a TPU's compiler makes one row a sum.
     """
     return y + bias
 
@@ -261,7 +249,7 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 def gather_positions(
     x_BLD: Float[Array, "batch length width"], positions_BQ: Int[Array, "batch queries"]
 ) -> Float[Array, "batch queries width"]:
-    """Returns what an array has at the given positions of each row."""
+    """Returns the vectors at the given positions of each row."""
     return jnp.take_along_axis(x_BLD, positions_BQ[..., None], axis=1)
 
 

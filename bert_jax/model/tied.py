@@ -1,9 +1,9 @@
-"""The gradient of the vocabulary's table, which is looked up and predicted from.
+"""The gradient of the vocabulary's table, which both the lookup and the decoder read.
 
-The decoder gives all of it, the lookup adds to few rows. As two gradients they would be
-two arrays of the table's size, and a third their sum. So the decoder's goes on to the lookup's
-backward pass as `shares`, which have no content forward: what every device has found by itself.
-Only what both have made of it is summed over devices.
+The decoder's gradient covers the table, the lookup's a few rows. Two gradients would be two arrays
+of the table's size, and their sum a third. Instead the decoder passes its gradient to the lookup's
+backward pass as `shares`, one per device, which are zeros forward. The lookup adds to the shares,
+and only then they are summed over devices.
 
 Shape suffixes: S devices that share the batch, V pieces, D hidden size, B batch, L length.
 """
@@ -25,10 +25,7 @@ _SHARES = ("batch", *_TABLE)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def shares_of(table_VD: Float[Array, "vocab hidden"], dtype: Dtype) -> Array:
-    """Returns what the table's gradient is gathered in, zeros [S, V, D] that nobody reads.
-
-    `dtype`: in which devices' shares are summed.
-    """
+    """Returns unread zeros [S, V, D], whose gradient is the table's; it is summed in `dtype`."""
     del dtype
     shape = (parts_in_use("batch"), *table_VD.shape)
     return constrain(jnp.zeros(shape, jnp.float32), *_SHARES)
@@ -51,11 +48,11 @@ def looked_up(
     shares_SVD: Float[Array, "devices vocab hidden"],
     input_ids: Int[Array, "batch length"],
 ) -> tuple[Array, Array]:
-    """Returns the table's rows [B, L, D], and the shares for whatever else reads the table.
+    """Returns the table's rows [B, L, D], and the shares for the decoder.
 
     The gradient goes to the shares alone.
     """
-    # Whole rows are wanted: under fsdp this is where the table is gathered.
+    # Whole rows: under fsdp this gathers the table.
     return constrain(table_VD, *_TABLE)[input_ids], shares_SVD
 
 
@@ -71,7 +68,7 @@ def _looked_up_backward(
     of_rows, shares = gradient
 
     def share(shares: Array, numbers: Array, ids: Array, of_rows: Array) -> Array:
-        """Adds on one device; rows of pieces that others have are left out."""
+        """Adds on one device, and drops the rows of other devices' pieces."""
         own = ids.reshape(-1) - numbers[0]
         own = jnp.where(own >= 0, own, len(numbers))  # a negative one would count from the end
         of_rows = of_rows.reshape(-1, of_rows.shape[-1])
@@ -96,10 +93,7 @@ def decoded(
     table_VD: Float[Array, "vocab hidden"],
     shares_SVD: Float[Array, "devices vocab hidden"],
 ) -> Array:
-    """Returns ``rows · tableᵀ``, computed in the rows' dtype: float32 [N, V].
-
-    The table's gradient goes to its shares.
-    """
+    """Returns ``rows · tableᵀ``, float32 [N, V]; the table's gradient goes to its shares."""
     return _decoded_forward(rows_ND, table_VD, shares_SVD)[0]
 
 

@@ -1,8 +1,7 @@
-"""Attention in plain JAX: the reference that every other implementation is held to.
+"""Attention in plain JAX: the reference for every other implementation.
 
-Its gradient is written out. What the backward pass needs of a probability, and whether dropout kept
-it, is one number: negative where it was dropped, else scaled up. So no mask is made twice, scores
-are not kept, and of the arrays of size length × length only they are float32.
+Its gradient is written out. One number holds a probability and its dropout: negative if dropped,
+otherwise scaled up. So no mask is made twice, scores are not kept, and only scores are float32.
 """
 
 import functools
@@ -16,10 +15,10 @@ from bert_jax.kernels.attention_bodies import centred_keys
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
 from bert_jax.parallel.rules import on_one_cpu
 
-# Finite, so that a row without any visible key gives a uniform average and not a NaN.
+# Finite: a row without a visible key gives a uniform average and no NaN.
 MASKED: Final = -1e9
 
-# On a CPU: as many parts as most machines have cores, each large enough to be worth its calls.
+# On a CPU: as many parts as most machines have cores, of at least this many scores each.
 _MOST_PARTS: Final = 8
 _LEAST_SCORES: Final = 2**17
 
@@ -39,9 +38,8 @@ def xla_attention(
     softmax(q·kᵀ/√K) in float32 over the keys of the query's own segment, dropout on the
     probabilities, times v (google-research/bert `modeling.py`, `attention_layer`).
 
-    `segment_ids`: 1, 2, … for the packed example a token belongs to, 0 for padding; a token attends
-    to its own segment only. `dropout_key`: None in evaluation. `queries_BQ`: of which tokens the
-    queries are; None: all, as they lie.
+    `segment_ids` number a row's packed examples 1, 2, …; padding is 0. `queries_BQ` are the tokens
+    of the queries, None for all in order. `dropout_key` is None in evaluation.
     """
     batch, length, heads, _ = k_BLHK.shape
     of_queries, lines = segment_ids, None
@@ -78,18 +76,18 @@ def _attended(
     *,
     rate: float,
 ) -> Array:
-    # Heads first: the product of a head is then one of whole matrices, which CPUs are faster at.
-    # TPU programs are the same either way.
+    # Heads first: a head's product is then one of whole matrices, which is faster on CPUs. TPU
+    # programs are the same either way.
     q, k, v = (each.swapaxes(1, 2) for each in (q_BQHK, k_BLHK, v_BLHK))
     out: Array = _attend(q, k, v, segments, factors, 0.0 if factors is None else rate)
     return out.swapaxes(1, 2)
 
 
 def _parts(q_BQHK: Array, k_BLHK: Array) -> int:
-    """Returns how many parts of a batch are computed apart from each other.
+    """Returns how many parts of a batch are computed separately.
 
-    XLA's CPU client computes a product of many small matrices on one core, and what does not depend
-    on one another side by side.
+    XLA's CPU client runs a product of many small matrices on one core, and independent products
+    side by side.
     """
     if not on_one_cpu():
         return 1
@@ -105,7 +103,7 @@ def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
 
 
 def same_segment(of_queries: Array, of_keys: Array) -> Array:
-    """Returns which keys are of a query's segment: of [B, Q] and [B, L], bool [B, 1, Q, L]."""
+    """Returns which keys are in a query's segment: [B, Q] and [B, L] → bool [B, 1, Q, L]."""
     return of_queries[:, None, :, None] == of_keys[:, None, None, :]
 
 
@@ -135,7 +133,7 @@ def _backward(
     rate: float, saved: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, Array, None, None]:
     q, k, v, signed, out = saved
-    # Σ weights · their gradients, for each query and head: what softmax takes off.
+    # Σ weights · their gradients, for each query and head: softmax subtracts it.
     taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     kept = jnp.maximum(signed, 0)
     slopes = jnp.einsum("bhqk,bhlk->bhql", gradient, v, preferred_element_type=jnp.float32)

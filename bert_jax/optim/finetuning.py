@@ -1,7 +1,13 @@
-"""The optimizer of fine-tuning: corrected Adam, rates by layer, frozen parts."""
+"""The optimizer of fine-tuning: corrected Adam, rates by layer, frozen parts.
+
+A model's units are, in order, its embeddings, each layer, its pooler and its heads. Each unit is
+frozen, and has a learning rate, as a whole. An array "by unit" has one entry for each.
+"""
 
 import math
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +15,7 @@ import numpy as np
 import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.optim.optimizer import (
     FlatAxes,
     decay_mask,
@@ -19,10 +25,12 @@ from bert_jax.optim.optimizer import (
 )
 from bert_jax.optim.schedule import Schedule, warmup_constant, warmup_linear
 from bert_jax.optim.sections import FinetuneOptimizerSection
-from bert_jax.optim.units import frozen_units, unit_heights, unit_of_parameters
 from bert_jax.parallel.compiling import made_once
+from bert_jax.parallel.rules import LogicalAxes
 
 Axes = Any  # a nested dict of LogicalAxes
+
+_LAYERS: Final = re.compile(r"layers\.([0-9]+)(?:-([0-9]+))?")
 
 
 def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Schedule:
@@ -37,12 +45,10 @@ def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Sch
 def make_finetune_optimizer(
     section: FinetuneOptimizerSection, axes: Axes, *, depth: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer; `update` is given the learning rate, as that of `make_optimizer`.
+    """Returns the optimizer; its `update` takes the learning rate, as `make_optimizer`'s does.
 
-    `axes`: the logical axes of every parameter; `depth`: layers of the encoder.
-
-    Raises:
-        UserError: `freeze` names what the model does not have.
+    `axes` are the logical axes of every parameter, `depth` the layers of the encoder. Raises
+    UserError if `freeze` names a unit that the model does not have.
     """
     given = without(section, "learning_rate", "schedule", "warmup_fraction")
     return _make_optimizer(given, tuple(flatten_dict(axes).items()), depth=depth)
@@ -52,9 +58,9 @@ def make_finetune_optimizer(
 def _make_optimizer(
     section: FinetuneOptimizerSection, axes: FlatAxes, *, depth: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns one flat chain without parts that have no effect; `find_moments` reads it.
+    """Returns one flat chain without ineffective parts; `find_moments` reads it.
 
-    Frozen gradients to zero → clip (by the norm of what trains) → Adam → decay → factor of the
+    Frozen gradients to zero → clip (by the norm of trained units) → Adam → decay → factor of the
     layer → frozen updates to zero. A frozen parameter keeps its bits and moments of zero.
     """
     nested = unflatten_dict(dict(axes))
@@ -64,7 +70,7 @@ def _make_optimizer(
             'optimizer.freeze: found "pooler", which this task\'s model does not have, allowed: '
             "embeddings, encoder, layers.N, layers.N-M"
         )
-    units = unit_of_parameters(nested, depth=depth)
+    units = _unit_of_parameters(nested, depth=depth)
     keep = [_zero_frozen(frozen, units)] if frozen.any() else []
     parts = [*keep]
     if section.clip_norm is not None:
@@ -73,21 +79,19 @@ def _make_optimizer(
     parts.append(adam(section.beta1, section.beta2, section.eps))
     parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
     if section.layer_decay != 1.0:
-        parts.append(_scale_by_unit(section.layer_decay ** unit_heights(depth), units))
+        below_heads = np.array([depth + 1, *range(depth, 0, -1), 0, 0], np.int32)  # by unit
+        parts.append(_scale_by_unit(section.layer_decay**below_heads, units))
     return optax.chain(*parts, *keep, scale_by_given_rate())
 
 
 def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: int) -> Any:
-    """Returns the nested dicts of parameters with True for those that never change at all.
+    """Returns the nested dict of parameters with True if every unit of a parameter is frozen.
 
-    A loss whose parameters pass through `jax.lax.stop_gradient` where this is True has no backward
-    pass below what trains. A parameter that holds all layers is True only if all are frozen.
-
-    Raises:
-        UserError: `freeze` names what no encoder of this depth has.
+    `jax.lax.stop_gradient` of these parameters ends the backward pass at the lowest trained unit.
+    Raises UserError if `freeze` names a unit that no encoder of this depth has.
     """
     frozen = frozen_units(section.freeze, depth=depth)
-    units = unit_of_parameters(axes, depth=depth)
+    units = _unit_of_parameters(axes, depth=depth)
     return jax.tree.map(lambda unit: bool(frozen[unit].all()), units)
 
 
@@ -102,8 +106,7 @@ def _scale_by_unit(factors: np.ndarray, units: Any) -> optax.GradientTransformat
 def _zero_frozen(frozen: np.ndarray, units: Any) -> optax.GradientTransformation:
     """Replaces the updates of frozen units (bool [units]) by zeros.
 
-    The zeros of a wholly frozen parameter depend on no gradient, so the compiler drops the
-    gradient's computation: no backward pass runs below the lowest unit that trains.
+    The zeros of a wholly frozen parameter depend on no gradient, so XLA drops the gradient.
     """
 
     def mask(update: jax.Array, unit: np.ndarray) -> jax.Array:
@@ -114,3 +117,66 @@ def _zero_frozen(frozen: np.ndarray, units: Any) -> optax.GradientTransformation
         return zeros if held.all() else jnp.where(held, zeros, update)
 
     return optax.stateless(lambda updates, params: jax.tree.map(mask, updates, units))
+
+
+def _unit_of_parameters(axes: Any, *, depth: int) -> Any:
+    """Returns the nested dict of each parameter's unit: its index, int32.
+
+    ``{"encoder": {"layers": {"kernel": ("layers", "embed", "mlp")}}}`` of two layers →
+    ``{"encoder": {"layers": {"kernel": [[[1]], [[2]]]}}}``
+
+    Their shapes broadcast against the parameters. Raises ValueError if a parameter of the encoder
+    is neither in its embeddings nor in its layers.
+    """
+
+    def place(path: Any, names: LogicalAxes) -> np.ndarray:
+        keys = [entry.key for entry in path]
+        if keys[0] == "pooler":
+            return np.array(depth + 1, np.int32)
+        if keys[0] != "encoder":
+            return np.array(depth + 2, np.int32)
+        if keys[1] == "embeddings":
+            return np.array(0, np.int32)
+        if keys[1] != "layers":
+            raise ValueError(f"a parameter of the encoder is of no unit: {'/'.join(keys)}")
+        shape = [depth if name == "layers" else 1 for name in names]
+        return np.arange(1, depth + 1, dtype=np.int32).reshape(shape)
+
+    return jax.tree_util.tree_map_with_path(
+        place, axes, is_leaf=lambda node: isinstance(node, tuple)
+    )
+
+
+def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:
+    """Returns which units a list of names freezes: bool [units].
+
+    ``("embeddings", "layers.0-1")`` of three layers → ``[True, True, True, False, False, False]``
+
+    The names are those of `FinetuneOptimizerSection.freeze`. Raises UserError for another name.
+    """
+    frozen = np.zeros(depth + 3, np.bool_)
+    for name in names:
+        frozen[_span(name, depth)] = True
+    return frozen
+
+
+def _span(name: str, depth: int) -> slice:
+    named = {
+        "embeddings": slice(0, 1),
+        "encoder": slice(0, depth + 1),
+        "pooler": slice(depth + 1, depth + 2),
+    }
+    if name in named:
+        return named[name]
+    match = _LAYERS.fullmatch(name)
+    if match is not None:
+        first = int(match[1])
+        last = int(match[2]) if match[2] is not None else first
+        if first <= last < depth:
+            return slice(first + 1, last + 2)
+    # No suggestion for digits out of range.
+    near = "" if match else did_you_mean(name, (*named, *(f"layers.{at}" for at in range(depth))))
+    raise UserError(
+        f'optimizer.freeze: found "{name}", allowed: {", ".join(named)}, layers.N or layers.N-M '
+        f"with N ≤ M from 0 to {depth - 1}{near}"
+    )

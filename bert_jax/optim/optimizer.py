@@ -21,10 +21,7 @@ AnySection = TypeVar("AnySection", bound=AdamSection)
 
 
 class MomentsState(NamedTuple):
-    """First and second moments of the gradients, laid out like the parameters.
-
-    The transformation that makes them withholds a bad step's by itself, see `scale_by_bert_adam`.
-    """
+    """First and second moments of the gradients, in trees like the parameters'."""
 
     mu: Params
     nu: Params
@@ -33,9 +30,8 @@ class MomentsState(NamedTuple):
 def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTransformationExtraArgs:
     """Returns clip → moments → decay (→ trust ratio) → −learning rate.
 
-    ``update(…, learning_rate=rate)``: the rate comes from outside, see `scale_by_given_rate`; so
-    may the gradient's norm, see `clip_by_given_norm`.
-    LAMB needs the axes, of every parameter, to keep the layers of a stacked parameter apart.
+    `update` takes the rate as an argument, see `scale_by_given_rate`, and may take the gradient's
+    norm, see `clip_by_given_norm`. LAMB separates the layers of a stacked parameter by its axes.
     """
     needed = tuple(flatten_dict(axes or {}).items()) if section.name == "lamb" else ()
     return _make_optimizer(without(section, "learning_rate", "warmup_steps"), needed)
@@ -59,7 +55,7 @@ def _make_optimizer(
 
 
 def without(section: AnySection, *names: str) -> AnySection:
-    """Returns a section with the defaults in place of fields that the optimizer does not read."""
+    """Returns a section with defaults for the fields that the optimizer does not read."""
     fields = type(section).model_fields
     return section.model_copy(update={name: fields[name].default for name in names})
 
@@ -67,9 +63,8 @@ def without(section: AnySection, *names: str) -> AnySection:
 def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Scales gradients to a global norm of at most `limit`.
 
-    ``update(…, gradient_norm=norm)`` (float32 []) spares a second reading of all gradients where
-    the caller has their norm. As one factor in front of the moments it spares a writing, too.
-    Source: `tf.clip_by_global_norm`, as google-research/bert `optimization.py` uses it.
+    ``update(…, gradient_norm=norm)`` (float32 []) saves reading all gradients a second time.
+    Source: `tf.clip_by_global_norm` in google-research/bert `optimization.py`.
     """
 
     def update(
@@ -89,10 +84,10 @@ def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
 
 def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:
-    """Multiplies with minus the learning rate that `update` is given, and counts updates.
+    """Multiplies with minus `update`'s argument `learning_rate`, and counts updates.
 
-    The rate is no part of the optimizer, so that one compiled step serves every schedule. What it
-    is a function of is: `schedule_count` of the state before the update.
+    The rate is an argument, so that one compiled step serves every schedule. A schedule reads
+    `schedule_count` of the state before the update.
     """
 
     def init(params: optax.Params) -> optax.ScaleByScheduleState:
@@ -131,10 +126,8 @@ def scale_by_bert_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam without bias correction: ``m / (√v + eps)``, both moments starting at zero.
 
-    ``update(…, applied=False)`` (bool [], traced) leaves the moments as they are. Chosen here,
-    before the update is computed from them, the new moments take the place of the old ones in
-    memory; chosen after it, both are needed at once and copied.
-
+    ``update(…, applied=False)`` (bool [], traced) keeps the moments of a bad step. A choice before
+    the update lets new moments replace old ones in memory; a later choice would copy both.
     Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
     """
 
@@ -173,13 +166,13 @@ def find_moments(opt_state: Any) -> MomentsState | None:
 
 
 def schedule_count(opt_state: Any) -> jax.Array:
-    """Returns how many updates a state's learning rate counts, int32 []: skipped steps are none."""
+    """Returns the number of a state's updates, int32 [], without skipped steps."""
     counts = [part.count for part in opt_state if isinstance(part, optax.ScaleByScheduleState)]
-    return jnp.asarray(counts[-1])  # the learning rate comes last; unfreezing counts the same
+    return jnp.asarray(counts[-1])  # the learning rate comes last
 
 
 def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
-    """Returns a fresh `opt_state`, without bias correction, as after `step` steps elsewhere."""
+    """Returns a fresh `opt_state` without bias correction, with the moments after `step` steps."""
     count = jnp.asarray(step, jnp.int32)
 
     def renew(part: Any) -> Any:
@@ -193,9 +186,7 @@ def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
 def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
     """LAMB's ``‖parameter‖ / ‖update‖``, one ratio for each parameter of each layer.
 
-    A stacked parameter holds all layers, so a plain norm over it would mix them. Parameters that
-    do not decay keep a ratio of 1, as in the authors' code.
-
+    Parameters that do not decay have a ratio of 1, as in the authors' code.
     Source: arXiv 1904.00962, algorithm 2, with φ the identity.
     """
 

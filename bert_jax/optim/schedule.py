@@ -1,4 +1,4 @@
-"""Learning-rate schedules as numbers that a compiled step takes in: one program serves them all."""
+"""Learning-rate schedules as arguments of a compiled step: one program serves all schedules."""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class _Row(NamedTuple):
     """A segment of a schedule: a rise from 0, then a line down to 0."""
 
     warmup: float  # steps of the rise
-    end: float  # the step at which the line ends; infinite: it stays at the peak
-    fall: float  # steps in which the line comes down from the peak to 0
+    end: float  # last step of the line; infinite: the rate stays at the peak
+    fall: float  # steps of the line from the peak to 0
     peak: float
-    begin: float = 0.0  # the step of the run at which the segment's step 0 is
+    begin: float = 0.0  # step of the run at the segment's step 0
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
@@ -38,8 +38,7 @@ def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
     """Returns google-research/bert's schedule: linear warm-up, then linear decay to zero.
 
     The decay is a line from `peak` at step 0 to 0 at the last step, and warm-up replaces its
-    first part (google-research/bert `optimization.py`): after warm-up the rate goes on at
-    ``peak · (1 − warmup/steps)``, not at the peak.
+    beginning: after it the rate is ``peak · (1 − warmup/steps)``. Source: `optimization.py`.
     """
     rows: list[_Row] = []
     begin = 0
@@ -54,10 +53,9 @@ def warmup_linear(*, peak: float, steps: int, warmup_steps: int) -> Schedule:
 
     ``warmup_linear(peak=1, steps=4, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 0.5, 0
 
-    Hugging Face's `get_linear_schedule_with_warmup`, under which published fine-tuning figures
-    were made. `linear_schedule` is that of google-research/bert: its line starts at step 0 and
-    warm-up hides its beginning, so it never reaches the peak and is lower by warmup/steps of it
-    where warm-up ends. `warmup_steps` is at most `steps`; 0 starts at the peak.
+    Source: Hugging Face's `get_linear_schedule_with_warmup`, the schedule of published fine-tuning
+    results; `linear_schedule` never reaches the peak. `warmup_steps` is at most `steps`; 0 starts
+    at the peak.
     """
     fall = max(1, steps - warmup_steps)
     return np.array([_Row(warmup=warmup_steps, end=steps, fall=fall, peak=peak)], np.float32)
@@ -67,6 +65,5 @@ def warmup_constant(*, peak: float, warmup_steps: int) -> Schedule:
     """Returns a rise from 0 to the peak over the warm-up, then the peak.
 
     ``warmup_constant(peak=1, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 1, 1
-    Without warm-up it is the peak throughout.
     """
     return np.array([_Row(warmup=warmup_steps, end=math.inf, fall=1, peak=peak)], np.float32)

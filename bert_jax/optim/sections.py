@@ -1,4 +1,4 @@
-"""Settings of the optimizers and their schedules, where reading them does not import JAX."""
+"""Settings of the optimizers and their schedules. Needs no JAX."""
 
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ class AdamSection(Section):
     beta1: float = pydantic.Field(default=0.9, ge=0, lt=1)
     """Decay of the mean of gradients."""
     beta2: float = pydantic.Field(default=0.999, ge=0, lt=1)
-    """Decay of the mean of their squares."""
+    """Decay of the mean of squared gradients."""
     eps: float = pydantic.Field(default=1e-6, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = pydantic.Field(default=0.01, ge=0)
@@ -29,7 +29,7 @@ class AdamSection(Section):
     bias_correction: bool = False
     """Whether moments are corrected for their start at zero. google-research/bert does not."""
     clip_norm: float | None = pydantic.Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm. None: never."""
+    """The largest global norm of gradients; longer ones are scaled down. None: no limit."""
 
 
 class OptimizerSection(AdamSection):

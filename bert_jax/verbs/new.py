@@ -1,37 +1,34 @@
 """`bert-jax new`: a commented configuration to begin with."""
 
 from pathlib import Path
-from typing import Final
 
 from etils import epath
 
-from bert_jax.config import packaged_configs, read_packaged
+from bert_jax.config import NEW, packaged_configs, read_packaged
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 
-_FOLDER: Final = "new/"
-
 
 def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
-    """Writes a commented configuration, whose names of files are yours to change.
+    """Writes a commented configuration; change its file names to yours.
 
     ``bert_jax.new("table") -> Path("table.yaml")``
 
     Args:
         kind: "table", "glue" or "pretrain".
-        path: of the file; None for ``KIND.yaml`` where you are.
-        force: replace a file that is there.
+        path: of the file; None for ``KIND.yaml`` in the working directory.
+        force: replace an existing file.
 
     Raises:
-        UserError: no such kind, or the file is there.
+        UserError: no such kind, or the file exists.
     """
-    kinds = [name.removeprefix(_FOLDER) for name in packaged_configs() if name.startswith(_FOLDER)]
+    kinds = [name.removeprefix(NEW) for name in packaged_configs() if name.startswith(NEW)]
     if kind not in kinds:
         near = did_you_mean(kind, kinds)
         raise UserError(f'new: found "{kind}", allowed: {", ".join(kinds)}{near}')
     target = Path(path or f"{kind}.yaml")
     if target.exists() and not force:
         raise UserError(f"{target}: is already there; allowed: another name, or --force")
-    text = read_packaged(f"{_FOLDER}{kind}")
+    text = read_packaged(f"{NEW}{kind}")
     write_whole(epath.Path(target), text.replace(f"{kind}.yaml", target.name).encode())
     return target

@@ -128,7 +128,7 @@ def test_missing_sizes_are_named() -> None:
     [
         (
             {"hiden_size": 768},
-            'has an unknown key "hiden_size"; did you mean "hidden_size"?',
+            ': hiden_size: unknown key; did you mean "hidden_size"?',
         ),
         ({"hidden_act": "swish"}, ': hidden_act found "swish", allowed: gelu, relu'),
         (
@@ -143,7 +143,7 @@ def test_a_foreign_file_is_refused_with_the_key(
     path = write(tmp_path, RELEASED | change)
     message = refused(ModelSection(bert_config=path))
     assert message.startswith(f"model.bert_config: {path}")
-    assert message.endswith(expected)
+    assert expected in message
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_an_ill_typed_or_impossible_value_is_refused_with_key_and_value(
 ) -> None:
     path = write(tmp_path, RELEASED | {key: value})
     message = refused(ModelSection(bert_config=path))
-    assert message.startswith(f"model.bert_config: {path}: {key}: found {json.dumps(value)} (")
+    assert message.startswith(f"model.bert_config: {path}: {key}: found {json.dumps(value)}, ")

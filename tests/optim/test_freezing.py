@@ -10,9 +10,8 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution, HeadsSection
-from bert_jax.optim.finetuning import make_finetune_optimizer
+from bert_jax.optim.finetuning import frozen_units, make_finetune_optimizer
 from bert_jax.optim.sections import FinetuneOptimizerSection
-from bert_jax.optim.units import frozen_units
 from bert_jax.train.state import ModelDefinition, define_model
 from tests.support import small_architecture
 
