@@ -1,18 +1,49 @@
 """`bert-jax export`: a run's checkpoint → Hugging Face, google-research/bert, StableHLO."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final, Literal
 
+import jax
+from etils import epath
 from rich.console import Console
 
 from bert_jax.errors import UserError
-from bert_jax.files.atomic import new_directory
+from bert_jax.files.atomic import new_directory, write_whole
+from bert_jax.files.read import read_text
 from bert_jax.files.remote import is_remote
-from bert_jax.interop.exporting import Format, write_export
+from bert_jax.interop.hf import write_hf
+from bert_jax.interop.mapping import Pretrained
 from bert_jax.interop.sources import push
+from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
+from bert_jax.interop.stablehlo import export_stablehlo
+from bert_jax.interop.tf_bert import write_tf
 from bert_jax.narration import doing
-from bert_jax.runs.directory import open_run
+from bert_jax.parallel.mesh import open_mesh
+from bert_jax.runs.checkpoints import load_moments, load_params
+from bert_jax.runs.directory import CONFIG, TOKENIZER, Run, open_run, read_run_provenance
+from bert_jax.runs.evaluation import Evaluation, read_evaluation
 from bert_jax.runs.lock import hold_output
+from bert_jax.runs.settings import describe
+
+Format = Literal["hf", "tf", "stablehlo"]
+
+HF_USAGE: Final = """```python
+from transformers import AutoTokenizer, {kind}
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = {kind}.from_pretrained("{name}")
+```"""
+
+TF_USAGE: Final = """```sh
+python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=bert_config.json \\
+  --vocab_file=vocab.txt …
+```
+
+`tokenizer_config.json` says what `--do_lower_case` must be."""
+
+FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"
 
 
 def export(
@@ -64,7 +95,7 @@ def export(
         new_directory(target, force=force) as aside,
         doing(f"writing {output}"),
     ):
-        written = write_export(
+        written = _write(
             *(aside, run),
             to=to,
             kind=kind,
@@ -77,3 +108,77 @@ def export(
         address = push(target, push_to, private=private, message=f"bert-jax: {written}")
         show(f"{push_to}: {address}")
     return target
+
+
+def _write(
+    directory: Path,
+    run: Run,
+    *,
+    to: Format,
+    kind: str | None,
+    outputs: Sequence[str] | None,
+    title: str,
+    checkpoint: str,
+) -> str:
+    """Writes a checkpoint and its model card into an empty directory; returns step and heads."""
+    loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
+    params, heads = jax.device_get(loaded.params), describe(run.heads)
+    model = Pretrained(run.architecture, run.heads, params, run.tokenizer, step=loaded.step)
+    if to == "stablehlo":
+        export_stablehlo(
+            directory,
+            architecture=run.architecture,
+            execution=run.model.execution,
+            heads=run.heads,
+            params=params,
+            outputs=outputs,
+        )
+        run.tokenizer.save(directory / TOKENIZER)
+        usage = STABLEHLO_USAGE
+    elif to == "tf":
+        write_tf(directory, model._replace(moments=load_moments(run, loaded)))
+        usage = TF_USAGE
+    else:
+        chosen = write_hf(directory, model, kind=kind)
+        usage, heads = HF_USAGE.format(kind=chosen, name=title), f"{heads} ({chosen})"
+    written = f"step {loaded.step}"
+    card = _model_card(
+        run,
+        title=title,
+        text=f"BERT with {heads}, exported by bert-jax from {written} of the run.",
+        usage=usage,
+        evaluation=read_evaluation(run, step=loaded.step),
+    )
+    write_whole(epath.Path(directory / "README.md"), card.encode())
+    return f"{written}, {heads}"
+
+
+def _model_card(
+    run: Run, *, title: str, text: str, usage: str, evaluation: Evaluation | None
+) -> str:
+    """Returns a model card in Markdown; configuration and provenance are the run's own files."""
+    parts = [
+        FRONT_MATTER,
+        f"# {title}\n",
+        f"{text}\n",
+        f"## Use\n\n{usage}\n",
+        f"## Architecture\n\n{_table(run.architecture.model_dump())}\n",
+    ]
+    if evaluation is not None:
+        scores = {name: f"{value:.6g}" for name, value in evaluation.scores.items()}
+        parts.append(
+            f"## Evaluation\n\nStep {evaluation.step}, {evaluation.examples} held-out "
+            f"examples of `{evaluation.dataset}`.\n\n{_table(scores)}\n"
+        )
+    # The configuration of an import that was not trained here holds only unused defaults.
+    if run.has("train") or run.is_fine_tuned:
+        config = read_text(run.directory / CONFIG).strip()
+        parts.append(f"## Training\n\n```yaml\n{config}\n```\n")
+    shown = json.dumps(read_run_provenance(run.directory), indent=2, ensure_ascii=False)
+    parts.append(f"## Provenance\n\n```json\n{shown}\n```\n")
+    return "\n".join(parts)
+
+
+def _table(values: Mapping[str, object]) -> str:
+    rows = "\n".join(f"| {key} | {value} |" for key, value in values.items())
+    return f"| | |\n|---|---|\n{rows}"

@@ -1,24 +1,39 @@
 """`bert-jax import`: a Hugging Face or google-research/bert checkpoint → a run directory."""
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import filelock
+import jax
+import jax.numpy as jnp
 from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
+from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import user_cache
-from bert_jax.interop.importing import read_checkpoint, summarize, write_imported_run
+from bert_jax.interop.hf_tokenizer import tokenizer_files
+from bert_jax.interop.importing import read_checkpoint
+from bert_jax.interop.mapping import Params, Pretrained
 from bert_jax.interop.sources import fetch, identify, is_checkpoint, is_hub_name
+from bert_jax.model.config import Execution, ModelSection
 from bert_jax.narration import doing
+from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.places import MODELS
-from bert_jax.runs.directory import CONFIG
+from bert_jax.runs.checkpoints import write_checkpoints
+from bert_jax.runs.directory import CONFIG, write_run
 from bert_jax.runs.lock import hold_output, hold_run
+from bert_jax.runs.settings import describe
+from bert_jax.train.progress import IMPORTED
+from bert_jax.train.state import TrainState, run_key
+
+# Orbax needs these bytes beside the array that it writes.
+SAVE_SLACK_BYTES: Final = 1 << 20
 
 
 def import_checkpoint(
@@ -58,7 +73,6 @@ def import_checkpoint(
             raise UserError(
                 f"import: found {path}, allowed: a local path (copy it from the bucket)"
             )
-    config = RunConfig()
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_output(run_dir))
         if Path(run_dir, CONFIG).exists():  # may be training
@@ -66,17 +80,9 @@ def import_checkpoint(
         aside = stack.enter_context(new_directory(Path(run_dir), force=force))
         stack.enter_context(doing(f"importing {source}"))
         model = read_checkpoint(directory, tokenizer=tokenizer, lower_case=lower_case)
-        write_imported_run(
-            aside,
-            model,
-            run_dir=run_dir,
-            settings=config.model_dump(mode="json"),
-            optimizer=config.optimizer,
-            seed=config.seed,
-            record={} if fetched is None else fetched.record,
-        )
+        _write(aside, model, run_dir, record={} if fetched is None else fetched.record)
     if console is not None:
-        for line in summarize(model):
+        for line in _summary(model):
             console.print(f"{run_dir}: {line}", markup=False, soft_wrap=True)
     return Path(run_dir)
 
@@ -108,3 +114,77 @@ def find_origin(source: str) -> Origin:
                 f"{MODELS}{found.pinned}" if on_hub else str(found.directory), str(run_dir)
             )
     return Origin(str(run_dir), found.pinned)
+
+
+def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, str]) -> None:
+    """Writes the run directory at `root`, named `run_dir` later; JAX's arrays replace the model's.
+
+    `record` is the source of the model, for provenance.json.
+    """
+    config, directory = RunConfig(), model.files[0].parent
+    files = sorted([*model.files, *tokenizer_files(directory)])
+    write_run(
+        epath.Path(root),
+        config.model_dump(mode="json"),
+        run_dir=run_dir,
+        model=ModelSection(execution=Execution(dtype="float32"), heads=model.heads),
+        architecture=model.architecture,
+        tokenizer=model.tokenizer,
+        origin={
+            "imported_from": {
+                **record,
+                "directory": str(directory),
+                "sha256": {path.name: sha256_of(path) for path in files},
+            },
+            "tensors_ignored": dict(model.ignored),
+        },
+    )
+    largest = max(leaf.nbytes for leaf in jax.tree.leaves(model.params))
+    _to_device(model.params)
+    step = model.step or 0
+    with write_checkpoints(root, save_bytes=largest + SAVE_SLACK_BYTES) as checkpointer:
+        if model.moments is None:
+            checkpointer.save_params(model.params, step=step)
+        else:
+            state = _train_state(model.params, model.moments, step, config)
+            checkpointer.save(state, step=step, progress={IMPORTED: True})
+
+
+def _summary(model: Pretrained) -> list[str]:
+    """Returns what was imported, in lines for the user."""
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    moments = "" if model.moments is None else f", Adam's moments at step {model.step or 0}"
+    rows, pieces = model.architecture.vocab_size, model.tokenizer.vocab_size
+    lines = [f"{numbers:,} parameters, {describe(model.heads)}, {pieces:,} pieces{moments}"]
+    if rows > pieces:
+        lines.append(
+            f"vocab_size is {rows:,}: {rows - pieces:,} rows have no piece; they are kept and "
+            f"never predicted"
+        )
+    if model.architecture.type_vocab_size == 1:
+        lines.append("type_vocab_size is 1: both spans of a pair get token type 0")
+    return lines
+
+
+def _train_state(params: Params, moments: MomentsState, step: int, config: RunConfig) -> TrainState:
+    """Returns the state that a run with these settings would have saved at that step."""
+    for part in moments:
+        _to_device(part)
+    optimizer = make_optimizer(config.optimizer, axes=None)  # only LAMB's updates read the axes
+    fresh = jax.eval_shape(optimizer.init, params)
+    return TrainState(
+        step=jnp.asarray(step, jnp.int32),
+        rng=run_key(config.seed),
+        params=params,
+        opt_state=with_moments(fresh, moments, step=step),
+        healthy=jnp.ones((), jnp.bool_),
+    )
+
+
+def _to_device(params: Params) -> None:
+    """Replaces NumPy arrays by JAX's one at a time; Orbax would copy all NumPy arrays."""
+    for name, value in params.items():
+        if isinstance(value, dict):
+            _to_device(value)
+        else:
+            params[name] = jax.device_put(value, jax.devices("cpu")[0])

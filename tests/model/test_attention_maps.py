@@ -8,8 +8,7 @@ import torch
 from flax import nnx
 from transformers import BertModel
 
-from bert_jax.model.attention_maps import attention_maps
-from bert_jax.model.bert import Bert, bert_builder
+from bert_jax.model.bert import Bert, attention_maps, bert_builder
 from bert_jax.model.config import Execution
 from bert_jax.model.xla_attention import xla_attention
 from tests.interop.hf_checkpoints import (

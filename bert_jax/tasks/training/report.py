@@ -9,8 +9,7 @@ import numpy as np
 from flax import nnx
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.model.attention_maps import attention_maps
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, attention_maps
 from bert_jax.parallel.compiling import made_once
 from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.page import ReportInputs, render
