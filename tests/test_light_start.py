@@ -7,59 +7,43 @@ from pathlib import Path
 from tests.corpus import make_dataset, write_tokenizer
 from tests.project import ROOT, environment
 
-HEAVY = ("jax", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets", "pyarrow")
-
-
-def said_by(program: str) -> list[str]:
-    """Returns the words that a program prints, run by a Python of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout.split()
-
-
+HEAVY = (
+    *("jax", "jaxlib", "flax", "optax", "grain", "orbax", "scipy", "tensorflow_datasets"),
+    *("pyarrow", "torch", "tensorflow"),
+)
 LIGHT = (
-    *(
-        "bert_jax.config",
-        "bert_jax.verbs.vocab",
-        "bert_jax.verbs.examples",
-        "bert_jax.verbs.doctor",
-    ),
+    *("bert_jax", "bert_jax.config", "bert_jax.data.rows.masking", "bert_jax.text"),
+    *("bert_jax.verbs.vocab", "bert_jax.verbs.examples", "bert_jax.verbs.doctor"),
     *("bert_jax.launch.local_launcher", "bert_jax.verbs.submit", "bert_jax.verbs.watch"),
     *("bert_jax.verbs.stop", "bert_jax.verbs.jobs", "bert_jax.cli.commands"),
 )
 
 
-def test_verbs_that_do_not_compute_load_no_heavy_library() -> None:
-    program = "import sys\n" + "".join(
-        f"import {module}\nprint(*['{module}:' + n for n in {HEAVY} if n in sys.modules])\n"
-        for module in LIGHT
+def said_by(program: str, cwd: Path = ROOT) -> list[str]:
+    """Returns the lines that a program prints, run by a Python of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=cwd,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert said_by(program) == []
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
-def test_the_first_line_of_a_run_waits_for_no_library_of_settings() -> None:
-    """Nor does --help."""
+def test_the_first_line_of_a_run_and_verbs_that_do_not_compute_load_no_heavy_library() -> None:
+    """Nor does --help; the first line waits for no library of settings either."""
     program = (
         "import sys, bert_jax.cli; print('click' in sys.modules)\n"
         "import bert_jax.cli.commands, bert_jax.narration, bert_jax.parallel.stop_signal\n"
-        "print(*[name for name in ('pydantic', 'yaml', 'numpy', 'psutil') if name in sys.modules])"
+        "print([name for name in ('pydantic', 'yaml', 'numpy', 'psutil') if name in sys.modules])\n"
+    ) + "".join(
+        f"import {module}\nprint(['{module}:' + n for n in {HEAVY} if n in sys.modules])\n"
+        for module in LIGHT
     )
-    assert said_by(program) == ["False"]
-
-
-def test_a_training_process_does_not_load_pytorch(tmp_path: Path) -> None:
-    """tensorboardX would load it where it is installed, as it is with the tests."""
-    program = (
-        "import sys, bert_jax.verbs.pretrain, bert_jax.verbs.finetune\n"
-        "from bert_jax.train.writer import RunWriter\n"
-        f"writer = RunWriter({str(tmp_path)!r}, resume_step=0)\n"
-        "writer.write('train', 1, {'loss': 1.0})\n"
-        "writer.close()\n"
-        "print('torch' in sys.modules)"
-    )
-    assert said_by(program) == ["False"]
-    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    assert said_by(program) == ["False", *["[]"] * (1 + len(LIGHT))]
 
 
 _MISTAKES = """
@@ -116,16 +100,7 @@ def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_p
         "{run_dir: new, finetune: {init_from: nowhere, "
         "task: {kind: table, train: none.csv, text: text, label: label}}}"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", _MISTAKES],
-        cwd=tmp_path,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
+    told = said_by(_MISTAKES, tmp_path)
     expected = (
         "dataset: no such directory; expected a dataset",
         'override train.phases.0.stepz: unknown key; did you mean "steps"?',
@@ -159,6 +134,12 @@ from bert_jax.cli.commands import cli
 
 for verb in pkgutil.iter_modules(bert_jax.verbs.__path__, "bert_jax.verbs."):
     importlib.import_module(verb.name)
+from bert_jax.train.writer import RunWriter
+
+writer = RunWriter(".", resume_step=0)
+writer.write("train", 1, {"loss": 1.0})
+writer.close()
+print("torch" in sys.modules)
 for verb in ("vocab", "examples"):
     found = CliRunner().invoke(cli, [verb, "run.yaml"])
     assert found.exit_code == 2, (verb, found.output, found.exception)
@@ -166,23 +147,20 @@ for verb in ("vocab", "examples"):
 """
 
 
-def test_only_making_data_needs_the_libraries_of_the_extra_data(tmp_path: Path) -> None:
+def test_only_making_data_needs_its_libraries_and_training_loads_no_pytorch(
+    tmp_path: Path,
+) -> None:
     write_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "text.txt").write_text("One sentence .\n")
     (tmp_path / "run.yaml").write_text(
         "vocab: {input: [text.txt], output: made/tokenizer}\n"
         "examples: {input: [text.txt], tokenizer: tokenizer, output: made/dataset}\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_DATA],
-        cwd=tmp_path,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for verb, line in zip(("vocab", "examples"), done.stdout.splitlines(), strict=True):
+    torch, *lines = said_by(_WITHOUT_DATA, tmp_path)
+    # tensorboardX would load it where it is installed, as it is with the tests.
+    assert torch == "False"
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+    for verb, line in zip(("vocab", "examples"), lines, strict=True):
         assert line.startswith("bert-jax: tensorflow-datasets, mwparserfromhell, sentencex, rensa:")
         assert f"needed for {verb}" in line
         assert "'.[data]'" in line

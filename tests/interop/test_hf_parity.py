@@ -4,10 +4,9 @@ Two implementations that share no line, joined by the importer's own table of na
 loss and gradients agree to a few float32 roundings.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,6 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
-from bert_jax.model.bert import Bert
-from bert_jax.model.config import Execution
 from bert_jax.objectives.registry import objective_of
 from tests.interop.hf_checkpoints import (
     Imported,
@@ -69,11 +66,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 # Tokenizers with fewer pieces than the embedding has rows: in the softmax each row counts.
 PIECES = {"L2-H48-tanh": 143, "L5-H64-erf-three-types": 250}
-QUANTITIES = ("hidden_states", "pooled", "mlm", "next_sentence")
 
 
-@dataclasses.dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """What one implementation computed; padding is left out."""
 
     hidden_states: np.ndarray  # [layers + 1, real tokens, D]: of the embeddings, of each layer
@@ -103,31 +98,6 @@ def run_hf(model: BertForPreTraining, batch: dict[str, np.ndarray]) -> Side:
     )
 
 
-def every_hidden_state(
-    found: Imported, params: Any, batch: dict[str, jax.Array]
-) -> list[jax.Array]:
-    """The states under and after every layer: those of the models that end there."""
-    embeddings = bind(found.run.build, params).encoder.embeddings
-    ids = (batch["input_ids"], batch["token_type_ids"], None)
-    states = [embeddings(*ids, dropout_key=None)]
-    for depth in range(1, found.run.architecture.num_hidden_layers + 1):
-        layers = jax.tree.map(lambda leaf, depth=depth: leaf[:depth], params["encoder"]["layers"])
-        cut = params | {"encoder": params["encoder"] | {"layers": layers}}
-        states.append(bind(shallower(found, depth), cut).hidden(batch, dropout_key=None))
-    return states
-
-
-def shallower(found: Imported, depth: int) -> Callable[[], Bert]:
-    """Builds the run's model with its first layers alone."""
-    cut = found.run.architecture.model_copy(update={"num_hidden_layers": depth})
-    execution = Execution(dtype="float32")
-
-    def build() -> Bert:
-        return Bert(architecture=cut, execution=execution, heads=found.run.heads)
-
-    return build
-
-
 def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
     """Loss and gradients through the objective of the run, the rest through its model."""
     batch = jax.tree.map(jnp.asarray, arrays)
@@ -136,13 +106,13 @@ def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
 
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss_and_outputs(params: Any) -> tuple[jax.Array, Any]:
-        states = every_hidden_state(found, params, batch)
         model = bind(found.run.build, params)
-        pooled = model.pooler(states[-1][:, :1])
+        last = model.hidden(batch, dropout_key=None)
+        pooled = model.pooler(last[:, :1])
         outputs = (
-            states,
+            (model.every_layer(batch), last),
             pooled[:, 0],
-            model.mlm_logits(states[-1], everywhere),
+            model.mlm_logits(last, everywhere),
             model.next_sentence(pooled)[:, 0],
         )
         trained = bind(task.build, params)
@@ -150,9 +120,10 @@ def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
         return loss, outputs
 
     (loss, outputs), gradients = jax.device_get(jax.jit(loss_and_outputs)(found.params))
-    states, pooled, mlm, next_sentence = outputs
+    (states, last), pooled, mlm, next_sentence = outputs
+    np.testing.assert_allclose(states[-1][real], last[real], rtol=0, atol=1e-6)
     return Side(
-        hidden_states=np.stack([state[real] for state in states]),
+        hidden_states=states[:, real],
         pooled=pooled,
         mlm=mlm[real][:, : found.run.architecture.vocab_size],
         next_sentence=next_sentence,
@@ -161,54 +132,33 @@ def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
     )
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def sides(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Side, Side]:
-    """Ours and Hugging Face's, from the same checkpoint."""
-    where = tmp_path_factory.mktemp("parity")
-    config = hf_config(**CONFIGS[request.param])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_states_logits_loss_and_gradients_are_those_of_hugging_face(
+    name: str, tmp_path: Path
+) -> None:
+    config = hf_config(**CONFIGS[name])
     model = hf_model(BertForPreTraining, config)
     batch = mixed_batch(config)
-    source = save(model, where / "hf", pieces=PIECES.get(request.param))
-    found = import_run(source, where / "run")
-    return run_ours(found, batch), run_hf(model, batch)
-
-
-@pytest.mark.parametrize("quantity", QUANTITIES)
-def test_every_state_and_logit_is_that_of_hugging_face(
-    sides: tuple[Side, Side], quantity: str
-) -> None:
-    ours, theirs = (getattr(side, quantity) for side in sides)
-    assert ours.shape == theirs.shape
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
-
-
-def test_the_loss_is_that_of_hugging_faces_logits_under_google_researchs_rule(
-    sides: tuple[Side, Side],
-) -> None:
-    ours, theirs = sides
+    found = import_run(save(model, tmp_path / "hf", pieces=PIECES.get(name)), tmp_path / "run")
+    ours, theirs = run_ours(found, batch), run_hf(model, batch)
+    for quantity in ("hidden_states", "pooled", "mlm", "next_sentence"):
+        one, other = (getattr(side, quantity) for side in (ours, theirs))
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5, err_msg=quantity)
+    # google-research/bert's rule over Hugging Face's logits.
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
-
-
-def test_every_gradient_is_that_of_torch(sides: tuple[Side, Side]) -> None:
-    ours, theirs = sides
     assert ours.gradients.keys() == theirs.gradients.keys()
+    keys = [name for name in theirs.gradients if "attention.self.key.bias" in name]
     errors = {
         name: relative_error(ours.gradients[name], expected)
         for name, expected in theirs.gradients.items()
-        if "attention.self.key.bias" not in name
+        if name not in keys
     }
     assert {name: error for name, error in errors.items() if error > 1e-4} == {}
-
-
-def test_the_key_bias_has_no_gradient_on_either_side(sides: tuple[Side, Side]) -> None:
-    """It adds the same number to every score of a query, which softmax takes out again: what
-    either side computes is rounding, so the two are compared with zero and not with each other."""
-    ours, theirs = (side.gradients for side in sides)
-    names = [name for name in theirs if "attention.self.key.bias" in name]
-    assert names
-    for name in names:
-        scale = np.linalg.norm(theirs[name.replace("key", "query")])
-        assert np.linalg.norm(ours[name]) < 1e-4 * scale
-        assert np.linalg.norm(theirs[name]) < 1e-4 * scale
+    # A key's bias adds the same number to every score of a query, which softmax takes out again:
+    # what either side computes is rounding, and is compared with zero.
+    assert keys
+    for name in keys:
+        scale = np.linalg.norm(theirs.gradients[name.replace("key", "query")])
+        for side in (ours, theirs):
+            assert np.linalg.norm(side.gradients[name]) < 1e-4 * scale

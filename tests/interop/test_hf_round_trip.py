@@ -1,9 +1,8 @@
 """Every class of Hugging Face's goes in and out again, and a run of our own goes out."""
 
-import functools
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,13 @@ from tests.interop.hf_checkpoints import (
     hf_model,
     import_run,
     mixed_batch,
+    read_run,
     save,
     stored,
     torch_inputs,
     write_tokenizer,
 )
+from tests.project import ok
 
 LABELS = {0: "against", 1: "neutral", 2: "for"}
 THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
@@ -66,28 +67,14 @@ CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
 # Tokenizers with fewer pieces than the embedding has rows; others have a piece for each row.
 PIECES = {"masked-lm": 143, "token": 121}
 ROWS = 6
-TASKS = [name for name, (kind, _, _) in CASES.items() if CLASSES[kind].task is not None]
-
-
-class Journey(NamedTuple):
-    """A checkpoint of Hugging Face's, the run made of it, and the checkpoint made of that."""
-
-    kind: str
-    model: PreTrainedModel
-    source: Path
-    found: Imported
-    output: Path
-
-
-@functools.cache
-def journey(where: Path, case: str) -> Journey:
-    """Saves, imports and exports."""
-    kind, changes, options = CASES[case]
-    model = hf_model(getattr(transformers, kind), hf_config(**changes), **options)
-    source = save(model, where / case, pieces=PIECES.get(case))
-    found = import_run(source, where / f"{case}-run")
-    output = export(str(where / f"{case}-run"), str(where / f"{case}-out"), to="hf", kind=kind)
-    return Journey(kind, model, source, found, output)
+# Labels, and their meaning, as the run keeps them.
+MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "sequence": (tuple(LABELS.values()), "single_label"),
+    "sequence-multi-label": (tuple(LABELS.values()), "multi_label"),
+    "sequence-unsaid": (tuple(LABELS.values()), None),
+    "sequence-regression": (("LABEL_0",), "regression"),
+    "token": (tuple(LABELS.values()), None),
+}
 
 
 @pytest.fixture(scope="module")
@@ -109,65 +96,47 @@ def test_the_cases_are_every_class() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_tensor_comes_back_byte_for_byte(where: Path, case: str) -> None:
-    travelled = journey(where, case)
-    before, after = stored(travelled.source), stored(travelled.output)
+def test_a_checkpoint_comes_back_byte_for_byte_and_computes_the_same(
+    where: Path, case: str
+) -> None:
+    kind, changes, options = CASES[case]
+    model = hf_model(getattr(transformers, kind), hf_config(**changes), **options)
+    source = save(model, where / case, pieces=PIECES.get(case))
+    found = import_run(source, where / f"{case}-run")
+    output = export(str(where / f"{case}-run"), str(where / f"{case}-out"), to="hf", kind=kind)
+
+    before, after = stored(source), stored(output)
     assert after.keys() == before.keys()
     for name, tensor in before.items():
         assert (after[name].dtype, after[name].shape) == (tensor.dtype, tensor.shape), name
         assert after[name].tobytes() == tensor.tobytes(), name
 
+    told, again = model.config.to_dict(), BertConfig.from_pretrained(output).to_dict()
+    assert {key: value for key, value in again.items() if told[key] != value} == {}
+    assert json.loads((output / "config.json").read_text())["architectures"] == [kind]
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_configuration_comes_back(where: Path, case: str) -> None:
-    _, model, _, _, output = journey(where, case)
-    before, after = model.config.to_dict(), BertConfig.from_pretrained(output).to_dict()
-    assert {key: value for key, value in after.items() if before[key] != value} == {}
-    assert json.loads((output / "config.json").read_text())["architectures"] == [CASES[case][0]]
+    for one, other in zip(answers(model), answers(loaded(kind, output, **options)), strict=True):
+        assert one.tobytes() == other.tobytes()
 
-
-@pytest.mark.parametrize("case", CASES)
-def test_hugging_face_loads_what_comes_back_and_computes_the_same(where: Path, case: str) -> None:
-    kind, model, _, _, output = journey(where, case)
-    again = loaded(kind, output, **CASES[case][2])
-    for before, after in zip(answers(model), answers(again), strict=True):
-        assert before.tobytes() == after.tobytes()
+    heads = found.run.heads
+    assert (heads.labels, heads.problem) == MEANING.get(case, ((), None))
+    if heads.task is not None:
+        assert_same_logits(found, model)
 
 
-@pytest.mark.parametrize("case", TASKS)
-def test_task_logits_are_those_of_hugging_face(where: Path, case: str) -> None:
-    _, model, _, found, _ = journey(where, case)
-    task, batch = found.run.heads.task, mixed_batch(model.config, rows=ROWS)
-    expected = answers(model)
-    theirs = np.stack(expected, axis=-1) if task == "question_answering" else expected[0]
+def assert_same_logits(found: Imported, model: PreTrainedModel) -> None:
+    """That the task's head says what Hugging Face's says."""
+    task, batch, theirs = found.run.heads.task, mixed_batch(model.config, rows=ROWS), answers(model)
+    expected = np.stack(theirs, axis=-1) if task == "question_answering" else theirs[0]
     if task == "multiple_choice":
-        theirs = theirs.reshape(ROWS, 1)  # a choice is a row
+        expected = expected.reshape(ROWS, 1)  # a choice is a row
     bound = found.model
     ours = np.asarray(bound.task_logits(bound.hidden(jax_batch(batch), dropout_key=None)))
-    assert ours.dtype == np.float32
-    assert ours.shape == theirs.shape
+    assert (ours.dtype, ours.shape) == (np.float32, expected.shape)
     if not found.run.heads.reads_pooled:
         real = batch["segment_ids"] == 1
-        ours, theirs = ours[real], theirs[real]
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("case", "labels", "problem"),
-    [
-        ("sequence", tuple(LABELS.values()), "single_label"),
-        ("sequence-multi-label", tuple(LABELS.values()), "multi_label"),
-        ("sequence-regression", ("LABEL_0",), "regression"),
-        ("token", tuple(LABELS.values()), None),
-        ("multiple-choice", (), None),
-        ("pretraining", (), None),
-    ],
-)
-def test_labels_and_their_meaning_are_kept_in_the_run(
-    where: Path, case: str, labels: tuple[str, ...], problem: str | None
-) -> None:
-    heads = journey(where, case).found.run.heads
-    assert (heads.labels, heads.problem) == (labels, problem)
+        ours, expected = ours[real], expected[real]
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
 def answers(model: PreTrainedModel) -> list[np.ndarray]:
@@ -219,6 +188,22 @@ def test_a_run_of_our_own_loads_without_a_missing_or_unexpected_key_and_computes
     found = [answer[real] if answer.ndim == 3 else answer for answer in answers(model)]
     for answer, expected in zip(found, wanted[kind], strict=True):
         np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
+
+
+def test_a_model_with_one_token_type_is_imported_and_takes_pairs(tmp_path: Path) -> None:
+    config = hf_config(type_vocab_size=1)
+    source = save(hf_model(transformers.BertForPreTraining, config), tmp_path / "hf")
+    said = ok("import", source, tmp_path / "run")
+    assert "type_vocab_size is 1: both spans of a pair get token type 0" in said
+    found = read_run(tmp_path / "run")
+    assert found.run.architecture.type_vocab_size == 1
+    batch = jax_batch(mixed_batch(config))
+    pairs = batch | {"token_type_ids": batch["segment_ids"]}
+    one, both = (found.model.hidden(each, dropout_key=None) for each in (batch, pairs))
+    np.testing.assert_array_equal(both, one)  # mixed_batch has type 0 alone
+    assert not batch["token_type_ids"].any()
+    ok("export", tmp_path / "run", tmp_path / "back")
+    assert BertConfig.from_pretrained(tmp_path / "back").type_vocab_size == 1
 
 
 def test_what_is_exported_tokenizes_as_the_run(where: Path, own_run: Imported) -> None:

@@ -60,7 +60,7 @@ def change_weights(checkpoint: Path, change: Callable[[dict[str, np.ndarray]], N
     safetensors.numpy.save_file(tensors, path)
 
 
-def test_a_whole_checkpoint_is_imported_and_never_overwritten_unasked(checkpoint: Path) -> None:
+def test_a_run_is_never_overwritten_unasked_nor_by_an_import_that_fails(checkpoint: Path) -> None:
     target = checkpoint.parent / "run"
     first = invoke("import", checkpoint, target)
     assert first.exit_code == 0, first.output
@@ -70,23 +70,11 @@ def test_a_whole_checkpoint_is_imported_and_never_overwritten_unasked(checkpoint
     (target / "mark").touch()
     assert invoke("import", checkpoint, target, "--force").exit_code == 0
     assert not (target / "mark").exists()
-    assert sorted(path.name for path in target.parent.iterdir()) == ["hf", "run"]
-
-
-def test_a_failed_import_leaves_the_old_run_as_it_was(checkpoint: Path) -> None:
-    target = checkpoint.parent / "run"
-    assert invoke("import", checkpoint, target).exit_code == 0
     before = (target / "config.yaml").read_bytes()
     change_config(checkpoint, hidden_act="swish")
     assert invoke("import", checkpoint, target, "--force").exit_code == 2
     assert (target / "config.yaml").read_bytes() == before
-
-
-def test_a_git_lfs_pointer(checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
-    )
-    assert "git-lfs pointer, not the weights; `git lfs pull`" in refused(checkpoint)
+    assert sorted(path.name for path in target.parent.iterdir()) == ["hf", "run"]
 
 
 class Evil:
@@ -116,14 +104,6 @@ def test_a_pickle_with_code_in_it_is_not_run(checkpoint: Path, form: str) -> Non
     assert f"{name}: " in line
     assert "can run any code" in line
     assert not mark.exists()
-
-
-def test_a_vocabulary_of_another_size(checkpoint: Path) -> None:
-    with (checkpoint / "vocab.txt").open("a") as vocabulary:
-        vocabulary.write("zzz\n")
-    assert f"vocab_size: found {len(PIECES)}, but the tokenizer has {len(PIECES) + 1}" in refused(
-        checkpoint
-    )
 
 
 @pytest.mark.parametrize(
@@ -176,23 +156,31 @@ def test_tensors_missing_unknown_mistyped_and_untied(checkpoint: Path) -> None:
     assert f"decoder.weight differs from {words}" in untied
 
 
-def test_casing_that_is_not_stated(checkpoint: Path) -> None:
-    (checkpoint / "tokenizer_config.json").unlink()
-    assert "its casing is not known" in refused(checkpoint)
+def test_other_files_that_are_not_a_checkpoints(checkpoint: Path) -> None:
+    def line_after(name: str, content: str | None) -> str:
+        whole = (checkpoint / name).read_bytes() if (checkpoint / name).exists() else None
+        (checkpoint / name).unlink(missing_ok=True)
+        if content is not None:
+            (checkpoint / name).write_text(content)
+        line = refused(checkpoint)
+        if whole is not None:
+            (checkpoint / name).write_bytes(whole)
+        return line
 
-
-def test_two_vocabularies_that_disagree(checkpoint: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n"
+    assert "git-lfs pointer, not the weights; `git lfs pull`" in line_after(
+        "model.safetensors", pointer
+    )
+    longer, swapped = [*PIECES, "zzz"], [*PIECES[:-2], PIECES[-1], PIECES[-2]]
+    said = line_after("vocab.txt", "\n".join(longer))
+    assert f"vocab_size: found {len(PIECES)}, but the tokenizer has {len(longer)}" in said
+    assert "its casing is not known" in line_after("tokenizer_config.json", None)
+    assert "found no checkpoint, allowed: a Hugging Face directory" in line_after(
+        "config.json", None
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     tokenizer.backend_tokenizer.save(str(checkpoint / "tokenizer.json"))
-    (checkpoint / "vocab.txt").write_text(
-        "".join(f"{piece}\n" for piece in [*PIECES[:-2], PIECES[-1], PIECES[-2]])
-    )
-    assert "vocabulary differs from vocab.txt" in refused(checkpoint)
-
-
-def test_no_checkpoint_at_all(checkpoint: Path) -> None:
-    (checkpoint / "config.json").unlink()
-    assert "found no checkpoint, allowed: a Hugging Face directory" in refused(checkpoint)
+    assert "vocabulary differs from vocab.txt" in line_after("vocab.txt", "\n".join(swapped))
 
 
 def test_an_import_without_the_mlm_head_does_not_guess_words(checkpoint: Path) -> None:
