@@ -25,7 +25,6 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.manifest import read_manifest, write_manifest
-from bert_jax.train.restore import restore_state
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from tests.support import small_task
@@ -72,9 +71,9 @@ def measure(size: Architecture, directory: Path, *, saves: int) -> None:
     if problem is not None:
         raise RuntimeError(f"checkpoint {saves + 1}: {problem}")
     with Checkpointer(directory, SECTION, read_only=True) as checkpoints:
-        checkpoints.problem(saves + 1)  # verified before the clock starts
+        checkpoints.on_disk.problem(saves + 1)  # verified before the clock starts
         start = time.perf_counter()
-        jax.block_until_ready(restore_state(checkpoints, abstract, step=saves + 1))
+        jax.block_until_ready(checkpoints.restore_state(abstract, step=saves + 1))
         restored = time.perf_counter() - start
     facts = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),

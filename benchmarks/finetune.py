@@ -30,7 +30,7 @@ from bert_jax.data.rows.collate import count_tokens
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.tasks.training.setup import origin_params, prepare
-from bert_jax.train.compiled import StepPrograms, lower_train_step
+from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.prefetch import to_devices
 from bert_jax.train.state import abstract_state, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
@@ -138,12 +138,8 @@ class Ours:
         draw = functools.partial(draw_params, model, seed=1)
         params = origin_params(prepared, abstract.params, draw)
         self.state = initialise(params, optimizer, abstract, seed=1)
-        lower = functools.partial(
-            lower_train_step,
-            StepSpec(task=prepared.task, model=model, optimizer=optimizer),
-            accumulation=1,
-        )
-        self.run = StepPrograms(lower, shapes=len(self.batches.plan.shapes))
+        spec = StepSpec(task=prepared.task, model=model, optimizer=optimizer)
+        self.run = StepPrograms(spec, accumulation=1, shapes=len(self.batches.plan.shapes))
         self.stream = self.batches.batches(first_step=0)
         self.pieces = self.positions = 0
         self.compile_seconds = self._compile()
@@ -151,7 +147,7 @@ class Ours:
     @property
     def programs(self) -> int:
         """How many shapes there are."""
-        return self.run.compiled
+        return len(self.batches.plan.shapes)
 
     @property
     def padding(self) -> float:

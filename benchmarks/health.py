@@ -31,7 +31,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.train.bad_steps import BadStepGuard, StepHistory
 from bert_jax.train.compiled import lower_step, lower_train_step
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.replicas import find_deviations
+from bert_jax.train.hooks import find_deviations
 from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepFigures, StepLimits, StepSpec, make_gradients

@@ -15,7 +15,7 @@ from bert_jax.files.read import read_bytes
 from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run, read_run_provenance
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.manifest import foreign_files, read_manifest
-from bert_jax.train.rollbacks import RollbackLog
+from bert_jax.train.restore import RollbackLog
 from bert_jax.train.time_account import describe_goodput, read_goodput
 from bert_jax.train.writer import METRICS, is_figures
 
@@ -59,10 +59,10 @@ def _check_checkpoints(path: epath.Path) -> Iterator[Finding]:
     except UserError as error:
         yield problem("checkpoints", str(error))
         return
-    for step in found.listed():
+    for step, entry in sorted(found.entries.items()):
         topic, wrong = f"checkpoint {step}", found.problem(step)
         if wrong is not None:
-            yield (problem if found.was_finished(step) else warn)(topic, wrong)
+            yield (problem if entry.finished else warn)(topic, wrong)
             continue
         manifest = read_manifest(path / str(step), step=step)
         size = sum(record.size for record in manifest.files.values())

@@ -112,7 +112,11 @@ class LineLog:
 
     def append(self, entry: Entry) -> None:
         """Adds an entry; a reader finds it by the next `flush` at the latest."""
-        self._waiting += json.dumps(entry).encode() + b"\n"
+        self.append_raw(json.dumps(entry).encode() + b"\n")
+
+    def append_raw(self, raw: bytes) -> None:
+        """Adds bytes: a line with its end, or a record of another format."""
+        self._waiting += raw
         self._missing += 1
         self._attempts.succeeds(self._write, otherwise="its lines wait until it can be written")
 

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from bert_jax.errors import UNCAUGHT
 from bert_jax.launch.job import Ending
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
-from bert_jax.train.heartbeat import HEARTBEAT
+from bert_jax.train.writer import HEARTBEAT
 
 _OURS: Final = "bert-jax: "  # begins the line in which a verb says why it ends
 _LONGEST_MESSAGE: Final = 500  # characters
@@ -100,7 +100,7 @@ class RunProcess:
 
 
 def read_heartbeat(path: Path) -> dict[str, object]:
-    """Returns what `bert_jax.train.heartbeat` wrote; empty before its first report."""
+    """Returns what `bert_jax.train.writer` wrote; empty before its first report."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Final
 
 import jax
 
@@ -24,7 +25,7 @@ from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import define_model
 
-BATCH_SIZE = 32  # of a run that was imported
+BATCH_SIZE: Final = 32  # for an imported run
 
 
 def evaluate_objective(
@@ -44,18 +45,17 @@ def evaluate_objective(
     run, or one with longer examples than the model has positions.
     """
     task = objective_of(run)
-    phase, rows = None, BATCH_SIZE
+    phase, rows, cache = None, BATCH_SIZE, CacheSection()
     if run.has("train"):
         section = run.section("train", TrainSection, verb="evaluate")
         phase = section.phases[-1]
         rows = section.evaluation_rows(phase)
-    path = dataset or (None if phase is None else phase.dataset)
+    path = dataset or (phase and phase.dataset)
     if path is None:
         raise UserError(
             f"--dataset: missing; {run.directory} was imported and has no dataset of its own"
         )
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
-    cache = CacheSection()  # of an imported run, which does not say where it keeps datasets
     if run.has("loader"):
         cache = run.section("loader", LoaderSection, verb="evaluate").cache
     source = open_source(
@@ -66,26 +66,20 @@ def evaluate_objective(
         cache=DatasetCache(cache, say=say),
         key="dataset",
     )
-    require_same(
-        {
-            "run_dir": {"step": loaded.step, "tokenizer": run.tokenizer.hash},
-            "dataset": source.dataset.fingerprint,
-        }
-    )
-    parts = batch_parts(loaded.mesh)
-    rows = batch_size or rows
-    share = process_share(loaded.mesh)
+    found = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
+    require_same({"run_dir": found, "dataset": source.dataset.fingerprint})
+    parts, share = batch_parts(loaded.mesh), process_share(loaded.mesh)
     features = source.features(
         task,
         seq_length=_seq_length(run, phase, longest=int(source.dataset.lengths.max())),
-        max_predictions=None if phase is None else phase.max_predictions,
+        max_predictions=phase and phase.max_predictions,
         evaluation=True,
     )
     batches = functools.partial(
         evaluation_batches,
         source.dataset,
         features,
-        batch_size=-(-rows // parts) * parts,
+        batch_size=-(-(batch_size or rows) // parts) * parts,
         seed=run.seed,
         limit=None,
         share=share,
@@ -99,7 +93,7 @@ def evaluate_objective(
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
-    """Returns the run's own row length; of an imported run, the bucket of the longest example."""
+    """Returns the run's own row length; for an imported run, the bucket of the longest example."""
     if phase is not None:
         return phase.seq_length
     positions = run.architecture.max_position_embeddings

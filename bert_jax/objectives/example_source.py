@@ -1,7 +1,7 @@
-"""Where a run's examples come from: a dataset of ours, or TFRecords of google-research/bert."""
+"""The examples of a run: a dataset of ours, or TFRecords of google-research/bert."""
 
 import dataclasses
-from typing import Final, TypeAlias
+from typing import Final
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.data.dataset.reader import Dataset, open_dataset
@@ -23,52 +23,37 @@ VALIDATION: Final = "validation"
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnSource:
-    """One split of examples that fit the objective and the tokenizer, and how to make rows."""
+class ExampleSource:
+    """One split of examples that fit the objective and the tokenizer."""
 
-    dataset: Dataset
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Splits that there are, this one among them."""
-        return tuple(self.dataset.provenance.splits)
-
-    @property
-    def unigram_entropy(self) -> float:
-        """Of the text before masking, in nats per token."""
-        return self.dataset.provenance.corpus.unigram_entropy
-
-    def features(
-        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> RowTransform:
-        """Returns the row transform; takes what `Objective.features` takes."""
-        return task.features(
-            seq_length=seq_length, max_predictions=max_predictions, evaluation=evaluation
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class GoogleBertSource:
-    """The same of TFRecords."""
-
-    dataset: GoogleBertDataset
+    dataset: Dataset | GoogleBertDataset
     tokenizer: Tokenizer
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Splits that there are, this one among them."""
+        """All splits, this one among them."""
+        if isinstance(self.dataset, Dataset):
+            return tuple(self.dataset.provenance.splits)
         return tuple(find_splits(self.dataset.directory))
 
     @property
     def unigram_entropy(self) -> float:
-        """Of the text before masking, in nats per token."""
+        """Entropy of the text before masking, in nats per token."""
+        if isinstance(self.dataset, Dataset):
+            return self.dataset.provenance.corpus.unigram_entropy
         return self.dataset.summary.unigram_entropy
 
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
-    ) -> StaticMaskTransform:
-        """Returns the row transform; the masks are those of the file, in evaluation too."""
-        del task, evaluation
+    ) -> RowTransform:
+        """Returns the row transform, see `Objective.features`; TFRecords have masks of their own.
+
+        Raises UserError: an example has more predictions than `max_predictions`.
+        """
+        if isinstance(self.dataset, Dataset):
+            return task.features(
+                seq_length=seq_length, max_predictions=max_predictions, evaluation=evaluation
+            )
         summary = self.dataset.summary
         slots = max_predictions or summary.slots
         if slots < summary.most_predictions:
@@ -85,9 +70,6 @@ class GoogleBertSource:
         )
 
 
-ExampleSource: TypeAlias = OwnSource | GoogleBertSource
-
-
 def open_source(
     path: str,
     split: str,
@@ -99,25 +81,31 @@ def open_source(
 ) -> ExampleSource:
     """Opens one split and checks that it fits.
 
-    The path is a dataset directory, or TFRecords: a file, a glob or a directory. `split` is "train"
-    or "validation"; `key` named the path, for messages. Raises UserError: nothing there, damaged,
-    made for another objective or with another vocabulary.
+    Args:
+        path: a dataset directory, or TFRecords: a file, a glob or a directory.
+        split: "train" or "validation".
+        objective: that learns from the examples.
+        tokenizer: of the run.
+        cache: of datasets in a bucket.
+        key: the setting that named the path, for messages.
+
+    Raises:
+        UserError: nothing there, damaged, made for another objective or with another vocabulary.
     """
     if is_google_bert(path):
-        return GoogleBertSource(
-            _check_google_bert(open_google_bert(path, split), objective, tokenizer, key=key),
-            tokenizer,
-        )
-    dataset = open_dataset(cache.local(path), split)
-    dataset.provenance.require_tokenizer(tokenizer.hash, place=f"{key}: {path}")
-    check_pairing(objective, dataset, key=key)
-    return OwnSource(dataset)
+        dataset = open_google_bert(path, split)
+        _check_google_bert(dataset, objective, tokenizer, key=key)
+    else:
+        dataset = open_dataset(cache.local(path), split)
+        dataset.provenance.require_tokenizer(tokenizer.hash, place=f"{key}: {path}")
+        check_pairing(objective, dataset, key=key)
+    return ExampleSource(dataset, tokenizer)
 
 
 def _check_google_bert(
     dataset: GoogleBertDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
-) -> GoogleBertDataset:
-    """Returns the dataset if its rows are made for the objective and look like the tokenizer's."""
+) -> None:
+    """Refuses rows that are not made for the objective, or not with the tokenizer's ids."""
     if objective.name != "bert":
         raise UserError(
             f"{key}: {dataset.directory} holds TFRecords with next sentence labels, but "
@@ -137,4 +125,3 @@ def _check_google_bert(
             f"[{special.cls}, {special.sep}], [CLS] and [SEP]; it was made with another vocabulary "
             "than the run's"
         )
-    return dataset

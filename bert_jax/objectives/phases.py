@@ -1,6 +1,5 @@
 """From the settings of a phase to the phase with its data opened."""
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from bert_jax.train.state import ModelDefinition
 
 
 class OpenedPhase(NamedTuple):
-    """A phase, and what its data are."""
+    """A phase, and the identity of its data."""
 
     phase: Phase
     dataset: str  # a path
@@ -30,8 +29,7 @@ class OpenedPhase(NamedTuple):
     validation: str | None  # None: there is no such split
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PhaseOpener:
+class PhaseOpener(NamedTuple):
     """Opens the phases of one run."""
 
     settings: PretrainSettings
@@ -47,8 +45,7 @@ class PhaseOpener:
 
         Raises UserError: they do not; the message names the key.
         """
-        section = self.settings.train.phases[index]
-        key = f"train.phases.{index}"
+        section, key = self.settings.train.phases[index], f"train.phases.{index}"
         source_of = functools.partial(
             open_source,
             section.dataset,
@@ -58,8 +55,8 @@ class PhaseOpener:
         )
         source = source_of(TRAIN, key=f"{key}.dataset")
         section.check_positions(self.architecture.max_position_embeddings, key=key)
+        held_out = None
         with under(key, PhaseSection):
-            held_out = None
             if VALIDATION in source.splits:
                 held_out = source_of(VALIDATION, key="dataset")
             phase = self._phase(section, source, held_out, index=index)
@@ -74,7 +71,7 @@ class PhaseOpener:
         *,
         index: int,
     ) -> Phase:
-        settings, share = self.settings, process_share(self.mesh)
+        settings = self.settings
         features = source.features(
             self.objective,
             seq_length=section.seq_length,
@@ -83,15 +80,6 @@ class PhaseOpener:
         )
         if section.packing is not None:
             features = features.packed(section.packing.max_examples)
-        loader = Loader(
-            source.dataset,
-            features,
-            batch_size=section.batch_size,
-            seed=settings.seed,
-            phase=index,
-            share=share,
-            section=settings.loader,
-        )
         evaluation = settings.train.evaluation
         limit = None if evaluation is None else evaluation.examples
         found = "nothing" if held_out is None else held_out.dataset.fingerprint
@@ -99,21 +87,30 @@ class PhaseOpener:
             steps=section.steps,
             batch_size=section.batch_size,
             accumulation=section.accumulation,
-            loader=loader,
+            loader=Loader(
+                source.dataset,
+                features,
+                batch_size=section.batch_size,
+                seed=settings.seed,
+                phase=index,
+                share=process_share(self.mesh),
+                section=settings.loader,
+            ),
             shapes=1,
             flops_per_row=self.objective.flops_per_row(
                 seq_length=section.seq_length, predictions=features.max_predictions
             ),
-            evaluate=self._evaluation(section, held_out),
+            evaluate=None if evaluation is None else self._evaluate(section, held_out, limit),
             validation=f"{limit or 'all'} examples of {found}",
             watch=self.objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
         )
 
-    def _evaluation(self, section: PhaseSection, held_out: ExampleSource | None) -> Evaluate | None:
-        evaluation = self.settings.train.evaluation
-        if evaluation is None or held_out is None:
+    def _evaluate(
+        self, section: PhaseSection, held_out: ExampleSource | None, limit: int | None
+    ) -> Evaluate | None:
+        if held_out is None:
             return None
         share = process_share(self.mesh)
         open_batches = functools.partial(
@@ -127,13 +124,9 @@ class PhaseOpener:
             ),
             batch_size=self.settings.train.evaluation_rows(section),
             seed=self.settings.seed,
-            limit=evaluation.examples,
+            limit=limit,
             share=share,
         )
         return make_evaluation(
-            self.objective,
-            self.model,
-            open_batches,
-            self.mesh,
-            shares=share.count,
+            self.objective, self.model, open_batches, self.mesh, shares=share.count
         )

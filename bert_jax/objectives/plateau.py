@@ -1,8 +1,8 @@
 """The plateau at the unigram entropy, where BERT runs get stuck.
 
-A masked language model first learns how often each piece occurs. At that point its loss equals
-the unigram entropy of the corpus, and it can stay there for thousands of steps before attention
-starts to use the context. "Is 7 normal?" is the question asked most about BERT pretraining.
+A masked language model first learns how often each piece occurs. Its loss then equals the unigram
+entropy of the corpus, and can stay there for thousands of steps before attention starts to use the
+context.
 """
 
 import math
@@ -14,27 +14,20 @@ from typing import Final
 TOLERANCE: Final = 0.02
 # Steps after which a BERT with a sane learning rate has left the plateau: the paper's warm-up.
 PATIENCE_STEPS: Final = 10_000
+# Reports that must all be on the plateau before a warning.
+WINDOW: Final = 5
 
 
 class PlateauWatch:
-    """Compares the masked-language-model loss with what the corpus says is normal."""
+    """Compares the masked-language-model loss with the normal loss for the corpus."""
 
     def __init__(
-        self,
-        *,
-        unigram_entropy: float,
-        vocab_size: int,
-        patience: int = PATIENCE_STEPS,
-        window: int = 5,
+        self, *, unigram_entropy: float, vocab_size: int, patience: int = PATIENCE_STEPS
     ) -> None:
-        """Takes the corpus' figures.
-
-        The entropy is in nats, measured when the examples were made. Within `patience` steps a loss
-        on the plateau is normal; `window` reports must all lie on it before a warning.
-        """
+        """Takes the entropy in nats; within `patience` steps a loss on the plateau is normal."""
         self._entropy = unigram_entropy
         self._start = math.log(vocab_size)
-        self._recent: deque[float] = deque(maxlen=window)
+        self._recent: deque[float] = deque(maxlen=WINDOW)
         self._patience = patience
         self._warned = False
 
@@ -60,7 +53,7 @@ class PlateauWatch:
         """Returns a warning, once, when the loss has been on the plateau for too long."""
         mlm_loss = scores["mlm_loss"]
         self._recent.append(mlm_loss)
-        stuck = len(self._recent) == self._recent.maxlen and all(
+        stuck = len(self._recent) == WINDOW and all(
             abs(loss - self._entropy) <= TOLERANCE * self._entropy for loss in self._recent
         )
         if self._warned or not stuck or step < self._patience:

@@ -36,17 +36,14 @@ def make_objective(
     execution: Execution,
     tokenizer: Tokenizer,
 ) -> Objective:
-    """Returns the objective a section names, for a model and a tokenizer."""
+    """Returns the objective that a section names, for a model and a tokenizer."""
     return OBJECTIVES[section.name].make(
         masking=section.masking, architecture=architecture, execution=execution, tokenizer=tokenizer
     )
 
 
 def objective_of(run: Run) -> Objective:
-    """Returns the objective that a run was pretrained on.
-
-    Raises UserError: the run was imported without one of the heads that pretraining needs.
-    """
+    """Returns the objective of a pretrained run; UserError: an imported run lacks its heads."""
     if not run.heads.pretraining:
         raise UserError(
             f"{run.directory}: has {describe(run.heads)}; pretraining and its evaluation need a "
@@ -72,10 +69,7 @@ def objective_section(run: Run) -> ObjectiveSection:
 
 
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
-    """Checks that a dataset's examples, and so their labels, are made for the objective.
-
-    Raises UserError: they are not, naming both, and the key that named the dataset.
-    """
+    """Refuses a dataset whose examples are made for another objective; `key` named it."""
     kind = dataset.provenance.pairing.kind
     allowed = OBJECTIVES[section.name].pairings
     if kind not in allowed:

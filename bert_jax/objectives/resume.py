@@ -1,12 +1,11 @@
 """Which settings of a pretraining run may change when it resumes.
 
-What decided steps already done never changes, since config.yaml describes the whole run: the seed,
-the objective, and the settings of a phase that has ended. What decides steps to come may change as
-long as there are any, for a run that diverged or that is to be longer: `optimizer`, how the model
-is executed, and the settings of the current phase (within what its data position
-allows) and of later ones; `provenance.json` lists each change with the step it was made at.
-With --allow-data-change so may the seed, the masking and the content of datasets, for steps to
-come.
+Settings that decided steps already done never change, since config.yaml describes the whole run:
+the seed, the objective, and the settings of a phase that has ended. Settings of steps to come may
+change as long as there are any, for a run that diverged or that is to be longer: `optimizer`, how
+the model is executed, and the settings of the current phase (within what its data position allows)
+and of later ones; `provenance.json` lists each change with the step it was made at. With
+--allow-data-change so may the seed, the masking and the content of datasets, for steps to come.
 Reports, evaluations, checkpoints, mesh, loader and paths decide no number and are always free.
 """
 
@@ -28,7 +27,7 @@ from bert_jax.train.sections import TrainSection
 
 
 class DataFingerprints(NamedTuple):
-    """What the data of a run's phases are, by their paths."""
+    """The data of a run's phases, by their paths."""
 
     datasets: Mapping[str, str]  # the training splits
     validation: Mapping[str, str | None]
@@ -42,12 +41,12 @@ def check_resume(
     data: DataFingerprints,
     console: Console,
 ) -> dict[str, Any]:
-    """Refuses to resume with settings that contradict what the run has done; shows what changes.
+    """Refuses to resume with settings that contradict the steps already done; shows the changes.
 
     Returns the run's provenance with the changes added; ``{}`` if it has no checkpoint yet. Raises
-    UserError: naming the first key that must not change.
+    UserError: names the first key that must not change.
     """
-    step = checkpoints.latest_step()
+    step = checkpoints.on_disk.newest()
     if step is None:
         return {}
     saved = checkpoints.progress(step)
@@ -70,21 +69,21 @@ def check_resume(
         # A dataset that the run has not read yet is compared with itself.
         {**data.validation, **provenance.get("validation", {})},
     )
-    held = _decisive(then, made_with)
-    asked = _decisive(settings, data)
+    held, asked = _decisive(then, made_with), _decisive(settings, data)
     changes = find_changes(held, asked)
     keys = [change.key for change in changes]
-    with_flag = _free_keys(keys, progress, settings.train, data_may_change=True)
-    free = with_flag
-    if not settings.allow_data_change:
-        free = _free_keys(keys, progress, settings.train, data_may_change=False)
+    with_flag, free = (
+        [key for key in keys if _is_free(key, progress, settings.train, data_may_change=allowed)]
+        for allowed in (True, settings.allow_data_change)
+    )
+    steps_left = _next_phase(progress, settings.train) < len(settings.train.phases)
     refuse_other_settings(
         run.directory,
         held=held,
         asked=asked,
-        free=free or (),
-        with_flag=with_flag or (),
-        what="run" if free is not None else "finished run",
+        free=free,
+        with_flag=with_flag,
+        what="run" if steps_left else "finished run",
     )
     for change in changes:
         if change.was is not None:
@@ -94,33 +93,33 @@ def check_resume(
     return {**provenance, "changes": [*provenance.get("changes", []), *made]}
 
 
-def _free_keys(
-    keys: list[str], progress: TrainProgress, train: TrainSection, *, data_may_change: bool
-) -> list[str] | None:
-    """Returns those keys that only decide steps to come; None if there are no such steps.
+def _next_phase(progress: TrainProgress, train: TrainSection) -> int:
+    """Returns the first phase that has steps to come."""
+    ended = progress.phase_step >= train.phases[progress.phase].steps
+    return progress.phase + ended
 
-    With ``data_may_change`` also those that decide which data the steps to come have.
+
+def _is_free(
+    key: str, progress: TrainProgress, train: TrainSection, *, data_may_change: bool
+) -> bool:
+    """Returns whether a setting only decides steps to come, if there are any.
+
+    With `data_may_change` settings that decide the data of the steps to come are free too.
     """
-    current = progress.phase
-    ended = progress.phase_step >= train.phases[current].steps
-    ahead = current + 1 if ended else current
+    current, ahead = progress.phase, _next_phase(progress, train)
     if ahead == len(train.phases):
-        return None
-
-    def is_free(key: str) -> bool:
-        if phase := re.fullmatch(r"train\.phases\.(\d+)\.(.*)", key):
-            index, name = int(phase[1]), phase[2]
-            if name == "validation":
-                return data_may_change or index > current or not progress.phase_step
-            cut_short = progress.phase_step == train.phases[current].steps
-            if index >= ahead or (cut_short and index == current and name == "steps"):
-                return True
-            return data_may_change and name == "dataset"
-        if key == "seed" or key.startswith("objective.masking."):
-            return data_may_change
-        return not key.startswith("objective.")
-
-    return [key for key in keys if is_free(key)]
+        return False
+    if phase := re.fullmatch(r"train\.phases\.(\d+)\.(.*)", key):
+        index, name = int(phase[1]), phase[2]
+        if name == "validation":
+            return data_may_change or index > current or not progress.phase_step
+        cut_short = progress.phase_step == train.phases[current].steps
+        if index >= ahead or (cut_short and index == current and name == "steps"):
+            return True
+        return data_may_change and name == "dataset"
+    if key == "seed" or key.startswith("objective.masking."):
+        return data_may_change
+    return not key.startswith("objective.")
 
 
 def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run directory: the one place that chooses what stores them."""
+"""The checkpoints of a run directory, opened to read or to write, and their parameters."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
@@ -16,12 +16,13 @@ from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.directory import CHECKPOINTS, Run
 from bert_jax.task import Params
 from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.manifest import OPTIMIZER, PARAMS
 from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 
 DEFAULTS: Final = CheckpointSection()
-_READS: Final = 5  # of a run whose checkpoints are deleted meanwhile
+_READS: Final = 5  # of a run that deletes checkpoints meanwhile
 Found = TypeVar("Found")
 
 
@@ -31,18 +32,17 @@ def open_checkpoints(run_dir: epath.PathLike) -> Checkpointer:
 
 
 def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Found]) -> Found:
-    """Returns what `read` finds in a run's checkpoints, even if the run trains and deletes some.
+    """Returns the result of `read` on a run's checkpoints, even if the run deletes some meanwhile.
 
-    If a checkpoint was deleted while it was read, the directory is listed and read again. Only in
-    one process: several would have to agree on when. Raises what `read` raises, and UserError: the
-    run deletes checkpoints faster than this machine reads them.
+    If a checkpoint was deleted while it was read, one process alone reads again. Raises UserError:
+    the run deletes checkpoints faster than this machine reads them; and whatever `read` raises.
     """
     for _ in range(_READS):
         with open_checkpoints(run_dir) as checkpoints:
             try:
                 return read(checkpoints)
-            except Exception:  # whatever Orbax and TensorStore make of a file that is gone
-                if jax.process_count() > 1 or not checkpoints.outdated():
+            except Exception:  # Orbax and TensorStore have no error of their own for missing files
+                if jax.process_count() > 1 or not checkpoints.on_disk.outdated():
                     raise
     raise UserError(
         f"{epath.Path(run_dir) / CHECKPOINTS}: the run that goes on there deleted what was read, "
@@ -56,11 +56,7 @@ def write_checkpoints(
     *,
     save_bytes: int | None = None,
 ) -> Checkpointer:
-    """Opens a run's checkpoints to add to them. The caller must be the run's only writer.
-
-    Sections and bytes are as `Checkpointer` takes them. Raises UserError if the run's directory
-    cannot be written.
-    """
+    """Opens a run's checkpoints to add to them, see `Checkpointer`; one process may write a run."""
     path = epath.Path(run_dir) / CHECKPOINTS
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)
 
@@ -77,9 +73,13 @@ class LoadedParams(NamedTuple):
 def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> LoadedParams:
     """Reads the parameters of one of a run's checkpoints onto this machine's devices.
 
-    `checkpoint` is `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-    Without a mesh they go to all devices there are. Raises UserError if there is no such
-    checkpoint.
+    Args:
+        run: that has the checkpoint.
+        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
+        mesh: of the parameters; None for all devices.
+
+    Raises:
+        UserError: there is no such checkpoint.
     """
     mesh = mesh or open_mesh()
     model = define_model(run.build)
@@ -87,7 +87,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
     def read(checkpoints: Checkpointer) -> LoadedParams:
         asked = checkpoint
         if asked == "auto":
-            ranked = run.is_fine_tuned and checkpoints.best_step() is not None
+            ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
             asked = "best" if ranked else "last"
         step = find_step(checkpoints, asked, where=str(run.directory))
         params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
@@ -102,12 +102,12 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
     section = run.section("optimizer", OptimizerSection, verb="export")
 
     def read(checkpoints: Checkpointer) -> MomentsState | None:
-        if loaded.step not in checkpoints.all_steps():
+        if loaded.step not in checkpoints.on_disk.steps():
             raise UserError(
                 f"{run.directory}: checkpoint {loaded.step} was deleted before its moments were "
                 "read: the run goes on; allowed: the same command again"
             )
-        if section.name != "adamw" or not checkpoints.has_optimizer(loaded.step):
+        if section.name != "adamw" or not checkpoints.on_disk.has(loaded.step, OPTIMIZER):
             return None
         optimizer = make_optimizer(section, loaded.model.axes)
         abstract = abstract_state(loaded.model, optimizer, loaded.mesh)
@@ -117,18 +117,18 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
 
 
 def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
-    """Returns the step that `last`, `best` or a number asks for; raises UserError without one."""
-    newest = checkpoints.latest_params()
+    """Returns the step of `last`, `best` or a number; UserError: there is no such checkpoint."""
+    newest = checkpoints.on_disk.newest(PARAMS)
     if newest is None:
         raise UserError(f"{where}: no checkpoint in it yet")
     if asked == "last":
         return newest
     if asked == "best":
-        best = checkpoints.best_step()
+        best = checkpoints.on_disk.best()
         if best is None:
             raise UserError(f"{where}: no checkpoint was evaluated, so none is the best")
         return best
-    steps = checkpoints.all_steps()
+    steps = checkpoints.on_disk.steps()
     asked = str(asked)  # in Python a step is a number
     if is_whole(asked) and int(asked) in steps:
         return int(asked)

@@ -1,16 +1,15 @@
 """Evaluations of a run's checkpoints on disk: one file per checkpoint and split.
 
-``evaluation.json`` is that of the checkpoint which ``auto`` selects, on the run's own held-out
-split; ``evaluations/<split>-<step>.json`` hold all others, so that none overwrites another.
+``evaluation.json`` is for the checkpoint that ``auto`` selects, on the run's own held-out split;
+``evaluations/<split>-<step>.json`` have all others, so that none overwrites another.
 """
 
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pydantic
-from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
@@ -25,13 +24,16 @@ class Evaluation(NamedTuple):
     """Metrics of one checkpoint on one split."""
 
     step: int
-    dataset: str  # a path; of a fine-tuned run, its task's split
+    dataset: str  # a path; for a fine-tuned run, its task's split
     split: str
     examples: int
     scores: Mapping[str, float]
     # Of a fine-tuned run, by its ranking metric on the first split.
     constant_score: float | None = None  # of the best constant answer; None: unknown
     failure: str | None = None  # the reason that the run learnt nothing; None: it learnt something
+
+
+_EVALUATION: Final = pydantic.TypeAdapter(Evaluation)
 
 
 def own_split(run: Run) -> str:
@@ -42,8 +44,11 @@ def own_split(run: Run) -> str:
 def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool) -> None:
     """Writes an evaluation into a run directory.
 
-    `selected` says whether its checkpoint is the one that ``auto`` selects, `own_data` whether its
-    dataset is the run's own.
+    Args:
+        run: that was evaluated.
+        evaluation: of one of its checkpoints.
+        selected: whether ``auto`` selects that checkpoint.
+        own_data: whether the dataset is the run's own.
     """
     if selected and own_data and evaluation.split == own_split(run):
         path = run.directory / EVALUATION
@@ -66,21 +71,13 @@ def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
         if not path.exists():
             continue
         found = read_json_object(path)
-        # A file of another form counts as absent.
-        known = found.keys() == set(Evaluation._fields)
+        known = found.keys() == set(Evaluation._fields)  # a file of another form is ignored
         if known and found["split"] == own_split(run) and step in (None, found["step"]):
-            return _checked(path, found)
+            try:
+                return _EVALUATION.validate_python(found, strict=True)
+            except pydantic.ValidationError as error:
+                first = error.errors()[0]
+                place, allowed = ".".join(map(str, first["loc"])), first["msg"].lower()
+                value = shown(first["input"])
+                raise UserError(f"{path}: {place}: found {value}, {allowed}") from None
     return None
-
-
-_EVALUATION: Final = pydantic.TypeAdapter(Evaluation)
-
-
-def _checked(path: epath.Path, found: Mapping[str, Any]) -> Evaluation:
-    try:
-        return _EVALUATION.validate_python(found, strict=True)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        allowed = first["msg"].lower()
-        raise UserError(f"{path}: {place}: found {shown(first['input'])}, {allowed}") from None

@@ -1,4 +1,4 @@
-"""One writer at a time: of a run directory, and of what a verb writes."""
+"""One writer at a time: of a run directory, and of a verb's output."""
 
 import contextlib
 import os
@@ -17,16 +17,14 @@ from bert_jax.train.progress_display import warn_aloud
 
 @contextlib.contextmanager
 def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
-    """Keeps other processes from writing to a run directory while the block lasts.
+    """Keeps other processes from writing to a run directory, which exists, during the block.
 
-    Of the processes of one job only the first holds the lock. A lock whose holder was killed is
-    free at once on a file system, and after 45 seconds in a bucket. The directory exists.
-    Raises UserError if another process is writing there.
+    The first process of a job holds the lock. If the holder is killed, the lock is free at once on
+    a file system, and after 45 seconds in a bucket. Raises UserError: another process writes there.
 
-    Yields what each process calls before anything is written: it makes sure that the lock is still
-    ours. On all of them it raises RunStopped where another job has taken it, since the first one's
-    machine stood still or could not reach the bucket for so long, and where the bucket does not
-    say; UserError where that refuses.
+    Yields a function that every process calls before it writes. On all processes it raises
+    RunStopped: another job has taken the lock, after the first process stood still or could not
+    reach the bucket for so long, or the bucket does not answer; UserError: the bucket refuses.
     """
     with _hold(run_dir / LOCK, what=str(run_dir)) as lock:
         yield lambda: from_first_process(lock.check)
@@ -34,10 +32,9 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def hold_output(output: epath.PathLike) -> Iterator[Lock]:
-    """Keeps other processes from writing the same file or directory while the block lasts.
+    """Keeps other processes from writing the same file or directory during the block.
 
-    What those that were killed at it have left beside it is removed. Raises UserError if another
-    process is writing it.
+    Removes the unfinished files of killed processes. Raises UserError: another process writes it.
     """
     with _hold(lock_beside(output), what=os.fspath(output)) as lock:
         if jax.process_index() == 0 and not is_remote(output):

@@ -1,4 +1,4 @@
-"""Refuse to resume with a different configuration."""
+"""Refuses to resume with a different configuration."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -36,11 +36,18 @@ def refuse_other_settings(
     with_flag: Collection[str] = (),
     what: str,
 ) -> None:
-    """Refuses to resume what a directory holds with a different configuration.
+    """Refuses to resume with other settings than a directory holds.
 
-    The directory's were `held`. Of the dotted keys those in `free` may differ, and those in
-    `with_flag` with --allow-data-change; `what` it holds is for the message. Raises UserError
-    naming the first key that differs, in the order of their names.
+    Args:
+        root: the directory.
+        held: its settings.
+        asked: settings of the command.
+        free: dotted keys that may differ.
+        with_flag: dotted keys that may differ with --allow-data-change.
+        what: the directory holds, for the message.
+
+    Raises:
+        UserError: names the first other key that differs.
     """
     for change in find_changes(held, asked):
         if change.key not in free:

@@ -1,17 +1,18 @@
-"""Saving and restoring a run: when a save counts, what a failed one does, which stay."""
+"""Saving and restoring a run: when a save counts, and what a failed one does."""
 
 import concurrent.futures
 import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.patience import OUTAGE
 from bert_jax.files.remote import is_remote
 from bert_jax.task import Params
-from bert_jax.train import checkpoint_trees as trees
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
@@ -22,12 +23,10 @@ from bert_jax.train.state import TrainState
 class Checkpointer:
     """The checkpoints of one run directory: ``checkpoints/<step>/{params,optimizer,progress}``.
 
-    Parameters and optimizer are separate items of plain nested dicts, so that evaluation, export
-    and fine-tuning read the parameters alone. Saving is asynchronous; leaving the context waits.
-    Arrays are read into the layout of the abstract ones, whose mesh need not be that of saving.
-    Nothing is restored before its files were compared, once, with the checkpoint's manifest. A file
-    that differs is a UserError; so is a tensor that is missing, unexpected, not finite, or of
-    another shape or dtype.
+    Parameters and optimizer are separate items of nested dicts: evaluation, export and fine-tuning
+    read the parameters alone. Saving is asynchronous; leaving the context waits for it. Arrays are
+    restored into the layout of the abstract ones, on any mesh, after their files were compared with
+    the manifest.
     """
 
     def __init__(
@@ -39,12 +38,18 @@ class Checkpointer:
         save_bytes: int | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        """Opens the directory, and makes it unless it is to be read only.
+        """Opens the directory, and makes it unless it is `read_only`.
 
-        It is local or gs://; one that is read only is left alone, and need not exist. `save_bytes`,
-        at least the largest array, may be on their way to the disk at a time; None for Orbax's own
-        limit. `say` gets a line about a checkpoint that is not whole, or was not saved. Raises
-        UserError: a file lies there.
+        Args:
+            directory: local or gs://; need not exist.
+            section: which checkpoints to keep, and what a failed save does.
+            read_only: change nothing in the directory.
+            save_bytes: bytes that are written at a time, at least the largest array; None for
+                Orbax's own limit.
+            say: gets a line about a checkpoint that is not whole, or was not saved.
+
+        Raises:
+            UserError: the directory is a file.
         """
         # Orbax refuses a relative path, and only once it writes.
         path = epath.Path(directory)
@@ -59,35 +64,17 @@ class Checkpointer:
         self._saving: concurrent.futures.Future[None] | None = None
         self._failed: RunStopped | None = None  # of the last save, if it did
 
-    def latest_step(self) -> int | None:
-        """Returns the step of the newest whole checkpoint; one that is not is passed over, aloud.
+    @property
+    def on_disk(self) -> CheckpointDirectory:
+        """The checkpoints after the save under way; RunStopped: the bucket is given up.
 
-        Raises UserError: there are checkpoints, and none is whole.
+        Two threads may wait for the same save: the train loop's, and the one that handles a signal.
         """
-        return self._settled().newest(None)
-
-    def latest_params(self) -> int | None:
-        """Returns the step of the newest checkpoint whose parameters are whole, as above."""
-        return self._settled().newest((PARAMS,))
-
-    def best_step(self) -> int | None:
-        """Returns the step with the best selection score and whole parameters; None without one.
-
-        Scores of another phase or of other validation data than the newest are not compared.
-        """
-        return self._settled().best((PARAMS,))
-
-    def all_steps(self) -> list[int]:
-        """Returns the steps of all finished checkpoints, oldest first; files are not compared."""
-        return self._settled().steps()
-
-    def outdated(self) -> bool:
-        """Says whether another process has deleted a checkpoint since this one looked."""
-        return self._settled().outdated()
-
-    def problem(self, step: int) -> str | None:
-        """Returns what is wrong with a checkpoint; None if every file is what was saved."""
-        return self._settled().problem(step)
+        if self._saving is not None:
+            if is_remote(self._path):
+                OUTAGE.result(self._saving)
+            self._saving.result()
+        return self._found
 
     def save(
         self,
@@ -97,66 +84,80 @@ class Checkpointer:
         progress: Mapping[str, Any],
         selection_score: SelectionScore | None = None,
     ) -> bool:
-        """Starts saving the state as `step`; the next save or leaving the context waits for it.
+        """Starts saving a healthy state; the next save or leaving the context waits for it.
 
-        The run is healthy. `progress` is plain JSON: data position, phase, metrics not yet
-        reported; the score is of an evaluation at this step. Returns whether it began, or was there
-        already. Raises RunStopped: this or the save before failed, and `on_error` is `stop`.
+        Args:
+            state: whose update counts.
+            step: names the checkpoint.
+            progress: plain JSON: phase, data position, metrics not yet reported.
+            selection_score: of an evaluation at this step.
+
+        Returns:
+            Whether the save began, or the step was saved already.
+
+        Raises:
+            RunStopped: this or the previous save failed, and `on_error` is `stop`.
         """
-        parts = {
+        items = {
             PARAMS: state.params,
-            OPTIMIZER: trees.optimizer_tree(state),
+            OPTIMIZER: _optimizer_item(state),
             PROGRESS: dict(progress),
         }
-        return self._save(step, parts, selection_score)
-
-    def not_saved(self, step: int, reason: str) -> None:
-        """Answers to what keeps a step from being saved before its save begins, as to a failed one.
-
-        Each process must call it. Raises RunStopped: `on_error` is `stop`.
-        """
-        if step not in self._settled().steps():
-            self._fail(step, SaveFailed(reason))
-            self._stop_if_failed()
-
-    def add_score(self, step: int, score: SelectionScore) -> None:
-        """Says of a whole checkpoint how an evaluation that came later ranks it."""
-        self._settled().add_score(step, score)
+        return self._save(step, items, selection_score)
 
     def save_params(
         self, params: Params, *, step: int, selection_score: SelectionScore | None = None
     ) -> None:
-        """Saves parameters alone: all there is of an imported model, or of a sweep's best."""
+        """Saves parameters alone, of an imported model or the best run of a sweep."""
         self._save(step, {PARAMS: params}, selection_score)
 
-    def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Reads everything but the parameters, which stay as `abstract` has them."""
-        saved = self._restore(trees.optimizer_tree(abstract), step=step, item=OPTIMIZER)
-        return trees.with_optimizer(abstract, saved)
+    def not_saved(self, step: int, reason: str) -> None:
+        """Handles a failure before the save of a step began; each process must call it.
 
-    def has_optimizer(self, step: int) -> bool:
-        """Says whether a checkpoint is more than parameters."""
-        return self._settled().has(step, OPTIMIZER)
+        Raises RunStopped: `on_error` is `stop`.
+        """
+        if step not in self.on_disk.steps():
+            self._fail(step, SaveFailed(reason))
+            self._stop_if_failed()
 
-    def progress(self, step: int) -> Mapping[str, Any]:
-        """Returns a checkpoint's progress as plain JSON, ``{}`` if it is parameters alone."""
-        if not self._settled().has(step, PROGRESS):
-            return {}
-        self._found.require(step, (PROGRESS,))
-        return self._files.read_json(self._path / str(step) / PROGRESS)
+    def restore_state(self, abstract: TrainState, *, step: int) -> TrainState:
+        """Reads parameters and optimizer into the layout of `abstract`; errors as below."""
+        params = self.restore_params(abstract.params, step=step)
+        return self.restore_optimizer(abstract, step=step)._replace(params=params)
 
     def restore_params(self, abstract_params: Params, *, step: int) -> Params:
-        """Reads the parameters alone."""
+        """Reads the parameters alone.
+
+        Raises UserError: a file is damaged, or a tensor is missing, unexpected, not finite, or of
+        another shape or dtype.
+        """
         return self._restore(abstract_params, step=step, item=PARAMS)
 
+    def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
+        """Reads everything except the parameters, which stay as in `abstract`."""
+        saved = self._restore(_optimizer_item(abstract), step=step, item=OPTIMIZER)
+        healthy = jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding)
+        return TrainState(saved["step"], saved["rng"], abstract.params, saved["state"], healthy)
+
+    def progress(self, step: int) -> Mapping[str, Any]:
+        """Returns a checkpoint's progress as plain JSON, ``{}`` if it has parameters alone."""
+        if not self.on_disk.has(step, PROGRESS):
+            return {}
+        return self._files.read_json(self._whole(step, PROGRESS))
+
+    def describe_last(self) -> str:
+        """Returns ``checkpoint 6 is untouched``, or that there is none."""
+        last = self.on_disk.newest()
+        return "there is no checkpoint yet" if last is None else f"checkpoint {last} is untouched"
+
     def settle(self) -> None:
-        """Waits for the save under way; RunStopped: the last failed, and `on_error` is `stop`."""
-        self._settled()
+        """Waits for the save under way; RunStopped: it failed, and `on_error` is `stop`."""
+        _ = self.on_disk
         self._stop_if_failed()
 
     def wait(self) -> None:
         """Waits until all saves are whole; RunStopped: the last failed, with any `on_error`."""
-        self._settled()
+        _ = self.on_disk
         if self._failed is not None:
             raise self._failed
 
@@ -169,9 +170,9 @@ class Checkpointer:
                 self.wait()
             else:
                 with contextlib.suppress(RunStopped):  # the error that is under way counts
-                    self._settled()
+                    _ = self.on_disk
         finally:
-            # tensorstore may try to save for as long as it likes, and cannot be stopped.
+            # TensorStore may retry without end, and cannot be stopped.
             pending = self._saving is not None and not self._saving.done()
             self._thread.shutdown(wait=not pending)
             if not pending:
@@ -193,7 +194,7 @@ class Checkpointer:
         return True
 
     def _finish(self, step: int, parts: list[str], score: SelectionScore | None) -> None:
-        """Waits until a checkpoint is whole, and only then deletes those not to be kept."""
+        """Waits until a checkpoint is whole, and only then deletes old ones."""
         try:
             self._files.finish()
         except SaveFailed as error:
@@ -203,20 +204,8 @@ class Checkpointer:
         self._found.add(step, parts, score)
         self._found.retire(self._section)
 
-    def _settled(self) -> CheckpointDirectory:
-        """Returns the directory after the save under way, if there is one.
-
-        Two threads may wait for the same save: the train loop's, and that which a signal came to.
-        Raises RunStopped: the bucket is given up.
-        """
-        if self._saving is not None:
-            if is_remote(self._path):
-                OUTAGE.result(self._saving)
-            self._saving.result()
-        return self._found
-
     def _fail(self, step: int, error: SaveFailed) -> None:
-        """Says that a save has failed, and clears up after it."""
+        """Reports that a save has failed, and deletes its files."""
         self._found.sweep(failed=step)
         steps = self._found.steps()
         last = f"the last one is {steps[-1]}" if steps else "there is none before it"
@@ -231,13 +220,18 @@ class Checkpointer:
             raise self._failed
 
     def _restore(self, wanted: Any, *, step: int, item: str) -> Any:
-        self._settled()
-        where = self._path / str(step) / item
-        if not self._found.has(step, item):
-            raise UserError(f"{where}: no such item in the checkpoint")
-        self._found.require(step, (item,))
-        found = self._files.tensors(where)
-        trees.check_tensors(found, wanted, where=where)
-        restored = self._files.read_arrays(where, wanted)
-        trees.refuse_non_finite(restored, where=str(where))
-        return restored
+        return self._files.read_arrays(self._whole(step, item), wanted)
+
+    def _whole(self, step: int, item: str) -> epath.Path:
+        """Returns the place of an item that is whole; UserError: it is missing or damaged."""
+        where = self._path / str(step)
+        if not self.on_disk.has(step, item):
+            raise UserError(f"{where / item}: no such item in the checkpoint")
+        if problem := self._found.problem(step, item):
+            raise UserError(f"{where}: damaged: {problem}")
+        return where / item
+
+
+def _optimizer_item(state: TrainState) -> dict[str, Any]:
+    """Returns the item "optimizer": everything of a state except its parameters."""
+    return {"step": state.step, "rng": state.rng, "state": state.opt_state}

@@ -1,9 +1,10 @@
-"""The files of a checkpoint: arrays and progress, written and read. The only file with Orbax.
+"""The arrays and the progress of a checkpoint, written and read. The only file with Orbax.
 
-What fails on one process of a job fails on all, in seconds: see `SaveAgreement`. That is why this
-uses Orbax's `AsyncCheckpointer` and not its manager, which waits 20 minutes (docs/adr/0005).
+If one process of a job fails, all processes fail within seconds: see `SaveAgreement`. That is why
+this uses Orbax's `AsyncCheckpointer` and not its manager, which waits 20 minutes (docs/adr/0005).
 """
 
+import contextlib
 import errno
 import functools
 import logging
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging as absl_logging
@@ -21,23 +23,27 @@ from etils import epath
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import why_not_written
 from bert_jax.files.remote import is_remote
-from bert_jax.train.agreement import SaveAgreement, failure_of
+from bert_jax.parallel.channel import current_channel
+from bert_jax.train.agreement import failure_of, first_failure
 from bert_jax.train.checkpoint_directory import TEMPORARY
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore, write_manifest
+from bert_jax.train.state import named
 
 # Devices that hold the same array each save a part of it. Cutting a part out is a program that has
 # to be compiled for the array's shape: below this size one device saves it whole.
 MIN_SLICE_BYTES: Final = 64 * 2**10
 # TensorStore raises ValueErrors, JAX RuntimeErrors, and our own clients the last two.
 _SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError, RunStopped)
+_BARRIERS: Final = 2  # of a save: all files are written; the checkpoint has its name
+_BARRIER_SECONDS: Final = 1200.0  # as Orbax waits for a process that writes
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be saved; on all processes, for the one reason that this says."""
+    """A checkpoint could not be saved, on all processes; the message has the one reason."""
 
 
 class OrbaxFiles:
-    """Writes checkpoints in threads of its own, one at a time, and reads them."""
+    """Writes checkpoints in background threads, one at a time, and reads them."""
 
     def __init__(self, *, save_bytes: int | None) -> None:
         """Opens nothing yet; see `Checkpointer` for `save_bytes`."""
@@ -47,7 +53,7 @@ class OrbaxFiles:
         for item in (PARAMS, OPTIMIZER):
             registry.add(item, ocp.args.PyTreeSave, self._arrays)
         registry.add(PROGRESS, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
-        # No metadata store: its file would change after the manifest, which says all that is in it.
+        # No metadata store: its file would change after the manifest is written.
         self._saver = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(handler_registry=registry),
             async_options=ocp.options.AsyncOptions(
@@ -59,7 +65,7 @@ class OrbaxFiles:
                 enable_write=False, blocking_write=True
             ),
         )
-        # Both log the traceback of a failed save, several times, beside the error that is raised.
+        # Both log the traceback of a failed save several times, beside the error that is raised.
         absl_logging.set_verbosity(absl_logging.FATAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -71,10 +77,10 @@ class OrbaxFiles:
         step: int,
         score: SelectionScore | None,
     ) -> None:
-        """Starts to write a checkpoint, in place of what lies there; each process must call it.
+        """Starts to write a checkpoint, over what is there; each process must call it.
 
         `items` are nested dicts of arrays, and the progress as plain JSON, by name; step and score
-        are for the manifest. Raises SaveFailed: here. It may also fail from now on, see `finish`.
+        are for the manifest. Raises SaveFailed: here; for a later failure see `finish`.
         """
         written = directory
         if not is_remote(directory):
@@ -87,32 +93,35 @@ class OrbaxFiles:
             name: (ocp.args.JsonSave if name == PROGRESS else ocp.args.PyTreeSave)(item)
             for name, item in items.items()
         }
-        try:
-            # `force`: what lies there is damaged, or was never finished.
+        with self._failing():
+            # `force`: what is there is damaged, or was never finished.
             self._saver.save(directory, args=ocp.args.Composite(**args), force=True)
-        except _SAVE_ERRORS as error:
-            raise SaveFailed(self._agreement.fail(why_not_written(error))) from error
 
     def finish(self) -> None:
-        """Waits until the checkpoint is whole, written by all processes.
-
-        Raises SaveFailed: it is not, on any of them.
-        """
-        try:
+        """Waits until all processes have written the checkpoint; SaveFailed: one could not."""
+        with self._failing():
             self._saver.wait_until_finished()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Any:
+        try:
+            yield
         except _SAVE_ERRORS as error:
             raise SaveFailed(self._agreement.fail(why_not_written(error))) from error
 
-    def tensors(self, directory: epath.Path) -> Any:
-        """Returns nested dicts of what an item's arrays are: shapes and dtypes."""
-        return self._arrays.metadata(directory)
-
     def read_arrays(self, directory: epath.Path, wanted: Any) -> Any:
-        """Returns an item's arrays with the shapes, dtypes and shardings of `wanted`."""
+        """Returns an item's arrays with the shapes, dtypes and shardings of `wanted`.
+
+        Each process must call it. Raises UserError: a tensor is missing, unexpected, not finite, or
+        of another shape or dtype.
+        """
+        _check_tensors(self._arrays.metadata(directory), wanted, where=directory)
         args = ocp.checkpoint_utils.construct_restore_args(wanted)
-        return self._arrays.restore(
+        restored = self._arrays.restore(
             directory, args=ocp.args.PyTreeRestore(wanted, restore_args=args)
         )
+        _refuse_non_finite(restored, where=directory)
+        return restored
 
     def read_json(self, directory: epath.Path) -> Mapping[str, Any]:
         """Returns an item of plain JSON."""
@@ -121,6 +130,45 @@ class OrbaxFiles:
     def close(self) -> None:
         """Ends the threads."""
         self._saver.close()
+
+
+class SaveAgreement:
+    """The barriers of a save; a process that has failed reaches them too, and reports why.
+
+    At Orbax's own barriers the other processes would wait twenty minutes for it.
+    """
+
+    def __init__(self) -> None:
+        self._save = 0  # saves begun, on every process as many
+        self._passed = 0  # barriers of this save
+        self._failure: str | None = None  # known to all processes
+
+    def begin(self) -> None:
+        """Begins another save; each process must call it."""
+        self._save, self._passed, self._failure = self._save + 1, 0, None
+
+    def __call__(self, *, key: str, timeout_ms: int) -> None:
+        """Waits for all processes; Orbax calls it in the threads that save, with its own `key`.
+
+        Raises TimeoutError: a process did not arrive; RuntimeError: the save has failed on one of
+        them, which the message names.
+        """
+        self._meet(None, timeout=timeout_ms / 1000)
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+
+    def fail(self, reason: str) -> str:
+        """Reports that the save has failed here; returns the reason in all processes' words."""
+        if jax.process_count() > 1 and self._failure is None and self._passed < _BARRIERS:
+            with contextlib.suppress(TimeoutError):
+                self._meet(reason, timeout=_BARRIER_SECONDS)
+        return self._failure or reason
+
+    def _meet(self, reason: str | None, *, timeout: float) -> None:
+        if (channel := current_channel()) is not None:
+            self._passed += 1
+            about = f"save {self._save}.{self._passed}"
+            self._failure = first_failure(channel.exchange(reason, about=about, timeout=timeout))
 
 
 def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
@@ -137,11 +185,7 @@ def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
 
 
 def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
-    """Finds two failures before they leave half a save behind; raises OSError.
-
-    The first process must be able to make the directory, since the other processes wait for it.
-    The disk must have room for this process's part of the arrays.
-    """
+    """Raises OSError: no directory can be made, or the disk has no room for our shards."""
     if jax.process_index() == 0 and not directory.exists():
         directory.mkdir(parents=True)
         directory.rmdir()
@@ -150,3 +194,36 @@ def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
     needed = sum(shard.data.nbytes for shard in shards if shard.replica_id == 0)
     if shutil.disk_usage(directory.parent).free < needed:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
+    """Compares names, shapes and dtypes: Orbax casts dtypes silently and reports shapes late."""
+    have_by_name, want_by_name = dict(named(found)), dict(named(wanted))
+    for name in sorted(want_by_name.keys() | have_by_name.keys()):
+        if name not in have_by_name:
+            raise UserError(f"{where}: tensor {name} is missing; the model here needs it")
+        if name not in want_by_name:
+            raise UserError(f"{where}: tensor {name} is not part of the model here")
+        have, want = have_by_name[name], want_by_name[name]
+        if tuple(have.shape) != tuple(want.shape) or have.dtype != want.dtype:
+            raise UserError(
+                f"{where}: tensor {name} found {have.dtype}{list(have.shape)}, the model here "
+                f"needs {want.dtype}{list(want.shape)}"
+            )
+
+
+def _refuse_non_finite(tree: Any, *, where: epath.Path) -> None:
+    """Checks every number on the device that holds it; one flag per array is copied back."""
+    leaves = [(n, leaf) for n, leaf in named(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))
+    for (name, leaf), sound in zip(leaves, finite, strict=True):
+        if not sound:
+            raise UserError(
+                f"{where}: tensor {name}, {leaf.dtype}{list(leaf.shape)}, holds NaN or infinity; "
+                f"allowed: finite numbers"
+            )
+
+
+@jax.jit
+def _all_finite(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.isfinite(leaf).all() for leaf in leaves]

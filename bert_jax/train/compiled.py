@@ -4,7 +4,6 @@ A compiled program refuses arrays of another shape or layout with an error. That
 keeps the promise that nothing compiles after the first step of a phase.
 """
 
-from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -29,8 +28,8 @@ from bert_jax.train.step import (
 BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of every array
 
 
-# Gradients of kernels would be computed in as many windows as there are devices, each sent on while
-# the next is computed: on v5e that costs half as many cycles again as the products themselves.
+# XLA would compute gradients of kernels in one window per device, and send each window while
+# it computes the next: on v5e that costs half as many cycles again as the products themselves.
 TPU_OPTIONS: Final = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False}
 
 
@@ -39,10 +38,9 @@ def lower_train_step(
 ) -> jax.stages.Lowered:
     """Returns the train step lowered for the layout of `state` and `batch`.
 
-    It takes `StepLimits` and a schedule beside them, numbers of the host. Call it under
-    `jax.set_mesh`. The state is donated: the old one's memory becomes the new one's. State and
-    batch are arrays, or shapes with layouts. The numbers of the schedule are no part of the
-    program, only of how many segments it is.
+    Call it under `jax.set_mesh`. State and batch are arrays, or shapes with layouts. The state is
+    donated: the old one's memory becomes the new one's. The program depends on the number of
+    segments of the schedule, not on their values.
     """
     return lower_step(make_train_step(spec, accumulation=accumulation), state, batch, schedule)
 
@@ -50,7 +48,7 @@ def lower_train_step(
 def lower_step(
     step: TrainStep, state: TrainState, batch: Batch, schedule: Schedule
 ) -> jax.stages.Lowered:
-    """Lowers a step for the layout of a state, which is donated, of a batch and of a schedule."""
+    """Lowers a step as `lower_train_step` does."""
     layouts, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, state))
     everywhere = state.step.sharding
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
@@ -63,7 +61,7 @@ def lower_step(
 def _jit_step(
     step: TrainStep, structure: Any, layouts: tuple[jax.sharding.Sharding, ...]
 ) -> jax.stages.Wrapped:
-    """Returns a step to lower; its state is nested like `structure`, each leaf laid out so."""
+    """Returns a step to lower, for a state of this structure and layout."""
     layout = jax.tree.unflatten(structure, layouts)
     on_tpu = next(iter(layout.step.device_set)).platform == "tpu"
     return jax.jit(
@@ -74,19 +72,12 @@ def _jit_step(
     )
 
 
-LowerStep = Callable[[TrainState, Batch, Schedule], jax.stages.Lowered]
-
-
 class StepPrograms:
     """The train step, compiled once for each shape that a phase's batches may have, and no more."""
 
-    def __init__(self, lower: LowerStep, *, shapes: int):
-        """Compiles nothing yet.
-
-        `lower` is `lower_train_step` with its spec and accumulation bound. A batch of one more
-        shape than `shapes` is an error.
-        """
-        self._lower, self._shapes = lower, shapes
+    def __init__(self, spec: StepSpec, *, accumulation: int, shapes: int):
+        """Compiles nothing yet; a batch of one more shape than `shapes` will be an error."""
+        self._spec, self._accumulation, self._shapes = spec, accumulation, shapes
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(
@@ -97,19 +88,17 @@ class StepPrograms:
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
-            number = f"step {self.compiled + 1} of {self._shapes}"
+            number = f"step {len(self._programs) + 1} of {self._shapes}"
             which = "the step" if self._shapes == 1 else number
-            with compiling(f"{which} ({describe_batch(batch)})"):
-                self._programs[shape] = self._lower(state, batch, schedule).compile()
+            with compiling(f"{which} ({_describe(batch)})"):
+                lowered = lower_train_step(
+                    self._spec, state, batch, schedule, accumulation=self._accumulation
+                )
+                self._programs[shape] = lowered.compile()
         return self._programs[shape](state, batch, limits, schedule)
 
-    @property
-    def compiled(self) -> int:
-        """How many programs were compiled so far."""
-        return len(self._programs)
 
-
-def describe_batch(batch: Batch) -> str:
+def _describe(batch: Batch) -> str:
     """Returns the rows of a batch and their length: ``32 × 128 tokens``."""
     return " × ".join(map(str, batch["input_ids"].shape)) + " tokens"
 
@@ -132,7 +121,7 @@ def compile_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> Evalua
 
     def evaluate(params: Params, batch: Batch) -> Metrics:
         if not compiled:
-            with compiling(f"the evaluation ({describe_batch(batch)})"):
+            with compiling(f"the evaluation ({_describe(batch)})"):
                 lowered = lower_evaluation_step(task, model, mesh, params, batch)
                 compiled.append(lowered.compile())
         return compiled[0](params, batch)

@@ -1,14 +1,14 @@
-"""A bad step written out: all that `bert-jax replay` needs to run it again, and no more.
+"""A bad step on disk: everything that `bert-jax replay` needs to run it again.
 
-``<run>/bad_step_<n>/`` holds ``dump.json`` (what was found, and the shapes), ``batch_<p>.npz`` and
-``state_<p>.npz`` (each process's pieces of the batch, and of parameters, optimizer and random key
-before the step), and the run's ``config.yaml``, ``tokenizer/`` and ``provenance.json``. It is read
-without unpickling, and without the run.
+``<run>/bad_step_<n>/`` has ``dump.json`` (the findings, and the shapes), ``batch_<p>.npz`` and
+``state_<p>.npz`` (the pieces that process p holds of the batch, and of parameters, optimizer and
+random key before the step), and the run's ``config.yaml``, ``tokenizer/`` and ``provenance.json``.
+Reading it needs neither unpickling nor the run.
 """
 
-import contextlib
 import math
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final
 
@@ -24,7 +24,7 @@ from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import TrainSpec
-from bert_jax.train.state import TrainState, named, piece_name
+from bert_jax.train.state import TrainState, named
 from bert_jax.train.step import StepFigures
 from bert_jax.validation import read_section
 
@@ -42,28 +42,28 @@ Figure = Annotated[
 
 
 class TensorShape(Section):
-    """What the pieces of a tensor make up."""
+    """A tensor, whose pieces are in the .npz files."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class DumpRecord(Section):
-    """``dump.json``: the step and what was found."""
+    """``dump.json``: the step and the findings."""
 
-    step: int = pydantic.Field(ge=1)  # the one that went bad
-    phase: int = pydantic.Field(ge=0)  # it is in, counted from 0
+    step: int = pydantic.Field(ge=1)  # the bad one
+    phase: int = pydantic.Field(ge=0)  # its phase, counted from 0
     reason: str  # what was wrong with it
-    figures: dict[str, Figure]  # loss, gradient norm, and the limits that they were judged by
+    figures: dict[str, Figure]  # loss, gradient norm, and their limits
     gradient_norms: dict[str, tuple[Figure, ...]]  # of each parameter; of a stacked one, by layer
     accumulation: int = pydantic.Field(ge=1)  # microbatches of the step
-    task: dict[str, Any]  # what of the task config.yaml does not say
+    task: dict[str, Any]  # facts about the task that are not in config.yaml
     platform: str  # of the devices
     processes: int = pydantic.Field(ge=1)  # each has written its pieces
     checkpoint: int | None  # the last one before the step
     position: DataPosition | None  # the data position after the step
-    batch: dict[str, TensorShape]  # the tensors of the batch
-    state: dict[str, TensorShape]  # those of the state before the step
+    batch: dict[str, TensorShape]
+    state: dict[str, TensorShape]  # before the step
 
 
 def write_dump(
@@ -76,7 +76,7 @@ def write_dump(
 ) -> epath.Path:
     """Writes a bad step out, every process its pieces, and returns the folder.
 
-    The state is from before the step, frozen; the progress from after it.
+    `state` is from before the step, frozen; `progress` from after it.
     """
     folder = spec.run_dir / f"bad_step_{bad.step}"
     process = jax.process_index()
@@ -98,7 +98,7 @@ def write_dump(
         task=dict(spec.task_facts),
         platform=jax.default_backend(),
         processes=jax.process_count(),
-        checkpoint=spec.checkpoints.latest_step(),
+        checkpoint=spec.checkpoints.on_disk.newest(),
         position=progress.position,
         batch=_shapes(batch),
         state=_shapes(state),
@@ -110,7 +110,7 @@ def write_dump(
 
 
 def read_record(folder: epath.Path) -> DumpRecord:
-    """Returns what a dump says of its step; UserError: no dump, or a damaged one."""
+    """Returns a dump's record; UserError: no dump, or a damaged one."""
     if not (folder / RECORD).exists():
         raise UserError(f"{folder}: no {RECORD} in it; expected a bad_step_<n> of a run directory")
     return read_section(DumpRecord, folder / RECORD)
@@ -123,62 +123,58 @@ def read_tensors(
     *,
     only: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, np.ndarray]:
-    """Returns whole tensors by name, put together from all processes' pieces.
+    """Returns whole tensors by name, joined from all processes' pieces.
 
-    `stem` is `BATCH` or `STATE`; `only` says which names to read. Raises UserError: a file is
-    missing or damaged, or not all of a tensor is there.
+    Args:
+        folder: of the dump.
+        stem: `BATCH` or `STATE`.
+        record: of the dump.
+        only: selects the names to read.
+
+    Raises:
+        UserError: a file is missing or damaged, or a tensor is incomplete.
     """
+    pieces: defaultdict[str, list[tuple[str, np.ndarray]]] = defaultdict(list)
+    for process in range(record.processes):
+        for name, index, piece in _read_pieces(folder / f"{stem}_{process}.npz", only):
+            pieces[name].append((index, piece))
     shapes = record.batch if stem == BATCH else record.state
-    shapes = {name: shape for name, shape in shapes.items() if only(name)}
-    paths = [folder / f"{stem}_{process}.npz" for process in range(record.processes)]
-    stored = sum(map(_stored_bytes, paths))
-    needed = sum(_dtype(t, folder).itemsize * math.prod(t.shape) for t in shapes.values())
-    if needed > stored:
-        raise UserError(f"{folder}: {stem} needs {needed:,} bytes, its files hold {stored:,}")
-    whole = {name: np.empty(t.shape, _dtype(t, folder)) for name, t in shapes.items()}
-    missing = {name: array.size for name, array in whole.items()}
-    for path in paths:
-        for name, index, piece in _read_pieces(path, only):
-            try:
-                at = tuple(slice(*map(int, part.split(":"))) for part in index.split(",") if part)
-                whole[name][at] = piece
-                missing[name] -= piece.size
-            except (KeyError, ValueError, TypeError, IndexError) as error:
-                raise UserError(
-                    f"{path}: found {name} {list(piece.shape)}, allowed: pieces of its tensors"
-                ) from error
-    for name, left in missing.items():
-        if left:
-            raise UserError(f"{folder}: {left} of {whole[name].size} numbers of {name} are missing")
+    return {
+        name: _joined(f"{folder}: {name}", tensor, pieces[name])
+        for name, tensor in shapes.items()
+        if only(name)
+    }
+
+
+def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]) -> np.ndarray:
+    size = math.prod(tensor.shape)
+    if missing := size - sum(piece.size for _, piece in pieces):
+        raise UserError(f"{what}: {missing} of {size} numbers are missing")
+    try:
+        whole = np.empty(tensor.shape, np.dtype(tensor.dtype))
+        for index, piece in pieces:
+            whole[tuple(slice(*map(int, part.split(":"))) for part in index.split(",") if part)] = (
+                piece
+            )
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(
+            f"{what}: found {tensor.dtype}{list(tensor.shape)}, which its pieces do not make up"
+        ) from error
     return whole
-
-
-def _stored_bytes(path: epath.Path) -> int:
-    """Returns how much a file of pieces holds, which is not compressed."""
-    if not path.exists():
-        raise UserError(f"{path}: no such file; every process of the run has written one")
-    with _damaged(path), path.open("rb") as file, zipfile.ZipFile(file) as members:
-        found = members.infolist()
-    if any(member.compress_type != zipfile.ZIP_STORED for member in found):
-        raise UserError(f"{path}: found compressed arrays, allowed: as `bert-jax` writes them")
-    return sum(member.file_size for member in found)
 
 
 def _read_pieces(
     path: epath.Path, only: Callable[[str], bool]
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yields (name of the tensor, place of the piece, piece)."""
-    with _damaged(path), path.open("rb") as file, np.load(file, allow_pickle=False) as pieces:
-        for key in pieces.files:
-            name, _, index = key.rpartition("@")
-            if only(name):
-                yield name, index, pieces[key]
-
-
-@contextlib.contextmanager
-def _damaged(path: epath.Path) -> Iterator[None]:
+    if not path.exists():
+        raise UserError(f"{path}: no such file; every process of the run has written one")
     try:
-        yield
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as pieces:
+            for key in pieces.files:
+                name, _, index = key.rpartition("@")
+                if only(name):
+                    yield name, index, pieces[key]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: damaged, or no .npz ({error})") from error
 
@@ -190,14 +186,9 @@ def _shapes(tree: Any) -> dict[str, TensorShape]:
 
 
 def _pieces(name: str, array: jax.Array) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields what this process holds of an array, of several replicas the first, with its place."""
+    """Yields this process's shards, the first replica alone: ``rng@0:2``, ``mlm/bias@0:32``."""
     for shard in array.addressable_shards:
         if not shard.replica_id:
-            yield piece_name(name, shard.index, array.shape), jax.device_get(shard.data)
-
-
-def _dtype(tensor: TensorShape, folder: epath.Path) -> np.dtype[Any]:
-    try:
-        return np.dtype(tensor.dtype)
-    except TypeError as error:
-        raise UserError(f"{folder / RECORD}: found dtype {tensor.dtype}") from error
+            spans = (p.indices(size) for p, size in zip(shard.index, array.shape, strict=True))
+            place = ",".join(f"{start}:{stop}" for start, stop, _ in spans)
+            yield f"{name}@{place}", jax.device_get(shard.data)

@@ -12,9 +12,9 @@ from bert_jax.parallel.stop_signal import STOP, EvaluationCut
 from bert_jax.task import Params, Task
 from bert_jax.train import metrics as sums_of
 from bert_jax.train.compiled import compile_evaluation
+from bert_jax.train.hooks import Pause
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
-from bert_jax.train.pauses import Pause
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
@@ -32,8 +32,14 @@ def make_evaluation(
 ) -> Callable[[Params], dict[str, float]]:
     """Returns a function from parameters to scores on a split; it compiles at the first call.
 
-    Call it under `jax.set_mesh`. `open_batches` opens one pass over the split, every example once;
-    the processes hold `shares` different shares of a batch. The function raises Diverged.
+    Call it under `jax.set_mesh`; it raises Diverged.
+
+    Args:
+        task: gives the metrics and their scores.
+        model: of the task.
+        open_batches: opens one pass over the split, every example once.
+        mesh: of the parameters.
+        shares: number of different shares of a batch that the processes read.
     """
     step = compile_evaluation(task, model, mesh)
 
@@ -57,15 +63,16 @@ def make_evaluation(
 
 
 class Evaluations:
-    """Evaluates the parameters of a run, and reports.
+    """Evaluates the parameters of a run, and reports; a hook of the train loop.
 
-    A hook of the train loop: see `bert_jax.train.pauses`.
+    Attributes:
+        scores: of the last evaluation.
     """
 
     def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
         self._spec, self._tracker, self._output = spec, tracker, output
-        self.scores: Mapping[str, float] = {}  # of the last evaluation
-        self._cut = False  # whether a signal cut one short: save, and stop
+        self.scores: Mapping[str, float] = {}
+        self._cut = False  # a signal cut an evaluation short: save, and stop
 
     def __call__(self, pause: Pause) -> None:
         """Evaluates where that is due."""
@@ -73,18 +80,31 @@ class Evaluations:
             pause.score = self._run(pause.phase, pause.state.params)
             pause.interrupted = pause.interrupted or self._cut
 
-    def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
-        """Returns the parameters' selection score; None without data, or if a signal came.
+    def make_up(self, params: Params) -> bool:
+        """Evaluates the checkpoint that the run resumes from, if a signal prevented that before.
 
-        None too where they have diverged, while there are steps to come: these find it out, and
-        answer as `bad_steps` says. Raises Diverged at the last step, after which none will.
+        Returns whether a signal has cut this evaluation short too.
+        """
+        progress = self._tracker.progress
+        if progress.unevaluated:
+            score = self._run(self._spec.phases[progress.phase], params)
+            progress.unevaluated = self._cut
+            if score is not None:
+                self._spec.checkpoints.on_disk.add_score(progress.step, score)
+        return self._cut
+
+    def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
+        """Returns the selection score; None without data, after a signal, or if it diverges.
+
+        Raises Diverged at the last step alone: before it, the bad-step policy handles divergence.
         """
         if phase.evaluate is None:
             return None
         progress, output = self._tracker.progress, self._output
+        whole = abstract_params(self._spec.step.model, self._spec.mesh)  # gathered once
         try:
             with output.watch.on("evaluate"), STOP.cutting(), doing("evaluating"):
-                self.scores = scores = phase.evaluate(self._whole(params))
+                self.scores = scores = phase.evaluate(laid_out_as(params, whole))
         except EvaluationCut:
             progress.unevaluated = self._cut = True
             return None
@@ -97,22 +117,5 @@ class Evaluations:
         remark = phase.watch.remark(scores) if phase.watch else ""
         output.display.evaluated(progress.step, scores, remark)
         score = self._spec.selection.score(scores, phase=progress.phase, data=phase.validation)
-        progress.record_evaluation(score.value, comparison=score.comparison)
+        progress.record_evaluation(score)
         return score
-
-    def _whole(self, params: Params) -> Params:
-        """Returns them gathered, once for all batches."""
-        return laid_out_as(params, abstract_params(self._spec.step.model, self._spec.mesh))
-
-    def make_up(self, params: Params) -> bool:
-        """Evaluates the checkpoint that the run resumes from, if a signal prevented that before.
-
-        Returns whether a signal has cut this evaluation short too.
-        """
-        progress = self._tracker.progress
-        if progress.unevaluated:
-            score = self._run(self._spec.phases[progress.phase], params)
-            progress.unevaluated = self._cut
-            if score is not None:
-                self._spec.checkpoints.add_score(progress.step, score)
-        return self._cut

@@ -1,9 +1,9 @@
-"""Which examples every step has consumed: `examples/<process>.jsonl`, if a run is to write it.
+"""The examples of every step: `examples/<process>.jsonl`, if a run is to write it.
 
     {"step": 7, "phase": 0, "data": "1f0c…", "share": 0, "shares": 2, "examples": {"0": [31, 4]}}
 
-One line a step, of the share of the batch that the process read: the dataset's indices by epoch,
-in the order of the rows. `data` is the fingerprint of the data position, shortened; another one
+One line a step, for the share of the batch that the process read: the dataset's indices by epoch,
+in the order of the rows. `data` is the shortened fingerprint of the data position; another one
 means another order or other data.
 """
 
@@ -38,8 +38,8 @@ class EpochOfData(NamedTuple):
 class ExampleLog:
     """Writes this process's lines.
 
-    A run that resumes at step N first drops lines beyond N, as of metrics.jsonl; also those of
-    processes that this run does not have any more.
+    A run that resumes at step N first drops lines beyond N, also of processes that it no longer
+    has.
     """
 
     def __init__(
@@ -51,38 +51,22 @@ class ExampleLog:
         enabled: bool,
         say: Callable[[str], None],
     ) -> None:
-        """Drops what will be done again, whether or not lines are to be written.
+        """Drops the lines of steps that will be done again.
 
-        `resume_step` is the last step that counts, 0 for a fresh run; `share` is what this process
-        reads of every batch. `say` gets a line if damaged lines were found, or lines begin to be
-        refused.
+        Args:
+            run_dir: of the run.
+            resume_step: the last step that counts, 0 for a fresh run.
+            share: of every batch, read by this process.
+            enabled: whether to write lines.
+            say: gets a line if damaged lines were found, or lines begin to be refused.
         """
         self._share, self._enabled = share, enabled
         self._directory, self._say = run_dir / EXAMPLES, say
         self._log: LineLog | None = None
-        self._open(resume_step)
-
-    def _open(self, step: int) -> None:
-        """Opens the log without lines beyond a step."""
-        directory, enabled = self._directory, self._enabled
-        own, processes = jax.process_index(), jax.process_count()
-        there = _processes(directory) if directory.exists() else set()
-        for process in there | ({own} if enabled else set()):
-            if process % processes != own:
-                continue
-            log: LineLog = open_log(
-                directory / f"{process}.jsonl",
-                check=is_line,
-                keep=lambda line: line["step"] <= step,
-                say=self._say,
-            )
-            if process == own and enabled:
-                self._log = log
-            else:
-                log.close()
+        self.rewind(resume_step)
 
     def write(self, examples: Mapping[int, list[int]] | None, progress: TrainProgress) -> None:
-        """Adds the line of the step just done, counted in the progress, if the loader was asked."""
+        """Adds the line of the step just counted in `progress`; None: there is none."""
         if self._log is None or examples is None or progress.position is None:
             return
         fingerprint = json.dumps(progress.position.fingerprint, sort_keys=True)
@@ -92,23 +76,37 @@ class ExampleLog:
         self._log.append(entry | {EXAMPLES: examples})
 
     def rewind(self, step: int) -> None:
-        """Drops lines of steps beyond one: the run has gone back to it, past their data."""
+        """Drops lines of steps beyond one."""
         self.close()
-        self._open(step)
+        directory, own, processes = self._directory, jax.process_index(), jax.process_count()
+        written = {own} if self._enabled else set()
+        for process in _processes(directory) | written:
+            if process % processes != own:
+                continue
+            log: LineLog = open_log(
+                directory / f"{process}.jsonl",
+                check=is_line,
+                keep=lambda line: line["step"] <= step,
+                say=self._say,
+            )
+            if process in written:
+                self._log = log
+            else:
+                log.close()
 
     def flush(self) -> None:
-        """Makes what was written outlive this process."""
+        """Makes the lines outlive this process."""
         if self._log is not None:
             self._log.flush()
 
     def close(self) -> None:
-        """Flushes."""
+        """Flushes, or says that it cannot."""
         if self._log is not None:
             self._log.close()
 
 
 def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, list[int]]]:
-    """Returns what each step of a run consumed, all processes together.
+    """Returns the examples of each step of a run, all processes together.
 
     ``read_example_log("runs/base")[7] -> {EpochOfData(0, "1f0c…", 0): [31, 4, 17, 2]}``
 
@@ -120,9 +118,8 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
             has two shares that differ.
     """
     directory = epath.Path(run_dir) / EXAMPLES
-    processes = sorted(_processes(directory)) if directory.exists() else []
     steps: dict[int, dict[int, Entry]] = {}
-    for process in processes:
+    for process in sorted(_processes(directory)):
         for line in read_log(directory / f"{process}.jsonl", is_line):
             shares = steps.setdefault(line["step"], {})
             # Processes that differ along the tensor axis alone read the same share.
@@ -139,8 +136,7 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
 def times_seen(run_dir: epath.PathLike) -> dict[EpochOfData, Counter[int]]:
     """Returns how often each epoch of a run has had each example so far.
 
-    Every value is 1 for all examples of an epoch that is over, however often the run was killed,
-    and on however many hosts it went on.
+    Every value is 1 for all examples of a complete epoch, over all kills and changes of hosts.
     """
     seen: dict[EpochOfData, Counter[int]] = {}
     for step in read_example_log(run_dir).values():
@@ -150,13 +146,12 @@ def times_seen(run_dir: epath.PathLike) -> dict[EpochOfData, Counter[int]]:
 
 
 def is_line(entry: Entry) -> bool:
-    """Says whether a JSON object is a line of this log."""
+    """Returns whether a JSON object is a line of this log."""
     examples = entry.get(EXAMPLES)
     return (
         all(type(entry.get(name)) is kind for name, kind in _FIELDS.items())
         and isinstance(examples, dict)
-        and all(map(is_whole, examples))
-        and all(isinstance(indices, list) for indices in examples.values())
+        and all(is_whole(epoch) and isinstance(found, list) for epoch, found in examples.items())
         and all(type(index) is int for indices in examples.values() for index in indices)
     )
 
@@ -168,8 +163,8 @@ def _joined(directory: epath.Path, shares: Mapping[int, Entry]) -> dict[EpochOfD
             f"{directory}: step {first['step']} has {len(shares)} of its {first['shares']} shares"
         )
     joined: dict[EpochOfData, list[int]] = {}
-    for share in sorted(shares):
-        for epoch, indices in shares[share][EXAMPLES].items():
+    for _, line in sorted(shares.items()):
+        for epoch, indices in line[EXAMPLES].items():
             key = EpochOfData(first["phase"], first["data"], int(epoch))
             joined.setdefault(key, []).extend(indices)
     return joined
@@ -177,5 +172,7 @@ def _joined(directory: epath.Path, shares: Mapping[int, Entry]) -> dict[EpochOfD
 
 def _processes(directory: epath.Path) -> set[int]:
     """Returns the processes that have a log."""
+    if not directory.exists():
+        return set()
     stems = {path.name.removesuffix(".jsonl") for path in directory.iterdir()}
     return {int(stem) for stem in stems if is_whole(stem)}

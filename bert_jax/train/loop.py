@@ -1,11 +1,10 @@
-"""The one train loop: read `train`, then `_run_steps`, then the hooks in `pauses.py`.
+"""The one train loop: read `train`, then `_run_steps`, then the hooks in `hooks.py`.
 
 The loop dispatches step N, and only then reads the metrics of step N−1, so that the devices never
-wait for the host. They wait after a step where something is due: then the hooks are called.
+wait for the host. They wait after a step at which an action is due: then the hooks run.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -13,26 +12,23 @@ from rich.console import Console
 
 from bert_jax.narration import doing
 from bert_jax.parallel.stop_signal import STOP
-from bert_jax.train.compiled import StepPrograms, lower_train_step
+from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.hooks import EarlyStopping, Hook, Pause, ReplicaCheck, Saving, StopOnSignal
 from bert_jax.train.output import PhaseReports, open_output
-from bert_jax.train.pauses import EarlyStopping, Hook, Pause, Saving, StopOnSignal
 from bert_jax.train.prefetch import prefetch_to_device
 from bert_jax.train.progress_display import warn_aloud
-from bert_jax.train.recovery import RollbackDue, RunningStep
-from bert_jax.train.replicas import ReplicaCheck
-from bert_jax.train.restore import restore_or_initialise
-from bert_jax.train.rollbacks import RollbackLog
+from bert_jax.train.restore import RollbackLog, restore_or_initialise
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
-from bert_jax.train.step_runner import StepRunner
+from bert_jax.train.step_runner import RollbackDue, RunningStep, StepRunner
 from bert_jax.train.step_tracker import StepTracker
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run."""
 
     step: int
     interrupted: bool  # by a signal, and saved
@@ -40,7 +36,7 @@ class Outcome:
 
 
 def train(spec: TrainSpec, *, console: Console) -> Outcome:
-    """Trains to the end, from the run's last checkpoint where there is one.
+    """Trains to the end, from the run's last checkpoint if there is one.
 
     Raises:
         RunStopped: loss or gradient went bad and the settings say to stop; the step is written out.
@@ -65,7 +61,6 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             Saving(spec, tracker, output),
             StopOnSignal(output),
         ]
-        runner.recovery.complete_figures()
         if first:
             output.display.say(f"resuming at step {first} of {last}")
         with (
@@ -94,29 +89,27 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
 def _run_phase(
     spec: TrainSpec, phase: Phase, state: TrainState, runner: StepRunner, hooks: Sequence[Hook]
 ) -> tuple[TrainState, bool]:
-    """Runs the steps of a phase that are left; returns whether a signal interrupted them."""
+    """Runs the remaining steps of a phase; returns whether a signal interrupted them."""
     while True:
         try:
             return _run_steps(spec, phase, state, runner, hooks)
         except RollbackDue as due:
-            state = runner.recovery.roll_back(due.bad, due.state)
+            state = runner.roll_back(due.bad, due.state)
 
 
 def _run_steps(
     spec: TrainSpec, phase: Phase, state: TrainState, runner: StepRunner, hooks: Sequence[Hook]
 ) -> tuple[TrainState, bool]:
-    """Does the same, but raises RollbackDue."""
+    """Does the same; raises RollbackDue."""
     tracker, output = runner.tracker, runner.output
     reports = PhaseReports(phase, spec.step.task, tracker, output)
-    lower = functools.partial(lower_train_step, spec.step, accumulation=phase.accumulation)
-    step_fn = StepPrograms(lower, shapes=phase.shapes)
-    with phase.loader.batches(
-        first_step=tracker.first_batch(), with_examples=spec.example_log
-    ) as rows:
+    step_fn = StepPrograms(spec.step, accumulation=phase.accumulation, shapes=phase.shapes)
+    first = tracker.first_batch()
+    with phase.loader.batches(first_step=first, with_examples=spec.example_log) as rows:
         batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count, watch=output.watch)
         running: RunningStep | None = None
         for step, batch in enumerate(batches, start=tracker.progress.step + 1):
-            # Step N is dispatched; while the devices compute it, step N−1 is read.
+            # Dispatch step N; while the devices compute it, read step N−1.
             previous = running
             state, running = runner.dispatch(step_fn, step, state, batch)
             if previous is not None:

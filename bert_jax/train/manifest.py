@@ -1,14 +1,14 @@
 """The manifest of a checkpoint: every file that belongs to it, with its size and checksum.
 
-It is written last, so a checkpoint with a manifest was whole once, and what differs from its
-manifest is damaged. CRC32C, which buckets know, would not do: a file of TensorStore's ends with
-its own CRC32C, so that the CRC32C of the whole is the same whatever is in it.
+The manifest is written last: a checkpoint that has one was whole once, and any difference is
+damage. CRC32C, which buckets compute, would detect nothing here: a file of TensorStore ends with
+its own CRC32C, so that the CRC32C of the whole file never changes.
 """
 
 import concurrent.futures
 import dataclasses
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import pydantic
@@ -19,26 +19,25 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, sha256_of
 from bert_jax.files.seal import is_intact, sealed
 
-# The parts of a checkpoint; the optimizer's has step and random key.
+# The items of a checkpoint. The optimizer's also holds step and random key.
 PARAMS: Final = "params"
 OPTIMIZER: Final = "optimizer"
 PROGRESS: Final = "progress"
 
 MANIFEST: Final = "manifest.json"
 COMMITTED: Final = "commit_success.txt"  # Orbax writes it after the manifest
-_THREADS: Final = 8  # hashing and reading let other threads run
-_DEPTH: Final = 8
+_THREADS: Final = 8  # hashing and reading release the GIL
 
 
 class SelectionScore(NamedTuple):
-    """By what checkpoints are compared: scores of one comparison, the smaller the better."""
+    """The rank of a checkpoint within one comparison."""
 
-    value: float
-    comparison: str  # phase, metric and validation data that it belongs to
+    value: float  # smaller is better
+    comparison: str  # phase, metric and validation data
 
 
 class FileRecord(NamedTuple):
-    """What a file was when the checkpoint was saved."""
+    """A file as it was saved."""
 
     size: int  # bytes
     sha256: str
@@ -46,7 +45,7 @@ class FileRecord(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What belongs to a checkpoint."""
+    """The files and the score of a checkpoint."""
 
     step: int
     files: Mapping[str, FileRecord]  # path below the checkpoint, with /
@@ -62,27 +61,24 @@ _PLAIN: Final[Any] = pydantic.TypeAdapter(Manifest)
 
 
 class Damage(Exception):
-    """A checkpoint is not what was saved; the message says which file, and how it differs."""
+    """A checkpoint is not what was saved; the message names the file and the difference."""
 
 
 def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | None) -> None:
-    """Reads every file of a checkpoint, all of them final, and writes what was found."""
-    paths = _files(directory)
-    files = dict(zip(paths, _records(paths.values()), strict=True))
+    """Hashes every file of a checkpoint, all of them final, and writes the manifest."""
+    found = dict(sorted(_files(directory).items()))
+    files = dict(zip(found, _records(found.values()), strict=True))
     replace_manifest(directory, Manifest(step, files, score))
 
 
 def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
-    """Writes a manifest in one piece, in place of one that is there."""
+    """Writes a manifest atomically, over an older one if there is one."""
     content = sealed(_PLAIN.dump_python(manifest, mode="json"))
     write_whole(directory / MANIFEST, json.dumps(content, indent=1))
 
 
 def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
-    """Returns the manifest of a checkpoint that is found under a step.
-
-    Raises Damage: it cannot be read, is not what was written, or belongs to another step.
-    """
+    """Returns a checkpoint's manifest; Damage: it is unreadable, changed or of another step."""
     try:
         content = read_json_object(directory / MANIFEST)
         if not is_intact(content):
@@ -99,15 +95,14 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
     return manifest
 
 
-def damage(directory: epath.Path, *, step: int, parts: Collection[str] | None) -> str | None:
-    """Returns how a checkpoint, or some parts of it, differ from its manifest; None: they do not.
+def damage(directory: epath.Path, *, step: int, part: str) -> str | None:
+    """Returns how an item of a checkpoint differs from the manifest; None: it does not.
 
-    A file is missing, cut short or changed. Files beside those of the manifest are no damage:
-    nothing reads them.
+    Files that the manifest does not list are ignored: nothing reads them.
     """
     try:
         files = read_manifest(directory, step=step).files
-        wanted = [name for name in files if parts is None or name.partition("/")[0] in parts]
+        wanted = [name for name in files if name.partition("/")[0] == part]
         found = _files(directory)
         for name in wanted:
             if name not in found:
@@ -126,23 +121,19 @@ def damage(directory: epath.Path, *, step: int, parts: Collection[str] | None) -
 
 
 def foreign_files(directory: epath.Path, manifest: Manifest) -> list[str]:
-    """Returns the files in a checkpoint that do not belong to it."""
+    """Returns the files in a checkpoint's directory that its manifest does not list."""
     return sorted(_files(directory).keys() - manifest.files.keys())
 
 
-def _files(directory: epath.Path) -> dict[str, epath.Path]:
-    """Returns every file below, but the manifest and what is written after it."""
+def _files(directory: epath.Path, prefix: str = "") -> dict[str, epath.Path]:
+    """Returns every file below, except the manifest and Orbax's mark."""
     found: dict[str, epath.Path] = {}
-    folders = [(directory, "")]
-    while folders:
-        folder, prefix = folders.pop()
-        for path in folder.iterdir():
-            name = f"{prefix}{path.name}"
-            if not path.is_dir():
-                found[name] = path
-            elif name.count("/") < _DEPTH:  # a link to a folder above has no end
-                folders.append((path, f"{name}/"))
-    return {name: found[name] for name in sorted(found) if name not in (MANIFEST, COMMITTED)}
+    for path in directory.iterdir():
+        if path.is_dir():
+            found |= _files(path, f"{prefix}{path.name}/")
+        elif (name := f"{prefix}{path.name}") not in (MANIFEST, COMMITTED):
+            found[name] = path
+    return found
 
 
 def _records(paths: Iterable[epath.Path]) -> Iterator[FileRecord]:

@@ -1,6 +1,5 @@
-"""Everywhere a run's figures go while it trains: files, terminal, the account of its time."""
+"""The output of a run while it trains: files, terminal, the account of its time."""
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -9,10 +8,8 @@ from rich.console import Console
 from bert_jax.files.atomic import refusal_of
 from bert_jax.narration import narrator_of
 from bert_jax.task import Task
-from bert_jax.train import metrics as sums_of
 from bert_jax.train.example_log import ExampleLog
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.heartbeat import with_heartbeat
 from bert_jax.train.metrics import Meter
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.progress import TrainProgress
@@ -21,31 +18,35 @@ from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.step import STEP_METRICS
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.time_account import describe_goodput
-from bert_jax.train.writer import RunWriter, Writer
+from bert_jax.train.writer import GOODPUT, RunWriter, Writer
 
 
 class Output(NamedTuple):
-    """Where figures go."""
+    """The places that figures go to."""
 
     writer: Writer
     display: ProgressDisplay
     examples: ExampleLog
     watch: Stopwatch
 
+    def write_time(self, step: int, *, finished: bool = False) -> None:
+        """Writes the account of time; `finished`: the run has ended."""
+        self.writer.write(GOODPUT, step, self.watch.figures(finished=finished))
+
     def flush(self) -> None:
-        """Makes outlive this process what a checkpoint counts as written."""
+        """Makes the figures that a checkpoint counts on outlive this process."""
         self.writer.flush()
         self.examples.flush()
 
     def rewind(self, step: int) -> None:
-        """Drops what was written of steps beyond one: the run has gone back to it."""
+        """Drops the figures of steps beyond one: the run has gone back to it."""
         self.writer.rewind(step)
         self.examples.rewind(step)
         self.watch.rewind(step)
 
     def tell_time(self, *, step: int, finished: bool) -> None:
-        """Writes and shows where the time went; `finished`: the run has come to its end."""
-        self.watch.write(self.writer, step=step, finished=finished)
+        """Writes and shows where the time went; `finished`: the run has ended."""
+        self.write_time(step, finished=finished)
         account = describe_goodput(self.watch.read())
         self.display.close()
         self.display.say(f"where the time went: {account}", style="dim")
@@ -53,9 +54,9 @@ class Output(NamedTuple):
             self.display.say(f"done: {step:,} steps")
 
     def close(self) -> None:
-        """Writes out what is buffered, or says why not; the terminal keeps its last line.
+        """Writes out what is buffered, or says why not; raises nothing.
 
-        Raises nothing: a run may be ending with an error, which counts.
+        A run may be ending with an error, which must not be hidden by another.
         """
         for close in (self.display.close, self.writer.close, self.examples.close):
             if (reason := refusal_of(close)) is not None:
@@ -65,7 +66,7 @@ class Output(NamedTuple):
 def open_output(
     spec: TrainSpec, watch: Stopwatch, console: Console, *, progress: TrainProgress, last: int
 ) -> Output:
-    """Opens it all, and drops from files what tells of steps that will be done again."""
+    """Opens the output, and drops figures of steps that will be done again."""
     first = progress.step
     display = ProgressDisplay(narrator_of(console), first_step=first, total_steps=last)
     watch.resume(first)
@@ -76,8 +77,7 @@ def open_output(
         enabled=spec.example_log,
         say=display.say,
     )
-    # Figures are written once, by the first process.
-    writer = Writer()
+    writer = Writer(say=display.say)
     if jax.process_index() == 0:
         writer = RunWriter(
             spec.run_dir,
@@ -85,42 +85,32 @@ def open_output(
             evaluated=not progress.unevaluated,
             say=display.say,
             trackers=spec.trackers,
-            sending=functools.partial(watch.on, "save"),  # a bucket may take minutes, no step does
         )
-    return Output(with_heartbeat(writer, say=display.say), display, examples, watch)
+    return Output(writer, display, examples, watch)
 
 
 class PhaseReports:
     """The reports of one phase."""
 
     def __init__(self, phase: Phase, task: Task, tracker: StepTracker, output: Output) -> None:
-        """Says what is to be expected, and starts the clock."""
+        """Shows the expected scores, and starts the clock."""
         self._phase, self._task, self._tracker, self._output = phase, task, tracker, output
         self._meter = Meter(flops_per_row=phase.flops_per_row)
+        self.restart = self._meter.restart
         if phase.watch:
             output.display.say(phase.watch.expectation, style="dim")
 
     def add(self, batch: DeviceBatch) -> None:
-        """Adds a step that is done, and reports when it is time."""
+        """Adds a finished step, and reports when that is due."""
         self._meter.add(tokens=batch.tokens, rows=self._phase.batch_size, waited=batch.waited)
-        if self._tracker.report_due:
-            self._report()
-
-    def restart(self) -> None:
-        """Starts the clock again, so that a pause for evaluation is no slow training."""
-        self._meter.restart()
-
-    def _report(self) -> None:
-        output, watch = self._output, self._phase.watch
-        step, window = self._tracker.progress.step, self._tracker.take_window()
-        if not window:
-            return  # all were skipped
-        scores = self._task.score(window) | sums_of.select(window, *STEP_METRICS)
-        throughput = self._meter.read()
-        output.writer.write("train", step, scores)
-        speed = {name: value for name, value in throughput._asdict().items() if value is not None}
-        output.writer.write("speed", step, speed)
-        output.watch.write(output.writer, step=step)
-        output.display.report(step, scores, throughput)
-        if watch and (warning := watch.warn(step=step, scores=scores)):
-            output.display.say(warning, style="yellow")
+        if self._tracker.report_due and (sums := self._tracker.take_window()):
+            output, watch, step = self._output, self._phase.watch, self._tracker.progress.step
+            rates = {name: sums[name][0] / sums[name][1] for name in STEP_METRICS}
+            scores, throughput = self._task.score(sums) | rates, self._meter.read()
+            speed = {name: x for name, x in throughput._asdict().items() if x is not None}
+            output.writer.write("train", step, scores)
+            output.writer.write("speed", step, speed)
+            output.write_time(step)
+            output.display.report(step, scores, throughput)
+            if watch and (warning := watch.warn(step=step, scores=scores)):
+                output.display.say(warning, style="yellow")

@@ -20,16 +20,16 @@ class DeviceBatch(NamedTuple):
     """A batch on the devices."""
 
     batch: Batch
-    tokens: int  # that are not padding, on all processes
+    tokens: int  # without padding, on all processes
     waited: float  # seconds that the loop waited for it
     examples: dict[int, list[int]] | None  # of this process, by epoch; None: not asked for
 
 
-_WAITS: Final[list[None]] = []  # for input, at this moment
+_WAITS: Final[list[None]] = []  # one entry for each block of `waiting_for_input`
 
 
 def is_waiting_for_input() -> bool:
-    """Whether a block of `waiting_for_input` lasts, in any thread."""
+    """Returns whether a block of `waiting_for_input` lasts, in any thread."""
     return bool(_WAITS)
 
 
@@ -48,10 +48,14 @@ def prefetch_to_device(
 ) -> Iterator[DeviceBatch]:
     """Yields batches already on the devices.
 
-    The loop asks for the next one right after it has dispatched a step, so that reading and copying
-    run beside the devices' work. `rows` are this process's of each batch, of which processes hold
-    `shares` different shares. `watch` is told of the waiting; None where it is a part of something
-    else.
+    The loop asks for the next batch right after it has dispatched a step, so that reading and
+    copying run beside the devices' work.
+
+    Args:
+        rows: this process's rows of each batch.
+        mesh: of the batches.
+        shares: number of different shares of a batch that the processes read.
+        watch: accounts for the waiting; None within an evaluation.
     """
     sharding = batch_sharding(mesh)
     while True:

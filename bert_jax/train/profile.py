@@ -15,13 +15,13 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import scratch_directory
 from bert_jax.train.sections import ProfileSection
 
-# Where TensorBoard's plugin looks, within what `tensorboard --logdir` is given.
+# TensorBoard's plugin reads it within the directory of `tensorboard --logdir`.
 FOLDER: Final = "tensorboard/plugins/profile"
-_TRACES: Final = "*.xplane.pb"
+_SUFFIX: Final = ".xplane.pb"
 
 
 class StepProfile:
-    """Traces the steps that the settings name, once, on every process; a context manager.
+    """Traces the steps of the settings once, on every process; a context manager.
 
     The trace begins before the first of them is dispatched and ends when the last is done. It is
     written aside and copied into the run: ``tensorboard/plugins/profile/steps_11-13/*.xplane.pb``.
@@ -35,17 +35,15 @@ class StepProfile:
         self._aside: pathlib.Path | None = None  # while it traces
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """Returns what a step, counted from 1 over the whole run, is to be dispatched under."""
-        if self._section is None:
-            return contextlib.nullcontext()
-        if number == self._section.start:
+        """Returns the context to dispatch a step in, counted from 1 over the whole run."""
+        if self._section is not None and number == self._section.start:
             self._begin(self._section)
         if self._aside is None:
             return contextlib.nullcontext()
         return jax.profiler.StepTraceAnnotation("train", step_num=number)
 
     def step_done(self, number: int) -> None:
-        """Says that a step's figures have been read."""
+        """Ends the trace after the metrics of its last step have been read."""
         if self._section is not None and number >= self._section.last:
             self._end()
 
@@ -53,7 +51,7 @@ class StepProfile:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._end()  # the run stopped in the middle: what there is
+        self._end()  # a run that stopped in the middle of the trace keeps its part
 
     def _begin(self, section: ProfileSection) -> None:
         aside = scratch_directory()
@@ -63,7 +61,7 @@ class StepProfile:
         options.session_id = f"steps_{section.start}-{section.last}"
         try:
             jax.profiler.start_trace(str(aside), profiler_options=options)
-        except RuntimeError as error:  # the program around us traces already
+        except RuntimeError as error:  # the calling program traces already
             shutil.rmtree(aside, ignore_errors=True)
             self._say(f"train.profile: no trace ({first_line(error)})")
             return
@@ -75,8 +73,11 @@ class StepProfile:
         aside, self._aside = self._aside, None
         try:
             jax.profiler.stop_trace()
-            for path in aside.rglob(_TRACES):
-                target = self._target / path.parent.name / _own_name(path.name)
+            for path in aside.rglob(f"*{_SUFFIX}"):
+                name = path.name
+                if jax.process_count() > 1:  # several may run on one machine
+                    name = f"{name.removesuffix(_SUFFIX)}-{jax.process_index()}{_SUFFIX}"
+                target = self._target / path.parent.name / name
                 write_whole(target, path.read_bytes())
                 if jax.process_index() == 0:
                     self._say(f"profile written: {target}; tensorboard --logdir shows it")
@@ -84,11 +85,3 @@ class StepProfile:
             self._say(f"train.profile: the trace is lost ({first_line(error)})")
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _own_name(name: str) -> str:
-    """Returns a file name that no other process of the run writes, also on one machine."""
-    if jax.process_count() == 1:
-        return name
-    host = name.removesuffix(_TRACES.lstrip("*"))
-    return f"{host}-{jax.process_index()}{_TRACES.lstrip('*')}"

@@ -1,4 +1,4 @@
-"""How far a run has come."""
+"""The progress of a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pydantic
 
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.train.bad_steps import StepHistory
+from bert_jax.train.manifest import SelectionScore
 
 # The progress of an imported checkpoint, which has a step and no data position.
 IMPORTED: Final = "imported"
@@ -19,7 +20,7 @@ IMPORTED: Final = "imported"
 
 @dataclasses.dataclass
 class TrainProgress:
-    """How far a run has come; saved with the state, under the names of the fields."""
+    """The progress of a run; saved with the state, under the names of the fields."""
 
     step: int = 0  # of the run
     phase: int = 0
@@ -29,30 +30,25 @@ class TrainProgress:
     best_rank: float | None = None  # best selection score so far, smaller is better
     without_better: int = 0  # evaluations since
     history: StepHistory = dataclasses.field(default_factory=StepHistory)  # of the phase
-    comparison: str | None = None  # what the best one was best of
+    comparison: str | None = None  # of the best selection score
     unevaluated: bool = False  # a signal cut the evaluation of this step short
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
-        """Returns the progress of a run of these phases after so many steps, its data unread.
+        """Returns the progress after `step` steps of phases of these lengths, its data unread.
 
         ``TrainProgress.at(120, [100, 50])`` is in the second phase, 20 steps into it.
-
-        `phases` has the steps of each; the optimizer steps done elsewhere are fewer.
         """
         ends = list(itertools.accumulate(phases))
         phase = bisect.bisect_right(ends, step)
         return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
-    def record_evaluation(self, selection_score: float, *, comparison: str) -> None:
-        """Counts evaluations in a row that were no better than the best; smaller is better.
-
-        With another `comparison` than the last one's the best starts anew.
-        """
-        best = self.best_rank if self.comparison in (comparison, None) else None
-        self.comparison = comparison
-        if best is None or selection_score < best:
-            self.best_rank, self.without_better = selection_score, 0
+    def record_evaluation(self, score: SelectionScore) -> None:
+        """Counts evaluations in a row that were no better than the best of one comparison."""
+        best = self.best_rank if self.comparison in (score.comparison, None) else None
+        self.comparison = score.comparison
+        if best is None or score.value < best:
+            self.best_rank, self.without_better = score.value, 0
         else:
             self.without_better += 1
 
@@ -67,7 +63,7 @@ class TrainProgress:
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TrainProgress:
-        """Reads what `to_json` returned."""
+        """Reads the result of `to_json`."""
         return _PLAIN.validate_python(saved)
 
 

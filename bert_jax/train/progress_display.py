@@ -1,4 +1,4 @@
-"""Shows the progress of a run on the console, and its warnings."""
+"""The progress of a run on the console, and warnings."""
 
 import contextlib
 import time
@@ -34,11 +34,24 @@ class ProgressDisplay:
             self.say(f"step {step:,} of {self._total:,}: done after {seconds:.1f} s", style="dim")
 
     def report(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> None:
-        """Shows the state of the run after `step` steps."""
+        """Shows the state of the run after `step` steps.
+
+        The most important figures come first: 80 columns end after the time left.
+        """
         self._step = step
-        self._reported = self._line(step, scores, throughput)
+        seconds = (time.monotonic() - self._started) / max(step - self._first, 1)
+        others = {name: value for name, value in scores.items() if name != "loss"}
+        parts = [
+            format_scores({"loss": scores["loss"]}) if "loss" in scores else "",
+            f"tokens/s {throughput.tokens_per_second:,.0f}",
+            f"eta {timedelta(seconds=round(seconds * (self._total - step)))}",
+            format_scores(others),
+            f"input {throughput.input_share:.0%}",
+            "" if throughput.mfu is None else f"mfu {throughput.mfu:.1%}",
+        ]
+        self._reported = " ".join(filter(None, parts))
         if not self._narrator.is_live:
-            self.say(f"step {step}/{self._total} {self._reported}")
+            self.say(self._now())
 
     def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
         """Shows an evaluation and a remark on it, as a line that stays."""
@@ -60,20 +73,6 @@ class ProgressDisplay:
         """Returns the last report, with the number of steps done since."""
         return f"step {self._step}/{self._total} {self._reported}".rstrip()
 
-    def _line(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> str:
-        """Returns the most important figures first: 80 columns end after the time left."""
-        left = (time.monotonic() - self._started) / max(step - self._first, 1)
-        others = {name: value for name, value in scores.items() if name != "loss"}
-        parts = [
-            format_scores({name: scores[name] for name in scores.keys() - others}),
-            f"tokens/s {throughput.tokens_per_second:,.0f}",
-            f"eta {timedelta(seconds=round(left * (self._total - step)))}",
-            format_scores(others),
-            f"input {throughput.input_share:.0%}",
-            "" if throughput.mfu is None else f"mfu {throughput.mfu:.1%}",
-        ]
-        return " ".join(filter(None, parts))
-
 
 def format_scores(scores: Mapping[str, float]) -> str:
     """Returns ``loss 6.912 mlm_accuracy 12.1% learning_rate 9.9e-05``."""
@@ -83,18 +82,11 @@ def format_scores(scores: Mapping[str, float]) -> str:
 def _format(name: str, value: float) -> str:
     if name.endswith("accuracy"):
         return f"{value:.1%}"
-    if name == "learning_rate":
-        return f"{value:.2e}"
-    return f"{value:.3f}"
+    return f"{value:.2e}" if name == "learning_rate" else f"{value:.3f}"
 
 
 def warn_aloud(line: str) -> None:
-    """Prints a warning in red on standard error; of the processes of one job the first does."""
+    """Prints a warning in red on standard error, from the first process of a job alone."""
     if jax.process_index() == 0:
-        warn_here(line)
-
-
-def warn_here(line: str) -> None:
-    """Prints a warning of what concerns this host alone, whichever process of the job it is."""
-    line = f"bert-jax: WARNING: {line}"
-    Console(stderr=True).print(Text(line), style="bold red", soft_wrap=True)
+        line = f"bert-jax: WARNING: {line}"
+        Console(stderr=True).print(Text(line), style="bold red", soft_wrap=True)

@@ -1,7 +1,8 @@
-"""A dumped step run again: its loss and gradients, on whatever devices there are."""
+"""A dumped step run again: its loss and gradients, on any devices."""
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -21,28 +22,27 @@ from bert_jax.train.state import TrainState, define_model, named
 from bert_jax.train.step import make_gradients, squares_by_layer
 
 PARAMS: Final = "params/"
-LAYERS: Final = "encoder/layers/"
 
-# Of one layer, in the order in which the backward pass comes to them; of the model likewise.
-LAYER_PARTS: Final = ("output_norm", "output", "intermediate", "attention_norm", "attention")
+# The order of the backward pass: modules after the encoder, and the parts of one layer.
 AFTER_ENCODER: Final = ("mlm", "task", "next_sentence", "pooler")
+LAYER_PARTS: Final = ("output_norm", "output", "intermediate", "attention_norm", "attention")
 
-# Up to this relative difference two losses are the same in other arithmetic.
+# Relative difference up to which two losses are the same in other arithmetic.
 SAME: Final = 0.01
 
 
 class Replay(NamedTuple):
-    """What a step gave when it was run again."""
+    """The figures of a step that was run again."""
 
     loss: float  # of the global batch
     gradient_norm: float  # over all parameters
     # Of each parameter of each layer, in the order of the backward pass: ``mlm/dense/kernel``, …,
     # ``encoder/layers.1/output/kernel``, …
     gradient_norms: Mapping[str, float]
-    # What of batch and parameters was not finite before the step: ``batch masked_lm_weights[3, 0] =
-    # nan``
+    # Numbers of batch and parameters that were not finite before the step:
+    # ``batch masked_lm_weights[3, 0] = nan``
     bad_inputs: Sequence[str]
-    reproduces: bool  # whether the recorded figures were found again
+    reproduces: bool  # whether the figures are the recorded ones
 
     @property
     def first_bad(self) -> str | None:
@@ -74,14 +74,13 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
         loss, squares = jax.device_get(
             jax.jit(run)(placed, jax.device_put(batch, batch_sharding(mesh)))
         )
-    norms = {name: tuple(np.sqrt(np.ravel(leaf))) for name, leaf in named(squares)}
-    leaves = jax.tree.leaves(squares)
-    total = float(np.sqrt(sum(np.sum(leaf, dtype=np.float64) for leaf in leaves)))
+    leaves = [(name, np.ravel(leaf)) for name, leaf in named(squares)]
+    total = float(np.sqrt(sum(np.sum(leaf, dtype=np.float64) for _, leaf in leaves)))
     recorded = record.figures
     return Replay(
         loss=float(loss),
         gradient_norm=total,
-        gradient_norms=by_layer(norms),
+        gradient_norms=by_layer({name: np.sqrt(leaf).tolist() for name, leaf in leaves}),
         bad_inputs=[*_not_finite(BATCH, batch), *_not_finite("parameter", params)],
         reproduces=_same(float(loss), recorded["loss"]) and _same(total, recorded["gradient_norm"]),
     )
@@ -90,10 +89,10 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
 def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Returns each layer's norms under its own name, in the order of the backward pass.
 
-    `norms` has those of every parameter; of a stacked one, of all layers.
+    `norms` has one value per parameter, or one per layer of a stacked parameter.
     """
     found = {
-        name.replace(LAYERS, f"encoder/layers.{at}/"): float(norm)
+        name.replace("encoder/layers/", f"encoder/layers.{at}/"): norm
         for name, values in norms.items()
         for at, norm in enumerate(values)
     }
@@ -101,23 +100,24 @@ def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def by_module(norms: Mapping[str, float]) -> dict[str, float]:
-    """Returns the same of modules and layers: ``{"mlm": 0.3, "encoder/layers.1": 1.2, …}``."""
-    sums: dict[str, float] = {}
+    """Returns the norms of modules and layers: ``{"mlm": 0.3, "encoder/layers.1": 1.2, …}``."""
+    squares: defaultdict[str, float] = defaultdict(float)
     for name, norm in norms.items():
         parts = name.split("/")
-        module = "/".join(parts[: 2 if parts[0] == "encoder" else 1])
-        sums[module] = sums.get(module, 0.0) + norm * norm
-    return {module: math.sqrt(total) for module, total in sums.items()}
+        squares["/".join(parts[: 2 if parts[0] == "encoder" else 1])] += norm * norm
+    return {module: math.sqrt(total) for module, total in squares.items()}
 
 
-def _backward_rank(name: str) -> tuple[int, int, str]:
+def _backward_rank(name: str) -> tuple[int, int, int, str]:
+    """Sorts the modules after the encoder, its layers from the last, and its embeddings."""
     if layer := re.match(r"encoder/layers\.(\d+)/(\w+)", name):
-        place = LAYER_PARTS.index(layer[2]) if layer[2] in LAYER_PARTS else len(LAYER_PARTS)
-        return 1, -int(layer[1]) * (len(LAYER_PARTS) + 1) + place, name
+        return 1, -int(layer[1]), _index(LAYER_PARTS, layer[2]), name
     top = name.partition("/")[0]
-    if top == "encoder":
-        return 2, 0, name
-    return 0, AFTER_ENCODER.index(top) if top in AFTER_ENCODER else len(AFTER_ENCODER), name
+    return (2, 0, 0, name) if top == "encoder" else (0, 0, _index(AFTER_ENCODER, top), name)
+
+
+def _index(names: Sequence[str], name: str) -> int:
+    return names.index(name) if name in names else len(names)
 
 
 def _mesh(rows: Iterator[int]) -> Mesh:
@@ -141,10 +141,9 @@ def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -
 def _not_finite(what: str, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
     """Yields the first number of each array that is not finite."""
     for name, array in arrays.items():
-        if not np.issubdtype(array.dtype, np.floating) or np.isfinite(array).all():
-            continue
-        at = np.argwhere(~np.isfinite(array))[0]
-        yield f"{what} {name}{[*map(int, at)]} = {array[tuple(at)]}"
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            at = np.argwhere(~np.isfinite(array))[0]
+            yield f"{what} {name}{[*map(int, at)]} = {array[tuple(at)]}"
 
 
 def _same(found: float, recorded: float) -> bool:

@@ -1,20 +1,103 @@
-"""The state that a run begins or goes on with."""
-
-from __future__ import annotations
+"""The state that a run begins or resumes with, and the data that rollbacks have left out."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable
+from typing import Final
 
-from bert_jax.data.loader.data_position import describe_differences
+import jax
+import pydantic
+from etils import epath
+
+from bert_jax.data.loader.data_position import DataPosition, describe_differences
 from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_whole
+from bert_jax.files.seal import read_sealed, sealed
+from bert_jax.section import Section
+from bert_jax.train.bad_steps import BadStep
 from bert_jax.train.progress import IMPORTED, TrainProgress
-from bert_jax.train.rollbacks import RollbackLog
-from bert_jax.train.spec import Phase, TrainSpec
+from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, draw_params, initialise, laid_out_as
+from bert_jax.validation import validate
 
-if TYPE_CHECKING:  # it brings Orbax with it
-    from bert_jax.train.checkpoint import Checkpointer
+ROLLBACKS: Final = "rollbacks.json"
+
+
+class Rollback(Section):
+    """A return to a checkpoint."""
+
+    checkpoint: int = pydantic.Field(ge=0)  # the step that the run went back to; 0 is its start
+    bad_step: int = pydantic.Field(ge=1)
+    reason: str  # what was wrong with the step
+    # Loss, gradient norm and their limits; a figure that was not finite is missing
+    figures: dict[str, float] = pydantic.Field(default_factory=dict)
+    phase: int = pydantic.Field(ge=0)  # of the bad step
+    first: int = pydantic.Field(ge=0)  # the first row that is left out, counted over the phase
+    position: DataPosition  # where the data continues
+
+    def apply(self, progress: TrainProgress) -> None:
+        """Moves the progress of the checkpoint past the data."""
+        if progress.phase < self.phase:
+            progress.start_phase(self.phase)
+        progress.position = self.position
+
+
+class RollbackFile(Section):
+    """The content of `ROLLBACKS`."""
+
+    rollbacks: tuple[Rollback, ...] = ()
+
+
+class RollbackLog:
+    """The rollbacks of a run, oldest first, in `entries`.
+
+    The file is written when a rollback is decided: a run that is stopped before the next checkpoint
+    resumes past the same data.
+    """
+
+    def __init__(self, run_dir: epath.Path) -> None:
+        """Reads the file, if there is one; raises UserError: it is damaged."""
+        self._path = run_dir / ROLLBACKS
+        self.entries: tuple[Rollback, ...] = ()
+        if self._path.exists():
+            found = validate(RollbackFile, read_sealed(self._path), source=str(self._path))
+            self.entries = found.rollbacks
+
+    def apply(self, progress: TrainProgress) -> None:
+        """Moves the progress of a checkpoint past the data that rollbacks to it have left out.
+
+        Rollbacks to later checkpoints are forgotten: they will be decided again.
+        """
+        self.entries = tuple(e for e in self.entries if e.checkpoint <= progress.step)
+        if before := self.to(progress.step):
+            before[-1].apply(progress)
+
+    def to(self, step: int) -> list[Rollback]:
+        """Returns the rollbacks to one checkpoint; the last has the data position."""
+        return [entry for entry in self.entries if entry.checkpoint == step]
+
+    def add(self, bad: BadStep, progress: TrainProgress, *, at: TrainProgress) -> Rollback:
+        """Writes down a rollback from the progress `at` a bad step to another, and applies it.
+
+        `progress` is the checkpoint's, past the data of earlier rollbacks to it.
+        """
+        assert at.position is not None
+        start = progress.position if progress.phase == at.phase else None
+        entry = Rollback(
+            checkpoint=progress.step,
+            bad_step=bad.step,
+            reason=bad.reason,
+            figures=bad.finite,
+            phase=at.phase,
+            first=start.example_index if start else 0,
+            position=at.position,
+        )
+        self.entries += (entry,)
+        if jax.process_index() == 0:
+            body = RollbackFile(rollbacks=self.entries).model_dump(mode="json")
+            write_whole(self._path, json.dumps(sealed(body), indent=1))
+        entry.apply(progress)
+        return entry
 
 
 def restore_or_initialise(
@@ -26,44 +109,30 @@ def restore_or_initialise(
     if the data have changed, and may. Raises UserError: the checkpoint is of another model, or of
     other phases or data.
     """
-    step = spec.checkpoints.latest_step()
+    step = spec.checkpoints.on_disk.newest()
     if step is None:
         draw = functools.partial(draw_params, spec.step.model, seed=spec.seed)
         params = laid_out_as(spec.initial_params(abstract.params, draw), abstract.params)
         state = initialise(params, spec.step.optimizer, abstract, seed=spec.seed)
         progress = TrainProgress()
     else:
-        state, progress = _restore(spec, abstract, step=step)
+        progress = _read_progress(spec, step)
+        state = spec.checkpoints.restore_state(abstract, step=step)
     rollbacks.apply(progress)
     _check(progress, spec, say)
     return state, progress
 
 
-def _restore(
-    spec: TrainSpec, abstract: TrainState, *, step: int
-) -> tuple[TrainState, TrainProgress]:
-    if not spec.checkpoints.has_optimizer(step):
+def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
+    saved = spec.checkpoints.progress(step)
+    if not saved:
         raise UserError(
             f"run_dir: found {spec.run_dir}, whose checkpoint {step} holds parameters alone, "
             f"allowed: a new directory, with --init-from {spec.run_dir}"
         )
-    state = restore_state(spec.checkpoints, abstract, step=step)
-    return state, _progress(spec.checkpoints.progress(step), step=step, phases=spec.phases)
-
-
-def restore_state(checkpoints: Checkpointer, abstract: TrainState, *, step: int) -> TrainState:
-    """Reads parameters and optimizer into the layout of `abstract`.
-
-    Raises UserError: a tensor is missing, unexpected, or of another shape or dtype.
-    """
-    params = checkpoints.restore_params(abstract.params, step=step)
-    return checkpoints.restore_optimizer(abstract, step=step)._replace(params=params)
-
-
-def _progress(saved: Mapping[str, Any], *, step: int, phases: Sequence[Phase]) -> TrainProgress:
     if IMPORTED not in saved:
         return TrainProgress.from_json(saved)
-    steps = [phase.steps for phase in phases]
+    steps = [phase.steps for phase in spec.phases]
     if step >= sum(steps):
         raise UserError(
             f"train.phases: found {sum(steps)} steps in all, but the imported checkpoint is at "

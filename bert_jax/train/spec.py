@@ -1,8 +1,10 @@
-"""What a run is specified by: phases, intervals and everything that decides its numbers."""
+"""The specification of a run: everything that the train loop needs, checked and immutable."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -17,7 +19,7 @@ from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.section import check_batch
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train import sections
-from bert_jax.train.checkpoint_selection import CheckpointSelection
+from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
@@ -32,26 +34,23 @@ class BatchSource(Protocol):
     """A phase's batches, which can be opened at any step."""
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> HostBatches:
-        """Returns this host's rows of batch `first_step` and those after it, without end.
+        """Returns this host's rows of batch `first_step`, counted from 0, and of all later ones.
 
-        They are counted from 0. `with_examples`: each says which examples it is made of, for
+        `with_examples`: each batch names its examples, for
         `bert_jax.data.loader.batch_maker.detach`.
         """
         ...
 
     def position(self, step: int) -> DataPosition:
-        """Returns the data position after so many batches."""
+        """Returns the data position after `step` batches."""
         ...
 
     def check(self, position: DataPosition) -> int:
-        """Returns the number of batches before a position.
-
-        Raises UserError: the position belongs to other data or settings.
-        """
+        """Returns the number of batches before a position; UserError: it is of other data."""
         ...
 
     def go_on(self, position: DataPosition) -> DataPosition:
-        """Returns where to go on in this data from a position in other data."""
+        """Returns where to continue in this data from a position in other data."""
         ...
 
 
@@ -63,16 +62,16 @@ class Phase:
     batch_size: int
     accumulation: int
     loader: BatchSource
-    shapes: int  # how many different shapes its batches have
+    shapes: int  # number of different shapes of its batches
     flops_per_row: float
     evaluate: Evaluate | None  # None: nothing to evaluate on
     watch: Watch | None  # None: the scores are not watched
-    validation: str = "dev"  # fingerprint of what `evaluate` evaluates on
+    validation: str = "dev"  # fingerprint of the data of `evaluate`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """How many steps lie between two reports, evaluations, checkpoints, comparisons."""
+    """Steps between two reports, evaluations, checkpoints, comparisons."""
 
     log_every: int
     evaluate_every: int | None
@@ -83,8 +82,28 @@ class Intervals:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointSelection:
+    """The metric by which the best checkpoint is selected."""
+
+    metric: str
+    larger_is_better: bool
+
+    def score(self, scores: Mapping[str, float], *, phase: int, data: str) -> SelectionScore:
+        """Returns the selection score, smaller for the better; the largest float for NaN.
+
+        Scores of another `phase`, whose rows differ in length, or of other `data` are not compared.
+        """
+        value = scores[self.metric]
+        if math.isnan(value):
+            value = sys.float_info.max
+        elif self.larger_is_better:
+            value = -value
+        return SelectionScore(value, f"phase {phase}, {self.metric} on {data}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSpec:
-    """All that the train loop needs to run, restore and save."""
+    """Everything that the train loop needs to run, restore and save."""
 
     step: StepSpec
     schedule: Schedule  # learning rate by update
@@ -96,28 +115,25 @@ class TrainSpec:
     seed: int
     run_dir: epath.Path
     checkpoints: Checkpointer
-    # Raises RunStopped on all processes, each of which calls it before each save, when another job
-    # has taken the run directory.
+    # Every process calls it before each save. Raises RunStopped: another job has taken the run
+    # directory.
     check_lock: Callable[[], None]
-    # What draws fresh parameters of their shapes, or of some parts' → those to start from.
+    # (abstract parameters, what draws fresh ones of some parts) → first parameters.
     initial_params: Callable[[Params, DrawParams], Params]
-    # Makes a folder self-contained: the run's, once it is certain that it can go on, and dumps.
+    # Makes a folder self-contained: the run's, once it is certain that it can start, and dumps.
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # since the last checkpoint; otherwise it is refused
-    example_log: bool  # whether to write down which examples each step consumes
+    example_log: bool  # whether to write down the examples of each step
     trackers: Sequence[sections.TrackerName]
     started: float  # when the process, or this run in it, began: seconds since 1970
     watchdog: sections.WatchdogSection | None  # None: no step is taken to hang
     bad_steps: sections.BadStepsSection
-    # What of the task the configuration does not say, as plain JSON: a dump needs it.
+    # Facts about the task that are not in the configuration, as plain JSON, for a dump.
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: sections.ProfileSection | None = None  # None: no step is traced
 
 
 def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:
-    """Refuses batch sizes that do not divide evenly into devices and microbatches.
-
-    Raises UserError: naming the key and the multiple that is allowed.
-    """
+    """Refuses batch sizes that devices and microbatches do not divide; UserError: names the key."""
     for key, (rows, accumulation) in section.batch_sizes.items():
         check_batch(key, rows, parts=batch_parts(mesh), accumulation=accumulation)

@@ -1,9 +1,9 @@
-"""What a step changes: parameters, optimizer, random key, step; and how each lies on the mesh."""
+"""The train state: parameters, optimizer, random key, step, and their layouts on the mesh."""
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import jax
@@ -24,7 +24,7 @@ Leaf: TypeAlias = Any  # a jax.Array; a ShapeDtypeStruct in an abstract state
 
 
 class TrainState(NamedTuple):
-    """Everything a step reads and writes, as plain arrays (never NNX objects)."""
+    """Everything that a step reads and writes, as plain arrays (never NNX objects)."""
 
     step: Leaf  # int32 []: optimizer steps done
     rng: Leaf  # uint32 [2]: key data from which every step derives its own keys
@@ -35,9 +35,9 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelDefinition:
-    """The model without its numbers. `define_model` makes one for equal models, equal to itself."""
+    """A model without its numbers. `define_model` makes one for equal models, equal to itself."""
 
-    graphdef: Any  # what `nnx.merge` needs beside the parameters
+    graphdef: Any  # for `nnx.merge`, beside the parameters
     params: Params  # of ShapeDtypeStruct
     axes: dict[str, Any]  # nested like `params`: the logical axes of each
     initial: dict[str, Any]  # nested like `params`: how each starts, an `Initial`
@@ -49,7 +49,7 @@ DrawParams: TypeAlias = Callable[[Params], Params]
 
 
 def define_model(build: Build) -> ModelDefinition:
-    """Returns what `Task.build` makes as structure, shapes and logical axes, allocating nothing."""
+    """Returns the structure, shapes and logical axes of `Task.build`'s model; allocates nothing."""
     # To Python, methods of equal objects differ.
     return _define(getattr(build, "__func__", build), getattr(build, "__self__", None))
 
@@ -67,23 +67,19 @@ def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
 
 
 def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
-    """Returns the parameters' shapes, dtypes and layouts on a mesh.
+    """Returns the parameters' shapes, dtypes and layouts on a mesh, as a step uses them.
 
     Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
     """
 
     def place(path: Any, leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return _with(leaf, parameter_sharding(mesh, axes, leaf.shape, name=name))
+        return _with(leaf, parameter_sharding(mesh, axes, leaf.shape, name=_name(path)))
 
     return jax.tree_util.tree_map_with_path(place, model.params, model.axes)
 
 
 def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
-    """Returns the parameters' shapes, dtypes and layouts as they lie between steps.
-
-    Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
-    """
+    """Returns the parameters' shapes, dtypes and layouts between steps; UserError: as above."""
 
     def place(leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
         return _with(leaf, trained_sharding(mesh, axes, leaf.shape))
@@ -94,10 +90,7 @@ def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
 def abstract_state(
     model: ModelDefinition, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Returns the state's shapes, dtypes and layouts: what is initialised, compiled for, restored.
-
-    Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
-    """
+    """Returns the state's shapes, dtypes and layouts between steps; UserError: as above."""
     everywhere, params = replicated(mesh), trained_params(model, mesh)
     opt_state = optax.tree_map_params(
         optimizer,
@@ -130,21 +123,20 @@ def initialise(
 
 
 def draw_params(model: ModelDefinition, abstract: Params, *, seed: int) -> Params:
-    """Returns a model's first parameters, or those of some of its parts, laid out like `abstract`.
+    """Returns the first parameters of a model, or of some of its parts, laid out like `abstract`.
 
     Each is a function of the seed, of its own name and shape, not of the mesh or other parameters.
     """
 
     def first(path: Any, leaf: Any, initial: Initial) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return _laid_out(initial.values(leaf.shape, seed=seed, name=name), leaf)
+        return _laid_out(initial.values(leaf.shape, seed=seed, name=_name(path)), leaf)
 
     wanted = {part: model.initial[part] for part in abstract}
     return jax.tree_util.tree_map_with_path(first, abstract, wanted)
 
 
 def _laid_out(values: np.ndarray, like: Leaf) -> jax.Array:
-    """Returns values that every process of the job has, each device holding its own."""
+    """Returns values that every process has, each device holding its own."""
     return jax.make_array_from_callback(values.shape, like.sharding, values.__getitem__)
 
 
@@ -173,7 +165,7 @@ def gathered(params: Params) -> Params:
 
 
 class _Layout(NamedTuple):
-    """How the leaves of a tree lie, as an argument of what is `made_once`."""
+    """The layout of a tree's leaves, as an argument of a function that is `made_once`."""
 
     structure: Any
     shardings: tuple[jax.sharding.Sharding, ...]
@@ -186,7 +178,7 @@ class _Layout(NamedTuple):
 
 @made_once
 def _computed(function: Callable[[Params], Any], layout: _Layout) -> Callable[[Params], Any]:
-    """Returns a compiled function whose result lies so."""
+    """Returns a compiled function whose result has a layout."""
     return jax.jit(function, out_shardings=jax.tree.unflatten(*layout))
 
 
@@ -201,19 +193,16 @@ def run_key(seed: int) -> jax.Array:
 
 def named(tree: Any) -> list[tuple[str, Any]]:
     """Returns the leaves of a tree by their paths: ``("layers/output/kernel", leaf)``."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
-
-
-def piece_name(name: str, index: Sequence[slice], shape: Sequence[int]) -> str:
-    """Returns the name of a piece of an array: ``rng@0:2``, ``params/mlm/bias@0:32``, ``step@``."""
-    spans = (part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-    return f"{name}@{','.join(f'{start}:{stop}' for start, stop in spans)}"
+    return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def abstract_like(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     """Returns the shape, dtype and layout of an array."""
     return _with(leaf, leaf.sharding)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _with(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:

@@ -23,14 +23,14 @@ GradientFunction = Callable[[Params, Batch, jax.Array], tuple[tuple[jax.Array, M
 
 
 class StepLimits(NamedTuple):
-    """Above which a step's update is withheld; what is not finite is withheld in any case."""
+    """Limits above which a step's update is withheld; NaN and infinity always are."""
 
     loss: Any = np.float32(np.inf)  # float32 []: of the global batch
     gradient_norm: Any = np.float32(np.inf)  # float32 []: before clipping
 
 
 class StepFigures(NamedTuple):
-    """What a step tells beside the new state; all of it replicated."""
+    """The figures of a step, beside the new state; all replicated."""
 
     metrics: Metrics
     gradient_norms: Params  # nested like the parameters: float32 [], of a stacked one [layers]
@@ -39,20 +39,20 @@ class StepFigures(NamedTuple):
 # (state, batch, limits, schedule) → new state, figures
 TrainStep = Callable[[TrainState, Batch, StepLimits, Schedule], tuple[TrainState, StepFigures]]
 
-# What every step adds to the task's metrics; `HEALTHY` is for the loop and not reported.
+# Metrics that every step adds to the task's; `HEALTHY` is for the loop and not reported.
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")
 HEALTHY: Final = "healthy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """Everything that a train step computes with, apart from state and batch.
+    """Everything that a train step depends on, except state and batch.
 
-    Equal ones share one step, see `made_once`.
+    Equal specs share one step, see `made_once`.
     """
 
     task: Task  # gives loss and divisors
-    model: ModelDefinition  # structure of the task's model
+    model: ModelDefinition  # of the task
     optimizer: optax.GradientTransformationExtraArgs  # from `make_optimizer`
 
 
@@ -60,14 +60,13 @@ class StepSpec:
 def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     """Returns ``step(state, batch, limits, schedule) -> (state, figures)``.
 
-    Limits and schedule are numbers that come in: one program serves every learning rate, warm-up
-    and number of steps. The state counts the updates, since a step may be skipped.
+    Limits and schedule are arguments: one program serves every learning rate, warm-up and number of
+    steps. The state counts the updates, since a step may be skipped.
 
     The divisors of the loss are taken over the whole global batch before it is cut into
     `accumulation` microbatches, which changes memory and nothing else. A step whose loss or
-    gradient is not finite, or beyond its limits, leaves the state as it was and marks it unhealthy;
-    later steps then leave it alone too, until the host has decided what to do about it (see
-    `bert_jax.train.bad_steps`).
+    gradient is not finite, or beyond its limits, leaves the state unchanged and marks it unhealthy;
+    later steps then leave it unchanged too, until the host responds (`bert_jax.train.bad_steps`).
     """
     gradients = make_gradients(spec.task, spec.model, accumulation=accumulation)
 
@@ -106,7 +105,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
 
 
 def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainState:
-    """Returns either state; the moments have been chosen already, where they were made."""
+    """Returns either state; the optimizer has chosen the moments already."""
 
     def choose(new: Any, old: Any) -> Any:
         return new if isinstance(new, MomentsState) else jnp.where(healthy, new, old)
@@ -117,10 +116,7 @@ def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainSt
 def make_gradients(
     task: Task, model: ModelDefinition, *, accumulation: int
 ) -> Callable[[TrainState, Batch], tuple[jax.Array, Metrics, Params]]:
-    """Returns ``gradients(state, batch) -> (loss, metrics, gradients)``: a step but its update.
-
-    The batch is cut into `accumulation` microbatches.
-    """
+    """Returns ``gradients(state, batch) -> (loss, metrics, gradients)``, over microbatches."""
 
     def gradients(state: TrainState, batch: Batch) -> tuple[jax.Array, Metrics, Params]:
         weights = task.weights(batch)
@@ -139,9 +135,9 @@ def make_gradients(
 
 
 def squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
-    """Returns the sum of squares of each gradient, of a stacked one by layer: [] or [layers].
+    """Returns the sum of squares of each gradient, [], or of each layer of a stacked one, [layers].
 
-    `axes` are the logical axes of each, nested like the gradients.
+    `axes` are the logical axes, nested like the gradients.
     """
 
     def squares(grad: jax.Array, names: tuple[str, ...]) -> jax.Array:
@@ -191,7 +187,7 @@ def _accumulate(
 
 
 def _cut(array: jax.Array, parts: int) -> jax.Array:
-    """[B, …] → [parts, B/parts, …], every device cutting its own rows: nothing is moved."""
+    """[B, …] → [parts, B/parts, …]; every device cuts its own rows, so that nothing moves."""
     rows = array.shape[0]
     cut = array.reshape(rows // parts, parts, *array.shape[1:]).swapaxes(0, 1)
     return constrain(cut, "microbatches", "batch", *("rest",) * (array.ndim - 1))

@@ -1,40 +1,73 @@
-"""Dispatching one step, and reading it once the devices have computed it."""
+"""Single steps: dispatching one, reading its metrics, and responding to a bad one."""
+
+import collections
+from typing import Final, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from bert_jax.errors import Diverged, UserError
 from bert_jax.parallel.rules import replicated
-from bert_jax.train import metrics as sums_of
+from bert_jax.train.bad_steps import BadStep, BadStepGuard, rollback_or_stop
+from bert_jax.train.dump import write_dump
+from bert_jax.train.metrics import to_host
 from bert_jax.train.output import Output, PhaseReports
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.profile import StepProfile
-from bert_jax.train.recovery import Recovery, RunningStep
-from bert_jax.train.rollbacks import RollbackLog
+from bert_jax.train.restore import Rollback, RollbackLog, restore_or_initialise
 from bert_jax.train.spec import TrainSpec
-from bert_jax.train.state import TrainState
-from bert_jax.train.step import HEALTHY, TrainStep
+from bert_jax.train.state import TrainState, abstract_like
+from bert_jax.train.step import HEALTHY, StepFigures, StepLimits, TrainStep
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.watchdog import Watchdog
+from bert_jax.train.writer import read_metrics
+
+BAD_STEP: Final = "bad_step"  # lines of metrics.jsonl
+
+
+class RunningStep(NamedTuple):
+    """A step that was dispatched and whose metrics are not read yet."""
+
+    step: int
+    batch: DeviceBatch
+    limits: StepLimits
+    figures: StepFigures
+
+
+class RollbackDue(Exception):
+    """A bad step calls for a rollback, which ends the stream of batches."""
+
+    def __init__(self, bad: BadStep, state: TrainState) -> None:
+        super().__init__(str(bad))
+        self.bad, self.state = bad, state  # the state is frozen before the step
 
 
 class StepRunner:
-    """Runs single steps, with the recovery, watchdog and profile that all steps share."""
+    """Runs the steps of a run, with the watchdog and the profile that they share.
+
+    All hosts respond to a bad step alike, as the settings say.
+    """
 
     def __init__(
         self, spec: TrainSpec, tracker: StepTracker, output: Output, rollbacks: RollbackLog
     ) -> None:
+        """Writes the lines of rollbacks that a killed process has not written."""
         self.tracker, self.output = tracker, output
-        self.recovery = Recovery(spec, tracker, output, rollbacks)
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
+        self._spec, self._rollbacks = spec, rollbacks
+        self._guard = BadStepGuard(spec.bad_steps)
         everywhere = replicated(spec.mesh)
         self._schedule = jax.make_array_from_process_local_data(everywhere, spec.schedule)
+        if rollbacks.entries and jax.process_index() == 0:
+            self._complete_lines()
 
     def dispatch(
         self, step_fn: TrainStep, step: int, state: TrainState, batch: DeviceBatch
     ) -> tuple[TrainState, RunningStep]:
         """Starts a step on the devices; the state's memory becomes the new state's."""
-        limits = self.recovery.limits(step)
-        withheld = self.recovery.guard.withheld(limits)
+        limits = self._guard.limits(self.tracker.progress.history, step)
+        withheld = self._guard.withheld(limits)
         with self.profile.step(step):
             state, figures = step_fn(state, batch.batch, withheld, self._schedule)
         return state, RunningStep(step, batch, limits, figures)
@@ -44,10 +77,11 @@ class StepRunner:
     ) -> tuple[TrainState, bool]:
         """Reads a step's metrics, counts and reports it; returns whether its update was applied.
 
-        The state is the newest one dispatched. Raises RollbackDue, Diverged: the step was bad.
+        `state` is the newest one dispatched. Raises RollbackDue: call `roll_back`; Diverged: as
+        set, or after too many bad steps. Both write the step out first.
         """
-        metrics = sums_of.to_host(running.figures.metrics)
-        bad = self.recovery.judge(running, metrics)
+        metrics, history = to_host(running.figures.metrics), self.tracker.progress.history
+        bad = self._guard.judge(history, running.step, metrics, running.limits)
         applied = metrics.pop(HEALTHY)[0] > 0
         self.tracker.finish_step(metrics if applied else {})
         self.watchdog.step_done()
@@ -55,6 +89,85 @@ class StepRunner:
         self.profile.step_done(running.step)
         self.output.examples.write(running.batch.examples, self.tracker.progress)
         if bad:
-            state = self.recovery.respond(bad, running, state)
+            state = self._respond(bad, running, state)
         reports.add(running.batch)
         return state, applied
+
+    def _respond(self, bad: BadStep, running: RunningStep, state: TrainState) -> TrainState:
+        """Returns the state to continue from; `state` is frozen except after a warning."""
+        display, checkpoints = self.output.display, self._spec.checkpoints
+        if bad.response in ("warn", "skip"):
+            done = "skipped, its update is not applied" if bad.response == "skip" else "a spike"
+            display.say(f"{bad}: {done}", style="bold yellow")
+            self._write_line(bad)
+            return _thawed(state) if bad.response == "skip" else state
+        if bad.response == "rollback":
+            last = checkpoints.on_disk.newest() or 0
+            bad = rollback_or_stop(bad, rollbacks=len(self._rollbacks.to(last)))
+        batch, figures = running.batch.batch, running.figures
+        folder = write_dump(self._spec, bad, state, batch, figures, self.tracker.progress)
+        if bad.response == "rollback":
+            display.say(f"{bad}; written to {folder}", style="bold red")
+            raise RollbackDue(bad, state)
+        self._write_line(bad)
+        held = checkpoints.describe_last()
+        raise Diverged(f"{bad}; {held}; look at the step with `bert-jax replay {folder}`")
+
+    def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
+        """Returns the last checkpoint's state, and moves its data position past the bad step.
+
+        The memory of `state` is freed first. Raises RunStopped: the last save failed, and the
+        settings say to stop.
+        """
+        self._spec.checkpoints.settle()
+        abstract = jax.tree.map(abstract_like, state)
+        for leaf in jax.tree.leaves(state):
+            leaf.delete()
+        display = self.output.display
+        with self.output.watch.on("restore"):
+            state, progress = restore_or_initialise(
+                self._spec, abstract, self._rollbacks, say=display.say
+            )
+        progress.unevaluated = False  # a start has made up for it, and its figures stand
+        left_out = self._rollbacks.add(bad, progress, at=self.tracker.progress)
+        self.tracker.progress = progress
+        self.output.rewind(progress.step)
+        self._write_rollback(left_out)
+        display.say(
+            f"step {bad.step}: back to step {progress.step}; rows {left_out.first} to "
+            f"{left_out.position.example_index - 1} of phase {left_out.phase} are left out",
+            style="bold red",
+        )
+        return state
+
+    def _complete_lines(self) -> None:
+        try:
+            lines = read_metrics(self._spec.run_dir, kind=BAD_STEP)
+        except UserError:  # no line was written so far
+            lines = []
+        written = collections.Counter(
+            (line["step"], line["at"]) for line in lines if "rollback" in line
+        )
+        for entry in self._rollbacks.entries:
+            key = entry.checkpoint, entry.bad_step
+            if not written[key]:
+                self._write_rollback(entry)
+            written[key] -= 1
+
+    def _write_rollback(self, entry: Rollback) -> None:
+        figures = {"at": entry.bad_step, "rollback": 1, **entry.figures}
+        self.output.writer.write(BAD_STEP, entry.checkpoint, figures)
+
+    def _write_line(self, bad: BadStep) -> None:
+        self.output.writer.write(
+            BAD_STEP, bad.step, {"at": bad.step, bad.response: 1, **bad.finite}
+        )
+
+
+def _thawed(state: TrainState) -> TrainState:
+    """Returns a frozen state one step on, as if its step had changed nothing else."""
+    layout = state.step.sharding
+    step, healthy = jax.jit(
+        lambda step: (step + 1, jnp.ones((), jnp.bool_)), out_shardings=(layout, layout)
+    )(state.step)
+    return state._replace(step=step, healthy=healthy)

@@ -1,4 +1,4 @@
-"""The bookkeeping of a run's steps: which phase, which step, what is due after it."""
+"""The bookkeeping of a run's steps: the phase, the step, and the actions due after it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -7,14 +7,14 @@ from typing import NamedTuple
 import jax
 
 from bert_jax.task import Sums
-from bert_jax.train import metrics as sums_of
 from bert_jax.train.agreement import from_first_process
+from bert_jax.train.metrics import add
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import Intervals, Phase
 
 
 class DueActions(NamedTuple):
-    """What follows a step, in this order; reports apart, the devices wait meanwhile."""
+    """The actions after a step, except reports; the devices wait meanwhile."""
 
     evaluate: bool
     save: bool
@@ -24,15 +24,15 @@ class DueActions(NamedTuple):
 
     @property
     def anything(self) -> bool:
-        """Whether the step is to be finished before the next one starts."""
+        """Whether the step must be finished before the next one starts."""
         return self.compare or self.evaluate or self.save
 
 
 class SaveClock:
     """Counts the minutes since the last save.
 
-    Several processes save together, so the first one's clock counts for all. Asking it is a round
-    trip, so it is asked at report steps alone; one process looks at its clock at every step.
+    Processes save together, so the first one's clock counts for all. Asking it is a round trip:
+    several processes ask at report steps alone, one process at every step.
     """
 
     def __init__(
@@ -42,34 +42,32 @@ class SaveClock:
         report_every: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts counting. Reports are so many steps apart; None for no limit; `now` in seconds."""
+        """Starts counting; `report_every` is in steps, `now` returns seconds; None: no limit."""
         self._seconds = None if every_minutes is None else 60 * every_minutes
         self._report_every, self._now = report_every, now
         self._saved = now()
 
     def due(self, step: int) -> bool:
-        """Says whether to save after a step; all processes get the same answer."""
-        if self._seconds is None:
+        """Returns whether to save after a step; all processes get the same answer."""
+        if (seconds := self._seconds) is None:
             return False
-        if jax.process_count() == 1:
-            return self._elapsed()
-        return step % self._report_every == 0 and from_first_process(self._elapsed)
+        several = jax.process_count() > 1
+        if several and step % self._report_every:
+            return False
+        return from_first_process(lambda: self._now() - self._saved >= seconds)
 
     def restart(self) -> None:
         """Counts from now, when a save begins."""
         self._saved = self._now()
 
-    def _elapsed(self) -> bool:
-        return self._seconds is not None and self._now() - self._saved >= self._seconds
-
 
 class StepTracker:
-    """Counts steps and phases, and says what is due."""
+    """Counts steps and phases, and decides what is due."""
 
     def __init__(
         self, progress: TrainProgress, *, phases: Sequence[Phase], intervals: Intervals
     ) -> None:
-        """Goes on from where the progress is, which is updated in place."""
+        """Continues from `progress`, which is updated in place."""
         self.progress = progress
         self._phases, self._intervals = phases, intervals
         self._batch_offset = 0
@@ -101,7 +99,7 @@ class StepTracker:
     def first_batch(self) -> int:
         """Returns the batch of the current phase to begin with.
 
-        Batches are counted in rows: after a change of batch size they are not as many as steps.
+        Positions count rows: after a change of batch size, batches and steps differ.
         """
         progress = self.progress
         loader = self._phases[progress.phase].loader
@@ -110,7 +108,7 @@ class StepTracker:
         return first
 
     def due_after_next(self, *, stop_requested: bool) -> DueActions:
-        """Returns what is due after the step that was dispatched and is not yet counted."""
+        """Returns the actions due after the step that was dispatched and is not yet counted."""
         intervals, phase = self._intervals, self._phases[self.progress.phase]
         step = self.progress.step + 1
         end_phase = self.progress.phase_step + 1 >= phase.steps
@@ -130,17 +128,17 @@ class StepTracker:
         )
 
     def finish_step(self, metrics: Sums) -> None:
-        """Counts a step and adds its metrics to those of the next report."""
+        """Counts a step and adds its metrics to the next report."""
         progress = self.progress
         progress.step += 1
         progress.phase_step += 1
         loader = self._phases[progress.phase].loader
         progress.position = loader.position(progress.phase_step + self._batch_offset)
-        progress.window = sums_of.add(progress.window, metrics)
+        progress.window = add(progress.window, metrics)
 
     @property
     def report_due(self) -> bool:
-        """Whether the step just counted is to be reported."""
+        """Whether to report after the step just counted."""
         return self.progress.step % self._intervals.log_every == 0
 
     def take_window(self) -> Sums:

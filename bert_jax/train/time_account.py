@@ -1,10 +1,10 @@
 """Where a run's wall time went, over all its restarts.
 
 Every second is of one kind: `start` (imports, devices, opening the data), `restore` (or making the
-first state), `compile`, `input` (waiting for a batch), `train`, `evaluate`, `save` (standing still
-for a checkpoint, or while figures are sent to a bucket), `lost` (work done after the last
-checkpoint of a process that was killed, or undone by a rollback, and so done again), `down` (from
-the last sign of life of one process to the start of the next).
+first state), `compile`, `input` (waiting for a batch), `train`, `evaluate`, `save` (waiting for a
+checkpoint, or while figures are sent to a bucket), `lost` (work after the last checkpoint of a
+process that was killed, or undone by a rollback, and so done again), `down` (from the last line of
+one process to the start of the next).
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,11 @@ from typing import Any, Final, NamedTuple
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.writer import GOODPUT, read_metrics
 
-GOODPUT: Final = "goodput"  # the kind of its lines in metrics.jsonl
-KINDS: Final = (
-    *("train", "input", "evaluate", "save"),  # is lost with a process that is killed
-    *("start", "restore", "compile", "lost", "down"),
-)
+# Kinds that are lost with a process that is killed.
+LOSABLE: Final[tuple[str, ...]] = ("train", "input", "evaluate", "save")
+KINDS: Final[tuple[str, ...]] = (*LOSABLE, "start", "restore", "compile", "lost", "down")
 
 
 class Goodput(NamedTuple):
@@ -28,12 +26,12 @@ class Goodput(NamedTuple):
 
     seconds: dict[str, float]  # by kind, all of `KINDS`
     starts: int  # of processes
-    at: float  # seconds since 1970: when this was known
-    finished: bool  # whether the run had come to its end
+    at: float  # seconds since 1970: the time of this account
+    finished: bool  # whether the run had ended
 
     @property
     def total(self) -> float:
-        """Seconds from the first start on."""
+        """Seconds since the first start."""
         return sum(self.seconds.values())
 
     @property
@@ -43,7 +41,7 @@ class Goodput(NamedTuple):
 
 
 def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
-    """Returns where the time of a run, alive or dead, went; None if it has written nothing.
+    """Returns the account of a run, alive or dead; None if it has written nothing.
 
     ``read_goodput("runs/base").shares["train"] -> 0.93``
     """
@@ -69,6 +67,6 @@ def goodput_lines(run_dir: epath.Path) -> Sequence[dict[str, Any]]:
 
 
 def goodput_of(line: dict[str, Any]) -> Goodput:
-    """Returns what a line tells."""
+    """Returns the account in a line."""
     seconds = {kind: float(line[kind]) for kind in KINDS}
     return Goodput(seconds, int(line["starts"]), float(line["at"]), bool(line["finished"]))

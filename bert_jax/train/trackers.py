@@ -1,10 +1,11 @@
-"""Weights & Biases and MLflow, for who asks for them: ``train.trackers: [wandb, mlflow]``.
+"""Weights & Biases and MLflow: ``train.trackers: [wandb, mlflow]``.
 
-Neither is a dependency. Where they send to is for their own environment variables to say
-(``WANDB_PROJECT``, ``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``).
-metrics.jsonl stays the record: a tracker that fails is left out, and the run goes on.
+Neither is a dependency. Their own environment variables say where they send to (``WANDB_PROJECT``,
+``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``). metrics.jsonl stays
+the record: a tracker that fails is left out, and the run continues.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -22,7 +23,7 @@ from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.train.sections import TrackerName
 
-IDS: Final = "trackers.json"  # in the run directory: under which ids a resumed run goes on
+IDS: Final = "trackers.json"  # in the run directory: the ids that a resumed run uses again
 PROJECT: Final = "bert_jax"
 _CONFIG: Final = "config.yaml"
 
@@ -42,9 +43,9 @@ class WandbTracker:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
-    def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures of one kind (`train`, `validation`)."""
-        self._run.log({f"{kind}/{name}": value for name, value in figures.items()} | {"step": step})
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Sends figures, ``{"train/loss": 6.9}``."""
+        self._run.log({**figures, "step": step})
 
     def close(self) -> None:
         """Sends what is buffered."""
@@ -67,13 +68,10 @@ class MlflowTracker:
         self.identity = identity
         self._client.log_dict(identity, _settings(run_dir), _CONFIG)
 
-    def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures of one kind (`train`, `validation`)."""
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Sends figures, ``{"train/loss": 6.9}``."""
         now = int(time.time() * 1000)
-        metrics = [
-            self._metric(f"{kind}/{name}", float(value), now, step)
-            for name, value in figures.items()
-        ]
+        metrics = [self._metric(name, float(value), now, step) for name, value in figures.items()]
         self._client.log_batch(self.identity, metrics=metrics)
 
     def close(self) -> None:
@@ -90,36 +88,30 @@ _KINDS: Final[Mapping[TrackerName, type[Tracker]]] = {
 
 
 class Trackers:
-    """The trackers of a run. What one of them raises is said once, and leaves it out."""
+    """The trackers of a run. A tracker that raises is left out, with one line."""
 
     def __init__(
         self, run_dir: epath.Path, names: Sequence[TrackerName], *, say: Callable[[str], None]
     ) -> None:
-        """Opens them; a run that resumes goes on under the ids that it had.
-
-        `say` gets a line about one that fails.
-        """
+        """Opens them, under their former ids if the run resumes; `say` gets the lines."""
         self._say = say
         self._open: dict[str, Tracker] = {}
         path = run_dir / IDS
         ids = read_json_object(path) if names and path.exists() else {}
         for name in names:
-            try:
-                tracker = _KINDS[name](run_dir, ids.get(name))
-            except UserError:
-                raise
-            except Exception as error:  # each has its own
-                self._leave_out(name, error)
-                continue
-            self._open[name] = tracker
-            ids[name] = tracker.identity
+            self._try(name, lambda name=name: self._start(name, run_dir, ids))
         if self._open:
             write_whole(path, json.dumps(ids).encode())
 
+    def _start(self, name: TrackerName, run_dir: epath.Path, ids: dict[str, Any]) -> None:
+        self._open[name] = tracker = _KINDS[name](run_dir, ids.get(name))
+        ids[name] = tracker.identity
+
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures to all of them."""
+        """Sends figures of one kind (`train`, `validation`) to all of them."""
+        named = {f"{kind}/{name}": value for name, value in figures.items()}
         for name, tracker in list(self._open.items()):
-            self._try(name, lambda each=tracker: each.write(kind, step, figures))
+            self._try(name, functools.partial(tracker.write, step, named))
 
     def close(self) -> None:
         """Ends them all."""
@@ -130,18 +122,16 @@ class Trackers:
     def _try(self, name: str, call: Callable[[], None]) -> None:
         try:
             call()
+        except UserError:
+            raise
         except Exception as error:  # each has its own
             self._open.pop(name, None)
-            self._leave_out(name, error)
-
-    def _leave_out(self, name: str, error: Exception) -> None:
-        self._say(
-            f"{name}: {type(error).__name__}: {first_line(error)}; the run goes on without it"
-        )
+            what = f"{name}: {type(error).__name__}: {first_line(error)}"
+            self._say(f"{what}; the run goes on without it")
 
 
 def require_trackers(names: Sequence[TrackerName], *, key: str) -> None:
-    """Refuses a tracker that is not installed; UserError: naming the setting's key."""
+    """Refuses a tracker that is not installed; UserError: names the setting's key."""
     for name in names:
         try:
             _library(name)

@@ -1,7 +1,7 @@
-"""A step or an evaluation that hangs: say where every thread stands, and end.
+"""Ends a process whose step or evaluation hangs, and writes the stacks of all its threads.
 
-A hang tells nothing by itself: a device, a collective operation or a file system does not answer,
-and a job costs money until someone looks. Exit code 43 tells whoever started it to start it again.
+A device, a collective operation or a file system may stop answering without an error, and the job
+would cost money until someone looks. Exit code 43 tells the launcher to start it again.
 """
 
 import collections
@@ -27,11 +27,11 @@ from bert_jax.train.sections import WatchdogSection
 
 HANGS: Final = 43  # the exit code
 FACTOR: Final = 10.0  # times the median of the last steps
-_LAST_STEPS: Final = 64  # whose median is taken
+_LAST_STEPS: Final = 64  # the median is of these
 _FEWEST_STEPS: Final = 5
-# Longer than files in a bucket are asked for again, and than a slow disk takes.
+# Longer than the retries of a bucket, and than a slow disk takes.
 _INPUT_SECONDS: Final = 1200.0
-# For the stacks to be written: what hangs may be the storage itself.
+# To write the stacks: the storage itself may hang.
 _WRITING_SECONDS: Final = 30.0
 _STANDARD_ERROR: Final = 2
 
@@ -47,7 +47,7 @@ class Watchdog:
     def __init__(
         self, section: WatchdogSection | None, watch: Stopwatch, run_dir: epath.Path
     ) -> None:
-        """Begins to watch with the block; without a section no step is taken to hang."""
+        """Begins to watch with the block; without a section it never ends the process."""
         self._section, self._watch, self._run_dir = section, watch, run_dir
         self._steps: collections.deque[float] = collections.deque(maxlen=_LAST_STEPS)
         self._beat = time.monotonic()
@@ -56,24 +56,22 @@ class Watchdog:
         self._ended = threading.Event()
 
     def step_done(self) -> None:
-        """Says that a step is done."""
+        """Counts a step."""
         now, waited = time.monotonic(), self._watch.input_seconds
         self._steps.append(max(now - self._beat - (waited - self._input), 0.0))
         self._beat, self._input = now, waited
 
     def __enter__(self) -> Self:
         if self._section is not None:
-            threading.Thread(
-                target=self._look, args=(self._section,), daemon=True, name="watchdog"
-            ).start()
+            floor = self._section.floor_seconds
+            threading.Thread(target=self._look, args=(floor,), daemon=True, name="watchdog").start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._ended.set()
 
-    def _look(self, section: WatchdogSection) -> None:
-        pause = min(section.floor_seconds / 10, 5.0)
-        while not self._ended.wait(pause):
+    def _look(self, floor: float) -> None:
+        while not self._ended.wait(min(floor / 10, 5.0)):
             kind = self._watch.kind
             evaluated = (kind == "evaluate", STOP.batches)
             unwatched = STOP.ending or is_compiling() or kind not in ("train", "input", "evaluate")
@@ -84,7 +82,7 @@ class Watchdog:
             if len(steps) < _FEWEST_STEPS:
                 continue
             median, waited = statistics.median(steps), time.monotonic() - self._beat
-            limit = max(section.floor_seconds, FACTOR * median)
+            limit = max(floor, FACTOR * median)
             if kind == "train":
                 waited -= self._watch.input_seconds - self._input
             elif kind == "input" or is_waiting_for_input():
@@ -97,7 +95,7 @@ class Watchdog:
                 )
 
     def _end(self, line: str) -> None:
-        """Writes where every thread stands to whatever still answers, and ends in any case."""
+        """Writes the stacks to standard error and the run, if they answer, and ends in any case."""
         heard = False
         try:
             text = _stacks()
@@ -116,7 +114,7 @@ class Watchdog:
 
 
 def _stacks() -> str:
-    """Returns where every thread stands; asks no file for the lines of its program."""
+    """Returns the stack of every thread, without reading a source file."""
     lines: list[str] = []
     for thread, frame in sys._current_frames().items():
         lines.append(f"Thread {thread:#x} (most recent call first):")
@@ -129,7 +127,7 @@ def _stacks() -> str:
 
 
 def _refusal_in_time(write: Callable[[], object]) -> str | None:
-    """Writes something; returns why it failed or takes too long, None if it is done."""
+    """Writes; returns why it failed or takes too long, None if it is done."""
     done: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(target=lambda: done.put(refusal_of(write)), daemon=True).start()
     try:

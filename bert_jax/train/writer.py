@@ -1,43 +1,67 @@
-"""Where a run's figures go: metrics.jsonl, TensorBoard, trackers."""
+"""The figures of a run: metrics.jsonl, TensorBoard, trackers, and a heartbeat."""
 
-import contextlib
+import functools
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from etils import epath
 
-from bert_jax.files.atomic import write_whole
+from bert_jax.files.atomic import Attempts, write_whole
 from bert_jax.files.line_log import Entry, open_log, read_log
 from bert_jax.train.sections import TrackerName
-from bert_jax.train.tensorboard import Sending, TensorBoard
+from bert_jax.train.tensorboard import TensorBoard
 from bert_jax.train.trackers import Trackers
 
 METRICS: Final = "metrics.jsonl"
 VALIDATION: Final = "validation"  # lines of evaluations
+GOODPUT: Final = "goodput"  # lines of the account of wall time
+HEARTBEAT: Final = "BERT_JAX_HEARTBEAT"  # an environment variable
 
 
 class Writer:
-    """Takes named figures of a step; this one drops them: they are written once, by one process."""
+    """Takes the figures of a step, on every process of a job.
+
+    It keeps the last figures in the file that `HEARTBEAT` names, if it is set:
+    ``{"step": 120, "loss": 6.9, "goodput": {"train": 0.9, …}}``. The agent of a submitted job
+    (`bert_jax.launch.host`) uploads that file, and learns from it at which step a process died.
+    """
+
+    def __init__(self, *, say: Callable[[str], None]) -> None:
+        """`say` gets a line when the heartbeat's file begins to be refused."""
+        path = os.environ.get(HEARTBEAT)
+        self._heartbeat = Path(path) if path else None
+        self._attempts = Attempts(self._heartbeat, say=say)
+        self._loss: float | None = None
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Writes figures of one kind (`train`, `validation`)."""
+        """Writes figures of one kind: `train`, `speed`, `validation`, `bad_step`, `goodput`."""
+        if kind == "train":
+            self._loss = figures.get("loss", self._loss)
+        if kind == GOODPUT and self._heartbeat is not None:  # the last line of a step
+            seconds = {n: s for n, s in figures.items() if n not in ("starts", "finished", "at")}
+            total = max(sum(seconds.values()), 1e-9)
+            shares = {name: round(value / total, 4) for name, value in seconds.items()}
+            content = json.dumps({"step": step, "loss": self._loss, GOODPUT: shares})
+            replace = functools.partial(_replace, self._heartbeat, content)
+            self._attempts.succeeds(replace, otherwise="it tells of an earlier step")
 
     def flush(self) -> None:
-        """Makes what was written outlive this process: call it before a checkpoint counts on it."""
+        """Makes the figures outlive this process; a checkpoint counts on them."""
 
     def rewind(self, step: int) -> None:
-        """Drops what was written of steps beyond one: the run has gone back to it."""
+        """Drops the figures of steps beyond one: the run has gone back to it."""
 
     def close(self) -> None:
         """Writes out what is buffered."""
 
 
 class RunWriter(Writer):
-    """metrics.jsonl, TensorBoard and the trackers of a run.
+    """Writes the figures of a run, on the first process of a job.
 
-    A run that resumes at step N first drops lines beyond N: they tell of steps that will be done
-    again.
+    A run that resumes at step N first drops lines beyond N: those steps will be done again.
     """
 
     def __init__(
@@ -48,49 +72,50 @@ class RunWriter(Writer):
         evaluated: bool = True,
         say: Callable[[str], None] = lambda _: None,
         trackers: Sequence[TrackerName] = (),
-        sending: Sending = contextlib.nullcontext,
     ) -> None:
-        """Opens them.
+        """Opens the files.
 
-        `resume_step` is the last step that counts, 0 for a fresh run; its evaluation is dropped
-        unless `evaluated`: it will be done again. `say` gets a line if lines of metrics.jsonl were
-        found damaged, a file begins to be refused, or a tracker fails. TensorBoard's files go to a
-        bucket within `sending`.
+        Args:
+            run_dir: of the run.
+            resume_step: the last step that counts, 0 for a fresh run.
+            evaluated: keep the evaluation of that step; otherwise it will be done again.
+            say: gets a line about damaged lines, a file that is refused, a tracker that fails.
+            trackers: of the settings.
         """
-        self._run_dir, self._say, self._sending = run_dir, say, sending
+        super().__init__(say=say)
+        self._run_dir, self._say = epath.Path(run_dir), say
         self._open(resume_step, evaluated=evaluated)
-        self._trackers = Trackers(epath.Path(run_dir), trackers, say=say)
+        self._trackers = Trackers(self._run_dir, trackers, say=say)
 
     def _open(self, step: int, *, evaluated: bool = True) -> None:
-        """Opens the files, without what was written of steps beyond one."""
+        """Opens the files without the figures of steps beyond one."""
 
         def counts(line: Entry) -> bool:
             again = not evaluated and line["kind"] == VALIDATION
             return line["step"] < step if again else line["step"] <= step
 
         self._lines = open_log(
-            epath.Path(self._run_dir) / METRICS,
+            self._run_dir / METRICS,
             check=is_figures,
             keep=counts,
             say=self._say,
         )
-        self._board = TensorBoard(
-            self._run_dir, resume_step=step, say=self._say, sending=self._sending
-        )
+        self._board = TensorBoard(self._run_dir, resume_step=step, say=self._say)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
         """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""
         self._lines.append({"kind": kind, "step": step, **figures})
         self._board.write(kind, step, figures)
         self._trackers.write(kind, step, figures)
+        super().write(kind, step, figures)
 
     def flush(self) -> None:
-        """See `Writer`."""
-        self._lines.flush()
+        """See `Writer`. Raises OSError, UserError or RunStopped: metrics.jsonl is refused."""
         self._board.flush()
+        self._lines.flush()
 
     def rewind(self, step: int) -> None:
-        """See `Writer`. Trackers draw the steps that are done again over the former ones."""
+        """See `Writer`. Trackers draw the repeated steps over the former ones."""
         self._close_files()
         self._open(step)
 
@@ -105,12 +130,9 @@ class RunWriter(Writer):
 
 
 def read_metrics(run_dir: epath.PathLike, *, kind: str | None = None) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics.jsonl, of one kind where given.
+    """Returns the lines of a run's metrics.jsonl, of one kind if given; skips damaged lines.
 
-    Damaged lines are passed over: a line has a kind, a step and otherwise numbers.
-
-    Raises:
-        UserError: there are no metrics, or they cannot be read.
+    Raises UserError: there are no metrics, or they cannot be read.
     """
     lines = read_log(epath.Path(run_dir) / METRICS, is_figures)
     return [line for line in lines if kind in (None, line["kind"])]
@@ -123,9 +145,15 @@ def copy_metrics(source: epath.PathLike, target: epath.PathLike) -> None:
 
 
 def is_figures(line: Entry) -> bool:
-    """Says whether a JSON object is a line of metrics.jsonl: a kind, a step, and numbers."""
+    """Returns whether a JSON object is a line of metrics.jsonl: a kind, a step, and numbers."""
     kind, step = line.get("kind"), line.get("step")
     if not isinstance(kind, str) or type(step) is not int or step < 0:
         return False
     figures = (value for name, value in line.items() if name not in ("kind", "step"))
     return all(isinstance(value, int | float) and type(value) is not bool for value in figures)
+
+
+def _replace(path: Path, content: str) -> None:
+    beside = path.with_suffix(".tmp")
+    beside.write_text(content, encoding="utf-8")
+    beside.replace(path)

@@ -56,7 +56,7 @@ def finetune(
 
     Raises:
         UserError: the configuration does not fit the data, the origin or the run directory.
-        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
+        RunStopped: numbers went bad, see `bert_jax.train.bad_steps`.
     """
     config = as_config(config)
     if data is not None:

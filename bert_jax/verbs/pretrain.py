@@ -44,7 +44,7 @@ def pretrain(
 
     Raises:
         UserError: the configuration does not fit the data, the devices or the run directory.
-        RunStopped: numbers went bad, see `bert_jax.train.recovery`.
+        RunStopped: numbers went bad, see `bert_jax.train.bad_steps`.
     """
     settings = pretrain_settings(
         as_config(config),

@@ -16,7 +16,6 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.checkpoints import open_checkpoints
 from bert_jax.runs.directory import open_run
 from bert_jax.train.example_log import read_example_log
-from bert_jax.train.restore import restore_state
 from bert_jax.train.state import TrainState, abstract_state, define_model
 from bert_jax.train.writer import read_metrics
 
@@ -37,7 +36,7 @@ class Reference:
         if not (run_dir / "checkpoints").exists():
             return None
         with open_checkpoints(run_dir) as checkpoints:
-            return checkpoints.latest_step()
+            return checkpoints.on_disk.newest()
 
     def check_checkpoint(self, run_dir: Path, step: int) -> None:
         """Compares every array and the progress of a checkpoint with the undisturbed run's."""
@@ -59,7 +58,7 @@ class Reference:
 
     def _read(self, run_dir: Path, step: int) -> tuple[Any, dict[str, Any]]:
         with open_checkpoints(run_dir) as checkpoints:
-            state = restore_state(checkpoints, self._abstract(), step=step)
+            state = checkpoints.restore_state(self._abstract(), step=step)
             return jax.device_get(state), dict(checkpoints.progress(step))
 
 

@@ -51,9 +51,9 @@ def _saved(job: Job, run_dir: Path) -> int:
     said = re.search(STOPPED, job[0].out + job[0].err)
     assert said, job.said()
     with open_checkpoints(run_dir) as checkpoints:
-        step = checkpoints.all_steps()[-1]
+        step = checkpoints.on_disk.steps()[-1]
         assert step == int(said[1] or said[2] or step), job.said()
-        assert checkpoints.problem(step) is None
+        assert checkpoints.on_disk.problem(step) is None
     return step
 
 

@@ -6,7 +6,7 @@ from bert_jax.objectives.plateau import PlateauWatch
 
 
 def make_plateau() -> PlateauWatch:
-    return PlateauWatch(unigram_entropy=6.0, vocab_size=1000, patience=100, window=3)
+    return PlateauWatch(unigram_entropy=6.0, vocab_size=1000, patience=100)
 
 
 def test_the_expectation_names_the_first_loss_and_the_entropy() -> None:
@@ -32,7 +32,7 @@ def test_a_run_that_stays_on_the_plateau_is_warned_of_once() -> None:
 
 def test_a_run_that_leaves_the_plateau_or_has_not_reached_it_is_not() -> None:
     plateau = make_plateau()
-    losses = [6.9, 6.5, 6.0, 6.0, 5.7, 6.0, 6.0, 5.6]
+    losses = [6.9, 6.5, 6.0, 6.0, 6.0, 6.0, 5.7, 6.0, 6.0, 6.0, 6.0, 5.6]
     assert not any(
         plateau.warn(step=200 + i, scores={"mlm_loss": loss}) for i, loss in enumerate(losses)
     )

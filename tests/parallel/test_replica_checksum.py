@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.replica_checksum import checksum, find_deviations
 from bert_jax.parallel.section import MeshSection
-from bert_jax.train.replicas import describe
+from bert_jax.train.hooks import describe
 
 SPEC = {"whole": (), "rows": ("fsdp",), "both": ("fsdp", "tensor"), "single": (("data", "fsdp"),)}
 

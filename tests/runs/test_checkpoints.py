@@ -17,9 +17,9 @@ from tests.train.checkpoints import abstract, save_steps, state_at
 
 def test_reading_leaves_a_run_without_checkpoints_as_it_is(tmp_path: Path) -> None:
     with open_checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.latest_step() is None
-        assert checkpoints.all_steps() == []
-        assert checkpoints.best_step() is None
+        assert checkpoints.on_disk.newest() is None
+        assert checkpoints.on_disk.steps() == []
+        assert checkpoints.on_disk.best() is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -46,7 +46,7 @@ def test_a_run_that_deletes_what_is_being_read_is_read_anew(run: Path, after: st
         if not chosen and after == "scan":
             goes_on(run)
         chosen.append(None)  # in case that none is found
-        step = chosen[-1] = checkpoints.latest_params()
+        step = chosen[-1] = checkpoints.on_disk.newest("params")
         assert step is not None
         if len(chosen) == 1:
             goes_on(run)
@@ -62,7 +62,7 @@ def test_a_run_that_deletes_what_is_being_read_is_read_anew(run: Path, after: st
 
 def test_a_run_that_deletes_faster_than_it_can_be_read_is_one_line(run: Path) -> None:
     def read(checkpoints: Checkpointer) -> None:
-        step = checkpoints.all_steps()[-1]
+        step = checkpoints.on_disk.steps()[-1]
         save_steps(run / "checkpoints", [step + 4])
         shutil.rmtree(run / "checkpoints" / str(step))
         checkpoints.restore_params(abstract().params, step=step)

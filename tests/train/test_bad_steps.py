@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.train import bad_steps
-from bert_jax.train.bad_steps import BadStep, BadStepGuard, StepHistory
+from bert_jax.train.bad_steps import BadStep, BadStepGuard, StepHistory, rollback_or_stop
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.sections import BadStepsSection
 from bert_jax.train.step import StepLimits
@@ -109,8 +109,8 @@ def test_rollbacks_to_one_checkpoint_beyond_the_limit_stop_the_run() -> None:
     judged = guard(on_non_finite="rollback")
     bad = judge(judged, StepHistory(), 9, math.nan)
     assert bad
-    assert judged.rollback_or_stop(bad, rollbacks=2).response == "rollback"
-    stop = judged.rollback_or_stop(bad, rollbacks=3)
+    assert rollback_or_stop(bad, rollbacks=2).response == "rollback"
+    stop = rollback_or_stop(bad, rollbacks=3)
     assert stop.response == "stop"
     assert str(stop) == "step 9: loss nan, after 3 rollbacks to one checkpoint"
 

@@ -24,7 +24,7 @@ def save(
     with Checkpointer(directory, section) as checkpoints:
         for step, score in scores.items():
             checkpoints.save(state_at(step), step=step, progress={}, selection_score=score)
-        return checkpoints.best_step()
+        return checkpoints.on_disk.best()
 
 
 def test_a_save_is_due_after_so_many_minutes_since_the_last_one() -> None:
@@ -67,7 +67,7 @@ def test_a_damaged_best_is_passed_over_aloud(tmp_path: Path) -> None:
     (tmp_path / "12" / "params" / "_METADATA").write_text("{}")
     said: list[str] = []
     found = CheckpointDirectory(epath.Path(tmp_path), say=said.append)
-    assert found.best(("params",)) == 8
+    assert found.best() == 8
     assert "checkpoint 12: params/_METADATA" in said[0]
 
 

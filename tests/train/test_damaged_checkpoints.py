@@ -16,7 +16,6 @@ from bert_jax.errors import UserError
 from bert_jax.files.seal import sealed, unsealed
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.manifest import MANIFEST
-from bert_jax.train.restore import restore_state
 from bert_jax.train.sections import CheckpointSection
 from tests.train.checkpoints import STEPS, abstract, nan_params, save_steps, state_at
 
@@ -40,9 +39,9 @@ def restored_step(directory: Path) -> tuple[int, list[str]]:
     """What a resumed run would go on with, all of it compared, and what was said aloud."""
     said: list[str] = []
     with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
-        step = checkpoints.latest_step()
+        step = checkpoints.on_disk.newest()
         assert step is not None
-        state = restore_state(checkpoints, abstract(), step=step)
+        state = checkpoints.restore_state(abstract(), step=step)
         assert checkpoints.progress(step) == {"step": step}
     jax.tree.map(np.testing.assert_array_equal, state, state_at(step))
     return step, said
@@ -52,7 +51,7 @@ def chosen_step(directory: Path) -> tuple[int, list[str]]:
     """Which checkpoint a resumed run would go on with, and what was said aloud."""
     said: list[str] = []
     with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
-        step = checkpoints.latest_step()
+        step = checkpoints.on_disk.newest()
         assert step is not None
     return step, said
 
@@ -177,11 +176,11 @@ def test_a_run_goes_on_beyond_what_is_damaged_and_replaces_it(copy: Path) -> Non
     (copy / "999").mkdir()
     flip(copy / str(NEWEST) / "params" / "manifest.ocdbt", random.Random(1))
     with Checkpointer(copy, SECTION, say=lambda line: None) as checkpoints:
-        assert checkpoints.latest_step() == OLDER
+        assert checkpoints.on_disk.newest() == OLDER
         for step in (NEWEST, 999):
             checkpoints.save(state_at(step), step=step, progress={"step": step})
             checkpoints.wait()
-            assert checkpoints.latest_step() == step
+            assert checkpoints.on_disk.newest() == step
     assert restored_step(copy) == (999, [])
 
 
@@ -192,7 +191,7 @@ def test_no_whole_checkpoint_is_one_line_that_names_all(copy: Path) -> None:
         Checkpointer(copy, SECTION, read_only=True) as checkpoints,
         pytest.raises(UserError, match=r"no whole checkpoint \(checkpoint 12: progress/metadata"),
     ):
-        checkpoints.latest_step()
+        checkpoints.on_disk.newest()
 
 
 def test_a_save_that_was_cut_off_is_no_reason_not_to_start(tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ def test_a_save_that_was_cut_off_is_no_reason_not_to_start(tmp_path: Path) -> No
     (tmp_path / "4" / "params" / "_METADATA").write_text("{")
     said: list[str] = []
     with Checkpointer(tmp_path, SECTION, say=said.append) as checkpoints:
-        assert checkpoints.latest_step() is None
+        assert checkpoints.on_disk.newest() is None
     assert "not finished" in said[0]
 
 
@@ -220,7 +219,7 @@ def test_checkpoints_that_have_lost_their_manifests_are_refused_in_a_line(copy: 
         Checkpointer(copy, SECTION, read_only=True) as checkpoints,
         pytest.raises(UserError, match=f"no {re.escape(MANIFEST)}: lost"),
     ):
-        checkpoints.latest_step()
+        checkpoints.on_disk.newest()
 
 
 def test_checkpoints_being_a_file_is_one_line(tmp_path: Path) -> None:

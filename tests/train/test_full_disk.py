@@ -39,12 +39,12 @@ with Checkpointer(pathlib.Path(DIRECTORY), section, say=lambda line: print(line)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, free[1]))
     for step in (2, 3, 4):
         checkpoints.save_params(params, step=step)
-    checkpoints.all_steps()  # waits
+    _ = checkpoints.on_disk  # waits
     resource.setrlimit(resource.RLIMIT_FSIZE, free)
     gc.collect()
     checkpoints.save_params(params, step=5)
     checkpoints.wait()
-    assert checkpoints.all_steps()[-1] == 5
+    assert checkpoints.on_disk.steps()[-1] == 5
 """
 
 
@@ -106,7 +106,7 @@ def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
         assert len(said) == 2  # one of each file
     assert [line.partition("; ")[2] for line in said] == [
         "its lines wait until it can be written",
-        "the curves get a gap",
+        "its lines wait until it can be written",
     ]
     report(101)
     writer.flush()
@@ -114,13 +114,13 @@ def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
     report(102)
     writer.close()
     assert len(said) == 2
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
     board = TensorBoard(tmp_path, resume_step=102, say=said.append)
     with full():
         for step in range(103, 303):
             board.write("train", step, {"loss": 1.0})
         board.close()
-    assert len(said) == 3
+    assert len(said) == 4  # one more for the lines that are lost
 
 
 @pytest.mark.parametrize("on_error", ["stop", "warn"])

@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax.train import goodput
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.time_account import KINDS, describe_goodput, read_goodput
-from bert_jax.train.writer import RunWriter
+from bert_jax.train.writer import GOODPUT, RunWriter
 
 
 class FakeTime:
@@ -45,18 +45,18 @@ def attempt(
     watch.resume(first)
     writer = RunWriter(run_dir, resume_step=first)
     with watch.on("train"):
-        watch.write(writer, step=first)
+        writer.write(GOODPUT, first, watch.figures())
         for step in range(first + 1, last + 1):
             clock.now += 9
             with watch.on("input"):
                 clock.now += 1
-            watch.write(writer, step=step)
+            writer.write(GOODPUT, step, watch.figures())
             if step == save_at:
                 with watch.on("save"):
                     clock.now += 3
-                watch.write(writer, step=step)
+                writer.write(GOODPUT, step, watch.figures())
     if finish:
-        watch.write(writer, step=last, finished=True)
+        writer.write(GOODPUT, last, watch.figures(finished=True))
     writer.close()
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from bert_jax.train.heartbeat import HEARTBEAT, with_heartbeat
 from bert_jax.train.output import Output
-from bert_jax.train.time_account import GOODPUT, KINDS
-from bert_jax.train.writer import Writer
+from bert_jax.train.time_account import KINDS
+from bert_jax.train.writer import GOODPUT, HEARTBEAT, Writer
 from tests.train.test_full_disk import full
 
 
@@ -18,7 +17,7 @@ def test_a_heartbeat_that_the_disk_refuses_is_said_once(
 ) -> None:
     path, said = tmp_path / "heartbeat.json", []
     monkeypatch.setenv(HEARTBEAT, str(path))
-    writer = with_heartbeat(Writer(), say=said.append)
+    writer = Writer(say=said.append)
     figures = dict.fromkeys(KINDS, 1.0)
     writer.write(GOODPUT, 1, figures)
     path.with_suffix(".tmp").mkdir()

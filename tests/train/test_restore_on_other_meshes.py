@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.restore import restore_state
 from bert_jax.train.sections import CheckpointSection
 from tests.support import small_batch
 from tests.train.harness import Setting, Trainer, first_state
@@ -40,11 +39,11 @@ def test_a_run_goes_on_along_other_meshes_with_the_same_loss(
     for step, shape in enumerate(meshes):
         trainer = alone if shape == meshes[0] else Trainer(setting, shape, batch)
         with Checkpointer(tmp_path, CheckpointSection()) as checkpoints:
-            last = checkpoints.latest_step()
+            last = checkpoints.on_disk.newest()
             if last is None:
                 state = trainer.place(first_state(setting))
             else:
-                state = restore_state(checkpoints, trainer.abstract, step=last)
+                state = checkpoints.restore_state(trainer.abstract, step=last)
             state, metrics = trainer.step(state, batch)
             found.append(metrics["loss"][0])
             checkpoints.save(state, step=step + 1, progress={})

@@ -93,4 +93,4 @@ def test_a_save_that_two_threads_wait_for_ends_before_the_next_begins(
         checkpoints.save(state_at(8), step=8, progress={"step": 8})
         other.join()
     with Checkpointer(tmp_path, CheckpointSection(), read_only=True) as checkpoints:
-        assert [checkpoints.problem(step) for step in (4, 8)] == [None, None]
+        assert [checkpoints.on_disk.problem(step) for step in (4, 8)] == [None, None]

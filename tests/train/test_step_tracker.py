@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import Intervals, Phase
 from bert_jax.train.step_tracker import DueActions, StepTracker
@@ -112,6 +113,6 @@ def test_a_run_out_of_patience_has_no_phases_left() -> None:
     intervals = Intervals(log_every=1, evaluate_every=1, checkpoint_every=1, patience=2)
     tracker = StepTracker(TrainProgress(), phases=[phase(9)], intervals=intervals)
     for score, out in ((1.0, False), (0.5, False), (0.5, False), (0.7, True)):
-        tracker.progress.record_evaluation(score, comparison="dev")
+        tracker.progress.record_evaluation(SelectionScore(score, "dev"))
         assert tracker.out_of_patience == out
     assert list(tracker.remaining_phases()) == []

@@ -183,7 +183,7 @@ def _promote(
     check_lock()
     with write_checkpoints(root) as checkpoints:
         # If the process was killed below, the checkpoint is there already.
-        if checkpoints.latest_step() is None:
+        if checkpoints.on_disk.newest() is None:
             score = SelectionScore(0.0, "best run of a sweep")
             checkpoints.save_params(loaded.params, step=loaded.step, selection_score=score)
     of_best = point_settings(prepared.settings, best.point, run_dir=str(root))

@@ -17,10 +17,9 @@ from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
 from bert_jax.tasks.training.evaluation import Conclusion, conclude
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.checkpoint_selection import CheckpointSelection
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.spec import Intervals, Phase, TrainSpec
+from bert_jax.train.spec import CheckpointSelection, Intervals, Phase, TrainSpec
 from bert_jax.train.step import StepSpec
 
 
@@ -43,7 +42,7 @@ def run_finetuning(
 
     The directory comes from `claim`; runs of a sweep share the predictor of dev splits.
     `check_lock` raises RunStopped when another process has taken the directory. Raises Diverged:
-    numbers went bad, see `bert_jax.train.recovery`; RunStopped: another reason ended the run.
+    numbers went bad, see `bert_jax.train.bad_steps`; RunStopped: another reason ended the run.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
         spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)

@@ -1,8 +1,11 @@
 """Hooks of the train loop: they run after a step at which the devices wait."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
+from bert_jax.errors import RunStopped
+from bert_jax.parallel.channel import current_channel
+from bert_jax.parallel.replica_checksum import Deviation, find_deviations
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.agreement import failure_of
 from bert_jax.train.manifest import SelectionScore
@@ -38,6 +41,21 @@ class Hook(Protocol):
         ...
 
 
+class ReplicaCheck:
+    """Compares the replicas of the state at every pause, before anything is saved."""
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self._spec = spec
+
+    def __call__(self, pause: Pause) -> None:
+        """Raises RunStopped: some replicas differ; names the devices and their processes."""
+        if self._spec.intervals.checksum_every is None:
+            return
+        if found := find_deviations(pause.state, self._spec.mesh):
+            held = self._spec.checkpoints.describe_last()
+            raise RunStopped(f"step {pause.step}: {describe(found)}; nothing was saved, {held}")
+
+
 class EarlyStopping:
     """Ends a run after several evaluations in a row without a better score."""
 
@@ -65,13 +83,11 @@ class Saving:
         if not (pause.due.save or pause.ends_run):
             return
         output, checkpoints = self._output, self._spec.checkpoints
-        with output.watch.on("save"):  # a bucket may keep it waiting, which is no step that hangs
-            self._spec.check_lock()
-            failure = failure_of(output.flush)
-        if failure is not None:
-            checkpoints.not_saved(pause.step, failure)
-            return
         with output.watch.on("save"):
+            self._spec.check_lock()
+            if (failure := failure_of(output.flush)) is not None:
+                checkpoints.not_saved(pause.step, failure)
+                return
             began = checkpoints.save(
                 pause.state,
                 step=pause.step,
@@ -79,7 +95,7 @@ class Saving:
                 selection_score=pause.score,
             )
         output.watch.saved(pause.step)
-        output.watch.write(output.writer, step=pause.step)
+        output.write_time(pause.step)
         if began:
             STOP.saved(pause.step, checkpoints.wait)
 
@@ -96,3 +112,26 @@ class StopOnSignal:
             self._output.display.say(
                 f"stopped at step {pause.step}, saved; the same command goes on from here"
             )
+
+
+def describe(found: list[Deviation]) -> str:
+    """Returns the devices that deviate, and an array in which they do.
+
+    ``replicas differ: device 5 (process 1, TPU v4) in params/mlm/bias and 3 more``
+    """
+    outvoted = [deviation for deviation in found if deviation.outvoted]
+    named = outvoted or found
+    devices = ", ".join(
+        f"device {each.device.id} ({_process(each.device)}, {each.device.device_kind})"
+        for each in named
+    )
+    arrays = list(dict.fromkeys(name for each in named for name in each.arrays))
+    more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
+    doubt = "" if outvoted else "; no majority tells which of them is wrong"
+    return f"replicas differ: {devices} in {arrays[0]}{more}{doubt}"
+
+
+def _process(device: Any) -> str:
+    """Returns ``process 1``, with several hosts ``process 1 on host-b``."""
+    channel, index = current_channel(), device.process_index
+    return f"process {index}" + (f" on {channel.members[index].host}" if channel else "")
