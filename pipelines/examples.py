@@ -21,7 +21,6 @@ from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.changed_setting import AGES, name_change
 from bert_jax.pipelines.engines.beam import BeamEngine
 from bert_jax.pipelines.engines.local import WorkerPool
-from bert_jax.pipelines.libraries import need_data_libraries
 from bert_jax.pipelines.preparation import (
     PreparationRecipe,
     preparation_recipe,
@@ -31,7 +30,7 @@ from bert_jax.pipelines.preparation import (
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.splits import write_splits
 from bert_jax.pipelines.shards.tfds_metadata import write_metadata
-from bert_jax.pipelines.sources.sources import Source, find_sources
+from bert_jax.pipelines.sources.sources import Source, find_sources, need_data_libraries
 from bert_jax.pipelines.tally import Tally
 from bert_jax.pipelines.tokenised.corpus import tokenise_corpus
 from bert_jax.pipelines.workspace import Workspace

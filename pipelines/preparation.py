@@ -9,7 +9,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
-from bert_jax.pipelines.cleaning.near_duplicates import algorithm_version
+from bert_jax.pipelines.cleaning.duplicates import algorithm_version
 from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
 from bert_jax.pipelines.section import CleaningSection, ExamplesSection
 from bert_jax.pipelines.sources.files import find_files, open_text

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import math
 import os
 import re
 import sysconfig
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data import topics
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from etils import epath
 
@@ -19,14 +20,14 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.text.sentences import split_sentences
 
 MIN_SENTENCES: Final = 4
-"""A document of fewer joins its module's or package's: two spans need some to choose from."""
+"""A shorter document joins that of its module or package: two spans need a choice of sentences."""
 
-# Others' packages, and tests: their strings are made to be parsed, not read.
+# Packages of other authors, and tests, whose strings are made to be parsed.
 _SKIPPED: Final = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "_bundled"}
 )
 
-# Marked-up documentation text: what stays without its marks.
+# Marks of documentation text.
 _BULLET: Final = re.compile(r"^(?:[*+•-]|\(?(?:\d{1,2}|[a-zA-Z])[.)])\s+(?=\S)")
 _ROLE: Final = re.compile(r":[a-z][a-z:+-]*:(?=`)")
 _LITERAL: Final = re.compile(r"``?([^`\n]+?)(?:``?|'(?!\w))")
@@ -35,7 +36,7 @@ _QUOTED_NAME: Final = re.compile(r"(?<!\w)\"([^\s\"]+)\"(?!\w)")
 _REFERENCE: Final = re.compile(r"\s*\[(?:\d{1,2}|[A-Z]\w*\d+)\]_?(?!\w)")
 _HYPHEN_BREAK: Final = re.compile(r"(?<=[a-z])- (?=[a-z])")
 
-# What only code, signatures, tables, grammar rules and shell sessions hold.
+# Signs of code, signatures, tables, grammar rules and shell sessions.
 _CODE: Final = re.compile(
     r"^#|::=|[=!<>+*/]=|->|=>|>>>|&&|\|\||\{|\}|\\|\$\w|__main__\b.*:|^\s*[|+]|[-=~^*]{4,}|\w\(.*\)\s*:$"
     r"|^(?:import|from|def|class|return|raise|print|async|await|@\w)\b[^.]*$"
@@ -66,31 +67,29 @@ def write_python_docs(
     ``write_python_docs("text") -> [Path("text/python_topics.txt"), …("text/python_library.txt")]``
 
     The text is `pydoc_data.topics` (chapters of the language reference) and the docstrings of the
-    standard library, read with `ast` and never imported, in the layout of google-research/bert
-    (README, "Pre-training with BERT"): a sentence per line, a blank line between documents. A
-    sentence is kept once, so that no held-out document repeats one trained on. One installation
-    gives the same bytes each time. The text ends before the document with which it would exceed
-    ``max_bytes``; None: it is all there is. Returns the files written: the chapters, then the
-    docstrings. Raises UserError: `max_bytes` is less than the first document.
+    standard library, read with `ast`. The layout is google-research/bert's (README, "Pre-training
+    with BERT"): a sentence per line, a blank line between documents. Each sentence occurs once, so
+    no held-out document repeats the training text. One installation always gives the same bytes.
+    The text ends before the document that would exceed ``max_bytes``. Returns the files: chapters,
+    then docstrings. Raises UserError: `max_bytes` is less than the first document.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()
-    left = max_bytes
+    left = math.inf if max_bytes is None else max_bytes
     written: list[Path] = []
     for name, documents in (("topics", _chapters(seen)), ("library", _library(seen))):
         texts: list[str] = []
         for document in documents:
             text = "".join(f"{sentence}\n" for sentence in document.sentences)
-            if left is not None:
-                left -= len(text.encode()) + 1  # with the blank line after it
-                if left < 0:
-                    break
+            left -= len(text.encode()) + 1  # with the blank line after it
+            if left < 0:
+                break
             texts.append(text)
         if texts:
             written.append(folder / f"python_{name}.txt")
             write_whole(epath.Path(written[-1]), "\n".join(texts).encode())
-        if left is not None and left < 0:
+        if left < 0:
             break
     if not written:
         raise UserError(f"max_bytes: found {max_bytes}, less than the first document has")
@@ -98,7 +97,7 @@ def write_python_docs(
 
 
 def _chapters(seen: set[str]) -> Iterator[_Document]:
-    """Yields the language reference's chapters. Some hold others, which then are not repeated."""
+    """Yields the chapters of the language reference, each sentence once."""
     for name in sorted(topics.topics):
         document = _Document(name, _new_sentences([topics.topics[name]], seen))
         if len(document.sentences) >= MIN_SENTENCES:
@@ -108,8 +107,8 @@ def _chapters(seen: set[str]) -> Iterator[_Document]:
 def _library(seen: set[str]) -> Iterator[_Document]:
     root = Path(sysconfig.get_path("stdlib"))
     modules = (_module_documents(path, root, seen) for path in _source_files(root))
-    # A package's files are adjacent in the sorted order; the documents of its modules that are too
-    # short are joined to one of the package.
+    # A package's files are adjacent in the sorted order. Short documents of its modules are joined
+    # to one document of the package.
     packages = itertools.groupby(
         itertools.chain.from_iterable(modules), key=lambda document: document.name.split(".")[0]
     )
@@ -138,9 +137,7 @@ def _module_documents(path: Path, root: Path, seen: set[str]) -> Iterator[_Docum
     name = ".".join(path.relative_to(root).with_suffix("").parts)
     try:
         with warnings.catch_warnings():
-            # An invalid escape in somebody's docstring is no concern of ours, even where
-            # warnings are errors.
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore")  # of invalid escapes in the library's docstrings
             module = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # a template or a test's input, not a module
         return
@@ -157,16 +154,14 @@ def _module_documents(path: Path, root: Path, seen: set[str]) -> Iterator[_Docum
 
 
 def _docstrings(node: _Node, body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yields the docstring of a node, then those of what is defined in `body`, at any depth."""
-    docstring = ast.get_docstring(node)
-    if docstring:
-        yield docstring
-    for statement in body:
-        for inner in ast.walk(statement):
-            if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                docstring = ast.get_docstring(inner)
-                if docstring:
-                    yield docstring
+    """Yields the docstrings of a node and of all definitions in `body`, at any depth."""
+    defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    inner = (found for statement in body for found in ast.walk(statement))
+    for each in itertools.chain([node], inner):
+        if each is node or isinstance(each, defined):
+            docstring = ast.get_docstring(cast(_Node, each))
+            if docstring:
+                yield docstring
 
 
 def _new_sentences(texts: Iterable[str], seen: set[str]) -> list[str]:
@@ -188,11 +183,10 @@ def prose_paragraphs(text: str) -> list[str]:
     ``"Return *x*.\n\n>>> f(1)\n2\n\nSee ``g`` for\nthe rest of it." ->
     ["Return x.", "See g for the rest of it."]`` but for the first, which is too short to keep.
 
-    Dropped: code, doctest sessions, signatures, grammar, tables, headings, and lists of names.
-    Kept without their marks: emphasis, literals, roles, bullets, footnote references.
+    Code, doctest sessions, signatures, grammar, tables, headings, and lists of names are dropped.
+    Emphasis, literals, roles, bullets and footnote references lose their marks.
     """
-    paragraphs = (_plain(block) for block in _blocks(text))
-    return [paragraph for paragraph in paragraphs if _is_prose(paragraph)]
+    return [paragraph for paragraph in map(_plain, _blocks(text)) if _is_prose(paragraph)]
 
 
 def _blocks(text: str) -> Iterator[str]:
@@ -204,8 +198,7 @@ def _blocks(text: str) -> Iterator[str]:
         stripped = line.strip()
         bullet = _BULLET.match(stripped)
         here = len(line) - len(line.lstrip())
-        ends = not stripped or bullet is not None or here != indent
-        if lines and ends:
+        if lines and (not stripped or bullet is not None or here != indent):
             yield " ".join(lines)
             lines = []
         if not stripped:
@@ -221,17 +214,13 @@ def _blocks(text: str) -> Iterator[str]:
         if not lines:
             indent = here
         lines.append(stripped)
-    if lines:
-        yield " ".join(lines)
 
 
 def _plain(block: str) -> str:
     block = _ROLE.sub("", block)
-    block = _LITERAL.sub(r"\1", block)
-    block = _EMPHASIS.sub(r"\1", block)
-    block = _QUOTED_NAME.sub(r"\1", block)
-    block = _REFERENCE.sub("", block)
-    block = block.replace("::", ":").replace("`", "")
+    for marked in (_LITERAL, _EMPHASIS, _QUOTED_NAME):
+        block = marked.sub(r"\1", block)
+    block = _REFERENCE.sub("", block).replace("::", ":").replace("`", "")
     return _HYPHEN_BREAK.sub("-", " ".join(block.split()))
 
 
@@ -239,8 +228,8 @@ def _is_prose(paragraph: str) -> bool:
     if _CODE.search(paragraph):
         return False
     words = len(_WORD.findall(paragraph))
-    # Many docstrings leave out their full stop; without it, a heading or a table's line must not
-    # pass for a sentence.
+    # Many docstrings leave out their full stop. Without it more words are needed: it may be a
+    # heading or a line of a table.
     ended = paragraph.rstrip("\"')”’").endswith(_SENTENCE_END)
     enough = _MIN_WORDS if ended else _MIN_WORDS_UNENDED
     return words >= enough and words >= _MIN_WORD_SHARE * len(paragraph.split())

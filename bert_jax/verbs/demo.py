@@ -77,7 +77,7 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     console.rule("text: this Python's own documentation")
     if not list(text.glob("*.txt")):
         with doing("collecting the documentation"):
-            write_python_docs(text, max_bytes=None)
+            write_python_docs(text)
     console.rule("vocab: text → tokenizer")
     section = need(config.vocab, "vocab", "demo")
     if not (epath.Path(section.output) / "vocab.txt").exists():

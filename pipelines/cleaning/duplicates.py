@@ -1,34 +1,45 @@
-"""The rules that compare documents: all are spilled to disk first, then compared."""
+"""The rules that compare documents: all are spilled to disk with hashes, then compared.
 
+Nearly equal documents are found by MinHash (``rensa``), banded.
+"""
+
+import contextlib
+import io
+import json
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 from etils import epath
 
 from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import load_array, local_copies
-from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
 from bert_jax.pipelines.cleaning.rules import CorpusPart, corpus_documents
-from bert_jax.pipelines.cleaning.spill import (
-    DOCUMENTS,
-    LINES,
-    first_lines,
-    read_spill,
-    repetitions,
-    save_hashes,
-    write_spill,
-)
-from bert_jax.pipelines.cleaning.words import text_hash
-from bert_jax.pipelines.section import CleaningSection
+from bert_jax.pipelines.cleaning.words import combine, ngram_hashes, text_hash, word_hashes
+from bert_jax.pipelines.section import CleaningSection, NearDuplicatesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.tally import TALLY, Tally, is_made
-from bert_jax.pipelines.tokenised.documents import array_bytes
+from bert_jax.pipelines.tokenised.documents import array_bytes, save_array, starts_of
 
+# Two documents are compared if all hashes of one band are equal: FineWeb's numbers, which find most
+# pairs with a similarity of 0.75 and more.
+BANDS: Final = 14
+ROWS: Final = 8  # hashes per band
+_SEED: Final = 1
+
+_BUFFER_BYTES: Final = 1 << 18
+_HASHES_AT_A_TIME: Final = 1 << 16  # of n-grams
+_MOST_AT_A_TIME: Final = 1 << 19  # hashes of documents or lines
+
+# Files of a spill.
+_TEXT: Final = "documents.jsonl.zst"
+_FIRST_LINES: Final = "first_lines.npy"
+_SIGNATURES: Final = "signatures.npy"
 _DROPPED_DOCUMENTS: Final = "dropped_documents.npy"
 _DROPPED_LINES: Final = "dropped_lines.npy"
-_RULES: Final = ("", "duplicate_documents", "near_duplicates")
+
+_RULES: Final = ("", "duplicate_documents", "near_duplicates")  # numbers of the dropping rule
 
 
 def spill_part(part: CorpusPart) -> Tally:
@@ -44,7 +55,7 @@ def spill_part(part: CorpusPart) -> Tally:
     near = cleaning.near_duplicates
     signatures = None if near is None else Signatures(near)
     with whole_directory(part.spill, last=TALLY) as aside:
-        with write_spill(aside) as write:
+        with _write_text(aside) as write:
             for identity, document in corpus_documents(part, tally):
                 write(identity, document.lines)
                 text = "\n".join(document.lines)
@@ -54,12 +65,93 @@ def spill_part(part: CorpusPart) -> Tally:
                     lines += map(text_hash, document.lines)
                 if signatures is not None:
                     signatures.add(text)
-        save_hashes(aside, DOCUMENTS, np.array(documents, np.uint64))
-        save_hashes(aside, LINES, np.array(lines, np.uint64))
+        save_hashes(aside, "documents", np.array(documents, np.uint64))
+        save_hashes(aside, "lines", np.array(lines, np.uint64))
         if signatures is not None:
             signatures.save(aside)
         tally.save(aside)
     return tally
+
+
+@contextlib.contextmanager
+def _write_text(directory: pathlib.Path) -> Iterator[Callable[[str, list[str]], None]]:
+    """Gives a function that spills a document: its id and its lines."""
+    import pyarrow as pa  # 50 MB of library, so only where it is needed
+
+    counts = [0]
+    out: Any = pa.CompressedOutputStream(str(directory / _TEXT), "zstd")
+    with out, io.BufferedWriter(out, _BUFFER_BYTES) as file:
+
+        def write(identity: str, lines: list[str]) -> None:
+            file.write(json.dumps([identity, lines], ensure_ascii=True).encode("ascii") + b"\n")
+            counts.append(len(lines))
+
+        yield write
+    save_array(directory / _FIRST_LINES, np.cumsum(counts, dtype=np.int64))
+
+
+class Signatures:
+    """The MinHash signatures of documents, gathered one by one."""
+
+    def __init__(self, section: NearDuplicatesSection) -> None:
+        self._section = section
+        self._rows = [np.empty((0, BANDS * ROWS), np.uint32)]
+        self._held: list[np.ndarray] = []  # n-grams of each document without a signature yet
+        self._held_hashes = 0
+
+    def add(self, text: str) -> None:
+        """Adds a document; one with fewer words than an n-gram is compared as a whole."""
+        hashes = word_hashes(text)
+        grams = ngram_hashes(hashes, min(self._section.ngram, max(1, len(hashes))))
+        # A document without words gets a hash that no other document is likely to have.
+        self._held.append(grams if len(grams) else np.array([text_hash(text)], np.uint64))
+        self._held_hashes += len(self._held[-1])
+        if self._held_hashes >= _HASHES_AT_A_TIME:
+            self._flush()
+
+    def save(self, directory: pathlib.Path) -> None:
+        """Writes the signatures and the hashes of each band."""
+        self._flush()
+        signatures = np.concatenate(self._rows)
+        save_array(directory / _SIGNATURES, signatures)
+        (directory / _band(0)).parent.mkdir(exist_ok=True)
+        for band in range(BANDS):
+            columns = signatures[:, band * ROWS : (band + 1) * ROWS].astype(np.uint64)
+            save_hashes(directory, _band(band), combine(list(columns.T)))
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        matrix = _minhash().digest_matrix_from_flat_token_hashes(
+            np.concatenate(self._held),
+            starts_of(list(map(len, self._held))).astype(np.uint64),
+            num_perm=BANDS * ROWS,
+            seed=_SEED,
+        )
+        self._rows.append(np.array(matrix.to_rows(), np.uint32))
+        self._held, self._held_hashes = [], 0
+
+
+def algorithm_version() -> int:
+    """Returns the version of the library's signatures; signatures of two versions differ."""
+    return _minhash().ALGORITHM_VERSION
+
+
+def _minhash() -> Any:
+    import rensa  # of the extra `data`; every configuration imports this module
+
+    return rensa.RMinHash  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _band(band: int) -> str:
+    return f"bands/{band:03d}"
+
+
+def save_hashes(directory: pathlib.Path, name: str, hashes: np.ndarray) -> None:
+    """Writes ``[n]`` uint64 hashes in ascending order, and the place of each in the spill."""
+    order = np.argsort(hashes, kind="stable")
+    save_array(directory / f"{name}.hashes.npy", hashes[order])
+    save_array(directory / f"{name}.places.npy", order.astype(np.uint32))
 
 
 def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) -> None:
@@ -70,18 +162,16 @@ def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) 
     documents. Memory holds a byte for every document and line, and half a million hashes.
     """
     with local_copies(spills, ("*.npy", "*/*.npy")) as held:
-        lengths = [np.diff(first_lines(spill)) for spill in held]
+        lengths = [np.diff(load_array(epath.Path(spill) / _FIRST_LINES)) for spill in held]
         flat = np.concatenate(lengths)
         rules = np.zeros(len(flat), np.uint8)
         lines = np.zeros(int(flat.sum()), bool)
         if section.duplicate_documents:
-            repeated = find_repeats(held, DOCUMENTS, dropped=rules > 0)
-            rules[repeated] = _RULES.index("duplicate_documents")
+            rules[find_repeats(held, "documents", dropped=rules > 0)] = 1
         if section.near_duplicates is not None:
-            near = find_near_duplicates(held, section.near_duplicates, dropped=rules > 0)
-            rules[near] = _RULES.index("near_duplicates")
+            rules[find_near_duplicates(held, section.near_duplicates, dropped=rules > 0)] = 2
         if section.duplicate_lines == "corpus":
-            lines = find_repeats(held, LINES, dropped=np.repeat(rules > 0, flat))
+            lines = find_repeats(held, "lines", dropped=np.repeat(rules > 0, flat))
     documents_by_spill = np.split(rules, np.cumsum([len(some) for some in lengths])[:-1])
     lines_by_spill = np.split(lines, np.cumsum([some.sum() for some in lengths])[:-1])
     for spill, rules, lines in zip(spills, documents_by_spill, lines_by_spill, strict=True):
@@ -95,26 +185,90 @@ def find_repeats(spills: Sequence[pathlib.Path], name: str, *, dropped: np.ndarr
     Dropped things, ``[n]`` bool, are left out.
     """
     repeats = np.zeros(len(dropped), bool)
-    for again, _ in repetitions(spills, name, dropped=dropped):
+    for again, _ in _repetitions(spills, name, dropped=dropped):
         repeats[again] = True
     return repeats
 
 
+def find_near_duplicates(
+    spills: Sequence[pathlib.Path], section: NearDuplicatesSection, *, dropped: np.ndarray
+) -> np.ndarray:
+    """Returns the same for documents that nearly equal an earlier one.
+
+    Of all documents with the same hashes in a band, each is compared with the first.
+    """
+    near = np.zeros(len(dropped), bool)
+    signatures = [np.load(spill / _SIGNATURES, mmap_mode="r") for spill in spills]
+    before = starts_of(list(map(len, signatures)))
+
+    def signature(document: int) -> np.ndarray:
+        spill = int(np.searchsorted(before, document, side="right")) - 1
+        return signatures[spill][document - before[spill]]
+
+    for band in range(BANDS):
+        for again, firsts in _repetitions(spills, _band(band), dropped=dropped):
+            for document, first in zip(again.tolist(), firsts.tolist(), strict=True):
+                if not near[document]:
+                    equal = np.mean(signature(document) == signature(first))
+                    near[document] = equal >= section.threshold
+    return near
+
+
+def _repetitions(
+    spills: Sequence[pathlib.Path], name: str, *, dropped: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the numbers of things whose hash an earlier thing has, and of those first things.
+
+    Things are numbered through all spills, in the order of the corpus. A range of hashes is
+    contiguous in each spill, since they are sorted on disk. About half a million hashes are in
+    memory at a time, unless one hash alone occurs more often.
+    """
+    hashes, places = (
+        [np.load(spill / f"{name}.{kind}.npy", mmap_mode="r") for spill in spills]
+        for kind in ("hashes", "places")
+    )
+    before = starts_of(list(map(len, hashes)))
+    count = max(1, -(-int(before[-1]) // _MOST_AT_A_TIME))
+    starts = [0] * len(spills)
+    for number in range(1, count + 1):
+        limit = np.uint64((2**64 * number // count) - 1)
+        stops = [int(np.searchsorted(held, limit, side="right")) for held in hashes]
+        found = np.concatenate([h[a:b] for h, a, b in zip(hashes, starts, stops, strict=True)])
+        numbers = np.concatenate(
+            [p[a:b] + at for p, a, b, at in zip(places, starts, stops, before, strict=False)]
+        )
+        starts = stops
+        kept = ~dropped[numbers]
+        found, numbers = found[kept], numbers[kept]
+        order = np.argsort(found, kind="stable")  # equal hashes stay in the order of the corpus
+        found, numbers = found[order], numbers[order]
+        again = np.zeros(len(found), bool)
+        again[1:] = found[1:] == found[:-1]
+        firsts = np.maximum.accumulate(np.where(again, 0, np.arange(len(found))))
+        yield numbers[again], numbers[firsts[again]]
+
+
 def unique_documents(spill: epath.Path, tally: Tally) -> Iterator[tuple[str, Document]]:
     """Yields the ids and documents that :func:`find_duplicates` keeps; counts the dropped ones."""
-    starts = first_lines(spill)
-    rules = load_array(spill / _DROPPED_DOCUMENTS)
-    repeated = load_array(spill / _DROPPED_LINES)
-    for number, (identity, document) in enumerate(read_spill(spill)):
-        if rules[number]:
-            tally.documents[_RULES[rules[number]]] += 1
-            continue
-        flags = repeated[starts[number] : starts[number + 1]]
-        if flags.any():
-            tally.lines["duplicate_lines.corpus"] += int(flags.sum())
-            lines = [line for line, gone in zip(document.lines, flags, strict=True) if not gone]
-            if not lines:
-                tally.documents["emptied"] += 1
+    import pyarrow as pa
+
+    starts, rules, repeated = (
+        load_array(spill / name) for name in (_FIRST_LINES, _DROPPED_DOCUMENTS, _DROPPED_LINES)
+    )
+    with (
+        (spill / _TEXT).open("rb") as file,
+        pa.CompressedInputStream(pa.PythonFile(file), "zstd") as stream,
+    ):
+        for number, line in enumerate(io.BufferedReader(stream, buffer_size=_BUFFER_BYTES)):
+            identity, lines = json.loads(line)
+            if rules[number]:
+                tally.documents[_RULES[rules[number]]] += 1
                 continue
-            document = document._replace(lines=lines)
-        yield identity, document
+            flags = repeated[starts[number] : starts[number + 1]]
+            if flags.any():
+                tally.lines["duplicate_lines.corpus"] += int(flags.sum())
+                lines = [line for line, gone in zip(lines, flags, strict=True) if not gone]
+                if not lines:
+                    tally.documents["emptied"] += 1
+                    continue
+            yield identity, Document(0, lines)

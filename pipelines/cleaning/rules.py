@@ -18,6 +18,8 @@ from bert_jax.pipelines.tally import Tally
 from bert_jax.user_function import load_function
 
 _END: Final = re.compile("[.!?。！？．｡…؟।\"”’'»」』]$")
+# A sentence ends at a full stop, exclamation or question mark before white space or the end of the
+# line. The marks of Chinese and Japanese count anywhere.
 _ENDS: Final = re.compile("[.!?؟।]+[\"”’'»)\\]]*(?=\\s|$)|[。！？．｡]+")
 
 LANGUAGE_FILTER: Final = "cleaning.language_filter"
@@ -34,31 +36,20 @@ def prose_lines(
     """
     kept = []
     for line in lines:
-        rule = _line_rule(line, section)
-        if rule is None:
-            kept.append(line)
-        else:
+        if rule := _line_rule(line, section):
             tally.lines[f"boilerplate.{rule}"] += 1
+        else:
+            kept.append(line)
     if not kept:
         return kept
-    lowered = "\n".join(lines).lower()
-    if any(phrase.lower() in lowered for phrase in section.document_phrases):
+    if _has_phrase("\n".join(lines), section.document_phrases):
         rule = "document_phrases"
-    elif sentence_ends(kept) < section.min_sentence_ends:
+    elif sum(len(_ENDS.findall(line)) for line in kept) < section.min_sentence_ends:
         rule = "min_sentence_ends"
     else:
         return kept
     tally.documents[f"boilerplate.{rule}"] += 1
     return None
-
-
-def sentence_ends(lines: Sequence[str]) -> int:
-    """Returns how often a sentence seems to end: ``["One. Two!", "三。"] -> 3``.
-
-    A sentence ends at a full stop, exclamation or question mark before white space or the end of
-    the line. The marks of Chinese and Japanese count anywhere.
-    """
-    return sum(len(_ENDS.findall(line)) for line in lines)
 
 
 def _line_rule(line: str, section: BoilerplateSection) -> str | None:
@@ -68,10 +59,12 @@ def _line_rule(line: str, section: BoilerplateSection) -> str | None:
         return "sentence_end"
     if section.min_line_words and _fewer_words(line, section.min_line_words):
         return "min_line_words"
-    lowered = line.lower()
-    if any(phrase.lower() in lowered for phrase in section.line_phrases):
-        return "line_phrases"
-    return None
+    return "line_phrases" if _has_phrase(line, section.line_phrases) else None
+
+
+def _has_phrase(text: str, phrases: Sequence[str]) -> bool:
+    lowered = text.lower()
+    return any(phrase.lower() in lowered for phrase in phrases)
 
 
 def _fewer_words(line: str, least: int) -> bool:
@@ -119,11 +112,14 @@ class DocumentRules:
         ):
             tally.documents["language_filter"] += 1
             return []
-        if self._index is not None and section.contamination is not None:
-            contaminated = self._index.check("\n".join(lines), identity=identity, tally=tally)
-            if contaminated and section.contamination.on_contaminated == "drop":
-                tally.documents["contamination"] += 1
-                return []
+        if (
+            self._index is not None
+            and self._index.check("\n".join(lines), identity=identity, tally=tally)
+            and section.contamination is not None
+            and section.contamination.on_contaminated == "drop"
+        ):
+            tally.documents["contamination"] += 1
+            return []
         return lines
 
 

@@ -1,6 +1,5 @@
 """Lists of jobs on an Apache Beam runner, a thin pipeline per list: docs/adr/0007-engines.md."""
 
-import contextlib
 import functools
 import itertools
 import logging
@@ -31,14 +30,10 @@ _DIRECT: Final = "DirectRunner"
 # Beam looks for a name without a dot among its own list, from which this one is missing.
 _FULL_NAMES: Final = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 
-_STAGE: Final = "beam-"
+_STAGE: Final = "beam-"  # directory of one list of jobs, with the files below
 _JOBS: Final = "jobs.pickle"
 _STOP: Final = "stop"
 _RESULT: Final = ".result"
-
-_FIRST_POLL_SECONDS: Final = 0.2
-_LONGEST_POLL_SECONDS: Final = 10.0
-
 
 _SECRET: Final = re.compile("passw|passphrase|secret|token|credential|(api|private)_?key", re.I)
 _IN_ADDRESS: Final = re.compile("://[^/@]*:[^/@]*@")
@@ -51,9 +46,9 @@ class BeamSection(Section):
     runner: str = _DIRECT
     """Beam's name of the runner, or ``module.Class``."""
     options: Strings = ()
-    """Beam's own command line options, passed on unchanged: ``["--region=europe-west4"]``. A value
-    ``$NAME`` is taken from the environment; a password or the like must be given so, since the
-    settings are written down with the run."""
+    """Beam's own command line options: ``["--region=europe-west4"]``. A value ``$NAME`` is read
+    from the environment. A password or the like must have this form, since the settings are written
+    down with the run."""
 
     @pydantic.field_validator("options")
     @classmethod
@@ -75,8 +70,8 @@ class BeamSection(Section):
 class BeamEngine:
     """Runs each list of jobs as one Beam pipeline: ``Create | Reshuffle | Map``.
 
-    A context manager. An element is a job's number: jobs go to the workers, and results come back,
-    as files in a directory, which every worker must be able to read and write.
+    A context manager. An element is a job's number. Jobs go to the workers, and results come back,
+    as files in a directory that every worker must be able to read and write.
     """
 
     def __init__(
@@ -85,42 +80,33 @@ class BeamEngine:
         """Checks the settings.
 
         Without ``workers``, the direct runner has a process per core. Only one engine at a time may
-        use the directory, which is for jobs and results.
-
-        Raises:
-            UserError: Beam is not installed, no such runner, an option that Beam does not know,
-                ``workers`` where the runner would ignore it.
+        use the directory, which is for jobs and results. Raises UserError: Beam is not installed,
+        no such runner, an option that Beam does not know, ``workers`` that the runner would ignore.
         """
         self._runner = section.runner
-        self._flags = (
+        self._flags = [
             *(_from_environment(option) for option in section.options),
             *_default_flags(section, workers=workers),
-        )
+        ]
         self._directory = epath.Path(directory)
         _check_flags(self._flags, runner=_make_runner(section.runner))
 
     def __enter__(self) -> Self:
-        self._remove_stages()  # of a run that was killed
+        self.__exit__()  # removes the stages of a run that was killed
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._remove_stages()
-
-    def _remove_stages(self) -> None:
         for path in self._directory.glob(f"{_STAGE}*"):
             path.rmtree(missing_ok=True)
 
     def run(
         self, function: Callable[[Job], Result], jobs: Sequence[Job]
     ) -> Iterator[tuple[Job, Result]]:
-        """Yields every job with ``function(job)``, in the order in which they are seen to finish.
+        """Yields every job with ``function(job)``, as the results arrive.
 
-        Beam repeats what seems lost, so a function may be called twice with one job, also at once.
-
-        Raises:
-            UserError: of the first job that raises one; no job is begun after that. Or there are
-                jobs whose results did not arrive.
-            Exception: of Beam, if a job raises anything else.
+        Beam repeats jobs that seem lost, so one job may run twice, also at the same time. Raises
+        UserError: the first one of a job, after which no job begins; or a result did not arrive.
+        Beam raises its own exception if a job raises anything else.
         """
         if not jobs:
             return
@@ -151,14 +137,13 @@ class BeamEngine:
 
     def _run_pipeline(self, stage: epath.Path, count: int) -> None:
         beam = _import_beam()
-        options = beam.options.pipeline_options.PipelineOptions(list(self._flags))
-        pipeline = beam.Pipeline(
-            runner=_FULL_NAMES.get(self._runner, self._runner), options=options
-        )
+        options = beam.options.pipeline_options.PipelineOptions(self._flags)
+        runner = _FULL_NAMES.get(self._runner, self._runner)
+        pipeline = beam.Pipeline(runner=runner, options=options)
         _ = (
             pipeline
             | "jobs" >> beam.Create([(str(stage), number) for number in range(count)])
-            # Without it a runner may keep all of them together in one worker.
+            # Without it a runner may keep all jobs in one worker.
             | "spread" >> beam.Reshuffle()
             | "work" >> beam.Map(do_job)
         )
@@ -168,12 +153,12 @@ class BeamEngine:
 def do_job(element: tuple[str, int]) -> None:
     """Does a job, given by directory and number; writes its result or ``UserError`` to a file.
 
-    A ``UserError`` is a result: Beam would take it for a failure and do the job four times.
+    A ``UserError`` is a result: for an exception Beam would repeat the job four times.
     """
     stage, number = element
     directory = epath.Path(stage)
     target = directory / f"{number}{_RESULT}"
-    # No directory: this worker does not share the others' disk, which the engine reports.
+    # Without a shared disk there is no directory; the engine reports that.
     if not directory.exists() or (directory / _STOP).exists() or target.exists():
         return
     use_one_thread()
@@ -193,13 +178,13 @@ def _load_jobs(stage: str) -> tuple[Callable[[Any], Any], list[Any]]:
 
 
 def _in_background(function: Callable[[], None]) -> Future[None]:
-    """Runs a function in a thread that, unlike a pool's, does not keep the process from ending."""
+    """Runs a function in a thread that, unlike a pool's, does not keep the process alive."""
     done: Future[None] = Future()
 
     def run() -> None:
         try:
             done.set_result(function())
-        except BaseException as error:  # of any kind, or nobody would see the end
+        except BaseException as error:  # any kind: the caller waits for the end
             done.set_exception(error)
 
     threading.Thread(target=run, name="beam", daemon=True).start()
@@ -212,8 +197,8 @@ def _results(stage: epath.Path, pipeline: Future[None]) -> Iterator[tuple[int, A
     ended = False
     while not ended:
         # Short pipelines are polled often; polling a long one may cost money.
-        seconds = _FIRST_POLL_SECONDS + (time.monotonic() - started) / 20
-        ended = bool(wait([pipeline], min(seconds, _LONGEST_POLL_SECONDS)).done)
+        seconds = min(0.2 + (time.monotonic() - started) / 20, 10.0)
+        ended = bool(wait([pipeline], seconds).done)
         for path in stage.iterdir():
             if path.suffix == _RESULT and path.name not in seen:
                 seen.add(path.name)
@@ -230,7 +215,7 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
                 f"workers: found {workers}, but beam.runner is {section.runner}; allowed: leave "
                 "workers out, and that runner's own option in beam.options"
             )
-        # Its bags hold 128 elements by default; a job is a minute's work.
+        # Dask's bags hold 128 elements by default, and a job takes about a minute.
         own = {"--dask_partition_size", "--dask_npartitions"}
         is_dask = section.runner.endswith("DaskRunner")
         return ["--dask_partition_size=1"] if is_dask and not given & own else []
@@ -265,8 +250,8 @@ def _make_runner(name: str) -> Any:
         raise UserError(f"beam.runner: {name} cannot be imported ({first_line(error)})") from error
 
 
-def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
-    """Makes sure that Beam knows every option; it would ignore unknown ones."""
+def _check_flags(flags: list[str], *, runner: Any) -> None:
+    """Raises UserError for an option that Beam does not know, and would ignore."""
     beam = _import_beam()
 
     def refuse(message: str) -> None:
@@ -274,18 +259,17 @@ def _check_flags(flags: Sequence[str], *, runner: Any) -> None:
 
     def check(parser: Any) -> None:
         parser.error = refuse
-        unknown = parser.parse_known_args(list(flags))[1]
-        if unknown:
+        if unknown := parser.parse_known_args(flags)[1]:
             name = unknown[0].partition("=")[0]
             names = [f"--{option}" for option in vars(parser.parse_known_args([])[0])]
-            raise UserError(
-                f'beam.options: found "{name}"{did_you_mean(name, names)}; allowed: the '
-                f"options of Apache Beam {beam.__version__}"
+            refuse(
+                f'found "{name}"{did_you_mean(name, names)}; allowed: the options of Apache Beam '
+                f"{beam.__version__}"
             )
 
     if isinstance(runner, beam.runners.portability.portable_runner.PortableRunner):
         return  # its job server may know more
-    options = beam.options.pipeline_options.PipelineOptions(list(flags))
+    options = beam.options.pipeline_options.PipelineOptions(flags)
     options.get_all_options(add_extra_args_fn=check)
 
 
@@ -299,22 +283,14 @@ def _from_environment(option: str) -> str:
 
 
 def _import_beam() -> Any:
-    try:
-        with _quiet():
-            import apache_beam
-            import apache_beam.runners.portability.portable_runner
-    except ImportError as error:
-        raise UserError(not_installed("apache-beam", "engine: beam", extra="beam")) from error
-    return apache_beam
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences what Beam logs on import: that BigQuery is not available."""
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)
+    root.setLevel(logging.ERROR)  # on import Beam logs that BigQuery is not available
     try:
-        yield
+        import apache_beam
+        import apache_beam.runners.portability.portable_runner
+    except ImportError as error:
+        raise UserError(not_installed("apache-beam", "engine: beam", extra="beam")) from error
     finally:
         root.setLevel(level)
+    return apache_beam

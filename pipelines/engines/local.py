@@ -15,9 +15,9 @@ from bert_jax.errors import RunStopped
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-# What the workers' jobs load, half a second of it.
+# Modules that the fork server loads once, which takes half a second.
 _LOADED_ONCE: Final = [
-    "bert_jax.pipelines.tokenised.tokenise",
+    "bert_jax.pipelines.tokenised.corpus",
     "bert_jax.pipelines.shards.write_shard",
 ]
 
@@ -30,7 +30,7 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int | None) -> None:
-        """Takes the number of processes: 1 is this one, ``None`` one per core that it may use."""
+        """``workers``: 1 is this process, ``None`` a process per core that it may use."""
         self._count = workers or available_cores()
         self._executor: concurrent.futures.ProcessPoolExecutor | None = None
 
@@ -53,8 +53,8 @@ class WorkerPool:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they finish.
 
-        A worker must be able to import the function; jobs and results must be picklable. Raises
-        RunStopped: the system has killed a worker; Exception: of the first job that raises.
+        Workers import the function; jobs and results are pickled. Raises RunStopped: the system has
+        killed a worker; or the exception of the first job that raises.
         """
         if self._executor is None or len(jobs) < 2:
             for job in jobs:
@@ -73,15 +73,12 @@ class WorkerPool:
 
 
 def use_one_thread() -> None:
-    """Keeps the tokenizer library to one thread: the workers fill the cores already.
-
-    In each of them it would start as many threads as there are cores.
-    """
+    """Keeps the tokenizer library from starting a thread per core in each worker."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _context() -> BaseContext:
-    """Returns how workers start: never as forks of this process, whose threads they would lack."""
+    """Returns how workers start: never as forks of this process, which has threads."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -90,7 +87,7 @@ def _context() -> BaseContext:
 
 
 def _prepare_worker(environment: dict[str, str]) -> None:
-    os.environ.clear()  # the one of when the process began that this one is a fork of
+    os.environ.clear()  # its own environment is from the start of the fork server
     os.environ.update(environment)
     use_one_thread()
     end_with_parent()

@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,9 +23,9 @@ _READ: Final = 1024  # examples at a time
 class FeistelPermutation:
     """``FeistelPermutation(5, seed=7)([0, 1, 2, 3, 4])`` -> an order of 0 to 4, always the same.
 
-    A Feistel network over the smallest even number of bits that holds ``count``, in constant
-    memory. A result outside the range is permuted again until it is inside (cycle walking), at most
-    four times on average.
+    A Feistel network, in constant memory, over the smallest even number of bits that holds
+    ``count``. A result outside the range is permuted again (cycle walking), at most four times on
+    average.
     """
 
     def __init__(self, count: int, *, seed: int) -> None:
@@ -36,9 +36,6 @@ class FeistelPermutation:
         low = (1 << 64) - 1
         keys = [digest128(seed, "permutation", round_) & low for round_ in range(_ROUNDS)]
         self._keys = np.array(keys, np.uint64)
-
-    def __len__(self) -> int:
-        return self._count
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
         """Returns the permuted ``places``, int64; each in ``[0, count)``."""
@@ -69,12 +66,11 @@ def write_tfrecords(
 ) -> dict[str, int]:
     """Writes splits as ``create_pretraining_data.py`` of google-research/bert writes them.
 
-    Row by row in a random order, round-robin over as many files as the split has shards. Each copy
-    of an example has its own masks, a function of the seed, the copy and the example. The directory
-    appears atomically. Each example is written ``copies`` times, of a validation split always once;
-    ``seed`` decides the order and the masks. Returns the records of each split. Raises UserError:
-    another pairing kind, an example longer than a row, the output exists already, or the disk is
-    full.
+    Rows are in a random order, in turn over as many files as the split has shards. Each training
+    example is written ``copies`` times, each copy with its own masks; ``seed`` decides the order
+    and the masks. The directory appears atomically. Returns the number of records of each split.
+    Raises UserError: another pairing kind, an example longer than a row, the output exists already,
+    or the disk is full.
     """
     written = {}
     for dataset in datasets:
@@ -86,8 +82,9 @@ def write_tfrecords(
             paths = [aside / tfrecord_name(dataset.split, at, count) for at in range(count)]
             with contextlib.ExitStack() as stack:
                 files = [stack.enter_context(path.open("wb")) for path in paths]
-                rows_of = _rows(dataset, rows, seed=seed, copies=times)
-                written[dataset.split] = _deal(rows_of, files)
+                for number, record in enumerate(_rows(dataset, rows, seed=seed, copies=times)):
+                    files[number % count].write(frame(record))
+            written[dataset.split] = times * len(dataset)
     return written
 
 
@@ -116,12 +113,3 @@ def _rows(dataset: Dataset, rows: MaskingTransform, *, seed: int, copies: int) -
         for place, example in zip(places.tolist(), found, strict=True):
             copy, index = divmod(place, size)
             yield encode_row(rows(example, stream(seed, "static mask", copy, index)))
-
-
-def _deal(records: Iterator[bytes], files: Sequence[BinaryIO]) -> int:
-    """Writes records to the files in turn, as google-research/bert does; returns their number."""
-    count = 0
-    for record in records:
-        files[count % len(files)].write(frame(record))
-        count += 1
-    return count

@@ -1,11 +1,15 @@
-"""The languages of a split: how much there is of each, and how often it is used."""
+"""The languages of a split: how much there is of each, and how often it is used.
+
+Sampling is exponentially smoothed, as in multilingual BERT's README (google-research/bert,
+``multilingual.md``): the share of a language in the corpus is taken to the power of S = 0.7 and
+renormalised, for the vocabulary and for the examples.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 
 from bert_jax.data.dataset.provenance import LanguageRecord
 from bert_jax.errors import UserError
-from bert_jax.pipelines.language_sampling import boosts, mixed_shares
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards.write_shard import ShardSummary
 from bert_jax.pipelines.tokenised.corpus import LanguageCorpus
@@ -60,24 +64,46 @@ class SplitLanguages:
         """Returns each language's figures; ``None``: the settings distinguish no languages."""
         if not isinstance(self.section.input, dict):
             return None
-        held = [shard.languages for shard in shards]
+        held = list(shards)
         wanted = mixed_shares(self.tokens(self.paired), smoothing=self._smoothing)
         boost, tokens = self.boosts, self.tokens(self.languages)
-        records = {}
-        for name, language in self.languages.items():
-            counts = [shard[name] for shard in held if name in shard]
-            records[name] = LanguageRecord(
+        return {
+            name: LanguageRecord(
                 documents=language.tally.held[self.split],
                 tokens=tokens[name],
                 share=tokens[name] / sum(tokens.values()),
                 mixture_share=wanted.get(name, 0.0),
                 passes=self.section.dupe_factor * boost.get(name, 0.0),
-                examples=sum(examples for examples, _ in counts),
-                example_tokens=sum(tokens for _, tokens in counts),
+                examples=sum(shard.examples.get(name, 0) for shard in held),
+                example_tokens=sum(shard.tokens.get(name, 0) for shard in held),
             )
-        return records
+            for name, language in self.languages.items()
+        }
 
     @property
     def _smoothing(self) -> float:
         mixture = self.section.mixture
         return mixture.smoothing if mixture is not None and self.split == "train" else 1.0
+
+
+def mixed_shares(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, float]:
+    """Returns each language's share: ``{"en": 90, "is": 10}`` at 0.7 → 0.823 and 0.177."""
+    weights = _weights(sizes, smoothing)
+    total = sum(weights.values())
+    return {language: weight / total for language, weight in weights.items()}
+
+
+def boosts(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, float]:
+    """Returns each language's smoothed share divided by its share in the corpus.
+
+    ``{"en": 90, "is": 10}`` at 0.7 → 0.915 and 1.769: how often its text is used, 1 being the mean
+    over all text. A smoothing of 1 gives exactly 1.
+    """
+    weights = _weights(sizes, smoothing)
+    # In this order of operations, so that at 1 equal numbers are divided by each other.
+    level = sum(sizes.values()) / sum(weights.values())
+    return {language: weights[language] / size * level for language, size in sizes.items()}
+
+
+def _weights(sizes: Mapping[str, int], smoothing: float) -> dict[str, float]:
+    return {language: float(size) ** smoothing for language, size in sizes.items()}

@@ -1,10 +1,10 @@
 """From tokenised parts to the shards and the lengths index of each split."""
 
-import pathlib
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
-from etils import epath
 
 from bert_jax.data.dataset.provenance import SplitRecord
 from bert_jax.data.dataset.schema import lengths_name, shard_name
@@ -14,22 +14,16 @@ from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each, load_array
 from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.section import ExamplesSection
-from bert_jax.pipelines.shards.document_buckets import deal, default_shards
-from bert_jax.pipelines.shards.figures import add_pairs, count_distinct, sketch
+from bert_jax.pipelines.shards import write_shard as shard
 from bert_jax.pipelines.shards.language_mixture import SplitLanguages, check_languages
-from bert_jax.pipelines.shards.write_shard import (
-    DocumentBucket,
-    ShardJob,
-    ShardSummary,
-    lengths_path,
-    sketch_path,
-    write_shard,
-)
-from bert_jax.pipelines.tokenised.corpus import LanguageCorpus
+from bert_jax.pipelines.tokenised.corpus import SPLITS, LanguageCorpus
 from bert_jax.pipelines.tokenised.documents import load_high_keys
-from bert_jax.pipelines.tokenised.tokenise import SPLITS
 from bert_jax.pipelines.workspace import UnusableText, Workspace
 from bert_jax.text import SpecialIds
+
+MIN_DOCUMENTS_PER_BUCKET: Final = 16  # fewest documents that random next sentences should come from
+TOKENS_PER_BUCKET: Final = 1_000_000  # of text: what a worker holds in memory
+_MAX_DEFAULT_SHARDS: Final = 1024
 
 
 def count_shards(
@@ -84,13 +78,11 @@ def write_splits(
             build.say(
                 f"{split}: without {name}, which has too few documents for examples ({found})"
             )
-    jobs = [
-        job
-        for split, count in counts.items()
-        for job in _jobs(build, splits[split], special, count)
-    ]
+    jobs = []
+    for split, count in counts.items():
+        jobs += _jobs(build, splits[split], special, count)
     made = build.run(
-        write_shard,
+        shard.write_shard,
         jobs,
         name="shard",
         total=len(jobs),
@@ -99,73 +91,115 @@ def write_splits(
         told=lambda job, made: (f"{made.record.examples:,} examples", made.record.examples),
     )
     finished = {summary.record.name: summary for summary in made}
-    return {
-        split: _finish_split(
-            build.workspace,
-            splits[split],
-            [finished[shard_name(split, number, count)] for number in range(count)],
-        )
-        for split, count in counts.items()
-    }
+    records = {}
+    for split, count in counts.items():
+        held = [finished[shard_name(split, number, count)] for number in range(count)]
+        records[split] = _finish_split(build.workspace, splits[split], held)
+    return records
 
 
 def _jobs(
     build: DatasetBuild, languages: SplitLanguages, special: SpecialIds, count: int
-) -> list[ShardJob]:
-    split, paired, boosts = languages.split, languages.paired, languages.boosts
+) -> list[shard.ShardJob]:
+    split, paired = languages.split, languages.paired
     keys = {
         name: load_high_keys([part / split for part in language.parts])
         for name, language in paired.items()
     }
     parts = {name: tuple(map(str, language.parts)) for name, language in paired.items()}
     return [
-        ShardJob(
+        shard.ShardJob(
             name=shard_name(split, index, count),
             target=str(build.workspace.partial),
             work=str(build.workspace.work),
             split=split,
-            buckets=tuple(
-                DocumentBucket(held, parts[held.language], boosts[held.language]) for held in ranges
-            ),
+            buckets=tuple(buckets),
+            parts=parts,
+            boosts=languages.boosts,
             special=special,
             pairing=build.section.pairing,
             seed=build.section.seed,
         )
-        for index, ranges in enumerate(deal(keys, count, tokens=languages.tokens(paired)))
+        for index, buckets in enumerate(deal(keys, count, tokens=languages.tokens(paired)))
     ]
 
 
 def _finish_split(
-    workspace: Workspace, languages: SplitLanguages, shards: Sequence[ShardSummary]
+    workspace: Workspace, languages: SplitLanguages, shards: Sequence[shard.ShardSummary]
 ) -> SplitRecord:
-    records = tuple(shard.record for shard in shards)
-    paths = [lengths_path(workspace.work, record.name) for record in records]
+    records = tuple(made.record for made in shards)
     examples = sum(record.examples for record in records)
     with whole_file(workspace.partial / lengths_name(languages.split)) as temporary:
-        _join_lengths(paths, temporary, count=examples)
+        with temporary.open("wb") as file:
+            descr = np.lib.format.dtype_to_descr(np.dtype(np.uint16))
+            header = {"descr": descr, "fortran_order": False, "shape": (examples,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            paths = [shard.lengths_path(workspace.work, record.name) for record in records]
+            for lengths in each(load_array, paths):  # one by one: there may be thousands
+                file.write(lengths.tobytes())
         lengths_sha256 = sha256_of(temporary)
     smallest = np.zeros(0, np.uint64)
-    for added in each(load_array, [sketch_path(workspace.work, r.name) for r in records]):
-        smallest = sketch(np.concatenate([smallest, added]))
-    sentences = sum(shard.sentences for shard in shards)
+    for added in each(load_array, [shard.sketch_path(workspace.work, r.name) for r in records]):
+        smallest = shard.sketch(np.concatenate([smallest, added]))
+    sentences = sum(made.sentences for made in shards)
     return SplitRecord(
         shards=records,
-        documents=sum(shard.documents for shard in shards),
+        documents=sum(made.documents for made in shards),
         examples=examples,
-        tokens=sum(shard.tokens for shard in shards),
+        tokens=sum(sum(made.tokens.values()) for made in shards),
         lengths_sha256=lengths_sha256,
-        pairs=add_pairs(shard.pairs for shard in shards),
+        pairs=shard.add_pairs(made.pairs for made in shards),
         sentences=sentences,
-        repeated_sentences=max(0.0, 1.0 - count_distinct(smallest) / sentences),
+        repeated_sentences=max(0.0, 1.0 - shard.count_distinct(smallest) / sentences),
         languages=languages.records(shards),
     )
 
 
-def _join_lengths(paths: Sequence[epath.Path], target: pathlib.Path, *, count: int) -> None:
-    """Writes the ``count`` lengths of some files into one, a file in memory at a time."""
-    with target.open("wb") as file:
-        descr = np.lib.format.dtype_to_descr(np.dtype(np.uint16))
-        header = {"descr": descr, "fortran_order": False, "shape": (count,)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for lengths in each(load_array, paths):
-            file.write(lengths.tobytes())
+def default_shards(*, documents: int, tokens: int) -> int:
+    """Returns the number of shards for a split: a function of its size alone, not of the machine.
+
+    A shard for every million tokens of text, a bucket each, and at most 1024. The random next
+    sentences of a shard come from at least 16 documents. ``documents`` is the number of documents
+    of the language that has most.
+    """
+    return min(_pieces(documents=documents, tokens=tokens), _MAX_DEFAULT_SHARDS)
+
+
+def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Cuts documents, sorted by key, into buckets of equal size.
+
+    Ranges of the sorted order, not remainders, so that no bucket gets a single document by chance.
+    ``keys`` are the high halves of all keys, ``[d]`` uint64, sorted. Returns the first and the last
+    key of each bucket, both inclusive.
+    """
+    cuts = [len(keys) * bucket // count for bucket in range(count + 1)]
+    return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
+
+
+def deal(
+    keys: Mapping[str, np.ndarray], count: int, *, tokens: Mapping[str, int]
+) -> list[list[shard.DocumentBucket]]:
+    """Assigns documents to ``count`` shards: returns the buckets of each.
+
+    The language with most documents is in all shards. Any other language is in one shard, or in as
+    many as get at least 16 of its documents. Small languages get different shards. A shard's
+    documents of a language are one bucket, or several beyond a million tokens, each of at least 16
+    documents, so memory does not grow with the corpus. ``keys`` has, by language, the high halves
+    of all keys, ``[d]`` uint64, sorted.
+    """
+    shards: list[list[shard.DocumentBucket]] = [[] for _ in range(count)]
+    most = max(map(len, keys.values()))
+    for number, (language, held) in enumerate(keys.items()):
+        enough = max(1, min(count, len(held) // MIN_DOCUMENTS_PER_BUCKET))
+        parts = count if len(held) == most else enough
+        pieces = _pieces(documents=len(held) // parts, tokens=tokens[language] // parts)
+        for place, (first, last) in enumerate(bucket_ranges(held, parts * pieces)):
+            part = place // pieces
+            target = (part * len(keys) + number) * count // (parts * len(keys))
+            shards[target].append(shard.DocumentBucket(language, first, last))
+    return shards
+
+
+def _pieces(*, documents: int, tokens: int) -> int:
+    wanted = -(-tokens // TOKENS_PER_BUCKET)
+    return max(1, min(wanted, documents // MIN_DOCUMENTS_PER_BUCKET))

@@ -3,8 +3,8 @@
 import array
 import contextlib
 import functools
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,12 +14,11 @@ from etils import epath
 from bert_jax.data.dataset.provenance import PairsRecord, ShardRecord
 from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.dataset.schema import ExampleEncoder
+from bert_jax.data.rng import mix64
 from bert_jax.files.atomic import whole_file, write_whole
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each
 from bert_jax.pipelines.pairing import Pair, Single, pair_documents
-from bert_jax.pipelines.shards.document_buckets import KeyRange
-from bert_jax.pipelines.shards.figures import add_pairs, count_pairs, sentence_hashes, sketch
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
     array_bytes,
@@ -33,13 +32,18 @@ from bert_jax.text import SpecialIds
 # eighth and costs random reads nothing measurable. One packing thread keeps up with the writer.
 _WRITER_OPTIONS: Final = "group_size:1,zstd:1,max_parallelism:1"
 
+SKETCH: Final = 1 << 14
+"""Hashes in a sketch: the number of different sentences is off by 1 / sqrt(SKETCH) = 0.8%."""
+
+_CHUNK: Final = 4096  # sentences that are hashed at a time
+
 
 class DocumentBucket(NamedTuple):
-    """Documents that are paired together: those of one language whose keys are in a range."""
+    """Documents of one language that are paired together: a range of the order of their keys."""
 
-    keys: KeyRange
-    parts: tuple[str, ...]  # directories of all tokenised parts of the language
-    boost: float  # of the documents' passes: see `pair_documents`
+    language: str
+    first_key: int  # the high half of the first document's key
+    last_key: int  # of the last one's
 
 
 class ShardJob(NamedTuple):
@@ -50,6 +54,8 @@ class ShardJob(NamedTuple):
     work: str  # directory of the shard's summary, which says that it is finished
     split: str
     buckets: tuple[DocumentBucket, ...]  # in memory one at a time
+    parts: dict[str, tuple[str, ...]]  # by language: directories of all tokenised parts
+    boosts: dict[str, float]  # by language: factor of the passes, see `pair_documents`
     special: SpecialIds
     pairing: PairingSection
     seed: int
@@ -60,18 +66,10 @@ class ShardSummary(Section):
 
     record: ShardRecord
     documents: int
-    tokens: int
     sentences: int
     pairs: PairsRecord | None
-    languages: dict[str, tuple[int, int]]  # by language: examples and their tokens
-
-
-class _Bucket(NamedTuple):
-    documents: int
-    sentences: int
-    lengths: np.ndarray  # uint16, of its examples
-    pairs: PairsRecord | None
-    sketch: np.ndarray
+    examples: dict[str, int]  # by language
+    tokens: dict[str, int]  # of the examples, by language
 
 
 def write_shard(job: ShardJob) -> ShardSummary:
@@ -80,72 +78,70 @@ def write_shard(job: ShardJob) -> ShardSummary:
     A finished shard of an earlier run stays if its bytes still match. Raises UserError: the disk is
     full. Nothing is left under the shard's name.
     """
-    done = epath.Path(job.work) / f"{job.name}.json"
-    target = epath.Path(job.target) / job.name
+    done, target = epath.Path(job.work) / f"{job.name}.json", epath.Path(job.target) / job.name
     if (finished := _read_finished(done, target)) is not None:
         return finished
+    documents, sentences, pairs = 0, 0, list[PairsRecord | None]()
+    lengths, smallest = array.array("H"), np.zeros(0, np.uint64)
+    examples, tokens = Counter[str](), Counter[str]()
     with whole_file(target) as temporary:
         with contextlib.closing(
             array_record_module.ArrayRecordWriter(str(temporary), _WRITER_OPTIONS)
         ) as writer:
-            buckets = [_write_bucket(writer, job, bucket) for bucket in job.buckets]
-        summary = _finish(job, temporary, buckets)
+            for bucket in job.buckets:
+                held = _load_bucket(job, bucket)
+                documents += len(held)
+                sentences += len(held.sentence_starts) - 1
+                smallest = sketch(np.concatenate([smallest, sentence_hashes(held)]))
+                made, counted = _write_bucket(writer, job, held, boost=job.boosts[bucket.language])
+                pairs.append(counted)
+                lengths += made
+                examples[bucket.language] += len(made)
+                tokens[bucket.language] += sum(made)
+        summary = ShardSummary(
+            record=ShardRecord(
+                name=job.name,
+                bytes=temporary.stat().st_size,
+                examples=len(lengths),
+                sha256=sha256_of(temporary),
+            ),
+            documents=documents,
+            sentences=sentences,
+            pairs=add_pairs(pairs),
+            examples=examples,
+            tokens=tokens,
+        )
+        for path, figures in (
+            (lengths_path(job.work, job.name), np.array(lengths, np.uint16)),
+            (sketch_path(job.work, job.name), smallest),
+        ):
+            write_whole(path, array_bytes(figures), make_parent=False)
     write_whole(done, summary.model_dump_json(), make_parent=False)
     return summary
 
 
-def _write_bucket(writer: Any, job: ShardJob, bucket: DocumentBucket) -> _Bucket:
-    documents = _load_bucket(bucket, job.split)
+def _write_bucket(
+    writer: Any, job: ShardJob, documents: TokenisedDocuments, *, boost: float
+) -> "tuple[array.array[int], PairsRecord | None]":
+    """Writes the examples of a bucket; returns their lengths, and counts their pairs."""
     lengths, pairs = array.array("H"), array.array("q")
-    for record, example in _examples(documents, job, boost=bucket.boost):
+    for record, example in _examples(documents, job, boost=boost):
         writer.write(record)
         lengths.append(example.length)
         if isinstance(example, Pair):
             pairs.extend(example)
-    counted = None
-    if job.pairing.has_pairs:
-        counted = count_pairs(documents, np.array(pairs, np.int64).reshape(-1, len(Pair._fields)))
-    return _Bucket(
-        documents=len(documents),
-        sentences=len(documents.sentence_starts) - 1,
-        lengths=np.array(lengths, np.uint16),
-        pairs=counted,
-        sketch=sketch(sentence_hashes(documents)),
-    )
+    if not job.pairing.has_pairs:
+        return lengths, None
+    return lengths, count_pairs(documents, np.array(pairs).reshape(-1, len(Pair._fields)))
 
 
-def _finish(job: ShardJob, written: pathlib.Path, buckets: Sequence[_Bucket]) -> ShardSummary:
-    """Saves the arrays for the split's figures and returns the shard's summary."""
-    lengths = np.concatenate([bucket.lengths for bucket in buckets])
-    smallest = sketch(np.concatenate([bucket.sketch for bucket in buckets]))
-    for path, made in ((lengths_path, lengths), (sketch_path, smallest)):
-        write_whole(path(job.work, job.name), array_bytes(made), make_parent=False)
-    sizes: dict[str, tuple[int, int]] = {}
-    for bucket, made in zip(job.buckets, buckets, strict=True):
-        examples, tokens = sizes.get(bucket.keys.language, (0, 0))
-        tokens += int(made.lengths.sum(dtype=np.int64))
-        sizes[bucket.keys.language] = examples + len(made.lengths), tokens
-    return ShardSummary(
-        record=ShardRecord(
-            name=job.name,
-            bytes=written.stat().st_size,
-            examples=len(lengths),
-            sha256=sha256_of(written),
-        ),
-        documents=sum(bucket.documents for bucket in buckets),
-        tokens=int(lengths.sum(dtype=np.int64)),
-        sentences=sum(bucket.sentences for bucket in buckets),
-        pairs=add_pairs(bucket.pairs for bucket in buckets),
-        languages=sizes,
-    )
-
-
-def _load_bucket(bucket: DocumentBucket, split: str) -> TokenisedDocuments:
+def _load_bucket(job: ShardJob, bucket: DocumentBucket) -> TokenisedDocuments:
     """Gathers the documents of a bucket from all tokenised parts, in the order of their keys."""
     load = functools.partial(
-        TokenisedDocuments.load, first_key=bucket.keys.first_key, last_key=bucket.keys.last_key
+        TokenisedDocuments.load, first_key=bucket.first_key, last_key=bucket.last_key
     )
-    found = concatenate(list(each(load, [epath.Path(part) / split for part in bucket.parts])))
+    paths = [epath.Path(part) / job.split for part in job.parts[bucket.language]]
+    found = concatenate(list(each(load, paths)))
     return found.select(key_order(found.keys))
 
 
@@ -182,6 +178,53 @@ def _read_finished(done: epath.Path, target: epath.Path) -> ShardSummary | None:
         return None
     summary = ShardSummary.model_validate_json(done.read_bytes())
     record = summary.record
-    if target.stat().length != record.bytes or sha256_of(target) != record.sha256:
+    same = target.stat().length == record.bytes and sha256_of(target) == record.sha256
+    return summary if same else None
+
+
+def count_pairs(documents: TokenisedDocuments, pairs: np.ndarray) -> PairsRecord:
+    """Counts pairs, ``[n, 5]`` int64 as :class:`Pair` has them, by the documents of their spans."""
+    starts = documents.sentence_starts[documents.document_starts]
+    first, second = (np.searchsorted(starts, pairs[:, at], side="right") for at in (0, 2))
+    same, label = first == second, pairs[:, 4] == 1
+    return PairsRecord(
+        same_document=(int((same & ~label).sum()), int((same & label).sum())),
+        other_document=(int((~same & ~label).sum()), int((~same & label).sum())),
+    )
+
+
+def add_pairs(records: Iterable[PairsRecord | None]) -> PairsRecord | None:
+    """Adds counts up; ``None`` if there are none."""
+    held = [(*r.same_document, *r.other_document) for r in records if r is not None]
+    if not held:
         return None
-    return summary
+    same_0, same_1, other_0, other_1 = map(sum, zip(*held, strict=True))
+    return PairsRecord(same_document=(same_0, same_1), other_document=(other_0, other_1))
+
+
+def sentence_hashes(documents: TokenisedDocuments) -> np.ndarray:
+    """Returns a hash of every sentence, ``[s]`` uint64, of its tokens in order."""
+    starts, total = documents.sentence_starts, len(documents.sentence_starts) - 1
+    parts = [np.zeros(0, np.uint64)]
+    for first in range(0, total, _CHUNK):
+        held = starts[first : first + _CHUNK + 1]
+        places = np.arange(held[0], held[-1])
+        places -= np.repeat(held[:-1], np.diff(held))
+        spelled = (places.astype(np.uint64) << np.uint64(32)) + documents.tokens[held[0] : held[-1]]
+        parts.append(mix64(np.add.reduceat(mix64(spelled), held[:-1] - held[0])))
+    return np.concatenate(parts)
+
+
+def sketch(hashes: np.ndarray) -> np.ndarray:
+    """Returns the smallest distinct hashes, ascending; sketches may be joined and sketched again.
+
+    Source: Bar-Yossef et al., "Counting distinct elements in a data stream" (2002).
+    """
+    return np.unique(hashes)[:SKETCH]
+
+
+def count_distinct(smallest: np.ndarray) -> float:
+    """Returns the number of distinct hashes: exact below `SKETCH`, else an estimate."""
+    if len(smallest) < SKETCH:
+        return float(len(smallest))
+    return (SKETCH - 1) / (float(smallest[-1]) / 2.0**64)

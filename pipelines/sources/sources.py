@@ -1,11 +1,12 @@
 """Sources of any format: which they are, their parts, and their documents."""
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, not_installed
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import (
@@ -61,6 +62,8 @@ _BY_START: Final = (
 )
 _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
+# Of the extra `data`, which only the preparation of text needs.
+_LIBRARIES: Final = ("tensorflow-datasets", "mwparserfromhell", "sentencex", "rensa")
 _PART_BYTES: Final = 64 << 20  # part size in a process that reads all parts
 
 
@@ -73,6 +76,14 @@ class Source(NamedTuple):
     bytes: int
     modified: float  # seconds since 1970
     language: str | None = None  # `None`: the settings name no languages
+
+
+def need_data_libraries(verb: str) -> None:
+    """Raises UserError, before any text is read, that names the libraries not installed."""
+    modules = {name: name.replace("-", "_") for name in _LIBRARIES}
+    missing = [name for name, module in modules.items() if not importlib.util.find_spec(module)]
+    if missing:
+        raise UserError(not_installed(", ".join(missing), verb, extra="data"))
 
 
 def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> list[Source]:

@@ -1,36 +1,46 @@
-"""A whole corpus as tokenised parts on disk, its figures, and whether its ids are unique."""
+"""A corpus as tokenised parts on disk: documents as token ids, sorted by key; and its figures."""
 
+import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from bert_jax.data.dataset.provenance import CorpusRecord
+from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.data.google_bert.index import unigram_entropy
-from bert_jax.files.atomic import write_whole
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import absolute, each, load_array
 from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.cleaning.contamination import build_index
-from bert_jax.pipelines.cleaning.duplicates import find_duplicates, spill_part
+from bert_jax.pipelines.cleaning.duplicates import find_duplicates, spill_part, unique_documents
 from bert_jax.pipelines.cleaning.rules import CorpusPart, corpus_documents
-from bert_jax.pipelines.sources.documents import document_key
+from bert_jax.pipelines.sources.documents import document_key, document_sentences, is_validation
 from bert_jax.pipelines.sources.files import Cutting, FilePart
 from bert_jax.pipelines.sources.sources import Source, cut_sources
-from bert_jax.pipelines.tally import Tally, is_made, total
+from bert_jax.pipelines.tally import TALLY, Tally, is_made, total
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
     concatenate,
     join_key,
+    key_order,
     load_high_keys,
+    save_array,
+    split_keys,
 )
-from bert_jax.pipelines.tokenised.tokenise import SPLITS, tokenise_part
 from bert_jax.pipelines.workspace import UnusableText
+from bert_jax.text import Tokenizer, load_tokenizer
+
+SPLITS: Final = ("train", "validation")
 
 _MIN_PART_BYTES: Final = 1 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
+# Text that the tokenizer gets at a time: its lists take a hundred times the memory of the text.
+_BATCH_CHARACTERS: Final = 1 << 18
 
 
 class LanguageCorpus(NamedTuple):
@@ -88,7 +98,7 @@ def tokenise_corpus(build: DatasetBuild, *, sources: Sequence[Source], tally: Ta
     directories = {part.tokenised: part for part in parts}
     _make(build, tokenise_part, directories, "tokenised", lambda t: f"{t.tokens.total():,} tokens")
     if section.id_field is not None or any(s.format.startswith("wiki") for s in sources):
-        _check_ids(parts, seed=section.seed)
+        _refuse_equal_ids(parts, seed=section.seed)
     languages = {}
     for language in (code or section.language for code in section.by_language):
         held = [part.tokenised for part in parts if part.language == language]
@@ -149,8 +159,8 @@ def _make(
         pass
 
 
-def _check_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
-    """Makes sure that no two documents have one id, where the files give the ids."""
+def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
+    """Raises UserError if two documents have one id."""
     files = [part.tokenised / split for part in parts for split in SPLITS]
     high = load_high_keys(files)
     alike = high[1:][high[1:] == high[:-1]]
@@ -173,3 +183,104 @@ def _key_of_two(files: Sequence[epath.Path], high: int) -> int | None:
     found = concatenate([TokenisedDocuments.load(f, first_key=high, last_key=high) for f in files])
     keys, counts = np.unique(found.keys, axis=0, return_counts=True)
     return next((join_key(key) for key in keys[counts > 1]), None)
+
+
+def tokenise_part(part: CorpusPart) -> Tally:
+    """Reads, splits and encodes the documents of a part and writes them as one directory.
+
+    It holds a file of :class:`TokenisedDocuments` per split, sorted by key, and ``counts.npy``: the
+    number of occurrences of each id. It appears atomically; an existing one is left as it is.
+    Raises UserError: bad input (see :func:`read_documents`), an id beyond the vocabulary, or a full
+    disk.
+    """
+    if is_made(part.tokenised):  # made by another worker that was given the same job
+        return Tally.load(part.tokenised)
+    tokenizer = _tokenizer(part.section.tokenizer)
+    tally = Tally()
+    splits, counts = _encode_documents(part, tokenizer, tally)
+    with whole_directory(part.tokenised, last=TALLY) as temporary:
+        for split, held in splits.items():
+            held.save(temporary / split)
+            tally.held[split] = len(held)
+            tally.tokens[split] = len(held.tokens)
+            tally.sentences += len(held.sentence_starts) - 1
+        save_array(temporary / "counts.npy", counts)
+        tally.save(temporary)
+    return tally
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizer(directory: str) -> Tokenizer:
+    return load_tokenizer(directory)
+
+
+def _encode_documents(
+    part: CorpusPart, tokenizer: Tokenizer, tally: Tally
+) -> tuple[dict[str, TokenisedDocuments], np.ndarray]:
+    """Returns each split's documents, sorted by key, and how often each id occurs."""
+    section = part.section
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    keys: list[int] = []
+    held_out: list[bool] = []
+    sentence_counts: list[int] = []  # per document
+    lengths: list[int] = []  # per sentence
+    tokens: list[np.ndarray] = []
+    for batch in _batches(_documents(part, tally)):
+        encoded = iter(tokenizer.encode_batch([s for _, sentences in batch for s in sentences]))
+        kept: list[list[int]] = []
+        for identity, sentences in batch:
+            # A line of control characters, say, has no tokens.
+            ids = [sentence for _ in sentences if (sentence := next(encoded))]
+            if ids:
+                kept += ids
+                sentence_counts.append(len(ids))
+                keys.append(document_key(identity, seed=section.seed))
+                held_out.append(is_validation(identity, fraction=section.validation_fraction))
+        lengths += map(len, kept)
+        flat = np.fromiter(itertools.chain.from_iterable(kept), np.int64, count=sum(map(len, kept)))
+        _check_ids(flat, tokenizer.vocab_size, section.tokenizer)
+        counts += np.bincount(flat, minlength=len(counts))
+        tokens.append(flat.astype(token_dtype(tokenizer.vocab_size)))
+    empty = np.empty(0, token_dtype(tokenizer.vocab_size))
+    everything = TokenisedDocuments(
+        keys=split_keys(keys),
+        document_starts=np.cumsum([0, *sentence_counts], dtype=np.int64),
+        sentence_starts=np.cumsum([0, *lengths], dtype=np.int64),
+        tokens=np.concatenate([empty, *tokens]),
+    )
+    order = key_order(everything.keys)
+    is_held_out = np.array(held_out, bool)[order]
+    chosen = {"train": order[~is_held_out], "validation": order[is_held_out]}
+    return {split: everything.select(chosen[split]) for split in SPLITS}, counts
+
+
+def _documents(part: CorpusPart, tally: Tally) -> Iterator[tuple[str, list[str]]]:
+    layout = part.section.layout
+    if part.section.cleaning.looks_across_documents:
+        documents = unique_documents(part.spill, tally)
+    else:
+        documents = corpus_documents(part, tally)
+    for identity, document in documents:
+        tally.documents["kept"] += 1
+        tally.lines["kept"] += len(document.lines)
+        yield identity, document_sentences(document, layout=layout, language=part.language)
+
+
+def _batches(documents: Iterable[tuple[str, list[str]]]) -> Iterator[list[tuple[str, list[str]]]]:
+    batch, size = [], 0
+    for identity, sentences in documents:
+        batch.append((identity, sentences))
+        size += sum(map(len, sentences))
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _check_ids(ids: np.ndarray, vocab_size: int, tokenizer: str) -> None:
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise UserError(
+            f"{tokenizer}: gives token id {wrong}, allowed: 0 to {vocab_size - 1} (vocabulary size)"
+        )

@@ -7,6 +7,7 @@ BERT's ids.
 """
 
 import io
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ _LONGEST_PIECE = 32  # characters
 
 SentencePieceAlgorithm = Literal["unigram", "bpe"]
 _TOO_FEW_FOR_CHARACTERS = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
-# How the work is shared out decides the order of sums, so the count is fixed: one text, one model.
+# Fixed, since the number of threads decides the order of sums: one text gives one model.
 _THREADS = 4
 
 
@@ -37,22 +38,21 @@ def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str
     for word, count in words.items():
         for character in word:
             counts[character] += count
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    before = itertools.accumulate((count for _, count in ranked), initial=0)
     needed = coverage * counts.total()
-    covered: list[str] = []
-    reached = 0
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if reached >= needed:
-            break
-        covered.append(character)
-        reached += count
-    return covered
+    return [
+        character
+        for (character, _), reached in zip(ranked, before, strict=False)
+        if reached < needed
+    ]
 
 
 def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool]) -> list[str]:
-    """Returns the pieces with which any word of ``characters`` can be spelt.
+    """Returns the pieces that spell any word of ``characters``.
 
-    ``character_pieces("a!", is_punctuation)`` -> ``["a", "!", "##a"]``: what is always a word by
-    itself (``isolates``) never continues one.
+    ``character_pieces("a!", is_punctuation)`` -> ``["a", "!", "##a"]``: a character that is always
+    a word by itself (``isolates``) never continues one.
     """
     starts = list(characters)
     return starts + [CONTINUATION + character for character in starts if not isolates(character)]
@@ -65,11 +65,11 @@ def rank_pieces(
     alphabet: list[str],
     count: int,
 ) -> list[str]:
-    """Learns ``count`` pieces of two characters or more, or all that words give, the best first.
+    """Learns up to ``count`` pieces of two characters or more, the best first.
 
-    ``words`` counts each word, split as the tokenizer will split it; one with a character that is
-    not among ``characters``, which the vocabulary covers, is not learned from. No piece is in
-    ``alphabet``, the pieces of one character, see ``character_pieces``.
+    ``words`` counts each word, split as the tokenizer will split it. Words with a character outside
+    ``characters`` are left out. No piece is in ``alphabet``, the pieces of one character (see
+    ``character_pieces``).
     """
     known = frozenset(characters)
     usable = {
@@ -79,8 +79,8 @@ def rank_pieces(
     }
     if not usable or count <= 0:
         return []
-    taken = frozenset(alphabet)
     learned = dict.fromkeys(_learn_merges(usable, alphabet, count))
+    taken = frozenset(alphabet)
     return [piece for piece in learned if piece not in taken][:count]
 
 
@@ -95,7 +95,7 @@ def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> 
         model_writer=model,
         input_format="tsv",
         model_type="bpe",
-        # Characters, "▁", [UNK] and "▁x" take places that fall away in the conversion.
+        # Characters, "▁", [UNK] and "▁x" take places, but the conversion drops them.
         vocab_size=count + 2 * len(alphabet) + 2,
         hard_vocab_limit=False,
         character_coverage=1.0,
@@ -133,13 +133,12 @@ def train_sentencepiece(
     character_coverage: float,
     max_line_bytes: int,
 ) -> bytes:
-    """Trains a model: [PAD] is 0, the rest as ``reserved_pieces(unused_slots)`` lays it out.
+    """Trains a model with the layout of ``reserved_pieces(unused_slots)``: [PAD] is 0.
 
-    ``lines`` is the folded text, at least one line, none longer than ``max_line_bytes`` in UTF-8:
-    the library drops longer ones. ``size`` counts all pieces, reserved ones included;
-    ``character_coverage`` is the share of the text's characters to have as pieces, 0 to 1. Returns
-    the serialised model; it has fewer pieces where the text gives no more. Raises
-    VocabularyTooSmall: the characters alone need more than ``size``.
+    ``lines`` is the folded text; the library drops lines longer than ``max_line_bytes`` in UTF-8.
+    ``size`` counts all pieces, reserved ones included; ``character_coverage`` is the share of the
+    text's characters to have as pieces, 0 to 1. Returns the serialised model, with fewer pieces if
+    the text gives no more. Raises VocabularyTooSmall: the characters alone need more than ``size``.
     """
     reserved = reserved_pieces(unused_slots)
     named = (PAD, UNK, CLS, SEP)

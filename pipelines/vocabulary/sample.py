@@ -7,54 +7,47 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.language_sampling import boosts
+from bert_jax.pipelines.shards.language_mixture import boosts
 
 MAX_PART_CHARACTERS = 2048
 MAX_PART_BYTES = 4 * MAX_PART_CHARACTERS  # UTF-8
 
 
 def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
-    """Cuts a long line at spaces: ``cut_line("to be or not", limit=6)`` -> ``to be``, ``or not``.
+    """Yields the parts of a long line, cut at spaces; no part is blank.
 
-    Yields:
-        Parts with something but white space in them.
+    ``cut_line("to be or not", limit=6)`` -> ``to be``, ``or not``
     """
     start = 0
-    while len(line) - start > limit:
-        space = line.rfind(" ", start, start + limit + 1)
-        end, following = (space, space + 1) if space >= start else (start + limit, start + limit)
+    while start < len(line):
+        end = following = start + limit
+        if end < len(line) and (space := line.rfind(" ", start, end + 1)) >= start:
+            end, following = space, space + 1
         if part := line[start:end].strip():
             yield part
         start = following
-    if part := line[start:].strip():
-        yield part
 
 
 def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: int) -> list[str]:
     """Returns a uniform sample within both bounds, in corpus order; all of the corpus if it fits.
 
-    Bottom-k sampling: every part gets a random rank, and those below a falling threshold stay. Long
-    lines count as several parts. They are read once, blank ones dropped. ``max_lines``
-    bounds the number of parts, ``max_bytes`` their size in UTF-8. The same corpus and seed give the
-    same sample.
+    Bottom-k sampling: every part gets a random rank, and parts below a falling threshold stay. Long
+    lines count as several parts. ``max_lines`` bounds the number of parts, ``max_bytes`` their size
+    in UTF-8. The same corpus and seed give the same sample.
     """
     ranks = random.Random(seed)
     kept: list[tuple[float, int, str]] = []  # a heap with the highest rank first, hence -rank
-    kept_bytes = 0
-    threshold = 1.0
-    index = 0
-    for line in lines:
-        for part in cut_line(line):
-            rank = ranks.random()
-            index += 1
-            if rank >= threshold:
-                continue
-            heapq.heappush(kept, (-rank, index, part))
-            kept_bytes += _size(part)
-            while kept and (len(kept) > max_lines or kept_bytes > max_bytes):
-                highest, _, dropped = heapq.heappop(kept)
-                kept_bytes -= _size(dropped)
-                threshold = -highest
+    kept_bytes, threshold = 0, 1.0
+    for index, part in enumerate(part for line in lines for part in cut_line(line)):
+        rank = ranks.random()
+        if rank >= threshold:
+            continue
+        heapq.heappush(kept, (-rank, index, part))
+        kept_bytes += _size(part)
+        while kept and (len(kept) > max_lines or kept_bytes > max_bytes):
+            highest, _, dropped = heapq.heappop(kept)
+            kept_bytes -= _size(dropped)
+            threshold = -highest
     return [part for _, _, part in sorted(kept, key=lambda item: item[1])]
 
 
@@ -66,12 +59,10 @@ class TextSize(NamedTuple):
 
 
 def measure(lines: Iterable[str]) -> TextSize:
-    """Returns the size of a text, one line of it in memory at a time."""
+    """Returns the size of a text, with one line in memory at a time."""
     parts = total = 0
-    for line in lines:
-        for part in cut_line(line):
-            parts += 1
-            total += _size(part)
+    for part in (part for line in lines for part in cut_line(line)):
+        parts, total = parts + 1, total + _size(part)
     return TextSize(parts, total)
 
 
@@ -85,11 +76,11 @@ def sample_mixture(
 ) -> list[str]:
     """Returns a sample, language by language, in which each has its smoothed share of the bytes.
 
-    The text is read twice, first for its size. The sample has as many bytes as the corpus, or as
-    the bounds allow. A language whose share exceeds its text has all of it, as often as it fits,
-    and a uniform sample for the rest. Each of ``languages`` opens its lines from the start. The
-    bounds are those of :func:`sample_lines`, of all languages together; the same text and seed give
-    the same sample. Raises UserError: a language has no text.
+    The text is read twice, first for its size: each of ``languages`` opens its lines from the
+    start. The sample has as many bytes as the corpus, or as the bounds of :func:`sample_lines`
+    allow for all languages together. A language whose share exceeds its text has all of it, as
+    often as it fits, and a uniform sample for the rest. The same text and seed give the same
+    sample. Raises UserError: a language has no text.
     """
     sizes = {language: measure(open_lines()) for language, open_lines in languages.items()}
     if empty := [language for language, size in sizes.items() if not size.bytes]:
@@ -117,14 +108,14 @@ def _wanted(
     sizes: Mapping[str, TextSize], *, smoothing: float, max_lines: int, max_bytes: int
 ) -> dict[str, TextSize]:
     boost = boosts({name: size.bytes for name, size in sizes.items()}, smoothing=smoothing)
-    # Of a mixture as large as the corpus. With short lines, their number is the narrower bound.
+    # For a mixture as large as the corpus. With short lines, their number is the narrower bound.
     total_bytes = sum(size.bytes for size in sizes.values())
     parts = {name: size.parts * boost[name] for name, size in sizes.items()}
     total_parts = sum(parts.values())
     scale = min(1.0, max_bytes / total_bytes, max_lines / total_parts)
     return {
         name: TextSize(
-            # What the bytes leave of this bound is room for parts shorter than the mean.
+            # Not scaled by the bytes: that leaves room for parts shorter than the mean.
             parts=math.floor(max_lines * (parts[name] / total_parts)),
             bytes=math.floor(size.bytes * (boost[name] * scale)),
         )

@@ -10,9 +10,8 @@ from typing import Final, Literal, Self
 from pydantic import Field, model_validator
 
 from bert_jax.errors import UserError
-from bert_jax.pipelines.libraries import need_data_libraries
 from bert_jax.pipelines.section import SourcesSection
-from bert_jax.pipelines.sources.sources import iter_text
+from bert_jax.pipelines.sources.sources import iter_text, need_data_libraries
 from bert_jax.pipelines.vocabulary import algorithms
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
 from bert_jax.section import PathText, refuse_ignored
@@ -31,23 +30,23 @@ _MARKS_SHARE: Final = 0.1  # Vietnamese has 0.3, French 0.04, German 0.02
 
 
 class VocabSection(SourcesSection):
-    """How to train a tokenizer. Where the text is, and in which format: see `SourcesSection`.
+    """How to train a tokenizer. `SourcesSection` says where the text is, and in which format.
 
     Attributes:
         output: the tokenizer directory to write.
         algorithm: WordPiece, or a SentencePiece model of one of two kinds.
-        size: how many ids to have, special pieces and unused slots included; exact.
-        pad_to_128: add unused slots up to the next multiple of 128, laid out as if they had been
-            asked for; they also make up for pieces that the text cannot give.
-        unused_slots: ``[unusedN]`` pieces to lay out; 99 or more put [UNK] at 100, [CLS] at 101,
+        size: exact number of ids, including special pieces and unused slots.
+        pad_to_128: add unused slots up to the next multiple of 128, also in place of pieces that
+            the text cannot give.
+        unused_slots: number of ``[unusedN]`` pieces; 99 or more put [UNK] at 100, [CLS] at 101,
             [SEP] at 102 and [MASK] at 103, as in the 2018 vocabularies.
-        lower_case: lower-case the text, in training and ever after.
+        lower_case: lower-case the text, in training and in use.
         strip_accents: drop accents; None follows ``lower_case``.
         chinese: set CJK ideographs apart (WordPiece only).
         character_coverage: share of the text's characters to have as pieces.
         max_bytes: UTF-8 bytes to sample. Training peaked at 4 times this in memory for wordpiece,
             6 times for bpe and 22 times for unigram (100 MB of English with a million rare words).
-        seed: of the sample.
+        seed: seed of the sample.
     """
 
     output: PathText
@@ -75,10 +74,9 @@ def train_vocab(
     """Trains a tokenizer and writes its directory.
 
     The corpus is read line by line, once (twice for a mixture of languages), and only a bounded
-    sample is kept. The same corpus and settings give the same tokenizer, which is returned as read
-    from ``section.output``. Raises UserError: the input is missing, empty or not UTF-8; the text
-    cannot give ``size`` pieces; its characters do not fit into ``size``; the output cannot be
-    written.
+    sample is kept. The same corpus and settings give the same tokenizer. Raises UserError: the
+    input is missing, empty or not UTF-8; the text cannot give ``size`` pieces; its characters do
+    not fit into ``size``; the output cannot be written.
     """
     need_data_libraries("vocab")
     lines = _sample(section)
@@ -100,9 +98,8 @@ def _sample(section: VocabSection) -> list[str]:
             raise UserError(f"vocab.input: found no text in {', '.join(section.names)}")
         return lines
     languages = {
-        language: functools.partial(iter_text, section, language=language)
+        str(language): functools.partial(iter_text, section, language=language)
         for language in section.by_language
-        if language is not None
     }
     smoothing = section.mixture.smoothing
     return sample_mixture(languages, smoothing=smoothing, seed=section.seed, **bounds)
@@ -116,16 +113,11 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
     lines.clear()  # the counts are all that training needs
     characters = algorithms.covered_characters(words, coverage=section.character_coverage)
     alphabet = algorithms.character_pieces(characters, splitter.isolates)
-    reserved = reserved_pieces(section.unused_slots)
-    needed = len(reserved) + len(alphabet)
+    needed = len(reserved_pieces(section.unused_slots)) + len(alphabet)
     if needed > section.size:
         raise _too_small(section, needed)
-    ranked = algorithms.rank_pieces(
-        words,
-        characters=characters,
-        alphabet=alphabet,
-        count=section.size - needed,
-    )
+    count = section.size - needed
+    ranked = algorithms.rank_pieces(words, characters=characters, alphabet=alphabet, count=count)
     padding = _padding(section, found=needed + len(ranked))
     return WordPieceTokenizer(
         [*reserved_pieces(section.unused_slots + padding), *alphabet, *ranked],
@@ -138,10 +130,8 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
 def _train_sentencepiece(
     section: VocabSection, algorithm: algorithms.SentencePieceAlgorithm, lines: list[str]
 ) -> Tokenizer:
-    drops_accents = _drops_accents(section)
-    folded = [
-        prepare(line, lower_case=section.lower_case, strip_accents=drops_accents) for line in lines
-    ]
+    drops = _drops_accents(section)
+    folded = [prepare(line, lower_case=section.lower_case, strip_accents=drops) for line in lines]
     lines.clear()
 
     def fit(size: int, slots: int) -> SentencePieceTokenizer:
@@ -201,14 +191,14 @@ def _too_small(section: VocabSection, needed: int) -> UserError:
 def _lost_marks(lines: Iterable[str]) -> str | None:
     """Returns a warning if dropping accents changes a tenth of a text's letters, else None."""
     counts = Counter(chain.from_iterable(islice(lines, _MARKS_LINES)))
-    letters = {c: count for c, count in counts.items() if unicodedata.category(c)[0] in "LM"}
-    changed = {c: count for c, count in letters.items() if _is_changed(c)}
-    total = sum(letters.values())
-    if not total or sum(changed.values()) < _MARKS_SHARE * total:
+    letters = Counter({c: n for c, n in counts.items() if unicodedata.category(c)[0] in "LM"})
+    changed = Counter({c: n for c, n in letters.items() if _is_changed(c)})
+    share = changed.total() / max(letters.total(), 1)
+    if share < _MARKS_SHARE:
         return None
-    shown = " ".join(sorted(changed, key=lambda c: -changed[c])[:5])
+    shown = " ".join(c for c, _ in changed.most_common(5))
     return (
-        f"vocab.lower_case drops accents, which changes {sum(changed.values()) / total:.0%} of "
+        f"vocab.lower_case drops accents, which changes {share:.0%} of "
         f"this text's letters ({shown} …; Hangul syllables come apart): if they tell words apart, "
         f"set vocab.strip_accents: false"
     )
@@ -216,5 +206,4 @@ def _lost_marks(lines: Iterable[str]) -> str | None:
 
 def _is_changed(character: str) -> bool:
     decomposed = unicodedata.normalize("NFD", character)
-    kept = "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
-    return kept != character
+    return character != "".join(c for c in decomposed if unicodedata.category(c) != "Mn")

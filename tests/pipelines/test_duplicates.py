@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
-from bert_jax.pipelines.cleaning import spill as spill_module
+from bert_jax.pipelines.cleaning import duplicates
 from bert_jax.pipelines.cleaning.duplicates import (
+    Signatures,
     find_duplicates,
+    find_near_duplicates,
     find_repeats,
+    save_hashes,
     spill_part,
     unique_documents,
 )
-from bert_jax.pipelines.cleaning.near_duplicates import Signatures, find_near_duplicates
 from bert_jax.pipelines.cleaning.rules import CorpusPart
-from bert_jax.pipelines.cleaning.spill import save_hashes
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.preparation import Preparation, read_preparation
 from bert_jax.pipelines.section import CleaningSection, NearDuplicatesSection
@@ -52,7 +53,7 @@ def test_repeats_are_those_of_a_search_in_order(
             seen.add(value)
     dropped = np.array([gone for spill in spilled for _, gone in spill], bool)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spill_module, "_MOST_AT_A_TIME", most)
+        patch.setattr(duplicates, "_MOST_AT_A_TIME", most)
         spills = [Path(name, str(number)) for number in range(len(spilled))]
         for spill, things in zip(spills, spilled, strict=True):
             spill.mkdir()
@@ -192,7 +193,7 @@ def test_a_stopped_cleaning_goes_on_where_it_ended(
 ) -> None:
     make_examples(cleaned(corpus, output=str(corpus / "whole")))
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 2000)
-    monkeypatch.setattr(spill_module, "_MOST_AT_A_TIME", 10)
+    monkeypatch.setattr(duplicates, "_MOST_AT_A_TIME", 10)
     with pytest.raises(KeyboardInterrupt):
         make_examples(cleaned(corpus), progress=stop_at(stop))
     lines: list[str] = []

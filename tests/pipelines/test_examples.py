@@ -86,7 +86,7 @@ def test_a_shard_of_several_buckets_has_all_documents_and_truthful_labels(
 ) -> None:
     write_corpus(corpus / "text.txt", documents=range(150))
     whole = make_examples(section(corpus, num_shards=1, validation_fraction=0.0))
-    monkeypatch.setattr("bert_jax.pipelines.shards.document_buckets.TOKENS_PER_BUCKET", 1000)
+    monkeypatch.setattr("bert_jax.pipelines.shards.splits.TOKENS_PER_BUCKET", 1000)
     made = make_examples(
         section(corpus, num_shards=1, validation_fraction=0.0, output=str(corpus / "several"))
     )

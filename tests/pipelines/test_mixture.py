@@ -16,9 +16,9 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.recipe import MixtureSection, PairingKind, PairingSection
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
-from bert_jax.pipelines.language_sampling import boosts, mixed_shares
 from bert_jax.pipelines.pairing import draw_passes, pair_documents
 from bert_jax.pipelines.section import CleaningSection, ExamplesSection
+from bert_jax.pipelines.shards.language_mixture import boosts, mixed_shares
 from bert_jax.text import load_wordpiece
 from tests.corpus import SPECIAL
 from tests.corpus import section as plain_section

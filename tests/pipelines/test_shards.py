@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
+from bert_jax.data.rng import mix64
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.pairing import Pair
-from bert_jax.pipelines.shards import figures
-from bert_jax.pipelines.shards.document_buckets import bucket_ranges, deal
-from bert_jax.pipelines.shards.figures import (
+from bert_jax.pipelines.shards import write_shard
+from bert_jax.pipelines.shards.splits import bucket_ranges, deal
+from bert_jax.pipelines.shards.write_shard import (
     SKETCH,
     count_distinct,
     count_pairs,
@@ -61,7 +62,7 @@ def test_sentences_have_one_hash_exactly_if_they_have_the_same_tokens(
 ) -> None:
     made = from_lists(range(len(documents)), documents, np.dtype(np.uint16))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_CHUNK", chunk)
+        patch.setattr(write_shard, "_CHUNK", chunk)
         hashes = sentence_hashes(made).tolist()
     spelled = [tuple(sentence) for document in documents for sentence in document]
     assert len(hashes) == len(spelled)
@@ -104,7 +105,7 @@ def test_pairs_are_counted_by_the_documents_of_their_spans() -> None:
 
 
 def test_different_sentences_are_counted_exactly_if_few_and_nearly_if_many() -> None:
-    few, many = (figures.mix64(np.arange(n, dtype=np.uint64)) for n in (SKETCH - 1, 500_000))
+    few, many = (mix64(np.arange(n, dtype=np.uint64)) for n in (SKETCH - 1, 500_000))
     assert count_distinct(sketch(np.repeat(few, 3))) == SKETCH - 1
     joined = np.zeros(0, np.uint64)
     for part in np.split(np.concatenate([many, many[:250_000]]), 30):
