@@ -1,5 +1,6 @@
 """The first difference between the settings of two runs on one dataset, for messages."""
 
+import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
@@ -11,7 +12,7 @@ AGES: Final = "the input files' age"
 
 _TOKENIZER: Final = ("tokenizer_hash", "vocab_size", "special_ids", "token_dtype")
 _FLAT: Final = ("pairing", "text")  # records of settings that are flat in the section
-_NO_SETTINGS: Final = ("format_version", "minhash_version")
+_NO_SETTINGS: Final = ("format_version", "minhash_version", "work_version")
 _MOST_NAMED: Final = 3
 _NOTHING: Final = object()
 
@@ -45,14 +46,10 @@ def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection
 def _files(settings: Mapping[str, Any]) -> dict[str, tuple[int, float | None, str | None]]:
     """Returns size, age and language of the text's files by their names; None: not recorded."""
     text = settings.get("text", {})
-    files, language = text.get("files", []), text.get("language")
-    nothing = [None] * len(files)
-    held = zip(
-        files,
-        settings.get(AGES) or nothing,
-        language if isinstance(language, list) else nothing,
-        strict=False,
-    )
+    language = text.get("language")
+    ages = settings.get(AGES) or itertools.repeat(None)
+    languages = language if isinstance(language, list) else itertools.repeat(None)
+    held = zip(text.get("files", []), ages, languages, strict=False)
     return {file["name"]: (file["bytes"], age, code) for file, age, code in held}
 
 

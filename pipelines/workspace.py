@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax.data.dataset.provenance import PROVENANCE_NAME
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import remove_unfinished, unfinished, write_errors, write_whole
-from bert_jax.files.lock import lock_at
+from bert_jax.files.lock import hold_alone
 from bert_jax.files.read import read_json_object
 from bert_jax.files.remote import is_remote
 from bert_jax.pipelines.changed_setting import name_change
@@ -36,7 +36,7 @@ class UnusableText(UserError):
 
 
 class Workspace:
-    """Where a dataset is made: its finished shards, and ``work/`` for intermediate files.
+    """The place of a dataset in the making: finished shards, and ``work/`` for other files.
 
     On a file system both are in ``<output>.partial``, which :meth:`publish` renames to the output's
     name, so that a reader never sees an incomplete dataset. A bucket cannot rename a directory:
@@ -55,33 +55,30 @@ class Workspace:
         partial = self.output.with_name(self.output.name + ".partial")
         self.partial = self.output if is_remote(self.output) else partial
         self.work = partial / "work"
-        self._lock = lock_at(self.output.with_name(self.output.name + ".lock"), say=say)
+        self._say = say
         self._is_ours = False  # the directory's content belongs to this run's settings
 
     def __enter__(self) -> Self:
-        with write_errors(self.output):
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            if not self._lock.take():
+        with contextlib.ExitStack() as stack:
+            self._lock = stack.enter_context(hold_alone(self.output, say=self._say))
+            if (self.output / PROVENANCE_NAME).exists():
                 raise UserError(
-                    f"{self.output}: another run is making this dataset "
-                    f"({self._lock.holder or 'it'} holds {self.output}.lock); wait for it"
+                    f"{self.output}: another run has made this dataset just now; run again"
                 )
-            try:
-                self._prepare()
-            except BaseException:
-                self._lock.give_back()
-                raise
+            if not is_remote(self.output):  # a bucket has no empty directories
+                with write_errors(self.output):
+                    self.work.mkdir(parents=True, exist_ok=True)
+                    for directory in (self.partial, self.work):
+                        remove_unfinished(pathlib.Path(directory))
+            self._held = stack.pop_all()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        try:
-            # If another process has taken a lock in a bucket, the directory is that process's.
-            with contextlib.suppress(RunStopped, OSError):
-                if isinstance(error, UserError):
-                    self._lock.check()
-                    self._tidy(is_useless=isinstance(error, UnusableText))
-        finally:
-            self._lock.give_back()
+        # If another process has taken a lock in a bucket, the directory is that process's.
+        with self._held, contextlib.suppress(RunStopped, OSError):
+            if isinstance(error, UserError):
+                self._lock.check()
+                self._tidy(is_useless=isinstance(error, UnusableText))
 
     @property
     def is_begun(self) -> bool:
@@ -93,19 +90,13 @@ class Workspace:
 
         A setting may change while no finished work depends on it. `validation_fraction` may change
         until there is a shard: only tokenised text shows that it is too small. Its parts are then
-        made again. Raises UserError: the first setting that differs, or another version began it.
+        made again. Raises UserError: the first setting that differs.
         """
         path = self.work / _SETTINGS
         text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
         # A run that failed before it made anything need not be resumed.
         if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
-            held = read_json_object(path)
-            if held.get("work_version") != _WORK_VERSION:
-                raise UserError(
-                    f"{self.partial}: holds an unfinished run of another version of bert-jax; "
-                    "finish it with that version, or delete the directory"
-                )
-            self._keep_or_clear(held, json.loads(text))
+            self._keep_or_clear(read_json_object(path), json.loads(text))
         write_whole(path, text)
         self._is_ours = True
 
@@ -115,12 +106,10 @@ class Workspace:
         if changed and not self._has_finished:
             self._clear()
             return
-        free = frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS
-        if fixed := changed - free:
-            change = name_change(held, asked, fixed)
+        if fixed := changed - (frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS):
             raise UserError(
-                f"{self.partial}: holds an unfinished run with other settings: {change}; "
-                "finish that one, or delete the directory"
+                f"{self.partial}: holds an unfinished run with other settings: "
+                f"{name_change(held, asked, fixed)}; finish that one, or delete the directory"
             )
         if changed & _OF_PARTS:
             for part in self.work.glob("part-*"):
@@ -163,12 +152,3 @@ class Workspace:
         self.work.rename(gone)
         shutil.rmtree(gone)
         pathlib.Path(self.partial).rename(self.output)  # also over an empty directory
-
-    def _prepare(self) -> None:
-        if (self.output / PROVENANCE_NAME).exists():
-            raise UserError(f"{self.output}: another run has made this dataset just now; run again")
-        if is_remote(self.output):  # a bucket has no empty directories
-            return
-        self.work.mkdir(parents=True, exist_ok=True)
-        for directory in (self.partial, self.work):
-            remove_unfinished(pathlib.Path(directory))

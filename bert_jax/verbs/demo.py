@@ -37,7 +37,7 @@ SENTENCES: Final = (
 
 
 class Demo(NamedTuple):
-    """What the demo came to."""
+    """The demo's result."""
 
     config: RunConfig
     unigram_entropy: float
@@ -50,17 +50,17 @@ class Demo(NamedTuple):
 def demo(
     directory: str = "runs/demo", *, overrides: Sequence[str] = (), console: Console | None = None
 ) -> Demo:
-    """Makes a vocabulary, examples, a model on a mesh of simulated devices, and tries it.
+    """Makes a vocabulary, examples, and a model on a mesh of simulated devices; uses the model.
 
-    Each part that is already there is kept, so an interrupted demo goes on where it stopped.
+    An interrupted demo resumes: finished parts are kept.
 
     Args:
         directory: where everything goes.
         overrides: ``key=value`` over ``configs/demo.yaml``.
-        console: where it is told.
+        console: where progress is shown.
 
     Raises:
-        UserError: nothing can be written there, or an override is wrong.
+        UserError: the directory cannot be written to, or an override is wrong.
     """
     console = console or Console()
     with speaking(console):
@@ -94,11 +94,10 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     result = evaluate(run_dir, mesh=config.mesh, console=console)
     entropy = read_provenance(dataset).corpus.unigram_entropy
     guess = _commoner_label(dataset)
-    _tell(result, entropy, guess, console)
+    _say_scores(result, entropy, guess, console)
     console.rule("fill-mask")
     filled = fill_mask(run_dir, SENTENCES, console=console)
-    seconds = time.monotonic() - started
-    command = _command()
+    seconds, command = time.monotonic() - started, _command()
     console.rule(f"done in {seconds:.0f} s")
     narrator_of(console).say(
         f"The run lies in {run_dir}. Next:\n"
@@ -128,7 +127,7 @@ def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _command() -> str:
-    """Returns how a shell finds this program: by its name, or beside the Python that runs it."""
+    """Returns the shell's name of this program: its own, or a path beside this Python."""
     if shutil.which("bert-jax"):
         return "bert-jax"
     beside = Path(sys.executable).with_name("bert-jax")
@@ -139,21 +138,18 @@ def _command() -> str:
 
 
 def _commoner_label(dataset: epath.PathLike) -> float:
-    """Returns the accuracy that always giving one answer would have.
+    """Returns the accuracy of always giving the commoner answer.
 
-    It is more than a half: a document's last sentence has nothing after it, so it gets a random
-    next more often than not.
+    It is more than a half: a document's last sentence always gets a random next.
     """
     held_out = open_dataset(dataset, VALIDATION)
-    labels = [
-        example.next_sentence_label for example in held_out.__getitems__(range(len(held_out)))
-    ]
+    labels = [e.next_sentence_label for e in held_out.__getitems__(range(len(held_out)))]
     random_next = sum(labels) / len(labels)
     return max(random_next, 1 - random_next)
 
 
-def _tell(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
-    """Says whether the model learnt anything, in the two figures that show it."""
+def _say_scores(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
+    """Says the two scores beside those of a model that has learnt nothing."""
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
     error = math.sqrt(guess * (1 - guess) / result.examples)
     narrator_of(console).say(

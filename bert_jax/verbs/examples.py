@@ -26,16 +26,16 @@ from bert_jax.section import need, under
 from bert_jax.text import load_tokenizer
 
 _COUNT: Final = re.compile(r" (?P<done>\d+) of (?P<all>\d+)$")  # of finished jobs, in a line
-_PROGRESS_SECONDS: Final = 30.0  # between two lines on the jobs of a stage, but its first and last
+_PROGRESS_SECONDS: Final = 30.0  # between two lines of a stage; its first and last always come
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtraOutputs:
-    """What to make of a finished dataset."""
+    """Outputs besides the dataset."""
 
     report: bool = False  # write ``<output>.report.html``
-    inspect: int | None = None  # print this many examples; None for none
-    tfrecords: str | None = None  # write it to this directory in google-research/bert's format
+    inspect: int | None = None  # number of examples to print
+    tfrecords: str | None = None  # directory for google-research/bert's format
     copies: int = 1  # of each training example there, each with its own masks
 
     @property
@@ -50,11 +50,11 @@ def examples(
     extra: ExtraOutputs | None = None,
     console: Console | None = None,
 ) -> Provenance:
-    """Makes the dataset that the section `examples` describes, and what else is wanted of it.
+    """Makes the dataset that the section `examples` describes, and the extra outputs.
 
     Args:
         config: settings or their file; needs `examples`.
-        extra: if the dataset is finished, its text need not exist any more.
+        extra: other outputs; from a finished dataset they need no text.
         console: where progress is shown.
 
     Returns:
@@ -65,8 +65,7 @@ def examples(
     """
     config = as_config(config)
     section = need(config.examples, "examples", "examples")
-    console = console or Console()
-    extra = extra or ExtraOutputs()
+    console, extra = console or Console(), extra or ExtraOutputs()
     narrator, now, told = narrator_of(console), "reading the input", -math.inf
 
     def say(line: str) -> None:
@@ -74,22 +73,19 @@ def examples(
         now = line.partition(":")[0]
         count = _COUNT.search(now)
         between = count is not None and count["done"] not in ("1", count["all"])
-        if between and time.monotonic() - told < _PROGRESS_SECONDS:
-            return
-        told = time.monotonic()
-        narrator.say(line)
+        if not between or time.monotonic() - told >= _PROGRESS_SECONDS:
+            told = time.monotonic()
+            narrator.say(line)
 
     with narrator.stage(lambda: now, lasting=True):
-        return _examples(config, section, extra, say=say, console=console)
+        provenance = _make(config, section, extra, say)
+        if extra.any:
+            _write_extra(config, section, extra, provenance, say=say, console=console)
+    return provenance
 
 
-def _examples(
-    config: RunConfig,
-    section: ExamplesSection,
-    extra: ExtraOutputs,
-    *,
-    say: Callable[[str], None],
-    console: Console,
+def _make(
+    config: RunConfig, section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], None]
 ) -> Provenance:
     output = dataset_directory(section)
     if not epath.Path(section.tokenizer).exists():
@@ -102,72 +98,65 @@ def _examples(
                 f"output: {output} is in a bucket, whose ArrayRecord files cannot be read; allowed "
                 "to look at: a copy on this machine"
             )
-        if extra.any and (output / PROVENANCE_NAME).exists():
-            provenance = read_provenance(output)
-            _check_settings(section, provenance)
-        else:
-            provenance = make_examples(section, progress=say)
-    if extra.any:
-        _write_extra(config, section, extra, output=output, say=say)
-    if extra.inspect:
-        print_examples(
-            open_dataset(output, "train"),
-            extra.inspect,
-            tokenizer=load_tokenizer(section.tokenizer),
-            masking=config.objective.masking,
-            seed=config.seed,
-            console=console,
-        )
-    return provenance
+        if not (extra.any and (output / PROVENANCE_NAME).exists()):
+            return make_examples(section, progress=say)
+        provenance = read_provenance(output)
+        _check_settings(section, provenance)
+        return provenance
 
 
 def _write_extra(
     config: RunConfig,
     section: ExamplesSection,
     extra: ExtraOutputs,
+    provenance: Provenance,
     *,
-    output: epath.Path,
     say: Callable[[str], None],
+    console: Console,
 ) -> None:
+    output = dataset_directory(section)
     tokenizer = load_tokenizer(section.tokenizer)
-    provenance = read_provenance(output)
     if tokenizer.hash != provenance.tokenizer_hash:
         found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
             f"examples.tokenizer: found {section.tokenizer} ({found}), allowed: the tokenizer that "
             f"{output} was made with ({wanted})"
         )
-    masking = config.objective.masking
+    masking, seed = config.objective.masking, config.seed
     names = sorted(provenance.splits, key=lambda name: name != "train")
     splits = [open_dataset(output, name) for name in names]
     if extra.report:
-        path = write_examples_report(splits, tokenizer=tokenizer, masking=masking, seed=config.seed)
+        path = write_examples_report(splits, tokenizer=tokenizer, masking=masking, seed=seed)
         say(f"{path}: written")
     if extra.tfrecords is not None:
         rows = MaskingTransform.from_tokenizer(
             tokenizer, seq_length=provenance.pairing.max_seq_length, masking=masking
         )
         target = Path(extra.tfrecords).expanduser().absolute()
-        written = write_tfrecords(splits, target, rows=rows, seed=config.seed, copies=extra.copies)
+        written = write_tfrecords(splits, target, rows=rows, seed=seed, copies=extra.copies)
         counts = ", ".join(f"{count:,} of {name}" for name, count in written.items())
         length, predictions = rows.seq_length, rows.max_predictions
         say(f"{target}: {counts}; rows of {length} tokens, {predictions} predictions")
+    if extra.inspect:
+        print_examples(
+            splits[0],
+            extra.inspect,
+            tokenizer=tokenizer,
+            masking=masking,
+            seed=seed,
+            console=console,
+        )
 
 
 def _check_settings(section: ExamplesSection, made: Provenance) -> None:
-    """Makes sure that a finished dataset is the one that the configuration describes.
+    """Compares a finished dataset with the settings that need no text.
 
-    Only by the settings that need no text: `make_examples` compares the rest too.
+    `make_examples` compares the others too.
     """
-
-    def settings(of: ExamplesSection | Provenance) -> dict[str, object]:
-        own = {"seed": of.seed, "num_shards": of.num_shards, "mixture": of.mixture}
-        own |= {"validation_fraction": of.validation_fraction}
-        return of.pairing.model_dump() | own
-
-    wanted = settings(section)
-    for name, value in settings(made).items():
-        if (asked := wanted[name]) != value:
+    names = ("seed", "num_shards", "mixture", "validation_fraction")
+    held = made.pairing.model_dump() | {name: getattr(made, name) for name in names}
+    for name, value in held.items():
+        if (asked := getattr(section, name)) != value:
             raise UserError(
                 f"{name}: found {asked}, but {section.output} is there already, made with {value}; "
                 "allowed: the same, or another output"

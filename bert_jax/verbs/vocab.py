@@ -24,8 +24,8 @@ def vocab(
 
     Args:
         config: settings or their file; needs `vocab`.
-        force: replace a tokenizer that is there; datasets and runs made with it then refuse it.
-        console: where warnings are shown; standard output where none is given.
+        force: replace a tokenizer that is there; its datasets and runs refuse the new one.
+        console: where warnings are shown; by default standard output.
 
     Raises:
         UserError: the section is missing, the output holds a tokenizer, another process is writing

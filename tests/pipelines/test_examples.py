@@ -160,7 +160,7 @@ def test_an_unfinished_run_is_not_mixed_with_another_and_a_mistake_leaves_it(
     settings = partial / "work" / "settings.json"
     held = settings.read_text()
     settings.write_text(json.dumps({**json.loads(held), "work_version": -1}))
-    with pytest.raises(UserError, match=r"an unfinished run of another version"):
+    with pytest.raises(UserError, match=r"with other settings: work_version was -1, now \d"):
         make_examples(section(corpus))
     settings.write_text(held)
     os.utime(corpus / "text.txt", (1, 1))
@@ -186,7 +186,7 @@ def test_a_finished_dataset_is_left_alone(corpus: Path) -> None:
 def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
     with (
         Workspace(corpus / "dataset"),
-        pytest.raises(UserError, match=r"dataset: another run is making this dataset"),
+        pytest.raises(UserError, match=r"dataset: another process is writing there"),
     ):
         make_examples(section(corpus))
     make_examples(section(corpus))  # the lock went with its holder
@@ -292,7 +292,7 @@ def test_what_differs_from_a_finished_dataset_is_named(corpus: Path) -> None:
 @pytest.mark.parametrize("place", ["file/dataset", "file/deeper/dataset"])
 def test_an_output_that_cannot_be_made_is_named(corpus: Path, place: str) -> None:
     (corpus / "file").write_text("in the way")
-    with pytest.raises(UserError, match=rf"{place}: cannot be written \((File exists|Not a dir)"):
+    with pytest.raises(UserError, match=rf"{place}: cannot be locked \((File exists|Not a dir)"):
         make_examples(section(corpus, output=str(corpus / place)))
 
 
@@ -301,7 +301,7 @@ def test_a_read_only_place_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
     monkeypatch.setattr("filelock._unix.os.open", refuse)
-    with pytest.raises(UserError, match=r"dataset: cannot be written \(Read-only file system\)"):
+    with pytest.raises(UserError, match=r"dataset: cannot be locked \(Read-only file system\)"):
         make_examples(section(corpus))
 
 
