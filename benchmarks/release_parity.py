@@ -26,8 +26,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.schema import decode_rows
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.data.rows.static_masks import StaticExample
+from bert_jax.data.rows.masking_transform import MaskingTransform, StaticExample
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.text import load_wordpiece

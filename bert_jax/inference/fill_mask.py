@@ -15,7 +15,7 @@ from bert_jax.parallel.compiling import made_once
 from bert_jax.runs.settings import require_mlm_head
 from bert_jax.task import Batch, Row
 from bert_jax.text import Tokenizer
-from bert_jax.text.masks import split_at_masks
+from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.state import ModelDefinition
 
 BATCH_SIZE: Final = 32

@@ -11,7 +11,7 @@ from bert_jax.data.google_bert.reader import (
     is_google_bert,
     open_google_bert,
 )
-from bert_jax.data.rows.static_masks import StaticMaskTransform
+from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.section import ObjectiveSection

@@ -13,7 +13,7 @@ from bert_jax.data.google_bert.tf_example import Int64List, decode_lists
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.rows.static_masks import StaticExample, StaticMaskTransform
+from bert_jax.data.rows.masking_transform import StaticExample, StaticMaskTransform
 from bert_jax.errors import UserError
 from tests.data.google_bert_writer import (
     LENGTH,

@@ -5,9 +5,9 @@ import pytest
 
 from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
+from bert_jax.data.rows.mask_selection import Segmenter
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.data.rows.word_segmentation import Segmenter
 from bert_jax.errors import UserError
 from bert_jax.text.wordpiece import WordPieceTokenizer
 

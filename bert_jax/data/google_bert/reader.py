@@ -15,7 +15,7 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME
 from bert_jax.data.google_bert.index import RecordIndex, load_index
 from bert_jax.data.google_bert.schema import decode_rows
 from bert_jax.data.google_bert.tfrecord import RecordFile
-from bert_jax.data.rows.static_masks import StaticExample
+from bert_jax.data.rows.masking_transform import StaticExample
 from bert_jax.errors import UserError
 
 _MARK: Final = "tfrecord"

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from bert_jax.data.google_bert import tf_example
-from bert_jax.data.rows.static_masks import StaticExample
+from bert_jax.data.rows.masking_transform import StaticExample
 from bert_jax.errors import UserError
 from bert_jax.task import Row
 

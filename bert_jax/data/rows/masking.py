@@ -10,7 +10,7 @@ import numpy as np
 import pydantic
 
 from bert_jax.data.rows import mask_selection
-from bert_jax.data.rows.word_segmentation import Segmenter
+from bert_jax.data.rows.mask_selection import Segmenter
 from bert_jax.errors import UserError
 from bert_jax.section import Section
 
@@ -46,7 +46,7 @@ class MaskingSection(Section):
         max_words: longest ``ngram`` or ``span``; by default 3 and 10.
         segmenter: ``module:function`` that cuts Chinese text into words, such as ``jieba:lcut``,
             for the units made of words; by default each character is a word. See
-            `bert_jax.data.rows.word_segmentation`.
+            `bert_jax.data.rows.mask_selection.Segmenter`.
         replace_with_mask: share of the masked tokens (spans) that become [MASK].
         replace_with_random: share that become a token drawn uniformly from the whole vocabulary.
             The rest stay unchanged and are predicted all the same.
@@ -126,11 +126,7 @@ class TokenMasker:
     def from_tokenizer(
         cls, tokenizer: Tokenizer, *, masking: MaskingSection, max_predictions: int
     ) -> TokenMasker:
-        """Returns the masker for a tokenizer's vocabulary.
-
-        Raises:
-            UserError: the segmenter cannot be imported.
-        """
+        """Returns the masker for a tokenizer; UserError: the segmenter cannot be imported."""
         segmenter = None
         if masking.segmenter is not None:
             pieces = tokenizer.pieces(range(tokenizer.vocab_size))

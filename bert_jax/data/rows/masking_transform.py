@@ -1,15 +1,21 @@
-"""The row transform of pretraining: masks examples and lays them out, one or several per row."""
+"""The row transforms of pretraining: mask examples, or take stored masks, and lay out rows."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
-from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
+from bert_jax.data.rows.masking import (
+    MaskedExample,
+    MaskingSection,
+    TokenMasker,
+    check_vocabulary,
+)
+from bert_jax.errors import UserError
 from bert_jax.task import Row
 
 if TYPE_CHECKING:
@@ -48,10 +54,8 @@ def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExampl
     Examples of 5 and 3 tokens in a row of 10 have ``segment_ids`` 1 1 1 1 1 2 2 2 0 0,
     ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5. ``token_type_ids`` become 0 for
     ``[CLS] A [SEP]`` and 1 for ``B [SEP]``; ``masked_lm_weights`` 1 for a prediction;
-    ``next_sentence_weights`` 1 for an example with a second span.
-
-    Raises:
-        ValueError: more tokens, predictions or examples than the row has room for.
+    ``next_sentence_weights`` 1 for an example with a second span. Raises ValueError: more tokens,
+    predictions or examples than the row has room for.
     """
     room = [len(row[name]) for name in ("input_ids", "masked_lm_ids", "cls_positions")]
     needed = [sum(len(m.input_ids) for m in masked), sum(len(m.ids) for m in masked), len(examples)]
@@ -165,4 +169,92 @@ class MaskingTransform:
             "masking.replace_with_random": masking.replace_with_random,
             **optional,
             **packing,
+        }
+
+
+class StaticExample(NamedTuple):
+    """``[CLS] A [SEP] B [SEP]``, masked and unpadded: n tokens, k predictions."""
+
+    input_ids: np.ndarray  # int32 `[n]`: what the model sees
+    token_type_ids: np.ndarray  # int32 `[n]`: 0 for `[CLS] A [SEP]`, 1 for `B [SEP]`
+    positions: np.ndarray  # int32 `[k]`: where it predicts
+    ids: np.ndarray  # int32 `[k]`: the original tokens there
+    weights: np.ndarray  # float32 `[k]`, above 0
+    next_sentence_label: int  # 0 if B really follows A, 1 if B is random
+
+    def original(self) -> np.ndarray:
+        """Returns the tokens before masking, int32 ``[n]``."""
+        restored = self.input_ids.copy()
+        restored[self.positions] = self.ids
+        return restored
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticMaskTransform:
+    """A `bert_jax.task.RowTransform` over examples that are masked already: it only pads them.
+
+    A row is the same in every epoch.
+    """
+
+    seq_length: int  # L, tokens in a row
+    max_predictions: int  # P, slots for predictions in a row
+    vocab_size: int  # of the model; an id beyond it is an error
+    pad_id: int
+
+    @property
+    def max_examples(self) -> int:
+        """One example per row."""
+        return 1
+
+    def packed(self, max_examples: int) -> NoReturn:
+        """Refuses packing with a UserError."""
+        raise UserError(
+            f"packing: found max_examples {max_examples}, but examples that are stored with their "
+            "masks have a row each; allowed: no packing"
+        )
+
+    def batch(
+        self,
+        records: Sequence[Sequence[StaticExample]],
+        rngs: Sequence[Sequence[np.random.Generator]],
+    ) -> Row:
+        """Returns a batch with one row per element of ``records``, which has one example.
+
+        The arrays are those of `empty_rows`. An example has at most L tokens; the random streams
+        are not used. Raises UserError: more than P predictions, or an id beyond the vocabulary.
+        """
+        del rngs
+        batch = empty_rows(
+            len(records),
+            seq_length=self.seq_length,
+            predictions=self.max_predictions,
+            max_examples=1,
+            pad=self.pad_id,
+        )
+        batch["next_sentence_weights"][:] = 1.0
+        for at, (example,) in enumerate(records):
+            tokens, predictions = len(example.input_ids), len(example.positions)
+            if predictions > self.max_predictions:
+                raise UserError(
+                    f"max_predictions: found {self.max_predictions}, but an example of the dataset "
+                    f"has {predictions} predictions; allowed: {predictions} or more"
+                )
+            highest = int(max(example.input_ids.max(), example.ids.max(initial=0)))
+            check_vocabulary(highest, vocab_size=self.vocab_size)
+            batch["input_ids"][at, :tokens] = example.input_ids
+            batch["token_type_ids"][at, :tokens] = example.token_type_ids
+            batch["segment_ids"][at, :tokens] = 1
+            batch["masked_lm_positions"][at, :predictions] = example.positions
+            batch["masked_lm_ids"][at, :predictions] = example.ids
+            batch["masked_lm_weights"][at, :predictions] = example.weights
+            batch["next_sentence_labels"][at] = example.next_sentence_label
+        return batch
+
+    def fingerprint(self) -> dict[str, str | int | float]:
+        """Returns the settings that rows depend on, for the data position."""
+        return {
+            "seq_length": self.seq_length,
+            "packing": "none",
+            "masking": "static, as stored",
+            "masking.max_predictions": self.max_predictions,
         }
