@@ -7,7 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -20,94 +19,59 @@ from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.task import RowTransform
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.memory_dataset import (
-    SEQ_LENGTH,
     Batch,
     MemoryDataset,
     assert_equal,
     make_loader,
-    take,
 )
 
 
-class WorkerRow:
-    """A row that tells of the process that made it."""
-
-    seq_length = SEQ_LENGTH
-
-    max_predictions = 0
-    max_examples = 1
-
-    def packed(self, max_examples: int) -> RowTransform:
-        raise NotImplementedError
+class WorkerRows(MaskingTransform):
+    """Rows that also tell of the process that made them."""
 
     def batch(
         self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
     ) -> Batch:
-        jax_platforms, initialised = jax_state()
-        interrupts = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        return {
-            "draw": np.array([rng.integers(2**31, size=4) for (rng,) in rngs]),
-            "pid": np.full(len(records), os.getpid()),
-            "on_cpu": np.full(len(records), jax_platforms == "cpu"),
-            "initialised": np.full(len(records), initialised),
-            "leaves_interrupts": np.full(len(records), interrupts),
+        from jax import config
+        from jax._src import xla_bridge
+
+        facts = {
+            "pid": os.getpid(),
+            "on_cpu": config.jax_platforms == "cpu",
+            "initialised": xla_bridge.backends_are_initialized(),
+            "leaves_interrupts": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         }
-
-    def fingerprint(self) -> dict[str, str | int | float]:
-        return {"seq_length": self.seq_length}
-
-
-def jax_state() -> tuple[str | None, bool]:
-    """What this process's JAX would run on, and whether it has started any backend."""
-    from jax import config
-    from jax._src import xla_bridge
-
-    return config.jax_platforms, xla_bridge.backends_are_initialized()
+        told = {name: np.full(len(records), fact) for name, fact in facts.items()}
+        return super().batch(records, rngs) | told
 
 
-def test_workers_change_nothing_and_touch_no_accelerator(monkeypatch):
+def test_workers_change_nothing_touch_no_accelerator_and_are_gone_once_closed(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # a worker is not to inherit its safety
-    dataset = MemoryDataset(37)
-    expected = take(make_loader(dataset, batch_size=8, transform=WorkerRow()), 5, first_step=3)
-    section = LoaderSection(workers=2)
-    loader = make_loader(dataset, batch_size=8, transform=WorkerRow(), section=section)
-    batches = take(loader, 5, first_step=3)
-    assert multiprocessing.active_children() == []
-    for batch, reference in zip(batches, expected, strict=True):
-        np.testing.assert_array_equal(batch["draw"], reference["draw"])
-        assert batch["on_cpu"].all()
-        assert batch["leaves_interrupts"].all()
-        assert not batch["initialised"].any()
-        assert type(batch["draw"]) is np.ndarray
-    assert len({int(batch["pid"][0]) for batch in batches} - {os.getpid()}) == 2
-
-
-def test_a_worker_reads_the_dataset_on_disk_and_is_gone_once_the_loader_is_closed(tmp_path):
     make_dataset(tmp_path)
-    transform = MaskingTransform.from_tokenizer(
-        load_tokenizer(tmp_path / "tokenizer"),
-        seq_length=48,
-        masking=MaskingSection(unit="whole_word"),
-    )
+    tokenizer, masking = load_tokenizer(tmp_path / "tokenizer"), MaskingSection(unit="whole_word")
+    transform = WorkerRows.from_tokenizer(tokenizer, seq_length=48, masking=masking)
+    dataset = open_dataset(tmp_path / "dataset", "train")
     batches = []
-    for workers in (0, 1):
-        loader = Loader(
-            open_dataset(tmp_path / "dataset", "train"),
-            transform,
-            batch_size=32,
-            seed=7,
-            section=LoaderSection(workers=workers),
-        )
+    for workers in (0, 2):
+        section = LoaderSection(workers=workers)
+        loader = Loader(dataset, transform, batch_size=32, seed=7, section=section)
         with loader.batches(first_step=2) as opened:
-            batches.append(list(itertools.islice(opened, 3)))
+            batches.append(list(itertools.islice(opened, 5)))
             assert len(multiprocessing.active_children()) == workers
-    assert multiprocessing.active_children() == []
-    for ours, workers_batch in zip(*batches, strict=True):
-        assert_equal(ours, workers_batch)
+        assert multiprocessing.active_children() == []
+    pids = set()
+    for ours, theirs in zip(*batches, strict=True):
+        assert theirs.pop("on_cpu").all()
+        assert theirs.pop("leaves_interrupts").all()
+        assert not theirs.pop("initialised").any()
+        pids.add(int(theirs.pop("pid")[0]))
+        assert_equal({name: ours[name] for name in theirs}, theirs)
+    assert len(pids - {os.getpid()}) == 2
 
 
 def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
@@ -120,10 +84,8 @@ def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
 
 
 def test_a_killed_worker_is_an_error_and_no_hang():
-    section = LoaderSection(workers=1)
-    with make_loader(MemoryDataset(8), batch_size=8, section=section).batches(
-        first_step=0
-    ) as batches:
+    loader = make_loader(MemoryDataset(8), batch_size=8, section=LoaderSection(workers=1))
+    with loader.batches(first_step=0) as batches:
         next(batches)
         for worker in multiprocessing.active_children():
             os.kill(worker.pid, signal.SIGKILL)
@@ -158,18 +120,10 @@ def run_script(tmp_path) -> Callable[..., subprocess.Popen]:
     return run
 
 
-def wait_until_gone(pids: list[int], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not any(map(alive, pids))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def all_gone(pids: list[int]) -> bool:
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_workers_end_with_a_killed_parent(run_script):
@@ -177,13 +131,12 @@ def test_workers_end_with_a_killed_parent(run_script):
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert pids
     process.kill()
-    process.wait()
-    assert wait_until_gone(pids)
-    process.stdout.close()
+    process.communicate()
+    assert all_gone(pids)
 
 
 def test_a_program_that_forgets_to_close_still_ends(run_script):
     process = run_script("pass")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert wait_until_gone([int(pid) for pid in output.split()])
+    assert all_gone([int(pid) for pid in output.split()])

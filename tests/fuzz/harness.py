@@ -4,7 +4,6 @@ The property is the same of every kind of file: reading it gives a value or a `U
 line; nothing else is raised, nothing hangs, and memory keeps within a bound.
 """
 
-import collections
 import copy
 import json
 import resource
@@ -47,14 +46,8 @@ TOKENS: Final = [
     *(b"-1", b"0", b"1e999", b"nan", b"NaN", b"Infinity", b"9" * 5000, b"0x1p3", b"true", b"null"),
     *(b"!!int x", b"&a ", b"*a", b"<<: *a", b"? ", b"- ", b": ", b"2024-99-99", b"%", b"| "),
     *(b"../../x", b"/etc/passwd", b"{{", b"}}", b"{{a|b=" * 50, b"[[", b"''", b"{|", b"&#xD800;"),
-    *(
-        b"&#x110000;",
-        b"\x80" * 12,
-        b"\xff" * 8,
-        b"\xff\xff\xff\x7f",
-        b"\xf0\x9f\x98\x80",
-        b"x" * 5000,
-    ),
+    *(b"&#x110000;", b"\x80" * 12, b"\xff" * 8, b"\xff\xff\xff\x7f", b"\xf0\x9f\x98\x80"),
+    *(b"x" * 5000, b"\\ud800"),
 ]
 
 # What stands where something else was expected.
@@ -132,14 +125,7 @@ def json_of(whole: Any) -> st.SearchStrategy[bytes]:
 
 
 def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], count: int) -> None:
-    """Reads many inputs, and checks the property for each.
-
-    Args:
-        read: writes an input where it belongs and reads it, to the last number.
-        inputs: to draw from; the same ones each time.
-        count: of inputs.
-    """
-    ends: collections.Counter[str] = collections.Counter()
+    """Checks the property of `count` inputs; `read` writes one where it belongs and reads it."""
 
     @settings(
         max_examples=count,
@@ -155,17 +141,14 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
         began, held = time.process_time(), _peak()
         try:
             read(content)
-            ends["read"] += 1
             line = "read"
         except UserError as error:
-            ends["refused"] += 1
             line = str(error)
         assert 0 < len(line.strip()) < MOST_CHARACTERS, line[:200]
         assert time.process_time() - began < MOST_SECONDS
         assert _peak() - held < MOST_BYTES
 
     check()
-    print(f"{sum(ends.values()):,} inputs: {dict(ends)}")
 
 
 def _peak() -> int:

@@ -38,28 +38,13 @@ JSONL = """{"sentence": "a good one", "label": 1, "id": 0}
 """
 CHOICES = "startphrase,e0,e1,label\nhe sat,down,up,0\nshe ran,off,on,1\n"
 CONLL = "-DOCSTART- -X- O\n\nEU NNP B-ORG\nrejects VBZ O\n\nPeter NNP B-PER\n"
-SQUAD = {
-    "version": "2.0",
-    "data": [
-        {
-            "title": "A",
-            "paragraphs": [
-                {
-                    "context": "The cat sat.",
-                    "qas": [
-                        {
-                            "id": "1",
-                            "question": "Who sat?",
-                            "answers": [{"text": "The cat", "answer_start": 0}],
-                            "is_impossible": False,
-                        },
-                        {"id": "2", "question": "Why?", "answers": [], "is_impossible": True},
-                    ],
-                }
-            ],
-        }
-    ],
-}
+ANSWERED = {
+    "id": "1", "question": "Who sat?", "is_impossible": False,
+    "answers": [{"text": "The cat", "answer_start": 0}],
+}  # fmt: skip
+UNANSWERED = {"id": "2", "question": "Why?", "answers": [], "is_impossible": True}
+PARAGRAPH = {"context": "The cat sat.", "qas": [ANSWERED, UNANSWERED]}
+SQUAD = {"version": "2.0", "data": [{"title": "A", "paragraphs": [PARAGRAPH]}]}
 
 
 def row() -> bytes:

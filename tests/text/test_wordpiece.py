@@ -17,32 +17,13 @@ from tests.text.reference_wordpiece import tokenize
 from tests.text.test_basic_tokenizer import HOT, texts
 
 ENGLISH = [
-    "un",
-    "aff",
-    "able",
-    "the",
-    "elan",
-    "naive",
-    "don",
-    "stop",
-    "##aff",
-    "##able",
-    "##ing",
-    "##s",
-    "mask",
-    "sep",
-    "'",
-    ".",
-    ",",
-    "[",
-    "]",
-    "#",
-    "##x",
-]
+    "un", "aff", "able", "the", "elan", "naive", "don", "stop", "##aff", "##able", "##ing", "##s",
+    "mask", "sep", "'", ".", ",", "[", "]", "#", "##x",
+]  # fmt: skip
 CASED = ["Un", "The", "Élan", "élan", "É", "naïve", "El", "##ï", "##ve", "##Σ", "Σ", "ß"]
 CHINESE = ["中", "文", "世", "界", "##中", "〇", "ㄱ", "。", "，", "カ", "##タ", "한", "##ᄀ"]
 GREEK = ["οδος", "οδοσ", "ο", "##δος", "##σ", "##ς", "σ", "ς", "ας", "😀", "##😀", "##́", "é"]
-LETTERS = [c for c in "abcdefghijklmnopqrstuvwxyzABCDEZ0123456789"]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEZ0123456789"]
 VOCABULARY = list(
     dict.fromkeys(
         [*reserved_pieces(99), *ENGLISH, *CASED, *CHINESE, *GREEK, *LETTERS]
@@ -80,12 +61,6 @@ def test_special_pieces_in_the_text_are_ordinary_text() -> None:
     ids = tokenizer.encode("[SEP] [MASK]")
     assert tokenizer.pieces(ids) == ["[", "sep", "]", "[", "mask", "]"]
     assert not set(ids) & set(tokenizer.special)
-
-
-def test_a_word_of_200_characters_is_spelt_and_one_of_201_is_unknown() -> None:
-    tokenizer = TOKENIZERS["uncased"]
-    assert tokenizer.pieces(tokenizer.encode("a" * 200)) == ["a"] + ["##a"] * 199
-    assert tokenizer.encode("a" * 201) == [tokenizer.special.unk]
     assert tokenizer.encode("a" * 1_000_000) == [tokenizer.special.unk]
 
 
@@ -171,7 +146,7 @@ def test_a_damaged_vocabulary_is_named(content: bytes | None, message: str, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"do_lower_case": False}, r"hash: found"),
+        ({"do_lower_case": False}, r"hash: found \w+…, allowed: \w+…, which vocab\.txt"),
         ({"do_lower_case": "yes"}, r'do_lower_case: found "yes", allowed: true, false'),
         ({"do_lower_case": None}, r"do_lower_case: found null, allowed: true, false"),
         ({"type": "wordpeice"}, r'found "wordpeice", allowed: .*; did you mean "wordpiece"\?'),
@@ -183,16 +158,6 @@ def test_a_wrong_setting_is_named(changes: dict[str, object], message: str, tmp_
     path = tmp_path / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(UserError, match=message):
-        load_tokenizer(tmp_path)
-
-
-def test_a_changed_hash_is_told_where_it_differs(tmp_path: Path) -> None:
-    tokenizer = TOKENIZERS["uncased"]
-    tokenizer.save(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    other = tokenizer.hash[:-1] + ("0" if tokenizer.hash[-1] != "0" else "1")
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"hash": other}))
-    with pytest.raises(UserError, match=f"found …{other[-12:]}, allowed: …{tokenizer.hash[-12:]}"):
         load_tokenizer(tmp_path)
 
 
