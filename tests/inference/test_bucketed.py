@@ -6,13 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.host_share import HostShare
 from bert_jax.data.rows.collate import collate_tokens
-from bert_jax.inference import bucketed
 from bert_jax.inference.bucketed import BucketedInference
 from bert_jax.inference.lengths import buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
@@ -62,37 +59,6 @@ def test_every_row_comes_once_in_one_of_few_lengths(lengths: list[int], batch_si
         assert batch.outputs["sum"].tolist() == [3 * lengths[row] for row in rows]
     assert seen == Counter(range(len(lengths)))
     assert {size for _, size, _ in recorder.asked} <= {inference.batch_size}
-
-
-def test_hosts_collate_their_own_rows_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = [5] * 11 + [30]
-    asked = []
-    for index in range(2):
-        share = HostShare(index, 2)
-        monkeypatch.setattr(bucketed, "process_share", lambda mesh, share=share: share)
-        # The other host's rows are not here; repeated, this host's fill their place.
-        monkeypatch.setattr(
-            bucketed,
-            "to_devices",
-            lambda host, sharding, *, shares: {
-                name: np.concatenate([array] * shares) for name, array in host.items()
-            },
-        )
-        inference = BucketedInference(
-            forward,
-            make_mesh(MeshSection()),
-            batch_size=8,
-            max_length=MAX_LENGTH,
-            cost=ShapeCost(0),
-        )
-        recorder = Recorder(lengths)
-        rows = [batch.rows.tolist() for batch in inference(1, lengths, recorder)]
-        assert rows == [[*range(8)], [8, 9, 10], [11]]
-        asked.append(recorder.asked)
-    assert asked == [
-        [([0, 1, 2, 3], 4, 8), ([8, 9, 10], 4, 8), ([11], 4, 32)],
-        [([4, 5, 6, 7], 4, 8), ([], 4, 8), ([], 4, 32)],
-    ]
 
 
 def test_outputs_do_not_depend_on_how_many_programs_there_are() -> None:

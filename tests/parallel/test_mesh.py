@@ -1,17 +1,14 @@
 """From a section to a mesh, to each process's share of it, and what is refused on the way."""
 
-import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import initialise, make_mesh, process_share
@@ -65,61 +62,18 @@ def test_slices_that_do_not_divide_data_or_are_not_there_are_refused() -> None:
         make_mesh(MeshSection(slices=2))
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """As much of a device of a pod as the division of a batch looks at."""
-
-    id: int
-    process_index: int
-
-
-def pod(data: int, fsdp: int, tensor: int, *, processes: int) -> Mesh:
-    """A mesh whose devices belong to processes in runs of equal length."""
-    count = data * fsdp * tensor
-    devices = [Device(i, i * processes // count) for i in range(count)]
-    grid = np.empty(count, object)
-    grid[:] = devices
-    mesh = object.__new__(Mesh)  # of devices that no backend knows
-    object.__setattr__(mesh, "devices", grid.reshape(data, fsdp, tensor))
-    object.__setattr__(mesh, "axis_names", ("data", "fsdp", "tensor"))
-    return mesh
-
-
-@pytest.mark.parametrize(
-    ("shape", "processes", "expected"),
-    [
-        ((8, 1, 1), 2, [(0, 2), (1, 2)]),
-        ((4, 2, 1), 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
-        ((2, 1, 4), 2, [(0, 2), (1, 2)]),
-        ((2, 1, 4), 4, [(0, 2), (0, 2), (1, 2), (1, 2)]),
-        ((1, 1, 8), 4, [(0, 1)] * 4),
-    ],
-)
-def test_processes_read_the_rows_their_devices_hold(
-    shape: tuple[int, int, int], processes: int, expected: list[tuple[int, int]]
-) -> None:
-    """Those that differ along the tensor axis alone read the same rows."""
-    mesh = pod(*shape, processes=processes)
-    shares = [process_share(mesh, process_index=process) for process in range(processes)]
-    assert [(share.index, share.count) for share in shares] == expected
-
-
-def test_a_mesh_that_deals_rows_unevenly_is_refused() -> None:
-    with pytest.raises(UserError, match=r"data 3 × fsdp 1 × tensor 2 deals .* unevenly to 2 proc"):
-        process_share(pod(3, 1, 2, processes=2), process_index=0)
-
-
 def test_one_process_reads_everything() -> None:
     share = process_share(make_mesh(MeshSection(tensor=2)))
     assert (share.index, share.count) == (0, 1)
 
 
 IN_A_TOPOLOGY = """
-import sys
+import jax, numpy as np, sys
 from jax.experimental import topologies
+from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import make_mesh, process_share
 from bert_jax.parallel.section import MeshSection
-wanted = ("v5e:4x4", 2, 1), ("v3:4x4", 2, 1), ("v5e:4x4", 4, 1), ("v5e:4x4", 2, 2)
+wanted = ("v3:4x4", 2, 1), ("v5e:4x4", 4, 1), ("v5e:4x4", 8, 1), ("v5e:4x4", 2, 2)
 for name, tensor, slices in wanted:
     options = {"num_slices": slices} if slices > 1 else {}
     devices = topologies.get_topology_desc(
@@ -132,10 +86,17 @@ for name, tensor, slices in wanted:
     shares = [process_share(mesh, process_index=host) for host in hosts]
     assert len({device.id for device in mesh.devices.flat}) == len(devices)
     print(name, *mesh.devices.shape, len(hosts), sorted((s.index, s.count) for s in shares))
+
+uneven = [[d for d in devices if d.process_index == host][:3] for host in hosts[:2]]
+mesh = jax.sharding.Mesh(np.array(uneven).reshape(1, 3, 1, 2), mesh.axis_names)
+try:
+    process_share(mesh, process_index=hosts[0])
+except UserError as error:
+    print(error)
 """
 
 
-def test_a_real_pods_hosts_share_a_batch_evenly() -> None:
+def test_a_real_pods_hosts_share_a_batch_evenly_or_the_mesh_is_refused() -> None:
     """A tensor axis of 2 on a 4×4 torus too, where an axis of the torus has to be split."""
     pytest.importorskip("libtpu", reason="libtpu exists for Linux x86-64 alone")
     done = subprocess.run(
@@ -147,10 +108,12 @@ def test_a_real_pods_hosts_share_a_batch_evenly() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines() == [
-        "v5e:4x4 1 8 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
         "v3:4x4 1 16 1 2 4 [(0, 4), (1, 4), (2, 4), (3, 4)]",
         "v5e:4x4 1 4 1 4 4 [(0, 2), (0, 2), (1, 2), (1, 2)]",
+        "v5e:4x4 1 2 1 8 4 [(0, 2), (0, 2), (1, 2), (1, 2)]",
         f"v5e:4x4 2 8 1 2 8 {[(host, 8) for host in range(8)]}",
+        "mesh: data 3 × fsdp 1 × tensor 2 deals a batch's rows unevenly to 2 processes; allowed: a "
+        "tensor axis that divides, or is a multiple of, the devices of a process",
     ]
 
 

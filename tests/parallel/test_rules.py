@@ -16,7 +16,6 @@ from bert_jax.parallel.rules import (
     parameter_sharding,
     partition_spec,
     trained_sharding,
-    whole,
 )
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import abstract_params, define_model
@@ -88,10 +87,6 @@ def test_the_rows_of_a_parameter_are_spread_over_data_where_it_divides_them(
 ) -> None:
     found = trained_sharding(mesh(4, 2, 1), axes, shape).spec
     assert found == PartitionSpec(*expected)
-
-
-def test_a_parameter_is_used_whole_over_data_and_fsdp() -> None:
-    assert partition_spec(whole(("layers", "embed", "mlp"))) == PartitionSpec(None, None, "tensor")
 
 
 def test_a_batch_is_cut_over_data_and_fsdp_and_not_over_tensor() -> None:

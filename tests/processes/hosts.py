@@ -31,14 +31,7 @@ class Host:
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str], *, index: int, files: Path
     ) -> None:
-        """Starts it.
-
-        Args:
-            arguments: of Python.
-            environment: all of it.
-            index: its number in the job.
-            files: where its output goes, without the ending.
-        """
+        """Starts Python; its output goes to ``<files>.out`` and ``.err``."""
         self.index = index
         self._out, self._err = (files.with_name(f"{files.name}.{kind}") for kind in ("out", "err"))
         self.ended = threading.Event()
@@ -139,34 +132,25 @@ def start(
     environment: Mapping[str, str | None] | None = None,
     program: Sequence[object] = COMMAND_LINE,
 ) -> Job:
-    """Starts `count` processes that find each other on loopback.
+    """Starts `count` processes of a command line that find each other on loopback.
 
-    Args:
-        arguments: of the command line, verb first.
-        count: processes; with 1, nothing is said of others.
-        directory: where their output goes.
-        devices: simulated devices of each process.
-        each: more arguments, of process 0, 1, …
-        environment: changes of it; None removes.
-        program: what Python runs.
+    `each` are more arguments of process 0, 1, …; None in `environment` removes a variable.
     """
     port, run = free_port(), next(_NUMBERS)
-    hosts = []
-    for index in range(count):
-        joined = joining(index, count=count, port=port, devices=devices)
-        more = each[index] if each else ()
-        hosts.append(
+    return Job(
+        [
             start_one(
                 *arguments,
-                *joined,
-                *more,
+                *joining(index, count=count, port=port, devices=devices),
+                *(each[index] if each else ()),
                 index=index,
                 directory=directory / f"job{run}",
                 environment=environment,
                 program=program,
             )
-        )
-    return Job(hosts)
+            for index in range(count)
+        ]
+    )
 
 
 def start_one(

@@ -20,23 +20,14 @@ SLOW_SECONDS: Final = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """What fails, as shares of all requests.
+    """What fails, as shares of all requests."""
 
-    Attributes:
-        refused: answered with 429 or 503 in place of being done.
-        reset: done, and the connection closed in place of an answer.
-        cut: a download whose connection is closed in the middle of the answer.
-        slow: answered after a fifth of a second.
-        seed: of the order in which they come.
-        answered: requests after which all others are refused; None: any number.
-    """
-
-    refused: float = 0.0
-    reset: float = 0.0
-    cut: float = 0.0
-    slow: float = 0.0
+    refused: float = 0.0  # answered with 429 or 503 in place of being done
+    reset: float = 0.0  # done, and the connection closed in place of an answer
+    cut: float = 0.0  # a download whose connection is closed in the middle of the answer
+    slow: float = 0.0  # answered after a fifth of a second
     seed: int = 0
-    answered: int | None = None
+    answered: int | None = None  # requests after which all others are refused
 
     @classmethod
     def share(cls, share: float, *, seed: int = 0) -> Faults:

@@ -132,12 +132,6 @@ def test_too_small_a_disk_is_one_line(
         cache(tmp_path).local(str(source))
 
 
-def test_a_directory_that_cannot_be_made_is_named(source: epath.Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match=r"^loader.cache.directory: cannot write .*/file/deep \("):
-        cache(tmp_path / "file" / "deep").local(str(source))
-
-
 def test_what_was_used_longest_ago_makes_room_unless_it_is_in_use(
     cloud: Cloud, source: epath.Path, tmp_path: Path
 ) -> None:
