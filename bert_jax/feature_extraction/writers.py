@@ -22,11 +22,7 @@ UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Refuses an output path that cannot be written to, before any feature is computed.
-
-    Raises UserError: a suffix other than .npz, .parquet, .jsonl; the file exists and `force` is
-    False; no such directory.
-    """
+    """Raises UserError: a suffix without a writer, no directory, or a file that is there."""
     if path.suffix not in WRITERS:
         raise UserError(
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(WRITERS)}"
@@ -39,10 +35,9 @@ def check_output(path: Path, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWriter]:
-    """Gives a writer whose file appears at `path` when the block ends without an error.
+    """Gives a writer of vectors of `width` numbers; its file appears if the block succeeds.
 
-    `width` is the number of values in a vector. Raises UserError: the disk is full, or the place
-    cannot be written to.
+    Raises UserError: the place cannot be written to.
     """
     try:
         with (
@@ -147,8 +142,8 @@ class ParquetWriter:
 class NpzWriter:
     """`vectors` float32 [units, width]; for pieces and words `offsets`, `spans` and the units.
 
-    Text n's units are ``offsets[n]`` to ``offsets[n + 1]``. An array's header holds its length, so
-    the numbers go to temporary files until that is known.
+    Text n has the units ``offsets[n]`` to ``offsets[n + 1]``. The numbers go to temporary files
+    until their count, which an array's header holds, is known.
     """
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:

@@ -39,10 +39,7 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_errors(path: epath.PathLike) -> Iterator[None]:
-    """Turns any error of a file system into a ``UserError``: ``path: cannot be written (reason)``.
-
-    For blocks that only write.
-    """
+    """Turns any error of a block that only writes into ``path: cannot be written (reason)``."""
     try:
         with disk_errors(path):
             yield
@@ -116,10 +113,7 @@ def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool
 
 @contextlib.contextmanager
 def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
-    """Gives a local path to write to; moves it to ``target`` when the block succeeds.
-
-    Raises UserError if the disk is full.
-    """
+    """Gives a local path that becomes ``target`` after the block; UserError if the disk is full."""
     target = epath.Path(target)
     with _temporary(target) as temporary:
         yield temporary

@@ -35,7 +35,7 @@ class ParsedLines(NamedTuple):
     """The lines of one file, in their order."""
 
     good: list[Line]
-    damaged: list[bytes]  # neither an entry of the log nor the half line that a kill leaves
+    damaged: list[bytes]  # neither an entry of the log nor the half line of a killed writer
 
 
 def parse_lines(raw: bytes, check: Check) -> ParsedLines:
@@ -51,10 +51,7 @@ def parse_lines(raw: bytes, check: Check) -> ParsedLines:
 
 
 def read_log(path: epath.PathLike, check: Check) -> list[Entry]:
-    """Returns the entries of a log, in their order; damaged lines are passed over.
-
-    Raises UserError if there is no such log, or it cannot be read.
-    """
+    """Returns the entries of a log without its damaged lines; UserError if it cannot be read."""
     return [line.entry for line in parse_lines(read_bytes(epath.Path(path)), check).good]
 
 
@@ -92,10 +89,7 @@ def open_log(
 
 
 class LineLog:
-    """A log that grows. On a disk every entry is with the operating system at once.
-
-    If a full disk or a bucket refuses lines, they wait for the next attempt.
-    """
+    """A log that grows. Lines that a full disk or a bucket refuses wait for the next attempt."""
 
     def __init__(self, path: epath.Path, *, content: bytes, say: Callable[[str], None]) -> None:
         """Appends to a file that is there and has some content; see `open_log`."""

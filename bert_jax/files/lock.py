@@ -1,21 +1,23 @@
-"""A lock that one process at a time holds: on a file system, or in a bucket."""
+"""A lock that one process at a time holds: a locked file, or an object in a bucket."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import threading
 import time
+import urllib.parse
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import filelock
+import fsspec
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files.cloud_object import CloudObject
 from bert_jax.files.remote import is_remote
 
 LOCK: Final = ".lock"
@@ -81,6 +83,78 @@ class LocalLock:
         if self._lock.is_locked:
             self._path.unlink(missing_ok=True)
             self._lock.release(force=True)
+
+
+class ObjectVersion(NamedTuple):
+    """One version of an object in a bucket."""
+
+    generation: int  # a new one with each write
+    raw: bytes
+
+
+class CloudObject:
+    """An object ``gs://bucket/name`` that is replaced only if its generation is the expected one.
+
+    `bert_jax.files.bucket` sends its requests, and raises their errors.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Opens no connection."""
+        self._path = path
+        self._bucket, _, self._name = path.partition("://")[2].partition("/")
+
+    def write(self, raw: bytes, *, replaces: int) -> int | None:
+        """Writes the object and returns its new generation; None if it has another than `replaces`.
+
+        `replaces` is 0 for an object that must not exist. No other writer writes the same content.
+        """
+        system = self._system()
+        asked = {"uploadType": "multipart", "ifGenerationMatch": replaces, "name": self._name}
+        url = f"{system.upload_base}b/{self._bucket}/o?{urllib.parse.urlencode(asked)}"
+        mark = uuid.uuid4().hex
+        before = f"--{mark}\r\nContent-Type: application/json\r\n\r\n{{}}\r\n--{mark}\r\n\r\n"
+        body = before.encode() + raw + f"\r\n--{mark}--".encode()
+        headers = {"Content-Type": f"multipart/related; boundary={mark}"}
+        try:
+            _, found = system.call("POST", url, data=body, headers=headers)
+        except FileExistsError:
+            # By us, if the answer to an earlier try was lost.
+            now = self.read()
+            return now.generation if now is not None and now.raw == raw else None
+        return int(json.loads(found)["generation"])
+
+    def read(self) -> ObjectVersion | None:
+        """Returns the current version; None if the object does not exist."""
+        try:
+            headers, raw = self._call("GET", alt="media")
+        except FileNotFoundError:
+            return None
+        return ObjectVersion(int(headers["x-goog-generation"]), raw)
+
+    def delete(self, *, generation: int) -> None:
+        """Deletes the object unless it has another generation or does not exist."""
+        try:
+            self._call("DELETE", ifGenerationMatch=generation)
+        except (FileNotFoundError, FileExistsError):
+            return
+
+    def location(self) -> str | None:
+        """Returns the location of its bucket, ``US-WEST4`` or ``EU``; None without permission."""
+        try:
+            return self._system().call("GET", "b/{}", self._bucket, json_out=True)["location"]
+        except FileNotFoundError as error:
+            raise UserError(f"{self._path}: no such bucket") from error
+        except OSError as error:
+            if str(error).startswith("Forbidden"):
+                return None
+            raise
+
+    def _call(self, method: str, **asked: Any) -> Any:
+        return self._system().call(method, "b/{}/o/{}", self._bucket, self._name, **asked)
+
+    def _system(self) -> Any:
+        """Returns the client, with time-outs much shorter than a lock's missed heartbeats."""
+        return fsspec.filesystem("gcs", hasty=True)
 
 
 class ObjectLock:

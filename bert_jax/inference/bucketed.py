@@ -86,10 +86,9 @@ class BucketedInference:
     def __call__(
         self, params: Any, lengths: Sequence[int] | np.ndarray, make_batch: MakeBatch
     ) -> Iterator[ComputedBatch]:
-        """Yields the outputs of every row once, shortest rows first; all hosts get all of them.
+        """Yields the outputs of every row once, shortest rows first, on all hosts.
 
-        `params` are on the mesh; `lengths` are tokens of each row, [rows]; `make_batch` collates
-        this host's rows of a batch.
+        `lengths`: tokens of each row, [rows]; `make_batch` collates this host's rows of a batch.
         """
         pending: tuple[np.ndarray, int, Any] | None = None
         size = self._size(len(lengths))

@@ -18,7 +18,7 @@ from bert_jax.data.dataset.cache import check_files
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.google_bert.reader import is_google_bert
 from bert_jax.errors import RunStopped, UserError, did_you_mean
-from bert_jax.files.cloud_object import CloudObject
+from bert_jax.files.lock import CloudObject
 from bert_jax.files.remote import is_remote
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.parallel.probe import missing_platform

@@ -67,7 +67,7 @@ class Channel:
         self._watch.start()
 
     def handle(self, name: str, handler: Callable[[str], None]) -> None:
-        """Calls a function once, in a thread of its own, with the text of a notice."""
+        """Calls a function once, in a new thread, with the text of a notice."""
         self._handlers[name] = handler
 
     def notify(self, name: str, text: str) -> None:
@@ -196,8 +196,7 @@ _ending: Final = threading.Lock()
 def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
     """Ends the process from any thread: a line on standard error, then no exit handlers.
 
-    Exit handlers would wait for other processes, and the main thread may hang in a collective
-    operation. The other processes hear of the end first. A closed standard error does not stop it.
+    Exit handlers would wait for other processes. The other processes hear of the end first.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process

@@ -36,6 +36,9 @@ class StopRequested(Exception):
     """A signal has come to a process before all had come; the argument is its name."""
 
 
+_ERRORS: Final = {"mistake": UserError, "missing": PeerLost, "stopped": StopRequested}
+
+
 @dataclasses.dataclass(frozen=True)
 class Meeting:
     """Where and until when the processes of a job meet."""
@@ -208,12 +211,9 @@ def _ask(meeting: Meeting, me: Member, *, host: str | None = None) -> dict[str, 
 
 
 def _members(outcome: dict[str, Any]) -> Members:
-    if "mistake" in outcome:
-        raise UserError(outcome["mistake"])
-    if "missing" in outcome:
-        raise PeerLost(outcome["missing"])
-    if "stopped" in outcome:
-        raise StopRequested(outcome["stopped"])
+    for kind, error in _ERRORS.items():
+        if kind in outcome:
+            raise error(outcome[kind])
     return {int(index): Member(*found) for index, found in outcome.get("members", {}).items()}
 
 

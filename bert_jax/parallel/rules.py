@@ -63,10 +63,7 @@ def partition_spec(
 def parameter_sharding(
     mesh: Mesh, axes: Sequence[str], shape: Sequence[int], *, name: str
 ) -> NamedSharding:
-    """Returns how a parameter lies on the mesh.
-
-    Raises UserError if a mesh axis does not divide the parameter's axis evenly.
-    """
+    """Returns the layout of a parameter; UserError if a mesh axis does not divide its axis."""
     spec = partition_spec(axes)
     for axis, size in zip(axes, shape, strict=True):
         parts = _parts(mesh, RULES[axis])
@@ -155,10 +152,7 @@ def on_one_cpu() -> bool:
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
-    """Pins an activation's layout where the compiler's own choice could be a costly one.
-
-    Outside a mesh (one device, an exported program) it returns `x` as it is.
-    """
+    """Pins an activation's layout. Outside a mesh (one device, an exported program) returns `x`."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(axes))

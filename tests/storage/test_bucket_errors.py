@@ -8,7 +8,7 @@ import pytest
 from bert_jax.errors import RunStopped
 from bert_jax.files import bucket as client
 from bert_jax.files import patience
-from bert_jax.files.cloud_object import CloudObject
+from bert_jax.files.lock import CloudObject
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 

@@ -12,8 +12,7 @@ from bert_jax.errors import RunStopped
 from bert_jax.files import bucket as client
 from bert_jax.files import lock as lock_module
 from bert_jax.files import patience
-from bert_jax.files.cloud_object import CloudObject
-from bert_jax.files.lock import LockLost, ObjectLock
+from bert_jax.files.lock import CloudObject, LockLost, ObjectLock
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 

@@ -13,7 +13,7 @@ from bert_jax.diagnostics.findings import Finding
 from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files import bucket as client
-from bert_jax.files.cloud_object import CloudObject
+from bert_jax.files.lock import CloudObject
 from tests.storage.cloud import Cloud, forget_clients
 
 
