@@ -45,7 +45,7 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
     """Scores logistic regression on features by stratified 5-fold cross-validation.
 
     scikit-learn's with its defaults (L2, C = 1), on unscaled features, float32 [texts, width]. With
-    `mix`, [texts, states, D], of which it learns the weights on each fold's training part alone.
+    `mix`, the features are [texts, states, D], and each fold's training part gives the weights.
     Raises UserError: one label only, or a label with fewer texts than folds.
     """
     from sklearn.exceptions import ConvergenceWarning

@@ -55,7 +55,7 @@ def full_disk(error: Exception) -> str | None:
 
 
 def why_not_written(error: Exception) -> str:
-    """Returns in a few words why writing has failed: that the disk is full, or what is said."""
+    """Returns in a few words why writing has failed: a full disk, or the error's first line."""
     return full_disk(error) or first_line(error)
 
 
@@ -73,7 +73,7 @@ def refusal_of(write: Callable[[], object]) -> str | None:
 
 
 class Attempts:
-    """Attempts to write to one place, which may refuse for a while; that is said once."""
+    """Attempts to write to one place, with one line for each time that it begins to refuse."""
 
     def __init__(self, place: object, *, say: Callable[[str], None]) -> None:
         """`say` gets a line when the place begins to refuse, and no other until it has taken it."""

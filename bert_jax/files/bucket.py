@@ -55,7 +55,7 @@ _ADDRESS: Final = re.compile(
 )
 
 
-# What is written is kept until there is so much of it, and sent in one request if it ends before.
+# A file up to this size is sent in one request.
 _UPLOAD_BYTES: Final = 32 << 20
 
 

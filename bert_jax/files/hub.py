@@ -40,7 +40,7 @@ class HubFile(NamedTuple):
 
     @property
     def record(self) -> dict[str, str]:
-        """What provenance.json says of it."""
+        """Its entry in provenance.json."""
         return {"hub": self.pinned, "sha256": sha256_of(self.path)}
 
 

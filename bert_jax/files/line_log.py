@@ -35,7 +35,7 @@ class ParsedLines(NamedTuple):
     """The lines of one file, in their order."""
 
     good: list[Line]
-    damaged: list[bytes]  # neither an entry of the log nor the half line of a killed writer
+    damaged: list[bytes]  # lines that are no entries; without the half line of a killed writer
 
 
 def parse_lines(raw: bytes, check: Check) -> ParsedLines:
@@ -73,7 +73,7 @@ def open_log(
 ) -> LineLog:
     """Opens a log, local or ``gs://``, to append to it, and drops what is no part of it any more.
 
-    Damaged and foreign lines are moved to a file beside it, ``metrics.damaged``. `check` tells
+    Damaged and foreign lines are moved to ``metrics.damaged`` in the same directory. `check` tells
     entries from foreign lines, `keep` which of them stay. `say` gets a line if damaged lines were
     found, or later ones are refused. Raises UserError if the log cannot be read or written.
     """

@@ -76,7 +76,7 @@ class LocalLock:
         return True
 
     def check(self) -> None:
-        """Does nothing: the system gives the lock to nobody else while we live."""
+        """Does nothing: the system keeps the lock for this process."""
 
     def give_back(self) -> None:
         """Removes the file and releases the lock if we hold it."""
@@ -104,7 +104,7 @@ class CloudObject:
         self._bucket, _, self._name = path.partition("://")[2].partition("/")
 
     def write(self, raw: bytes, *, replaces: int) -> int | None:
-        """Writes the object and returns its new generation; None if it has another than `replaces`.
+        """Writes the object; returns its new generation, or None if it had another than `replaces`.
 
         `replaces` is 0 for an object that must not exist. No other writer writes the same content.
         """
@@ -124,7 +124,7 @@ class CloudObject:
         return int(json.loads(found)["generation"])
 
     def read(self) -> ObjectVersion | None:
-        """Returns the current version; None if the object does not exist."""
+        """Returns the current version, if the object exists."""
         try:
             headers, raw = self._call("GET", alt="media")
         except FileNotFoundError:
@@ -218,7 +218,7 @@ class ObjectLock:
             self._generation = None
 
     def _replace_dead(self) -> int | None:
-        """Returns our generation in place of a dead holder's; None if the holder is alive."""
+        """Returns our generation in place of a dead holder's, or None if the holder is alive."""
         held = self._object.read()
         if held is not None:
             self.holder = held.raw.decode().strip()
@@ -265,9 +265,9 @@ Lock: TypeAlias = LocalLock | ObjectLock
 def lock_beside(output: epath.PathLike) -> epath.Path:
     """Returns the path of the lock of an output: ``out/tokenizer`` → ``out/.tokenizer.lock``.
 
-    Beside it, since the output may not be there yet, or be replaced as a whole.
+    The output itself may not be there yet, or be replaced as a whole.
     """
-    # ``.`` has no name of its own, and a whole bucket nothing beside it.
+    # ``.`` has no name of its own, and a whole bucket has no parent.
     path = epath.Path(output if is_remote(output) else os.path.abspath(output))
     if is_remote(path) and os.fspath(path).rstrip("/").count("/") == 2:
         return path / LOCK

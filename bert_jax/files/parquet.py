@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is neede
 
 @contextlib.contextmanager
 def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Opens a Parquet file, local or ``gs://``; `options` are those of `pq.ParquetFile`.
+    """Opens a Parquet file, local or ``gs://``; `options` are passed to `pq.ParquetFile`.
 
     Raises UserError: no regular file, Arrow cannot read it, or a column is there twice.
     """
@@ -40,7 +40,7 @@ def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFil
 def parquet_rows(
     path: epath.PathLike, file: pq.ParquetFile, *, first: int = 1, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of an open file by column; `options` are those of `iter_batches`.
+    """Yields the rows of an open file by column; `options` are passed to `iter_batches`.
 
     `first` is the number of the first row, for messages. Raises UserError: text that is not
     UTF-8, or a value that Python has no type for.

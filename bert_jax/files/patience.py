@@ -17,8 +17,8 @@ STOPPING_SECONDS: Final = 10.0
 """The same once a signal has asked the process to stop: machines are gone half a minute later."""
 
 FIRST_PAUSE_SECONDS: Final = 1.0
-"""The longest first pause. It doubles with each try, and each is drawn evenly from nothing to that
-length, so that hosts which were refused together do not come back together."""
+"""The longest first pause. It doubles with each try. Each pause is drawn evenly from nothing to
+that length, so that hosts that were refused together come back at different times."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 
@@ -38,7 +38,7 @@ _saying = threading.Lock()
 def say_waiting(what: str, waited: float, error: BaseException) -> None:
     """Says that a request is tried again: not in its first ten seconds, a line a minute in all.
 
-    `what` is asked for, such as ``gs://bucket/name``, and has failed for `waited` seconds.
+    The request for `what`, such as ``gs://bucket/name``, has failed for `waited` seconds.
     """
     with _saying:
         now = time.monotonic()

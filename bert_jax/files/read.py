@@ -18,9 +18,9 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import is_remote
 
 MAX_FILE_BYTES: Final = 1 << 30
-"""Of a file that is read whole, where its reader sets no other limit."""
+"""Default limit of a file that is read whole."""
 MAX_JSON_BYTES: Final = 32 << 20
-"""Of a JSON file; the largest vocabularies in a tokenizer.json have a third of it."""
+"""Limit of a JSON file; the largest tokenizer.json have a third of it."""
 MAX_DEPTH: Final = 100  # objects and lists in one another
 MAX_DIGITS: Final = 40  # of a whole number. Hugging Face writes 10**30 for "no limit".
 MAX_LINE: Final = 64 << 20  # characters of one line of a table
@@ -29,7 +29,7 @@ MAX_LINE: Final = 64 << 20  # characters of one line of a table
 def require_file(path: epath.PathLike) -> None:
     """Refuses what is no regular file: a device or a pipe may never end.
 
-    Raises UserError: no such file, a directory, a device, or it cannot be looked at.
+    Raises UserError: no such file, a directory, a device, or no permission.
     """
     if is_remote(path):  # a bucket has files only
         return
@@ -159,7 +159,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_whole(text: str) -> bool:
-    """Returns whether a text is at most `MAX_DIGITS` ASCII digits and nothing else."""
+    """Returns whether a text consists of 1 to `MAX_DIGITS` ASCII digits."""
     return text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS
 
 

@@ -1,4 +1,4 @@
-"""Paths that may lie in a bucket, and what differs there."""
+"""Paths that may be local or in a bucket."""
 
 import concurrent.futures
 import contextlib
@@ -30,7 +30,7 @@ for _name in ("gcs", "gs"):
 
 
 class _Absent(fsspec.AbstractFileSystem):
-    """Storage whose client is not installed: opening it says so in a line."""
+    """Storage whose client is not installed: opening it raises UserError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         name, client = str(self.protocol), CLIENTS[str(self.protocol)]

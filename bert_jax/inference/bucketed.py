@@ -23,7 +23,7 @@ from bert_jax.train.prefetch import to_devices
 
 
 def check_batch_size(rows: int | None) -> None:
-    """Raises UserError for a ``--batch-size`` below 1; None is the verb's own."""
+    """Raises UserError for a ``--batch-size`` below 1."""
     if rows is not None and rows < 1:
         raise UserError(f"--batch-size: found {rows:,}, allowed: 1 or more")
 

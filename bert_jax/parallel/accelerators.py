@@ -29,7 +29,7 @@ GIB: Final = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Quota:
-    """What a project may have of one generation in a zone, as the Cloud Quotas API calls it."""
+    """A project's quota of one generation in a zone, by the ids of the Cloud Quotas API."""
 
     on_demand: str  # the quota's id
     spot: str  # likewise
@@ -52,10 +52,10 @@ class Accelerator:
     # Chips that one count of an accelerator type such as ``v4-32`` stands for: 0.5 where it counts
     # TensorCores
     count_unit: float = 0.5
-    accelerator_type: str | None = None  # how Cloud spells it before a count; None: as its name
-    # Of the Cloud TPU API; None where only GKE and Compute Engine have it
+    accelerator_type: str | None = None  # Cloud's spelling before a count, if not the name
+    # For the Cloud TPU API, if that has the generation
     runtime_version: str | None = "tpu-ubuntu2204-base"
-    libtpu_name: str | None = None  # how libtpu spells it in a topology; None: as its name
+    libtpu_name: str | None = None  # libtpu's spelling in a topology, if not the name
     megacore: bool = False  # whether libtpu must be told that a chip is one device
     # Whether its matrix units take bfloat16 from Pallas kernels too, and ours have been compiled
     # for it
@@ -74,10 +74,9 @@ class Accelerator:
     shapes: tuple[tuple[int, ...], ...]  # slices that can be had, in chips, smallest first
     # Where Cloud offers it, its own list; `bert-jax submit` asks the API as well
     zones: tuple[str, ...]
-    gke_slice: str | None  # GKE's selector of slices with several hosts; None: not on GKE
-    gke_device: str | None = None  # the same of one host, where it is another
-    # By the smallest slice that counts towards each, ascending. Of a slice that is below all of
-    # them no name is published: then only a request tells.
+    gke_slice: str | None  # GKE's selector of slices with several hosts, if GKE has them
+    gke_device: str | None = None  # the selector of one host, if it differs
+    # Ascending by their smallest slices. The quota of a smaller slice has no published name.
     quotas: tuple[Quota, ...] = ()
 
     @property
@@ -87,7 +86,7 @@ class Accelerator:
 
     @property
     def dimensions(self) -> int:
-        """Of the torus that joins the chips."""
+        """Dimensions of the torus that joins the chips."""
         return self.ici_links // 2
 
     @property
@@ -100,7 +99,7 @@ class Accelerator:
         return round(math.prod(shape) / self.count_unit)
 
     def quota(self, chips: int) -> Quota | None:
-        """Returns what a slice of so many chips counts towards; None: its name is not known."""
+        """Returns the quota of a slice with that number of chips; None without a known name."""
         return next((q for q in reversed(self.quotas) if q.smallest <= chips), None)
 
 
@@ -289,7 +288,7 @@ _GPU_PEAK_FLOPS: Final[dict[str, float]] = {
 
 
 def accelerator_of(device: Any) -> Accelerator | None:
-    """Returns the generation of a JAX device; None of what is no TPU that the table has."""
+    """Returns the generation of a JAX device; None for devices that are not in the table."""
     found = (each for each in ACCELERATORS.values() if device.device_kind in each.device_kinds)
     return next(found, None)
 

@@ -225,5 +225,5 @@ _channels: list[Channel] = []
 
 
 def current_channel() -> Channel | None:
-    """Returns this process's channel; None in a job of one process."""
+    """Returns this process's channel, if the job has several processes."""
     return _channels[0] if _channels else None

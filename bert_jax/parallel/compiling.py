@@ -1,4 +1,4 @@
-"""Compiling: once for equal programs, said aloud, without the compiler's alarms, kept in files."""
+"""Compiling: once for equal programs, with a line, without XLA's banners, cached in files."""
 
 import contextlib
 import functools
@@ -30,8 +30,8 @@ T = TypeVar("T")
 def made_once(make: Callable[P, T]) -> Callable[P, T]:
     """Decorates what makes a function for JAX: equal arguments give the very same one.
 
-    JAX knows a function by its identity: a closure that the next run or seed made anew would be
-    traced and compiled again.
+    JAX knows a function by its identity: it would trace and compile the closure of the next run or
+    seed again.
 
     The arguments must be all that the function depends on: hashable, never changed, no arrays. The
     last `FUNCTIONS_KEPT` are kept; a function that is dropped takes its programs with it.

@@ -35,7 +35,7 @@ def device_shares(
     """Returns what every device computes of its part of the operands: [devices, …].
 
     The sum over the first axis, one entry per part of a batch, is the result. `arguments` are the
-    logical axes of the operands, the batch among them; `axes` those of the result of `share`.
+    logical axes of the operands, the batch among them; `axes` of the result of `share`.
     """
     run = per_shard(
         lambda *own: (share(*own)[None],), arguments=arguments, results=[("batch", *axes)]
@@ -85,7 +85,7 @@ def _steps(size: int) -> Iterator[list[list[int]]]:
     whole_axis = size
     while size > 1:
         parts = next((n for n in range(min(size, _MOST), 1, -1) if size % n == 0), size)
-        each = size // parts  # devices that go on together
+        each = size // parts  # devices of a group
         yield [
             [first + part * each + at for part in range(parts)]
             for first in range(0, whole_axis, size)

@@ -80,8 +80,8 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     """Returns the mesh with axes slice, data, fsdp, tensor.
 
     Slices split a batch as `data` does inside of each, and `mesh.data` is the product of the two:
-    the data-centre network between slices carries one sum of gradients a step, and no more.
-    `devices` are by default `jax.devices()`; those of a topology compile without an accelerator.
+    the data-centre network between slices carries one sum of gradients a step. `devices` are by
+    default `jax.devices()`; devices of a topology compile without an accelerator.
     """
     devices = list(devices) if devices is not None else jax.devices()
     data, fsdp, tensor = mesh_shape(section, len(devices))

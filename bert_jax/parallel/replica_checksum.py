@@ -19,7 +19,7 @@ from bert_jax.parallel.rules import replicated, split_over
 
 
 class Deviation(NamedTuple):
-    """A device whose replica of some arrays differs from the others'."""
+    """A device with replicas of arrays that differ from other devices' replicas."""
 
     device: Any  # a jax.Device, of any process
     arrays: tuple[str, ...]  # their names

@@ -20,8 +20,8 @@ LogicalAxes = tuple[str, ...]
 
 MESH_AXES: Final = (SLICE, DATA, FSDP, TENSOR)
 
-# What each axis of an activation or a parameter is split over. `embed` is the model dimension of
-# a parameter and `hidden` that of an activation, whose batch axis already uses the fsdp axis.
+# The mesh axes that split each axis of an activation or a parameter. The model dimension is `embed`
+# in a parameter and `hidden` in an activation, whose batch axis already uses the fsdp axis.
 RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "batch": (SLICE, DATA, FSDP),
     # Never split.
@@ -76,7 +76,7 @@ def parameter_sharding(
 
 
 def trained_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
-    """Returns how a parameter that is trained, and its moments, lie on the mesh between steps."""
+    """Returns the layout of a trained parameter, and of its moments, between steps."""
     return NamedSharding(mesh, trained_spec(mesh, axes, shape))
 
 
@@ -115,7 +115,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the layout of an array of which every device holds the whole."""
+    """Returns the layout of an array that every device holds as a whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 

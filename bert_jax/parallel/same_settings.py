@@ -1,4 +1,4 @@
-"""What the processes of a job must have in common is compared before they compute together.
+"""Settings and data of all processes are compared before they compute together.
 
 Programs that differ wait for each other forever, or abort in C++; different data train along
 unseen.
@@ -41,7 +41,7 @@ def require_same(values: Mapping[str, Any]) -> None:
     if (channel := current_channel()) is None:
         return
     mine = flatten(values)
-    # Process 0 alone sends its settings: those of hundreds of processes would not fit a message.
+    # Process 0 alone sends its settings: all settings of hundreds of processes would be too long.
     expected = channel.exchange(mine if channel.index == 0 else None)[0]
     differences = channel.exchange(first_difference(mine, expected))
     if line := describe(dict(enumerate(differences)), channel.members):
@@ -86,7 +86,7 @@ def first_difference(mine: Flat, expected: Flat) -> Difference | None:
 def describe(
     differences: Mapping[int, Sequence[str] | None], members: Mapping[int, Member]
 ) -> str | None:
-    """Returns a line on the first process that differs; None if all are equal."""
+    """Returns a line on the first process that differs, if one does."""
     differing = {index: found for index, found in sorted(differences.items()) if found}
     if not differing:
         return None

@@ -111,8 +111,8 @@ class StopSignal:
     def listen(self, *, owns_process: bool) -> None:
         """Hears signals from now on, if called in the main thread.
 
-        With `owns_process` the process ends as soon as nothing has to be saved, as the command line
-        does; otherwise the train loop alone ends, after its next step.
+        With `owns_process` the process ends, as the command line does, as soon as all steps are
+        saved; otherwise the train loop alone ends, after its next step.
         """
         if threading.current_thread() is threading.main_thread() and self._pipe is None:
             self._owns_process = owns_process
