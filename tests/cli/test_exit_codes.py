@@ -2,13 +2,11 @@
 
 import importlib
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from bert_jax.cli import main
 from bert_jax.errors import PeerLost, RunStopped, UserError
-from bert_jax.parallel import processes
 
 MESSAGE = "Gloo connectFullMesh failed"
 
@@ -36,19 +34,3 @@ def test_only_an_uncaught_exception_ends_with_70(
     said = capsys.readouterr().err
     assert MESSAGE in said
     assert ("Traceback" in said) == (bool(debug) or code == 70)
-
-
-def test_an_uncaught_exception_ends_a_process_of_several_with_70(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[object] = []
-
-    def end(code: int, line: str, *, printed: bool) -> None:
-        assert printed  # the traceback
-        told.extend((code, line))
-
-    monkeypatch.setattr(sys, "excepthook", lambda *_: told.append("traceback"))
-    monkeypatch.setattr(processes, "end_now", end)
-    processes._report_errors(SimpleNamespace(explain=lambda: None))  # pyright: ignore
-    sys.excepthook(RuntimeError, RuntimeError(MESSAGE), None)
-    assert told == ["traceback", 70, f"RuntimeError: {MESSAGE}"]

@@ -53,9 +53,8 @@ def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
 @pytest.mark.parametrize(
     ("execution", "architecture"),
     [
-        ({"unroll": 1}, {"num_hidden_layers": 3}),
+        ({"unroll": 1, "remat": "attention"}, {"num_hidden_layers": 3}),
         ({}, {"num_hidden_layers": 1}),
-        ({"remat": "attention"}, {}),
         pytest.param({"remat": "full"}, {}, marks=pytest.mark.chaos),
         pytest.param(FUSED, WIDE, marks=pytest.mark.chaos),  # on a mesh: below
         pytest.param(
@@ -69,14 +68,15 @@ def test_it_is_what_all_of_the_layer_has_there(
     execution: dict[str, Any], architecture: dict[str, Any]
 ) -> None:
     task = small_task(execution=execution, **architecture)
-    params, batch = fresh_params(task), packed_batch(6)
+    params, batch = fresh_params(task), packed_batch(4)
     assert_same(*(states(task, params, batch, read_all=each) for each in (False, True)))
 
 
 def test_on_a_mesh_too() -> None:
-    task = small_task(execution=FUSED, hidden_size=256, num_attention_heads=4, num_hidden_layers=1)
-    params, batch = fresh_params(task), packed_batch(4)
-    expected = states(task, params, batch, read_all=True)
+    task = small_task(execution=FUSED, num_hidden_layers=1, **WIDE)
+    params, batch = fresh_params(task), packed_batch(2)
+    plain = small_task(num_hidden_layers=1, **WIDE)
+    expected = states(plain, params, batch, read_all=True)
     mesh = make_mesh(MeshSection(data=2, tensor=2), jax.devices()[:4])
     with jax.set_mesh(mesh):
         assert_same(states(task, params, on_mesh(batch, mesh), read_all=False), expected)

@@ -120,11 +120,11 @@ def test_padding_never_reaches_a_real_token() -> None:
     np.testing.assert_array_equal(np.asarray(dirty)[0, :10], clean)
 
 
-def loss_and_gradients(**execution: Any) -> tuple[float, Any]:
+def loss_and_gradients(*, unroll: int = 1, **execution: Any) -> tuple[float, Any]:
     """With dropout on, so that a recomputed mask that differs from the first would show."""
     _, params = small()
     dtype = execution.pop("dtype", "float32")
-    task = small_task(dtype=dtype, execution=execution)
+    task = small_task(dtype=dtype, execution={"unroll": unroll, **execution})
     batch = batch_of(4)
 
     def loss(params: Any) -> Any:
@@ -152,7 +152,7 @@ def assert_close(found: tuple[float, Any], expected: tuple[float, Any], *, rel: 
 
 @pytest.mark.parametrize(
     "execution",
-    [{"remat": "attention"}, {"remat": "dots"}, {"remat": "full"}, {"unroll": 1}],
+    [{"remat": "attention"}, {"remat": "dots"}, {"remat": "full"}, {"unroll": 2}],
     ids=str,
 )
 def test_remat_and_unrolling_change_no_gradient(execution: dict[str, Any]) -> None:

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 import torch
 
-from bert_jax.optim.finetuning import make_finetune_optimizer, make_schedule
+from bert_jax.errors import UserError
+from bert_jax.optim.finetuning import frozen_units, make_finetune_optimizer, make_schedule
 from bert_jax.optim.optimizer import schedule_count
 from bert_jax.optim.schedule import learning_rate
 from bert_jax.optim.sections import FinetuneOptimizerSection
@@ -200,3 +202,61 @@ def test_the_rate_given_is_the_rate_applied() -> None:
     expected = [2e-3 * part for part in (0, 1 / 2, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
     np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen", "bias_correction"),
+    [
+        ((), set(), True),
+        (("embeddings", "layers.0"), {"embeddings", "layers.0"}, True),
+        (("layers.1", "pooler"), {"layers.1", "pooler"}, False),
+        (("encoder",), {"embeddings", "layers.0", "layers.1", "layers.2"}, False),
+    ],
+)
+def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
+    freeze: tuple[str, ...], frozen: set[str], bias_correction: bool
+) -> None:
+    section = FinetuneOptimizerSection(
+        freeze=freeze, bias_correction=bias_correction, weight_decay=0.1, warmup_fraction=0.0
+    )
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
+
+    def with_negative_zeros(leaf: np.ndarray) -> np.ndarray:
+        leaf.reshape(-1)[::2] = -0.0  # a sum with 0 loses its sign
+        return leaf
+
+    start = jax.tree.map(with_negative_zeros, tree(0))
+    params, state = start, transform.init(start)
+    update = jax.jit(transform.update)
+    for step in range(2):
+        updates, state = update(gradients(step), state, params, learning_rate=1e-4)
+        params = optax.apply_updates(params, updates)
+        for name, bits in parts(params).items():
+            moved = bits.tobytes() != parts(start)[name].tobytes()
+            assert moved is (PARTS[name][0] not in frozen), name
+    (moments,) = (part for part in state if hasattr(part, "mu"))
+    for each in (moments.mu, moments.nu):
+        for name, value in parts(each).items():
+            assert value.any() == value.all() == (PARTS[name][0] not in frozen), name
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("embedding", '; did you mean "embeddings"?'),
+        ("layer.3", '; did you mean "layers.3"?'),
+        ("layers.12", "to 11"),
+        ("layers.5-4", "to 11"),
+        ("layers.-1", ""),
+        ("", ""),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(name: str, near: str) -> None:
+    with pytest.raises(UserError) as raised:
+        frozen_units((name,), depth=12)
+    message = str(raised.value)
+    assert message.startswith(
+        f'optimizer.freeze: found "{name}", allowed: embeddings, encoder, pooler, layers.N or '
+        "layers.N-M with N ≤ M from 0 to 11"
+    )
+    assert message.endswith(near)
