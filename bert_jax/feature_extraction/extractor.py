@@ -271,9 +271,9 @@ def _forward(
     def forward(params: Any, batch: Batch) -> jax.Array:
         model = nnx.merge(definition.graphdef, params)
         if settings.level != "sentence":
-            return settings.layers.combine(model.every_layer(batch))
+            return settings.layers.combine(model.encoder.every_layer(batch))
         read = _first if settings.pool == "cls" else _mean_over(batch["segment_ids"])
-        return settings.layers.combine(model.every_layer(batch, read=read))
+        return settings.layers.combine(model.encoder.every_layer(batch, read=read))
 
     return forward
 

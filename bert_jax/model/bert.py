@@ -75,23 +75,11 @@ class Bert(nnx.Module):
             dropout_key: None in evaluation.
         """
         return self.encoder(
-            *_inputs(batch),
+            batch,
             words_BLD=words_BLD,
             queries_BQ=queries_BQ,
             dropout_key=subkey(dropout_key, 0),
         )
-
-    def every_layer(
-        self,
-        batch: Mapping[str, Array],
-        *,
-        read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
-    ) -> Float[Array, "states batch *rest"]:
-        """Returns the embeddings' output and every layer's: [layers + 1, B, L, D], no dropout.
-
-        The batch is as for `hidden`; `read` reduces each state [B, L, D] to what is kept of it.
-        """
-        return self.encoder.every_layer(*_inputs(batch), read=read)
 
     def mlm_logits(
         self, hidden_BLD: Float[Array, "batch length hidden"], positions_BP: Array
@@ -114,11 +102,6 @@ class Bert(nnx.Module):
             read = dropout(read, self.task_dropout, dropout_key)
         logits = self.task(read).astype(jnp.float32)
         return logits[:, 0] if self.heads.reads_pooled else logits
-
-
-def _inputs(batch: Mapping[str, Array]) -> tuple[Array, Array, Array, Array | None]:
-    ids, types, segments = (batch[f"{name}_ids"] for name in ("input", "token_type", "segment"))
-    return ids, types, segments, batch.get("position_ids")
 
 
 class PretrainingLogits(NamedTuple):
@@ -188,7 +171,7 @@ def attention_maps(
     in the execution's dtype, as in training. All maps are in memory together, layers · B · heads ·
     L² numbers: enough for a few sentences. The batch is as for `Bert.hidden`.
     """
-    entering_NBLD = model.every_layer(batch)[:-1]
+    entering_NBLD = model.encoder.every_layer(batch)[:-1]
     attention_def, stacked = nnx.split(model.encoder.layers.attention)
 
     def layer(_: None, state_and_params: tuple[Array, nnx.State]) -> tuple[None, Array]:

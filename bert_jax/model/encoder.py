@@ -1,7 +1,7 @@
 """The stack of layers: their parameters lie along a leading axis, and a scan runs over them."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -107,10 +107,7 @@ class Encoder(nnx.Module):
 
     def __call__(
         self,
-        input_ids: Int[Array, "batch length"],
-        token_type_ids: Int[Array, "batch length"],
-        segment_ids: Int[Array, "batch length"],
-        position_ids: Int[Array, "batch length"] | None = None,
+        batch: Mapping[str, Array],
         *,
         words_BLD: Float[Array, "batch length hidden"] | None = None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
@@ -119,16 +116,10 @@ class Encoder(nnx.Module):
         """Returns the last layer's hidden states of `queries_BQ`, None for all tokens.
 
         The last layer computes nothing for other tokens; the result is the same, dropout included.
-        `segment_ids` are the packed example of each token, 0 for padding. For the rest see
-        `Embeddings`.
+        The arguments are those of `Bert.hidden`.
         """
-        x_BLD = self.embeddings(
-            input_ids,
-            token_type_ids,
-            position_ids,
-            words_BLD=words_BLD,
-            dropout_key=subkey(dropout_key, 0),
-        )
+        x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
+        segment_ids = batch["segment_ids"]
         layers = self._layers(dropout_key)
         if queries_BQ is None:
             return self._scan(x_BLD, segment_ids, layers)[0]
@@ -145,21 +136,28 @@ class Encoder(nnx.Module):
 
     def every_layer(
         self,
-        input_ids: Int[Array, "batch length"],
-        token_type_ids: Int[Array, "batch length"],
-        segment_ids: Int[Array, "batch length"],
-        position_ids: Int[Array, "batch length"] | None = None,
+        batch: Mapping[str, Array],
         *,
         read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
     ) -> Float[Array, "states batch *rest"]:
         """Returns what `read` keeps of the embeddings' output and of every layer's, no dropout.
 
-        `read` takes a state [B, L, D]. With a mean over L the whole states are never in memory
-        together. The other arguments are those of `__call__`.
+        `read` takes a state [B, L, D]; all states are [layers + 1, B, L, D]. With a mean over L the
+        whole states are never in memory together. The batch is as for `Bert.hidden`.
         """
-        x_BLD = self.embeddings(input_ids, token_type_ids, position_ids, dropout_key=None)
-        _, read_layers = self._scan(x_BLD, segment_ids, self._layers(None), read=read)
+        x_BLD = self._embedded(batch, dropout_key=None)
+        _, read_layers = self._scan(x_BLD, batch["segment_ids"], self._layers(None), read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
+
+    def _embedded(
+        self,
+        batch: Mapping[str, Array],
+        *,
+        words_BLD: Array | None = None,
+        dropout_key: Array | None,
+    ) -> Array:
+        ids = batch["input_ids"], batch["token_type_ids"], batch.get("position_ids")
+        return self.embeddings(*ids, words_BLD=words_BLD, dropout_key=dropout_key)
 
     def _layers(self, dropout_key: Array | None) -> _Layers:
         """Returns the layers' parameters, gathered for use, and their keys."""

@@ -110,7 +110,7 @@ def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
         last = model.hidden(batch, dropout_key=None)
         pooled = model.pooler(last[:, :1])
         outputs = (
-            (model.every_layer(batch), last),
+            (model.encoder.every_layer(batch), last),
             pooled[:, 0],
             model.mlm_logits(last, everywhere),
             model.next_sentence(pooled)[:, 0],

@@ -86,7 +86,7 @@ def test_the_maps_times_the_values_are_what_the_core_computes(imported: Imported
     batch = mixed_batch(hf_config())
     segments = jnp.asarray(batch["segment_ids"])
     found = maps(model, batch)
-    states = model.every_layer(jax.tree.map(jnp.asarray, batch))
+    states = model.encoder.every_layer(jax.tree.map(jnp.asarray, batch))
     definition, stacked = nnx.split(model.encoder.layers.attention)
     for layer in range(LAYERS):
         attention = nnx.merge(definition, jax.tree.map(lambda array, at=layer: array[at], stacked))

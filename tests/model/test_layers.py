@@ -78,7 +78,9 @@ def encode() -> Any:
     task, params = small()
 
     def run(ids: Any, types: Any, segments: Any, positions: Any) -> Any:
-        return model_of(task, params).encoder(ids, types, segments, positions, dropout_key=None)
+        batch = {"input_ids": ids, "token_type_ids": types, "segment_ids": segments}
+        model = model_of(task, params)
+        return model.hidden({**batch, "position_ids": positions}, dropout_key=None)
 
     return jax.jit(run)
 
