@@ -19,11 +19,11 @@ from bert_jax.data.rows.collate import assemble, encode_ragged
 from bert_jax.data.tables import Delimiter, TableRow, ragged, read_fields, read_table
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.section import DataPathText, Section
 from bert_jax.tasks.family import (
     DataRequest,
     Encoded,
     Family,
+    FilesSection,
     Record,
     Split,
     content_hash,
@@ -48,17 +48,10 @@ _PRESETS: Final[dict[str, dict[str, Any]]] = {
 _NEEDED: Final = ("text", "choices", "label")
 
 
-class MultipleChoiceSection(Section):
+class MultipleChoiceSection(FilesSection):
     """Tables of questions. `format` "columns" names what the presets know."""
 
     kind: Literal["multiple_choice"] = "multiple_choice"
-    """This family."""
-    train: DataPathText | None = None
-    """A table."""
-    dev: DataPathText | None = None
-    """Likewise; picks the best checkpoint."""
-    test: DataPathText | None = None
-    """Likewise, with labels or without."""
     format: Literal["swag", "codah", "columns"] = "columns"
     """`swag` and `codah` know their columns; with `columns` they are named below."""
     text: str | None = None

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
 from bert_jax.model.config import HeadsSection, ProblemName, TaskName
-from bert_jax.section import Section
+from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
 
 # One predicted example as plain JSON: at least "id", "label" (None in a test set) and "prediction".
@@ -101,6 +101,19 @@ class Family:
     def dev(self) -> list[str]:
         """The names of the dev splits; the first one ranks checkpoints."""
         return [name for name in self.splits if name.startswith("dev")]
+
+
+class FilesSection(Section):
+    """The settings of a family with a file for each role."""
+
+    kind: Any
+    """Which task family this is."""
+    train: DataPathText | None = None
+    """The training data: a file, or `hf://datasets/owner/name`."""
+    dev: DataPathText | None = None
+    """Likewise; picks the best checkpoint. Without it `table` takes a part of `train`."""
+    test: DataPathText | None = None
+    """Likewise, with labels or without."""
 
 
 class DataRequest(NamedTuple):

@@ -14,8 +14,14 @@ from bert_jax.data.row_errors import OnError, RowError, RowErrors
 from bert_jax.data.tables import Delimiter, TableRow, read_table
 from bert_jax.errors import UserError, counted
 from bert_jax.model.config import ProblemName
-from bert_jax.section import DataPathText, Section
-from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels, row_errors
+from bert_jax.tasks.family import (
+    DataRequest,
+    Family,
+    FilesSection,
+    Record,
+    needs_labels,
+    row_errors,
+)
 from bert_jax.tasks.labels import (
     Labelling,
     TextRow,
@@ -35,20 +41,13 @@ FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
 }
 
 
-class TableSection(Section):
+class TableSection(FilesSection):
     """Files with columns by name: .csv, .tsv (no quotes), .jsonl or .parquet.
 
     ``{kind: table, train: mine.csv, text: review, label: stars}``
     """
 
     kind: Literal["table"] = "table"
-    """This family."""
-    train: DataPathText | None = None
-    """A .csv, .tsv, .jsonl or .parquet file, or `hf://datasets/owner/name`."""
-    dev: DataPathText | None = None
-    """Likewise; picks the best checkpoint. None: a part of `train`."""
-    test: DataPathText | None = None
-    """Likewise, with labels or without."""
     text: str
     """Column of the text."""
     pair: str | None = None

@@ -92,7 +92,7 @@ class FinetuneTask:
             per_end = jnp.where(inside, found, NO_POSITION).swapaxes(1, 2)
             return cross_entropy(per_end, ends).loss.mean(axis=1)
         if heads.problem == "regression":
-            return jnp.square(_one_column(found) - batch["label"])
+            return jnp.square(found[:, 0] - batch["label"])
         if heads.problem == "multi_label":
             targets = batch["label"].astype(jnp.float32)
             per_label = optax.sigmoid_binary_cross_entropy(found, targets)
@@ -121,10 +121,3 @@ def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.A
     # 0 and 1 are taken by the encoder.
     found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
     return found.reshape(shape[:-1]) if len(shape) == 3 else found
-
-
-def _one_column(found: jax.Array) -> jax.Array:
-    """[B, 1] → [B]: left as it is it would be compared with every label of the batch."""
-    if found.shape[1:] != (1,):
-        raise ValueError(f"regression: found logits {found.shape}, allowed: one column")
-    return found[:, 0]

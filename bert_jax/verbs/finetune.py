@@ -73,7 +73,17 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
     with speaking(console):
         if len(points) > 1:
             return sweep(settings, points, console=console)
-        return _finetune(settings, console)
+        prepared = prepare(settings)
+        root = claim(prepared)
+        with hold_run(root) as check_lock:
+            if (root / SWEEP).exists():
+                raise UserError(
+                    f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir"
+                )
+            tell_data(prepared, console)
+            return run_finetuning(
+                prepared, root, prepared.predictor(), check_lock=check_lock, console=console
+            ).outcome
 
 
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
@@ -99,18 +109,3 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     changed = task.model_copy(update={key: str(root / f"{key}.jsonl") for key in data})
     finetuning = section.model_copy(update={"task": changed})
     return config.model_copy(update={"finetune": finetuning})
-
-
-def _finetune(settings: FinetuneSettings, console: Console) -> Outcome:
-    """Runs one fine-tuning."""
-    prepared = prepare(settings)
-    root = claim(prepared)
-    with hold_run(root) as check_lock:
-        if (root / SWEEP).exists():
-            raise UserError(
-                f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir"
-            )
-        tell_data(prepared, console)
-        return run_finetuning(
-            prepared, root, prepared.predictor(), check_lock=check_lock, console=console
-        ).outcome

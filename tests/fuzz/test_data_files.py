@@ -27,7 +27,7 @@ from bert_jax.tasks.glue.files import read_glue
 from bert_jax.tasks.labels import Labelling, number_of
 from bert_jax.tasks.squad.file import read_squad
 from bert_jax.tasks.table import TableSection, text_rows
-from bert_jax.tasks.tokens.conll import ConllColumns, read_conll
+from bert_jax.tasks.tokens.conll import read_conll
 from tests.corpus import make_dataset
 from tests.fuzz.harness import both_forms, damaged, flipped, json_of, survives
 
@@ -112,7 +112,7 @@ def test_columns_of_tokens(tmp_path: Path, inputs: int) -> None:
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        _ = read_conll(path, ConllColumns(), labelled=True).names
+        _ = read_conll(path, labelled=True).names
 
     survives(read, damaged(CONLL.encode()), inputs)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.tokens.conll import ConllColumns, read_conll
+from bert_jax.tasks.tokens.conll import read_conll
 
 
 def write(directory: Path, text: str) -> Path:
@@ -27,7 +27,7 @@ Peter NNP I-NP I-PER
 
 
 def test_columns_of_2003_are_read_sentence_by_sentence(tmp_path: Path) -> None:
-    file = read_conll(write(tmp_path, COLUMNS_OF_2003), ConllColumns(), labelled=True)
+    file = read_conll(write(tmp_path, COLUMNS_OF_2003), labelled=True)
     assert file.sentences[0].labels is not None
     assert [tuple(sentence) for sentence in file.sentences] == [
         (["EU", "rejects"], ["I-ORG", "O"], [3, 4]),
@@ -38,20 +38,20 @@ def test_columns_of_2003_are_read_sentence_by_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("label", "first"), [(1, "NNP"), (2, "I-NP"), (-2, "I-NP"), (3, "I-ORG")])
 def test_any_column_is_the_label(tmp_path: Path, label: int, first: str) -> None:
     path = write(tmp_path, COLUMNS_OF_2003)
-    file = read_conll(path, ConllColumns(label=label), labelled=True)
+    file = read_conll(path, labelled=True, label=label)
     assert file.sentences[0].labels is not None
     assert file.sentences[0].labels[0] == first
 
 
 def test_a_document_line_of_any_width_divides_sentences(tmp_path: Path) -> None:
     text = "a O\n-DOCSTART-\nb O\n-DOCSTART- (1 EU -X-)\nc O"
-    file = read_conll(write(tmp_path, text), ConllColumns(), labelled=True)
+    file = read_conll(write(tmp_path, text), labelled=True)
     assert [sentence.tokens for sentence in file.sentences] == [["a"], ["b"], ["c"]]
 
 
 def test_line_ends_of_windows_marks_and_odd_white_space_are_no_text(tmp_path: Path) -> None:
     text = "\ufeffa\u00a0b  O \r\n \t \r\n\u2028\tO\r\n\r\n\r\n"
-    file = read_conll(write(tmp_path, text), ConllColumns(), labelled=True)
+    file = read_conll(write(tmp_path, text), labelled=True)
     assert [sentence.tokens for sentence in file.sentences] == [["a\u00a0b"], ["\u2028"]]
     assert file.sentences[1].lines == [3]
 
@@ -76,7 +76,7 @@ def test_a_line_that_cannot_be_read_is_named(
 ) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UserError, match=message) as error:
-        read_conll(path, ConllColumns(**columns), labelled=True)
+        read_conll(path, labelled=True, **columns)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
 
@@ -93,7 +93,7 @@ def test_a_line_that_cannot_be_read_is_named(
 def test_a_file_is_labelled_only_if_every_token_is(
     tmp_path: Path, text: str, columns: dict[str, Any], stray: int
 ) -> None:
-    file = read_conll(write(tmp_path, text), ConllColumns(**columns), labelled=False)
+    file = read_conll(write(tmp_path, text), labelled=False, **columns)
     assert file.sentences[0].labels is None
     assert file.sentences[0].tokens == ["a", "b"]
     assert file.sentences[0].labels is None
@@ -112,7 +112,7 @@ def test_what_is_written_in_columns_is_read(
 ) -> None:
     text = "\n".join("".join(f"{a} {b}\n" for a, b in lines) for lines in sentences)
     path = write(tmp_path_factory.mktemp("conll"), text)
-    file = read_conll(path, ConllColumns(), labelled=True)
+    file = read_conll(path, labelled=True)
     found = [
         list(zip(sentence.tokens, sentence.labels or [], strict=True))
         for sentence in file.sentences

@@ -46,20 +46,6 @@ def test_correlation_of_a_constant_is_0_without_a_warning(key: str) -> None:
     assert -1.0 <= scores.number_figure(key, [1.0, 2.0, 3.0], nearly) <= 1.0
 
 
-def test_a_column_against_a_row_is_refused_and_not_broadcast() -> None:
-    rng = np.random.default_rng(0)
-    labels = rng.uniform(0, 5, 32)
-    column = (labels + rng.normal(0, 0.1, 32))[:, None]
-    # What it would have been: errors of every answer against every label.
-    assert np.square(labels - column).mean() > 1
-    for key in ("pearson", "spearman", "mse"):
-        with pytest.raises(ValueError, match=r"found shape \(32, 1\), allowed: \(32,\)"):
-            scores.number_figure(key, labels.tolist(), column.tolist())
-        with pytest.raises(ValueError, match="found shape"):
-            scores.number_figure(key, labels.tolist(), column[:31, 0].tolist())
-        assert np.isfinite(scores.number_figure(key, labels.tolist(), column[:, 0].tolist()))
-
-
 def test_figures_of_several_labels() -> None:
     labels = [["a", "b"], ["b"], [], ["c"]]
     found = [["a"], ["b"], ["b"], ["a", "c"]]

@@ -53,22 +53,25 @@ def test_version_is_found_in_the_file(
     assert _read(write(tmp_path / "x.json", content)).version == expected
 
 
-SECOND = "data[0].paragraphs[0].qas[1]"
+SECOND = "data.0.paragraphs.0.qas.1"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c, q: c.pop("data"), 'no "data"'),
+        (lambda c, q: c.pop("data"), "data: missing"),
         (lambda c, q: c.update(data=[]), "found no question"),
-        (lambda c, q: c["data"].append("Towers"), "data[1]: found 'Towers', allowed: an object"),
-        (lambda c, q: q.pop("id"), f'{SECOND}: no "id"'),
+        (
+            lambda c, q: c["data"].append("Towers"),
+            'data.1: found "Towers", allowed: keys and values',
+        ),
+        (lambda c, q: q.pop("id"), f"{SECOND}.id: missing"),
         (lambda c, q: q.update(id="a"), f'{SECOND}: found the id "a"'),
         (lambda c, q: q.update(question=None), f"{SECOND}.question: found null"),
         (lambda c, q: q.update(is_impossible=True), f"{SECOND}: found is_impossible with 1 answer"),
         (
             lambda c, q: q["answers"][0].update(answer_start="0"),
-            f"{SECOND}.answers[0].answer_start: found '0', allowed: an integer",
+            f'{SECOND}.answers.0.answer_start: found "0", allowed: an integer',
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import pydantic
 from etils import epath
@@ -10,17 +10,10 @@ from etils import epath
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError
 from bert_jax.files.read import MAX_FILE_BYTES, read_json_object
+from bert_jax.section import Section
+from bert_jax.validation import validate
 
 Version: TypeAlias = Literal["1.1", "2.0"]
-
-_ALLOWED: Final = {
-    "string_type": "a string",
-    "int_type": "an integer",
-    "bool_type": "true or false",
-    "list_type": "a list",
-    "model_type": "an object",
-}
-_SHOWN = 40  # characters of a wrong value in an error
 
 
 class Answer(NamedTuple):
@@ -58,10 +51,11 @@ def read_squad(
     question at all.
     """
     path = epath.Path(path)
+    values = read_json_object(path, limit=MAX_FILE_BYTES)
     try:
-        content = _File.model_validate(read_json_object(path, limit=MAX_FILE_BYTES))
-    except pydantic.ValidationError as error:
-        raise UserError(f"{path}: {_first_mistake(error)}") from None
+        content = _File.model_validate(values)
+    except pydantic.ValidationError:  # again, slowly, for the message
+        content = validate(_File, values, source=str(path))
     impossible = sum(bool(question.is_impossible) for *_, question in _walk(content))
     if version == "1.1" and impossible:
         raise UserError(
@@ -120,8 +114,8 @@ def find_answer(context: str, answer: Answer) -> tuple[int, int] | None:
     return found.span() if found else None
 
 
-class _Node(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore", strict=True, frozen=True)
+class _Node(Section):
+    model_config = pydantic.ConfigDict(extra="ignore")
 
 
 class _Answer(_Node):
@@ -155,7 +149,7 @@ def _walk(content: _File) -> Iterator[tuple[str, _Article, _Paragraph, _Question
     for i, article in enumerate(content.data):
         for j, paragraph in enumerate(article.paragraphs):
             for k, question in enumerate(paragraph.qas):
-                yield f"data[{i}].paragraphs[{j}].qas[{k}]", article, paragraph, question
+                yield f"data.{i}.paragraphs.{j}.qas.{k}", article, paragraph, question
 
 
 def _questions(
@@ -193,24 +187,3 @@ def _answers(question: _Question, *, version: Version) -> tuple[Answer, ...] | N
     # As in evaluate-v2.0.py, a question is answerable if it has answers.
     told = question.answers is not None and question.is_impossible is None
     return () if told and version == "2.0" else None
-
-
-def _first_mistake(error: pydantic.ValidationError) -> str:
-    mistake = error.errors(include_url=False)[0]
-    if mistake["type"] == "missing":
-        *place, key = mistake["loc"]
-        return f'{_place(place)}no "{key}"'
-    allowed = _ALLOWED.get(mistake["type"], mistake["msg"])
-    return f"{_place(mistake['loc'])}found {_shown(mistake['input'])}, allowed: {allowed}"
-
-
-def _place(loc: Sequence[int | str]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    path = "".join(parts).removeprefix(".")
-    return f"{path}: " if path else ""
-
-
-def _shown(value: Any) -> str:
-    names = {dict: "an object", list: "a list", type(None): "null", bool: str(value).lower()}
-    shown = names.get(type(value)) or ascii(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"

@@ -44,7 +44,7 @@ class SweepRecord:
         self._root, self._settings, self._metric = root, dict(settings), metric
         self._check_lock = check_lock
         self.done = False  # whether the best run has been written
-        self._results: dict[SweepPoint, RunResult] = {}
+        self.results: dict[SweepPoint, RunResult] = {}  # finished runs, in their order
         path = root / SWEEP
         if path.exists():
             found = read_json_object(path)
@@ -53,7 +53,7 @@ class SweepRecord:
                 for row in found["runs"]:
                     refuse_changed(row, where=f"{path}: run {row.get('name')}")
                     result = RunResult.from_json(row)
-                    self._results[result.point] = result
+                    self.results[result.point] = result
             except (KeyError, TypeError, AttributeError) as error:
                 raise UserError(f"{path}: no whole record of a sweep ({error!r})") from None
             refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
@@ -61,59 +61,46 @@ class SweepRecord:
             raise UserError(f"run_dir: {root} holds a single run; allowed: a new run_dir")
 
     @property
-    def results(self) -> list[RunResult]:
-        """The finished runs, in the order in which they ended."""
-        return list(self._results.values())
-
-    def __contains__(self, point: SweepPoint) -> bool:
-        return point in self._results
-
-    def add(self, result: RunResult) -> None:
-        """Adds a result and writes all, as `write` does."""
-        self._results[result.point] = result
-        self.write()
-
-    def finish(self) -> None:
-        """Records that the best run is in the sweep's directory, and writes `sweep.csv` too."""
-        self.done = True
-        self.write()
+    def best(self) -> RunResult | None:
+        """The run with the largest score; None if none has a score."""
+        return best_of(self.results.values())
 
     def write(self) -> None:
-        """Writes `sweep.json`; each process must call it.
+        """Writes `sweep.json`, and `sweep.csv` once it is `done`; each process must call it.
 
         Raises RunStopped: another process has taken the directory, and nothing is written.
         """
         self._check_lock()
         if jax.process_index() != 0:
             return
-        rows = [result.to_json() for result in self.results]
+        rows = [result.to_json() for result in self.results.values()]
         if self.done:
             columns = {key: [row[key] for row in rows] for key in rows[0] if key != "scores"}
             columns["degenerate"] = [reason or "" for reason in columns["degenerate"]]
             write_csv(self._root / TABLE, pa.table(columns))
-        best = best_of(self.results)
         content = {
             "settings": self._settings,
             "metric": self._metric,
             "done": self.done,
-            "best": None if best is None else best.point.name,
+            "best": self.best and self.best.point.name,
             "runs": list(map(sealed, rows)),
-            "cells": [cell.to_json() for cell in cells_of(self.results)],
+            "cells": [cell.to_json() for cell in cells_of(self.results.values())],
         }
         write_whole(self._root / SWEEP, json.dumps(content, indent=2))
 
     def show(self, console: Console) -> None:
         """Shows a line for each learning rate and number of epochs, and the best run."""
         if jax.process_index() == 0:
-            console.print(_table(self.results, self._metric))
-            best = best_of(self.results)
-            if best is not None:
-                console.print(
-                    f"best run: {best.point.name}, {format_scores(best.scores)}, step {best.step}",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
-                )
+            console.print(_table([*self.results.values()], self._metric))
+            if self.best is not None:
+                name, scores = self.best.point.name, format_scores(self.best.scores)
+                say(console, f"best run: {name}, {scores}, step {self.best.step}")
+
+
+def say(console: Console, line: str) -> None:
+    """Prints a line as it is; of several processes the first does."""
+    if jax.process_index() == 0:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(results: Sequence[RunResult], metric: str) -> Table:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import jax
 from etils import epath
 from rich.console import Console
 
@@ -26,8 +25,8 @@ from bert_jax.runs.directory import claim_run, open_run
 from bert_jax.runs.lock import hold_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSettings
-from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, best_of, points_of
-from bert_jax.tasks.sweep.record import SWEEP, SweepRecord
+from bert_jax.tasks.sweep.grid import RunResult, SweepPoint, SweepSection, points_of
+from bert_jax.tasks.sweep.record import SWEEP, SweepRecord, say
 from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.run import FinishedRun, run_finetuning
 from bert_jax.tasks.training.setup import TrainingSetup, claim, prepare, tell_data
@@ -107,27 +106,27 @@ def _sweep(
         tell_data(prepared, console)
         record.write()
         done = f", {len(record.results)} of them done" if record.results else ""
-        _say(console, f"{len(points)} runs{done}")
+        say(console, f"{len(points)} runs{done}")
         predictor = prepared.predictor()
         run = functools.partial(
             run_finetuning, predictor=predictor, check_lock=check_lock, console=console
         )
         for point in points:
-            if point in record:
+            if point in record.results:
                 continue
-            _say(console, point.name)
+            say(console, point.name)
             run_dir = str(root / RUNS / point.name)
             asked = point_settings(prepared.settings, point, run_dir=run_dir)
             own = prepared._replace(settings=dataclasses.replace(asked, started=time.time()))
             result = _run_point(own, point, run, console)
             if result is None:
                 return Outcome(0, True, {})
-            record.add(result)
+            record.results[point] = result
+            record.write()
         _promote(prepared, root, record, predictor, check_lock=check_lock, console=console)
     record.show(console)
-    best = best_of(record.results)
-    assert best is not None  # a sweep without a best run is not done
-    return Outcome(best.step, False, best.scores)
+    assert record.best is not None  # a sweep without a best run is not done
+    return Outcome(record.best.step, False, record.best.scores)
 
 
 def point_settings(
@@ -153,13 +152,13 @@ def _run_point(
     try:
         best = run(prepared, root).best
     except Diverged as error:
-        _say(console, f"{point.name}: {error}")
+        say(console, f"{point.name}: {error}")
         found = None, 0, {}, f"stopped: {error}"
     else:
         if best is None:
             return None
         score = best.scores[prepared.family.best_metric]
-        found = score, best.step, best.scores, best.baseline and best.baseline.failure
+        found = score, best.step, best.scores, best.failure
     return RunResult(point, *found, time.monotonic() - started)
 
 
@@ -173,7 +172,7 @@ def _promote(
     console: Console,
 ) -> None:
     """Makes the sweep's directory the best run's, and evaluates it."""
-    best = best_of(record.results)
+    best = record.best
     if best is None:
         raise RunStopped(
             f"none of {len(record.results)} runs ended with a figure; see {root / SWEEP}"
@@ -202,11 +201,7 @@ def _promote(
         mesh=prepared.mesh,
         check_lock=check_lock,
         console=console,
-        seeds=[result.to_json() for result in record.results if result.score is not None],
+        seeds=[each.to_json() for each in record.results.values() if each.score is not None],
     )
-    record.finish()
-
-
-def _say(console: Console, line: str) -> None:
-    if jax.process_index() == 0:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    record.done = True
+    record.write()

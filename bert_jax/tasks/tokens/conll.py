@@ -14,15 +14,6 @@ _DOCUMENT_START: Final = "-DOCSTART-"
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 
 
-class ConllColumns(NamedTuple):
-    """The columns of a line; negative numbers count from its end."""
-
-    token: int = 0
-    label: int = -1
-    separator: str | None = None  # None: any run of spaces and tabs
-    comment: str | None = None  # lines that begin with it are skipped
-
-
 class Sentence(NamedTuple):
     """``EU B-ORG`` / ``rejects O`` in lines 3 and 4: its tokens, their labels, their lines."""
 
@@ -32,7 +23,7 @@ class Sentence(NamedTuple):
 
 
 class ConllFile(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     path: Path
     sentences: list[Sentence]  # all of them labelled, or none
@@ -53,47 +44,83 @@ class ConllFile(NamedTuple):
         )
 
 
-class _Line(NamedTuple):
-    number: int
-    fields: list[str]
-
-    @property
-    def width(self) -> str:
-        return counted(len(self.fields), "column")
-
-
-def read_conll(path: Path, columns: ConllColumns, *, labelled: bool) -> ConllFile:
+def read_conll(
+    path: Path,
+    *,
+    labelled: bool,
+    token: int = 0,
+    label: int = -1,
+    separator: str | None = None,
+    comment: str | None = None,
+) -> ConllFile:
     r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
 
     The layout of the CoNLL shared tasks of 2000 to 2003: lines that begin with ``-DOCSTART-``
-    divide documents and are skipped. A file is labelled if every token has a label; a file to be
-    `labelled` must be. Raises UserError: no such file, not UTF-8, no sentence; a line with another
-    number of columns than the one before, without the token's or a required label's column, with an
-    empty token or without a required label.
+    divide documents and are skipped. A file is labelled if every token has a label.
+
+    Args:
+        path: of the file.
+        labelled: whether every token must have a label.
+        token: column of the token; negative ones count from the end.
+        label: column of the label, likewise.
+        separator: text between columns; None: any spaces and tabs.
+        comment: beginning of lines to skip; None: no line.
+
+    Raises:
+        UserError: no such file, not UTF-8, no sentence; a line with another number of columns than
+            the one before, without a required column, with an empty token or required label.
     """
-    blocks = _read_blocks(path, columns)
-    if not blocks:
+    blocks: list[list[tuple[str, str, int]]] = [[]]
+    token_at, label_at, before, width = 0, 0, 0, 0
+    for number, line in read_lines(path):
+        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
+            blocks.append([])
+            continue
+        if comment is not None and line.startswith(comment):
+            continue
+        place = f"{path}: line {number}"
+        in_spaces = _WHITE_SPACE.split(line.strip(" \t"))
+        fields = in_spaces if separator is None else line.split(separator)
+        if not width:
+            token_at = label_at = _column(place, fields, "token_column", token)
+            if labelled or -len(fields) <= label < len(fields):
+                label_at = _column(place, fields, "label_column", label)
+        elif len(fields) != width:
+            found = counted(len(fields), "column")
+            raise UserError(f"{place}: found {found}, allowed: {width}, as in line {before}")
+        before, width = number, len(fields)
+        if labelled and label_at == token_at:
+            raise UserError(
+                f"{place}: found token_column {token} and label_column {label} in "
+                f"{counted(width, 'column')}, allowed: two different ones"
+            )
+        if not fields[token_at]:
+            raise UserError(
+                f"{place}: found an empty token, allowed: a token, or an empty line between "
+                "sentences"
+            )
+        name = "" if label_at == token_at else fields[label_at]
+        if labelled and not name:
+            raise UserError(f"{place}: found no label, allowed: one for every token")
+        blocks[-1].append((fields[token_at], name, number))
+    sentences = [Sentence(*map(list, zip(*block, strict=True))) for block in blocks if block]
+    if not sentences:
         raise UserError(f"{path}: found no sentence, allowed: a token per line, in columns")
-    first = blocks[0][0]
-    token = _column(path, first, "token_column", columns.token, required=True)
-    label = _column(path, first, "label_column", columns.label, required=labelled)
-    if label == token and labelled:
-        raise UserError(
-            f"{path}: line {first.number}: found token_column {columns.token} and label_column "
-            f"{columns.label} in {first.width}, allowed: two different ones"
-        )
-    assert token is not None
-    sentences = [_sentence(path, block, token) for block in blocks]
-    if label is None or label == token:
+    names = [name for sentence in sentences for name in sentence.labels or ()]
+    if all(names):
         return ConllFile(path, sentences)
-    found = [[line.fields[label] for line in block] for block in blocks]
-    empty = [line.number for block in blocks for line in block if not line.fields[label]]
-    if empty and labelled:
-        raise UserError(f"{path}: line {empty[0]}: found no label, allowed: one for every token")
-    if empty:
-        return ConllFile(path, sentences, stray_labels=sum(map(len, found)) - len(empty))
-    pairs = zip(sentences, found, strict=True)
-    return ConllFile(path, [sentence._replace(labels=names) for sentence, names in pairs])
+    sentences = [sentence._replace(labels=None) for sentence in sentences]
+    return ConllFile(path, sentences, stray_labels=sum(map(bool, names)))
+
+
+def _column(place: str, fields: list[str], key: str, number: int) -> int:
+    """Returns a column's index from the left; UserError: the line has fewer columns."""
+    if not -len(fields) <= number < len(fields):
+        raise UserError(
+            f"{place}: found {counted(len(fields), 'column')}, allowed: at least "
+            f"{number + 1 if number >= 0 else -number} ({key}: {number})"
+        )
+    return number % len(fields)
 
 
 def sentences_in_memory(table: MemoryTable) -> ConllFile:
@@ -120,53 +147,3 @@ def sentences_in_memory(table: MemoryTable) -> ConllFile:
     if any(sentence.labels is None for sentence in sentences):
         sentences = [sentence._replace(labels=None) for sentence in sentences]
     return ConllFile(Path(str(table)), sentences)
-
-
-def _read_blocks(path: Path, columns: ConllColumns) -> list[list[_Line]]:
-    blocks: list[list[_Line]] = [[]]
-    before: _Line | None = None
-    for number, line in read_lines(path):
-        if not line.strip(" \t") or line.startswith(_DOCUMENT_START):
-            if blocks[-1]:
-                blocks.append([])
-            continue
-        if columns.comment is not None and line.startswith(columns.comment):
-            continue
-        if columns.separator is None:
-            fields = _WHITE_SPACE.split(line.strip(" \t"))
-        else:
-            fields = line.split(columns.separator)
-        found = _Line(number, fields)
-        if before is not None and len(before.fields) != len(fields):
-            raise UserError(
-                f"{path}: line {number}: found {found.width}, allowed: {len(before.fields)}, "
-                f"as in line {before.number}"
-            )
-        blocks[-1].append(found)
-        before = found
-    return blocks if blocks[-1] else blocks[:-1]
-
-
-def _sentence(path: Path, block: list[_Line], token: int) -> Sentence:
-    for line in block:
-        if not line.fields[token]:
-            raise UserError(
-                f"{path}: line {line.number}: found an empty token, allowed: a token, or an empty "
-                "line between sentences"
-            )
-    return Sentence([line.fields[token] for line in block], None, [line.number for line in block])
-
-
-def _column(path: Path, line: _Line, key: str, number: int, *, required: bool) -> int | None:
-    """Returns a column's index in a line; None if the line has fewer columns."""
-    width = len(line.fields)
-    index = number if number >= 0 else width + number
-    if 0 <= index < width:
-        return index
-    if not required:
-        return None
-    needed = number + 1 if number >= 0 else -number
-    raise UserError(
-        f"{path}: line {line.number}: found {line.width}, allowed: at least {needed} "
-        f"({key}: {number})"
-    )

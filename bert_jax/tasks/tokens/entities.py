@@ -221,8 +221,6 @@ def _paired_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     # is agreement of types over places, which scikit-learn counts.
     places: dict[tuple[int, int, int], list[str | None]] = {}
     for number, sides in enumerate(zip(gold, predicted, strict=True)):
-        if len(sides[0]) != len(sides[1]):
-            raise ValueError(f"sentence {number}: {len(sides[0])} and {len(sides[1])} labels")
         for side, labels in enumerate(sides):
             for entity in find_entities(labels):
                 place = places.setdefault((number, entity.start, entity.end), [None, None])

@@ -10,27 +10,26 @@ import pydantic
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.section import DataPathText, Section
-from bert_jax.tasks.family import DataRequest, Family, Record, needs_labels, task_heads
+from bert_jax.tasks.family import (
+    DataRequest,
+    Family,
+    FilesSection,
+    Record,
+    needs_labels,
+    task_heads,
+)
 from bert_jax.tasks.tokens import entities
-from bert_jax.tasks.tokens.conll import ConllColumns, ConllFile, read_conll, sentences_in_memory
+from bert_jax.tasks.tokens.conll import ConllFile, read_conll, sentences_in_memory
 from bert_jax.tasks.tokens.split import TokenSplit
 
 
-class TokenClassificationSection(Section):
-    """Files of columns, and how they are labelled. Negative columns count from the end.
+class TokenClassificationSection(FilesSection):
+    """Files of columns, with an empty line between sentences. Negative columns count from the end.
 
     Where a test file lacks the last column, `label_column` should be given from the front.
     """
 
     kind: Literal["token_classification"] = "token_classification"
-    """This family."""
-    train: DataPathText | None = None
-    """A file of columns, an empty line between sentences."""
-    dev: DataPathText | None = None
-    """Likewise; picks the best checkpoint."""
-    test: DataPathText | None = None
-    """Likewise, with labels or without."""
     token_column: int = 0
     """From 0; negative ones count from the end."""
     label_column: int = -1
@@ -113,10 +112,14 @@ def _read(section: TokenClassificationSection, request: DataRequest, role: str) 
     source = request.source(section, role)
     if isinstance(source, MemoryTable):
         return sentences_in_memory(source)
-    columns = ConllColumns(
-        section.token_column, section.label_column, section.separator, section.comment
+    return read_conll(
+        source,
+        labelled=needs_labels(role),
+        token=section.token_column,
+        label=section.label_column,
+        separator=section.separator,
+        comment=section.comment,
     )
-    return read_conll(source, columns, labelled=needs_labels(role))
 
 
 def _scheme_of_file(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax
 import pyarrow as pa
@@ -33,14 +33,6 @@ PREDICTIONS: Final = "predictions"
 BASE_WIDTH: Final = 512  # hidden size from which the paper's learning rates fit a model
 
 
-class Conclusion(NamedTuple):
-    """The evaluation of a run's best checkpoint on its dev splits, in every process."""
-
-    step: int
-    scores: Mapping[str, float]
-    baseline: Baseline | None  # None: all dev labels are the same, or there are none
-
-
 def conclude(
     run: Run,
     family: Family,
@@ -50,7 +42,7 @@ def conclude(
     check_lock: Callable[[], None],
     console: Console,
     seeds: Sequence[Mapping[str, Any]] = (),
-) -> Conclusion:
+) -> Evaluation:
     """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
 
     The family has the dev splits open. The first process writes, and its console shows the figures;
@@ -61,7 +53,6 @@ def conclude(
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
         records = predict_splits(predictor, loaded.params, family, family.dev)
     evaluation, baseline = _evaluation(loaded, family, records, role="dev")
-    scores = evaluation.scores
     check_lock()
     loaded = loaded._replace(params=gathered(loaded.params))  # one process makes the report
     if jax.process_index() == 0:
@@ -71,10 +62,10 @@ def conclude(
         warning = _warning(run, baseline)
         with doing("writing the report"):
             write_report(run, family, loaded, records=records, seeds=seeds, warning=warning)
-        narrator_of(console).say(f"best: step {loaded.step}: {format_scores(scores)}")
+        narrator_of(console).say(f"best: step {loaded.step}: {format_scores(evaluation.scores)}")
         if warning is not None:
             warn_aloud(warning)
-    return Conclusion(loaded.step, scores, baseline)
+    return evaluation
 
 
 def _evaluation(

@@ -13,8 +13,9 @@ from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run
+from bert_jax.runs.evaluation import Evaluation
 from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
-from bert_jax.tasks.training.evaluation import Conclusion, conclude
+from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.loop import Outcome, train
@@ -27,7 +28,7 @@ class FinishedRun(NamedTuple):
     """How a fine-tuning run ended."""
 
     outcome: Outcome
-    best: Conclusion | None  # None: a signal stopped the run
+    best: Evaluation | None  # of the best checkpoint; None: a signal stopped the run
 
 
 def run_finetuning(
