@@ -1,6 +1,6 @@
 """Rows of different lengths in batches of few shapes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from bert_jax.data.host_share import HostShare
 from bert_jax.errors import UserError
-from bert_jax.inference.lengths import BUCKETS, bucket_of, buckets_up_to
+from bert_jax.inference.lengths import buckets_up_to
 from bert_jax.model.shape_cost import ShapeCost
-from bert_jax.task import Row
 from bert_jax.tasks.batches import WEIGHTS, EpochPlan, TrainBatches, collate
 from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
@@ -114,13 +113,6 @@ def test_a_short_run_has_one_shape_and_a_long_one_more_that_save_padding() -> No
     assert long.mean_length < short.mean_length == 100
 
 
-def test_padding_is_a_small_share_where_lengths_spread() -> None:
-    lengths = np.random.default_rng(1).integers(5, MAX_LENGTH, 4000)
-    made = plan(lengths.tolist(), batch_size=16)
-    assert 1 - lengths.mean() / made.mean_length < 0.2
-    assert 1 - lengths.mean() / MAX_LENGTH > 0.45  # what padding to the longest would be
-
-
 def test_a_row_is_padded_and_filler_weighs_nothing() -> None:
     batch = collate(Rows([5, 3]), np.asarray([1, 0]), batch_size=4, length=8, pad_id=9)
     assert batch["input_ids"].tolist() == [
@@ -135,28 +127,19 @@ def test_a_row_is_padded_and_filler_weighs_nothing() -> None:
     assert batch["label"].tolist() == [1, 0, 0, 0]
 
 
-def test_targets_of_pieces_are_padded_with_no_label() -> None:
-    batch = collate(
-        Rows([3, 2], per_piece=True), np.asarray([0, 1]), batch_size=2, length=4, pad_id=0
-    )
+def test_targets_of_pieces_are_padded_and_choices_have_an_axis_of_their_own() -> None:
+    pieces, choices = Rows([3, 2], per_piece=True), Rows([6, 4], choices=3)
+    batch = collate(pieces, np.asarray([0, 1]), batch_size=2, length=4, pad_id=0)
     assert batch["label"].tolist() == [[0, 0, 0, NO_LABEL], [1, 1, NO_LABEL, NO_LABEL]]
-
-
-def test_choices_have_an_axis_of_their_own() -> None:
-    batch = collate(Rows([6, 4], choices=3), np.asarray([0, 1]), batch_size=2, length=8, pad_id=0)
+    batch = collate(choices, np.asarray([0, 1]), batch_size=2, length=8, pad_id=0)
     assert batch["input_ids"].shape == (2, 3, 8)
     assert batch["segment_ids"].sum(axis=-1).tolist() == [[6, 5, 4], [4, 3, 2]]
 
 
-def batches(**changes: Any) -> TrainBatches:
-    values: Mapping[str, Any] = {
-        "batch_size": 4,
-        "max_length": MAX_LENGTH,
-        "seed": 3,
-        "pad_id": 0,
-        "cost": ShapeCost(0),
-    } | changes
-    return TrainBatches(Rows([10, 20, 30, 40, 50, 60, 70, 80]), **values)
+def batches(rows: Rows | None = None, **changes: Any) -> TrainBatches:
+    values: dict[str, Any] = {"batch_size": 4, "max_length": MAX_LENGTH, "seed": 3, "pad_id": 0}
+    split = rows or Rows([10, 20, 30, 40, 50, 60, 70, 80])
+    return TrainBatches(split, cost=CHEAP, **(values | changes))
 
 
 def test_hosts_make_the_shares_of_the_one_host_batch() -> None:
@@ -167,10 +150,9 @@ def test_hosts_make_the_shares_of_the_one_host_batch() -> None:
 
 
 def test_a_batch_is_filled_up_to_what_the_devices_divide() -> None:
-    values: Mapping[str, Any] = {"batch_size": 16, "max_length": 100, "seed": 3, "pad_id": 0}
     rows = Rows([10] * 32)
-    plain = TrainBatches(rows, cost=ShapeCost(0), **values).make(0)
-    filled = TrainBatches(rows, unit=12, cost=ShapeCost(0), **values).make(0)
+    plain = batches(rows, batch_size=16).make(0)
+    filled = batches(rows, batch_size=16, unit=12).make(0)
     assert filled[WEIGHTS].tolist() == [1] * 16 + [0] * 8
     for name, array in plain.items():
         np.testing.assert_array_equal(filled[name][:16], array)
@@ -178,19 +160,8 @@ def test_a_batch_is_filled_up_to_what_the_devices_divide() -> None:
 
 @pytest.mark.parametrize("choices", [1, 3])
 def test_a_host_without_rows_makes_filler_of_the_same_shapes(choices: int) -> None:
-    def first(share: HostShare) -> Row:
-        made = TrainBatches(
-            Rows([10], choices=choices),
-            batch_size=4,
-            max_length=16,
-            seed=0,
-            pad_id=0,
-            share=share,
-            cost=ShapeCost(0),
-        )
-        return made.make(0)
-
-    some, none = first(HostShare(0, 2)), first(HostShare(1, 2))
+    rows = Rows([10], choices=choices)
+    some, none = (batches(rows, share=HostShare(index, 2)).make(0) for index in range(2))
     assert some[WEIGHTS].tolist() == [1, 0]
     assert none[WEIGHTS].tolist() == [0, 0]
     assert {name: (array.shape, array.dtype) for name, array in some.items()} == {
@@ -212,9 +183,3 @@ def test_a_position_is_good_for_the_same_data_and_seed_only() -> None:
         batches(seed=4).check(position)
     with pytest.raises(UserError, match="max_length: found 90"):
         batches(max_length=90).check(position)
-
-
-def test_buckets_end_with_the_longest_row_allowed() -> None:
-    assert buckets_up_to(100) == (*(size for size in BUCKETS if size < 100), 100)
-    assert buckets_up_to(512) == BUCKETS
-    assert [bucket_of(length, (8, 16, 20)) for length in (1, 8, 9, 20)] == [8, 8, 16, 20]

@@ -51,12 +51,11 @@ def jsonl_of(path: Path, labels: list[Any]) -> Path:
         (["10", "9", "10"], "single_label", ("9", "10"), [1, 0, 1]),
         (["1.5", "2", "-3e1"], "regression", ("label",), [1.5, 2.0, -30.0]),
         (["1.5", "x", "y"], "single_label", ("1.5", "x", "y"), [0, 1, 2]),
-        (["1", "2", "x"], "single_label", ("1", "2", "x"), [0, 1, 2]),
         (["1_0.5", "2.5"], "single_label", ("1_0.5", "2.5"), [0, 1]),
         # More digits than Python reads as a number.
         (["9", "8" * 5_000], "single_label", ("8" * 5_000, "9"), [1, 0]),
     ],
-    ids=("names", "whole numbers", "numbers", "mixed", "mixed whole", "underscores", "digits"),
+    ids=("names", "whole numbers", "numbers", "mixed", "underscores", "digits"),
 )
 def test_the_problem_is_found_in_the_training_labels(
     tmp_path: Path, labels: list[str], problem: str, names: tuple[str, ...], targets: list[float]
@@ -198,30 +197,21 @@ def test_class_weights(tmp_path: Path) -> None:
 
 
 GOOD = ["text,label", "w1,a", "w2,b"]
-
-
 NUMBERS = ["text,label", "w1,1.5"]
 
 
 @pytest.mark.parametrize(
     ("lines", "changes", "expected"),
     [
-        (GOOD, {"text": "txt"}, 'task.text: found "txt", allowed: text, label (the header of '),
-        (GOOD, {"text": "txt"}, 'did you mean "text"?'),
         (GOOD, {"label": "lable"}, 'task.label: found "lable", allowed: text, label (the header'),
-        (GOOD, {"pair": "other"}, 'task.pair: found "other", allowed: text, label (the header'),
+        (GOOD, {"label": "lable"}, 'did you mean "label"?'),
         (GOOD, {"id": "key"}, 'task.id: found "key", allowed: text, label (the header'),
         ([*GOOD, "w3,"], {}, 'train.csv: line 4: "label" found no label, allowed: a, b'),
         (GOOD[:2], {}, 'train.csv: "label" found only "a" in 1 row, allowed: two labels or more'),
         (["text,label", "w1,"], {}, '"label" found no label in 1 row, allowed: two labels'),
         (GOOD[:1], {}, "train.csv: found no rows, allowed: one or more"),
         ([*GOOD, "w3"], {}, "train.csv: line 4: found 1 field, allowed: 2, as in the header"),
-        (
-            [*NUMBERS, "w,x"],
-            {"problem": "regression"},
-            "line 3: \"label\" found 'x', allowed: a nu",
-        ),
-        ([*NUMBERS, "w,nan"], {"problem": "regression"}, "line 3: \"label\" found 'nan', allowed"),
+        ([*NUMBERS, "w,x"], {"problem": "regression"}, "line 3: \"label\" found 'x', allowed: a n"),
         ([*NUMBERS, "w,inf"], {"problem": "regression"}, "line 3: \"label\" found 'inf', allowed"),
         ([*NUMBERS, "w,"], {}, 'line 3: "label" found no label, allowed: a number'),
     ],
@@ -297,8 +287,6 @@ def ids(family: Family, name: str) -> list[object]:
 
 
 Row = tuple[int, str, str | None]
-
-
 ROWS = st.lists(
     st.tuples(st.integers(0, 2), st.sampled_from("abcdefgh"), st.none() | st.sampled_from("xyz")),
     max_size=40,

@@ -25,7 +25,7 @@ from bert_jax.train.loop import Outcome
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
-from tests.project import invoke, ok
+from tests.project import invoke, ok, refused, write_config
 from tests.tasks.runs import tiny_config
 
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
@@ -159,23 +159,18 @@ def test_the_run_directory_of_a_sweep_is_an_ordinary_run(swept: Path, tmp_path: 
     assert report.count(">degenerate<") >= 2
 
 
-def test_a_sweep_that_is_done_shows_its_table_again_and_runs_nothing(
-    base: dict[str, Any], swept: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_sweep_runs_each_run_once_and_a_finished_one_shows_its_table_again(
+    base: dict[str, Any], swept: Path, killed: Killed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert len(killed.ran) == len(set(killed.ran)) == 6
+    assert list(runs(swept)) == killed.ran
     monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: pytest.fail("ran again"))
     out = told(config(base, swept, sweep=SWEEP))
     table = out.splitlines()
     assert table == (swept.parent / "out").read_text().splitlines()[-len(table) :]
 
 
-def test_a_sweep_that_was_killed_goes_on_with_the_runs_that_are_left(
-    swept: Path, killed: Killed
-) -> None:
-    assert len(killed.ran) == len(set(killed.ran)) == 6
-    assert list(runs(swept)) == killed.ran
-
-
-def test_a_signal_stops_a_sweep_and_the_run_resumes(
+def test_a_signal_stops_a_sweep(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = FinishedRun(Outcome(3, True, {}), None)
@@ -201,22 +196,20 @@ def test_a_sweep_of_which_no_run_ends_well_says_so_and_writes_no_best_run(
     assert not (tmp_path / "config.yaml").exists()
 
 
-# What there is of the first run when another process takes the lock: its beginning, or all of it.
-@pytest.mark.parametrize("there", ["config.yaml", "report.html"])
 def test_a_sweep_that_loses_its_lock_ends_there_and_goes_on_with_the_same_run(
-    base: dict[str, Any], tmp_path: Path, there: str, monkeypatch: pytest.MonkeyPatch
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another process takes the lock when the first run is whole but not yet recorded."""
     root, names = tmp_path / "run", [f"seed{seed}-lr0.001-epochs2" for seed in (0, 1)]
     record = root / "sweep.json"
     before: list[str] = []
 
     def lose_it(lock: LocalLock) -> None:
-        if (root / "runs" / names[0] / there).exists():
+        if (root / "runs" / names[0] / "report.html").exists():
             before.append(record.read_text())
             raise RunStopped("another process has taken the lock")
 
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(base | {"run_dir": str(root)}))
+    file = write_config(tmp_path / "config.yaml", base | {"run_dir": str(root)})
     with monkeypatch.context() as patch:
         patch.setattr(LocalLock, "check", lose_it)
         result = invoke("finetune", file, "--seeds", 2)
@@ -230,40 +223,25 @@ def test_a_sweep_that_loses_its_lock_ends_there_and_goes_on_with_the_same_run(
     assert all(run["score"] is not None for run in runs(root).values())
 
 
-def refused(
-    base: dict[str, Any], directory: Path, run_dir: Path, *more: str, **changes: Any
-) -> str:
-    file = directory / "config.yaml"
+def refuse(base: dict[str, Any], directory: Path, run_dir: Path, *more: str, **changes: Any) -> str:
     values = base | {"run_dir": str(run_dir), "finetune": base["finetune"] | changes}
-    file.write_text(yaml.safe_dump(values))
-    result = invoke("finetune", file, *more)
-    assert result.exit_code == 2, (result.output, result.exception)
-    (line,) = result.stderr.splitlines()
-    return line
-
-
-def test_what_cannot_be_swept_is_refused_before_anything_is_written(
-    base: dict[str, Any], tmp_path: Path
-) -> None:
-    new = tmp_path / "new"
-    with pytest.raises(UserError, match=r"^--seeds: found 0, allowed: 1 or more$"):
-        finetune(config(base, new), seeds=0)
-    said = refused(base, tmp_path, new, sweep={"seeds": 2, "together": "yes"})
-    assert "finetune.sweep.together: unknown key" in said
-    assert not new.exists()
+    return refused("finetune", write_config(directory / "config.yaml", values), *more)
 
 
 def test_a_sweep_of_other_settings_is_refused(
     base: dict[str, Any], swept: Path, tmp_path: Path
 ) -> None:
+    with pytest.raises(UserError, match=r"^--seeds: found 0, allowed: 1 or more$"):
+        finetune(config(base, tmp_path / "new"), seeds=0)
+    assert not (tmp_path / "new").exists()
     before = sorted(swept.rglob("*"))
-    said = refused(base, tmp_path, swept, "--seeds", "3", sweep=SWEEP)
+    said = refuse(base, tmp_path, swept, "--seeds", "3", sweep=SWEEP)
     assert f"finetune.sweep.seeds: found 3, but {swept} holds a sweep with 2" in said
-    said = refused(base, tmp_path, swept, batch_size=32, sweep=SWEEP)
+    said = refuse(base, tmp_path, swept, batch_size=32, sweep=SWEEP)
     assert "finetune.batch_size: found 32" in said
-    assert "holds a" in refused(base, tmp_path, swept)
+    assert "holds a" in refuse(base, tmp_path, swept)
     single = swept / "runs" / "seed0-lr0.001-epochs2"
-    said = refused(base, tmp_path, single, "--seeds", "2")
+    said = refuse(base, tmp_path, single, "--seeds", "2")
     assert said.endswith(f"run_dir: {single} holds a single run; allowed: a new run_dir")
     assert sorted(swept.rglob("*")) == before
 
@@ -285,5 +263,5 @@ def test_a_record_with_another_score_is_refused(
     changed = content["runs"][1]
     changed["score"] = 0.99
     (root / "sweep.json").write_text(json.dumps(content))
-    said = refused(base, tmp_path, root, sweep=SWEEP)
+    said = refuse(base, tmp_path, root, sweep=SWEEP)
     assert f"{root / 'sweep.json'}: run {changed['name']}: found other values than were" in said
