@@ -1,17 +1,17 @@
-"""The devices and the mesh that a run will have."""
+"""The devices and the mesh that a run will have, and what its train step computes in kernels."""
 
 import collections
 import glob
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Literal
 
 import jax
 
-from bert_jax.diagnostics.findings import Finding, ok, problem, warn
+from bert_jax.diagnostics.findings import Finding, checked, ok, problem, warn
+from bert_jax.diagnostics.machine import installed
 from bert_jax.diagnostics.network import check_hosts, expected_hosts
-from bert_jax.diagnostics.versions import is_installed
 from bert_jax.errors import UserError, installing
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.parallel.mesh import initialise, make_mesh
@@ -39,11 +39,10 @@ def check_devices(section: MeshSection) -> Iterator[Finding]:
         yield warn("devices", f"JAX took {seconds:.0f} s to open its devices, at every start")
     yield from _check_unused_hardware(jax.default_backend())
     yield check_hosts(expected, seen=jax.process_count(), enabled=section.distributed.enabled)
-    try:
-        sizes = make_mesh(section).shape
-        yield ok("mesh", " × ".join(f"{axis} {size}" for axis, size in sizes.items()))
-    except UserError as error:
-        yield problem("mesh", str(error))
+    yield checked(
+        "mesh",
+        lambda: " × ".join(f"{axis} {size}" for axis, size in make_mesh(section).shape.items()),
+    )
 
 
 def _check_unused_hardware(backend: str) -> Iterator[Finding]:
@@ -54,7 +53,7 @@ def _check_unused_hardware(backend: str) -> Iterator[Finding]:
     tpus = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
     if tpus:
         yield warn("tpu", f"{tpus[0]} is there but not used: {installing('tpu')}")
-    elif is_installed("libtpu"):
+    elif installed("libtpu"):
         yield warn(
             "tpu",
             "libtpu is installed but there is no TPU: JAX looks for one at each start; set "
@@ -64,25 +63,6 @@ def _check_unused_hardware(backend: str) -> Iterator[Finding]:
         yield warn("gpu", f"/dev/nvidia0 is there but not used: {installing('gpu')}")
 
 
-def check_attention(
-    execution: Execution, *, architecture: Architecture, mesh: MeshSection, longest: int
-) -> Finding:
-    """Says which attention the train step computes here for rows of so many tokens, and why."""
-    # With the kernels, which load slowly.
-    from bert_jax.model.execution import choose
-
-    try:
-        found = choose(
-            *("attention", execution, jax.devices()[0]),
-            architecture=architecture,
-            mesh=make_mesh(mesh),
-            longest=longest,
-        )
-    except UserError as error:
-        return problem("attention", str(error))
-    return ok("attention", f"{found.name}: {found.why}")
-
-
 def check_kernels(
     execution: Execution,
     *,
@@ -90,16 +70,25 @@ def check_kernels(
     mesh: MeshSection,
     longest: int,
     pretraining: bool,
-) -> Finding:
-    """Says how the rest of a layer and the loss of masked pieces are computed here."""
-    from bert_jax.model.execution import resolve_execution
+) -> Iterator[Finding]:
+    """Says how a train step computes attention and why, then the rest of a layer and the loss.
 
-    others = execution.model_copy(update={"attention": "xla"})  # see `check_attention`
-    try:
-        found = resolve_execution(
-            others, architecture=architecture, mesh=make_mesh(mesh), longest=longest
-        )
-    except UserError as error:
-        return problem("kernels", str(error))
-    loss = f"loss: {found.loss}, " if pretraining else ""
-    return ok("kernels", f"norm: {found.norm}, {loss}ffn: {found.ffn}")
+    `longest`: tokens of the longest rows; `pretraining`: there is a loss of masked pieces.
+    """
+    # With the kernels, which load slowly.
+    from bert_jax.model.execution import choose
+
+    def attention() -> str:
+        found = choose_part("attention")
+        return f"{found.name}: {found.why}"
+
+    def others() -> str:
+        return ", ".join(f"{part}: {choose_part(part).name}" for part in parts)
+
+    def choose_part(part: Literal["attention", "norm", "loss", "ffn"]) -> Any:
+        sizes = {"architecture": architecture, "mesh": make_mesh(mesh), "longest": longest}
+        return choose(part, execution, jax.devices()[0], **sizes)
+
+    parts: list[Any] = ["norm", "loss", "ffn"] if pretraining else ["norm", "ffn"]
+    yield checked("attention", attention)
+    yield checked("kernels", others)

@@ -1,13 +1,13 @@
 """What the doctor found, and how it is shown."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax.errors import counted
+from bert_jax.errors import UserError, counted
 
 Level = Literal["ok", "warn", "problem"]
 
@@ -16,9 +16,9 @@ _STYLES: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "problem": 
 
 
 class Finding(NamedTuple):
-    """One thing looked at: ``Finding("warn", "disk", "1.2 GB free in /tmp, room for …")``.
+    """One result of a check: ``Finding("warn", "disk", "1.2 GB free in /tmp, room for …")``.
 
-    `problem`: a run will fail. `warn`: it may, or will be slower than it could.
+    `problem`: a run will fail. `warn`: a run may fail, or be slower than it could.
     """
 
     level: Level
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 class DoctorReport(NamedTuple):
-    """Everything looked at, in the order in which a run would meet it."""
+    """All findings, in the order in which a run would meet them."""
 
     findings: tuple[Finding, ...]
 
@@ -41,16 +41,23 @@ class DoctorReport(NamedTuple):
         return [finding for finding in self.findings if finding.level == level]
 
 
-ok: Final = functools.partial(Finding, "ok")  # as it should be
-warn: Final = functools.partial(Finding, "warn")  # may go wrong
-problem: Final = functools.partial(Finding, "problem")  # will go wrong
+ok: Final = functools.partial(Finding, "ok")
+warn: Final = functools.partial(Finding, "warn")
+problem: Final = functools.partial(Finding, "problem")
+
+
+def checked(topic: str, check: Callable[[], str]) -> Finding:
+    """Returns the text of a check, or the UserError that it raises as a problem."""
+    try:
+        return ok(topic, check())
+    except UserError as error:
+        return problem(topic, str(error))
 
 
 def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
-    """Shows findings as they come, a line for each, then what they come to; returns them.
+    """Shows findings as they come, a line for each, then their numbers; returns them.
 
-    On a terminal in colour and wrapped to its width; elsewhere plain lines, one a finding, for
-    grep.
+    A terminal gets colours and lines wrapped to its width, a file or a pipe plain lines for grep.
     """
     shown: list[Finding] = []
     for finding in findings:
@@ -63,12 +70,10 @@ def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
             table.add_row(f"[{_STYLES[level]}]{level}[/]", topic, text.replace("[", r"\["))
             console.print(table)
         else:
-            console.print(
-                f"{level:<8}{topic}: {text}", markup=False, highlight=False, soft_wrap=True
-            )
+            line = f"{level:<8}{topic}: {text}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     report = DoctorReport(tuple(shown))
     problems, warnings = len(report.of_level("problem")), len(report.of_level("warn"))
-    console.print(
-        f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", highlight=False
-    )
+    numbers = f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"
+    console.print(numbers, highlight=False)
     return report

@@ -1,9 +1,9 @@
-"""What a configuration reads: is it there, and does it belong together. Needs no JAX."""
+"""The inputs of a configuration: do they exist, and do they fit together. Needs no JAX."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from etils import epath
 
@@ -11,8 +11,6 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import check_row_length
 from bert_jax.data.tables import read_table
-from bert_jax.diagnostics.findings import Finding, ok, problem
-from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import is_checkpoint, is_hub_name
@@ -37,25 +35,14 @@ from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.sections import PhaseSection, TrainSection, schedule_segments
 
-_FILES: Final = ("train", "dev", "test")
-
-Check = tuple[str, Callable[[], str]]  # its subject; returns what is fine, or raises
-
-
-def check_inputs(checks: Iterator[Check]) -> Iterator[Finding]:
-    """Yields a finding for each check of `pretraining_inputs` or `finetuning_inputs`."""
-    for topic, check in checks:
-        try:
-            yield ok(topic, check())
-        except UserError as error:
-            yield problem(topic, str(error))
+Check = tuple[str, Callable[[], str]]  # subject; function that returns a text or raises UserError
 
 
 def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
-    """Raises the first problem that a check finds, before JAX is loaded.
+    """Raises the UserError of the first check that fails, before JAX is loaded.
 
-    One process of several looks later, once it has joined the others: they hear of its mistake
-    then, and before would wait for it. Raises UserError if there is one.
+    A process of several checks later, once it has joined the others: before, they would wait for
+    it in vain.
     """
     if mesh.distributed.enabled:
         return
@@ -66,7 +53,7 @@ def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
 def pretraining_inputs(
     *, tokenizer: str, model: ModelSection | None, train: TrainSection, optimizer: OptimizerSection
 ) -> Iterator[Check]:
-    """Yields checks of what `pretrain` reads: tokenizer, model, schedule, datasets."""
+    """Yields checks of the inputs of `pretrain`: tokenizer, model, schedule, datasets."""
     loaded: list[Tokenizer] = []
 
     def check_tokenizer() -> str:
@@ -114,19 +101,17 @@ def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> s
 
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
-    """Yields checks of what `finetune` reads: its origin, and the task's files."""
+    """Yields checks of the inputs of `finetune`: its origin, and the task's files."""
     yield "init_from", lambda: _origin(section)
     task = section.task
     if isinstance(task, GlueSection):
         if task.data != TFDS:
             yield "task", lambda: _glue(task)
         return
-    for role in _FILES:
-        path = getattr(task, role, None)
-        if path is not None and isinstance(task, TableSection):
-            yield "task", lambda role=role, path=path: _table(task, role, path)
-        elif path is not None:
-            yield "task", lambda path=path: _file(path)
+    table = task if isinstance(task, TableSection) else None
+    for role in ("train", "dev", "test"):
+        if (path := getattr(task, role, None)) is not None:
+            yield "task", lambda role=role, path=path: _file(path, table, role)
 
 
 def _origin(section: FinetuneSection) -> str:
@@ -174,20 +159,15 @@ def _glue(task: GlueSection) -> str:
     return f"{task.data} is there"
 
 
-def _table(task: TableSection, role: str, path: str) -> str:
-    """Looks at a table's first row: are the columns there that the task names?"""
-    told = _file(path)
-    asked = [("task.text", task.text), ("task.pair", task.pair), ("task.id", task.id)]
-    asked += [] if role == "test" else [("task.label", task.label)]
-    if not is_remote(path):
-        errors = row_errors(task.on_error, role)
-        rows = read_table(Path(path), delimiter=task.delimiter, errors=errors)
-        errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
-    return told
-
-
-def _file(path: str) -> str:
+def _file(path: str, table: TableSection | None, role: str) -> str:
+    """Looks for a file, and for the columns of a task in the first row of a table."""
     if is_remote(path):
         return f"{path} is fetched when the run starts"
     require_file(path)
+    if table is not None:
+        asked = [("task.text", table.text), ("task.pair", table.pair), ("task.id", table.id)]
+        asked += [] if role == "test" else [("task.label", table.label)]
+        errors = row_errors(table.on_error, role)
+        rows = read_table(Path(path), delimiter=table.delimiter, errors=errors)
+        errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
     return f"{path} is there"

@@ -1,14 +1,14 @@
-"""Whether a run directory holds what was written to it."""
+"""Whether a run directory is whole."""
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from etils import epath
 
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import is_google_bert, open_google_bert
-from bert_jax.diagnostics.findings import Finding, ok, problem, warn
+from bert_jax.diagnostics.findings import Finding, checked, ok, problem, warn
 from bert_jax.errors import UserError, differing
 from bert_jax.files.line_log import parse_lines
 from bert_jax.files.read import read_bytes
@@ -23,23 +23,24 @@ _TRAIN: Final = "train"
 
 
 def check_run(run_dir: str) -> Iterator[Finding]:
-    """Reads a run directory from end to end: configuration, checkpoints, metrics, datasets.
+    """Reads all of a run directory and changes nothing; see `bert_jax.verbs.doctor.look_at_run`.
 
-    It is of `pretrain`, `finetune` or `import`, local or gs://; nothing in it is changed. A
-    problem is a finding and never an exception.
+    A problem is a finding and never an exception.
     """
     root = epath.Path(run_dir)
-    provenance: Mapping[str, object] = {}
-    try:
+    provenance: dict[str, Any] = {}
+
+    def check_configuration() -> str:
         run = open_run(root)
-        provenance = read_run_provenance(root)
+        provenance.update(read_run_provenance(root))
         if provenance.get("tokenizer_hash") != run.tokenizer.hash:
             raise UserError(f"{root / PROVENANCE}: made with another tokenizer than {root} holds")
-        yield ok("configuration", "config.yaml, tokenizer and provenance.json agree")
-    except UserError as error:
-        yield problem("configuration", str(error))
+        return "config.yaml, tokenizer and provenance.json agree"
+
+    yield checked("configuration", check_configuration)
     yield from _check_checkpoints(root / CHECKPOINTS)
-    yield from _check_metrics(root / METRICS)
+    if (root / METRICS).exists():
+        yield checked("metrics", lambda: _check_metrics(root / METRICS))
     try:
         RollbackLog(root)
     except UserError as error:
@@ -75,19 +76,12 @@ def _check_checkpoints(path: epath.Path) -> Iterator[Finding]:
         yield problem("checkpoints", f"none that is whole in {path}")
 
 
-def _check_metrics(path: epath.Path) -> Iterator[Finding]:
-    if not path.exists():
-        return
-    try:
-        parsed = parse_lines(read_bytes(path), is_figures)
-    except UserError as error:
-        yield problem("metrics", str(error))
-        return
+def _check_metrics(path: epath.Path) -> str:
+    parsed = parse_lines(read_bytes(path), is_figures)
     good, damaged = len(parsed.good), len(parsed.damaged)
     if damaged:
-        yield problem("metrics", f"{damaged} of {good + damaged} lines of {path} are damaged")
-    else:
-        yield ok("metrics", f"{good} lines")
+        raise UserError(f"{damaged} of {good + damaged} lines of {path} are damaged")
+    return f"{good} lines"
 
 
 def _check_dataset(path: str, fingerprint: str) -> Finding:

@@ -10,7 +10,7 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import HttpError, validate_response
 
 from bert_jax.diagnostics.findings import Finding
-from bert_jax.diagnostics.storage import check_run_dir
+from bert_jax.diagnostics.machine import check_run_dir
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files import bucket as client
 from bert_jax.files.lock import CloudObject

@@ -1,16 +1,16 @@
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
 import pytest
 
 import bert_jax
+from bert_jax.diagnostics.machine import check_run_dir
 from bert_jax.diagnostics.network import (
     check_coordinator,
 )
-from bert_jax.diagnostics.storage import check_run_dir
 from bert_jax.parallel.section import DistributedSection, MeshSection
 from bert_jax.verbs.doctor import DoctorReport, Finding, doctor
 from tests.project import invoke, ok, project_config, write_config
@@ -48,9 +48,9 @@ def test_a_missing_package_is_a_problem_and_a_missing_libtpu_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "bert_jax.diagnostics.versions._VERSIONS", ("jax", "no-such-package", "no-such-option")
+        "bert_jax.diagnostics.machine._VERSIONS", ("jax", "no-such-package", "no-such-option")
     )
-    monkeypatch.setattr("bert_jax.diagnostics.versions._OPTIONAL", frozenset({"no-such-option"}))
+    monkeypatch.setattr("bert_jax.diagnostics.machine._OPTIONAL", frozenset({"no-such-option"}))
     assert only(doctor().of_level("problem")).topic == "no-such-package"
 
 
@@ -79,7 +79,7 @@ def distributed(port: int, **changes: object) -> DistributedSection:
 
 
 @pytest.fixture
-def listener() -> socket.socket:
+def listener() -> Iterator[socket.socket]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -1,0 +1,164 @@
+"""This host: versions of Python and libraries, memory, and room for checkpoints."""
+
+import os
+import platform
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import psutil
+from etils import epath
+from packaging.requirements import Requirement
+
+from bert_jax.diagnostics.findings import Finding, ok, problem, warn
+from bert_jax.errors import UserError, first_line
+from bert_jax.files.remote import is_remote
+
+_VERSIONS: Final = (
+    *("bert-jax", "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain"),
+    *("tensorflow-datasets", "tokenizers", "sentencepiece", "numpy"),
+)
+_OPTIONAL: Final = frozenset({"libtpu", "tensorflow-datasets"})
+
+# JAX and its libraries take most of it; a loader worker holds Python, numpy and grain.
+_MEMORY_BYTES: Final = 4 * 2**30
+# Batches pass from the loader's worker processes through shared memory; Docker gives 64 MiB of it.
+_SHARED_MEMORY_BYTES: Final = 2**30
+
+# BERT-Base: 110 million parameters and two moments each, 4 bytes a number.
+_BASE_CHECKPOINT_BYTES: Final = 110_000_000 * 3 * 4
+_KEPT_CHECKPOINTS: Final = 3  # the newest, the best, and the one being written
+# Without credentials a client tries for minutes.
+_REMOTE_SECONDS: Final = 60
+
+
+def check_versions() -> Iterator[Finding]:
+    """Compares installed versions with the requirements of this package."""
+    yield ok("python", f"{platform.python_version()} on {platform.platform()}")
+    try:
+        texts = metadata.requires("bert-jax") or []
+    except metadata.PackageNotFoundError:  # a source tree that was never installed
+        texts = []
+    requirements = {each.name: each.specifier for each in map(Requirement, texts)}
+    for name in _VERSIONS:
+        allowed = requirements.get(name)
+        if (found := installed(name)) is None:
+            if name not in _OPTIONAL:
+                missing = "not installed; allowed: pip install . in the checkout of bert_jax"
+                yield problem(name, missing)
+        elif allowed is None or allowed.contains(found, prereleases=True):
+            yield ok(name, found)
+        else:
+            yield problem(name, f"found {found}, allowed: {allowed}")
+
+
+def installed(name: str) -> str | None:
+    """Returns the version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_memory() -> Iterator[Finding]:
+    """Compares free memory and shared memory with the needs of a run."""
+    memory = psutil.virtual_memory()
+    available, total = memory.available, memory.total
+    # In a container psutil tells the host's memory; the kernel enforces the container's.
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and (text := limit.read_text().strip()).isdecimal():
+        total = min(total, int(text))
+        available = min(available, total)
+    text = f"{available / 2**30:.1f} GiB of {total / 2**30:.1f} GiB free"
+    if available < _MEMORY_BYTES:
+        yield warn("memory", f"{text}; a run needs about {_MEMORY_BYTES / 2**30:.0f} GiB")
+    else:
+        yield ok("memory", text)
+    shared = Path("/dev/shm")
+    if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SHARED_MEMORY_BYTES:
+        yield warn(
+            "shared memory",
+            f"{free / 2**20:.0f} MiB free in {shared}, through which loader workers hand over "
+            "batches: docker run --shm-size=2g, or loader.workers=0",
+        )
+
+
+def check_run_dir(run_dir: str, *, checkpoint_bytes: int | None = None) -> list[Finding]:
+    """Writes a small file into a run directory and deletes it, and measures the free space.
+
+    A directory that does not exist is not made: its nearest parent is tried instead.
+
+    Args:
+        run_dir: local or gs://.
+        checkpoint_bytes: size of one checkpoint; None: that of BERT-Base.
+    """
+    if is_remote(run_dir):
+        return [_check_remote(run_dir)]
+    whole = folder = Path(run_dir).expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        return [problem("run directory", f"{folder} is a file, so {run_dir} cannot be made")]
+    try:
+        _write_and_delete(epath.Path(folder))
+    except OSError as error:
+        return [problem("run directory", f"cannot write to {folder}: {error.strerror or error}")]
+    where = "written" if folder == whole else f"made in {folder}"
+    return [
+        ok("run directory", f"{run_dir} can be {where}"),
+        _check_space(folder, checkpoint_bytes),
+    ]
+
+
+def _check_space(folder: Path, checkpoint_bytes: int | None) -> Finding:
+    free, size = shutil.disk_usage(folder).free, checkpoint_bytes or _BASE_CHECKPOINT_BYTES
+    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+    whose = "this model" if checkpoint_bytes else "BERT-Base"
+    text = (
+        f"{free / 1e9:.1f} GB free in {folder}, "
+        f"room for {free // size} checkpoints of {whose} ({each} each)"
+    )
+    if free >= _KEPT_CHECKPOINTS * size:
+        return ok("disk", text)
+    # Without the model's own size, it is only likely that it does not fit.
+    finding = problem if checkpoint_bytes else warn
+    return finding("disk", f"{text}; {_KEPT_CHECKPOINTS} are needed")
+
+
+def _check_remote(run_dir: str) -> Finding:
+    scheme = run_dir.partition("://")[0]
+    if scheme != "gs":
+        return problem("run directory", f"found {scheme}://, allowed: a local directory or gs://")
+    errors: list[Exception] = []
+
+    def attempt() -> None:
+        try:
+            _write_and_delete(epath.Path(run_dir))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(_REMOTE_SECONDS)
+    if thread.is_alive():
+        return problem("run directory", f"no answer from {run_dir} within {_REMOTE_SECONDS} s")
+    for error in errors:
+        if isinstance(error, UserError):
+            return problem("run directory", str(error))
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        return problem("run directory", f"cannot write to {run_dir}: {reason}")
+    return ok("run directory", f"{run_dir} can be written")
+
+
+def _write_and_delete(folder: epath.Path) -> None:
+    file = folder / f".bert_jax_doctor_{os.getpid()}_{uuid.uuid4().hex}"
+    try:
+        file.write_bytes(b"bert_jax")
+        if file.read_bytes() != b"bert_jax":
+            raise OSError(f"{file} reads otherwise than it was written")
+    finally:
+        file.unlink(missing_ok=True)
