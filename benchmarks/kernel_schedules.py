@@ -19,12 +19,14 @@ from typing import Any, TypeAlias
 
 import jax
 
+from benchmarks.kernels_alone import (
+    lower_attention,
+    lower_cross_entropy,
+    lower_gelu_product,
+    lower_norm,
+)
 from benchmarks.report import report
-from bert_jax.kernels import gelu_product, norm
-from bert_jax.kernels.attention import lower_alone as lower_attention
-from bert_jax.kernels.cross_entropy import lower_alone as lower_loss
-from bert_jax.kernels.registers import LANES
-from bert_jax.model.elementwise import gelu_slope
+from bert_jax.kernels.launch import LANES
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
@@ -60,7 +62,9 @@ def main() -> None:
                 for kernel, schedule in pool.submit(alone, name, lower).result().items():
                     say(name, kernel, schedule, per=rows_of(name), **facts)
             sizes = {"hidden": asked.hidden, "pieces": asked.pieces}
-            lower = functools.partial(lower_loss, rows=asked.predictions, dtype="bfloat16", **sizes)
+            lower = functools.partial(
+                lower_cross_entropy, rows=asked.predictions, dtype="bfloat16", **sizes
+            )
             for kernel, schedule in pool.submit(alone, name, lower).result().items():
                 say(name, kernel, schedule, per=1, predictions=asked.predictions, **sizes)
 
@@ -84,12 +88,8 @@ def of_layer(
     )
     queries = round(0.15 * length) + 1  # masked pieces, and [CLS]
     narrow = {"width": hidden, "dtype": "bfloat16"}
-    around_norm = functools.partial(
-        norm.lower_alone, batch=ROWS, length=length, rate=dropout, **narrow
-    )
-    of_gelu = functools.partial(
-        gelu_product.lower_alone, rows=ROWS * length, inner=4 * hidden, slope=gelu_slope, **narrow
-    )
+    around_norm = functools.partial(lower_norm, batch=ROWS, length=length, rate=dropout, **narrow)
+    of_gelu = functools.partial(lower_gelu_product, rows=ROWS * length, inner=4 * hidden, **narrow)
     wide = row | {"hidden": hidden}
     return [
         (attention, row | {"heads": heads, "columns": columns}),

@@ -18,13 +18,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
 from bert_jax.kernels.attention_shape import Shape, padded, padded_queries
-from bert_jax.kernels.launch import launch
+from bert_jax.kernels.launch import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words
-from bert_jax.parallel.rules import LogicalAxes, per_shard
+from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
 
@@ -92,42 +91,6 @@ class _Tokens(NamedTuple):
     positions: Array  # of queries in their row, [B, Q] or [1, Q]
     of_queries: Array  # segments, [B, Q]
     of_keys: Array  # the same, [B, L]
-
-
-def lower_alone(
-    *,
-    batch: int,
-    length: int,
-    heads: int,
-    columns: int,
-    dtype: DTypeLike,
-    rate: float,
-    queries: int | None = None,
-) -> jax.stages.Lowered:
-    """Returns both kernels lowered without a program around them, for the mesh that is set.
-
-    `queries`: tokens of a row that attend; None: all.
-    """
-    width = heads * columns
-    row = jax.ShapeDtypeStruct((batch, length, width), dtype)
-    attending = jax.ShapeDtypeStruct((batch, queries or length, width), dtype)
-    positions = None if queries is None else jax.ShapeDtypeStruct((batch, queries), jnp.int32)
-    bias = jax.ShapeDtypeStruct((3, width), jnp.float32)
-    segments = jax.ShapeDtypeStruct((batch, length), jnp.int32)
-    seeds = jax.ShapeDtypeStruct((2, batch, heads), jnp.int32)
-
-    def both(
-        qkv: _Triple, bias: Array, segments: Array, seeds: Array, positions: Array | None
-    ) -> object:
-        def total(qkv: _Triple, bias: Array) -> Array:
-            out = fused_attention(
-                qkv, bias, segments, seeds, columns=columns, rate=rate, queries_BQ=positions
-            )
-            return out.astype(jnp.float32).sum()
-
-        return jax.grad(total, argnums=(0, 1))(qkv, bias)
-
-    return jax.jit(both).lower((attending, row, row), bias, segments, seeds, positions)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -225,8 +188,7 @@ class _Kernel:
         def run(*arrays: Array) -> tuple[Array, ...]:
             return self._call(names, arrays, results)
 
-        arguments, made = ([_AXES[name] for name in each] for each in (names, results))
-        return per_shard(run, arguments=arguments, results=made)(*operands)
+        return on_each_device(run, operands, axes=_AXES, arguments=names, results=results)
 
     def _call(
         self, names: tuple[str, ...], arrays: tuple[Array, ...], results: tuple[str, ...]

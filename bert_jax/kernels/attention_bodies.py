@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from bert_jax.kernels.attention_shape import Shape
+from bert_jax.kernels.launch import LANES
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
-from bert_jax.kernels.registers import LANES
 
 Array = jax.Array
 Head = tuple[int, int]  # its row in the block, its number there

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.registers import LANES, PACKED
+from bert_jax.kernels.launch import LANES, PACKED
 
 # Scores of queries that are worked on at a time, of one head with all of its keys at least: what is
 # made of them must fit into VMEM, 16 MiB on v4. Forward there is less of it.

@@ -1,28 +1,26 @@
 """The decoder over a vocabulary with softmax and loss, in two Pallas kernels.
 
-The forward kernel writes the logits and, while the matrix units make the next ones, finds what is
-the largest, their sum of exponentials and the label's own. The backward kernel reads them once for
-the gradients of rows, table and bias. Rows come in groups that lie in VMEM; of several the
-backward kernel is called for each, and adds to the table's gradient. Held to
+The forward kernel writes the logits and, while the matrix units make the next ones, finds the
+largest logit, the sum of exponentials and the label's logit. The backward kernel reads the logits
+once for the gradients of rows, table and bias. Rows come in groups that are in VMEM. The backward
+kernel is called for each group, and adds to the table's gradient. Held to
 `bert_jax.model.cross_entropy`, which has the derivative.
 
-The kernels are in `cross_entropy_bodies`, what they see at a time in `cross_entropy_shape`.
-
-Shape suffixes: N rows, D their columns, V pieces.
+Maxima and sums are kept for every lane, and joined outside: in a step nothing crosses lanes. What
+the kernels see at a time is in `cross_entropy_shape`. Shape suffixes: N rows, D columns, V pieces.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.typing import DTypeLike
 
-from bert_jax.kernels.cross_entropy_bodies import backward_kernel, forward_kernel
-from bert_jax.kernels.cross_entropy_shape import STATISTICS, Shape, groups_of
-from bert_jax.kernels.launch import launch
+from bert_jax.kernels.cross_entropy_shape import FACTS, STATISTICS, Shape, groups_of
+from bert_jax.kernels.launch import LANES, launch
 from bert_jax.parallel.accelerators import cores
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
@@ -96,39 +94,20 @@ def decode_backward(
     return of_rows, of_table, of_bias.sum(axis=0)
 
 
-def lower_alone(*, rows: int, hidden: int, pieces: int, dtype: DTypeLike) -> jax.stages.Lowered:
-    """Returns both kernels lowered without a program around them, for the mesh that is set."""
-
-    def kernels(*arrays: Array) -> object:
-        rows_ND, table_VD, _, labels_N, gradient_N = arrays
-        decoded, logits = decode(*arrays[:4])
-        operands = (rows_ND, table_VD, labels_N, decoded.log_total, logits, gradient_N)
-        return decoded, decode_backward(*operands)
-
-    shape = jax.ShapeDtypeStruct
-    return jax.jit(kernels).lower(
-        shape((rows, hidden), dtype),
-        shape((pieces, hidden), dtype),
-        shape((pieces,), jnp.float32),
-        shape((rows,), jnp.int32),
-        shape((rows,), jnp.float32),
-    )
-
-
 def _numbers(table_VD: Array) -> Array:
-    """Returns the numbers of the pieces: the first of those that a device has is its offset."""
+    """Returns the numbers of the pieces: the first number of a device's pieces is its offset."""
     return jnp.arange(len(table_VD), dtype=jnp.int32)
 
 
 def _forward(
     rows: Array, table: Array, bias: Array, numbers: Array, labels: Array
 ) -> tuple[Array, ...]:
-    """Returns what a device finds of its pieces [1, 3, N], and their logits."""
-    kernel = _Kernel(rows, table, forward=True)
-    bias = jnp.pad(bias, (0, kernel.shape.width - len(bias)), constant_values=NO_PIECE)[None]
-    labels = kernel.padded(_own(labels, numbers), _NO_LABEL)[:, None]
-    operands = {"rows": kernel.padded(rows), "table": table, "bias": bias, "labels": labels}
-    logits, statistics = kernel(operands, group=0)
+    """Returns a device's statistics of its pieces [1, 3, N], and their logits."""
+    shape = _shape(rows, table, forward=True)
+    bias = jnp.pad(bias, (0, shape.width - len(bias)), constant_values=NO_PIECE)[None]
+    labels = _padded(_own(labels, numbers), shape, _NO_LABEL)[:, None]
+    operands = {"rows": _padded(rows, shape), "table": table, "bias": bias, "labels": labels}
+    logits, statistics = _call(_forward_kernel, operands, shape, group=0)
     largest, total, picked = (statistics[:, :, each] for each in range(STATISTICS))
     most = largest.max(axis=(0, 3))
     total = (total * jnp.exp(largest - most[:, :, None])).sum(axis=(0, 3))
@@ -146,90 +125,165 @@ def _backward(
     logits: Array,
 ) -> tuple[Array, ...]:
     """Returns a device's shares of the gradients, [1, …]."""
-    kernel = _Kernel(rows, table, forward=False)
-    groups = kernel.shape.groups
+    shape = _shape(rows, table, forward=False)
     facts = jnp.stack([log_total, gradient, _own(labels, numbers).astype(jnp.float32)], axis=1)
-    facts = kernel.padded(facts)  # of padding the gradient is zero
-    operands = {"rows": kernel.padded(rows), "table": table, "logits": logits, "facts": facts}
+    facts = _padded(facts, shape)  # of padding the gradient is zero
+    operands = {"rows": _padded(rows, shape), "table": table, "logits": logits, "facts": facts}
 
     def add(of_table: Array, group: Array) -> tuple[Array, tuple[Array, Array]]:
-        more = {} if groups == 1 else {"so_far": of_table}
-        of_rows, of_table, of_bias = kernel(operands | more, group=group)
+        more = {} if shape.groups == 1 else {"so_far": of_table}
+        of_rows, of_table, of_bias = _call(_backward_kernel, operands | more, shape, group=group)
         return of_table, (of_rows[:, 0].sum(axis=0).astype(rows.dtype), of_bias[0])
 
     start = jnp.zeros(table.shape, jnp.float32)
-    of_table, (of_rows, of_bias) = jax.lax.scan(add, start, jnp.arange(groups))
+    of_table, (of_rows, of_bias) = jax.lax.scan(add, start, jnp.arange(shape.groups))
     of_rows = of_rows.reshape(1, -1, rows.shape[1])[:, : len(rows)]
     return of_rows, of_table[None], of_bias.sum(axis=0)[None, : len(table)]
 
 
 def _own(labels: Array, numbers: Array) -> Array:
-    """Returns labels as numbers of the pieces that a device has."""
+    """Returns labels as numbers of the device's own pieces."""
     found = labels - numbers[0]
     return jnp.where((found >= 0) & (found < len(numbers)), found, _NO_LABEL)
 
 
-class _Kernel:
-    """A kernel for what one device has."""
+def _shape(rows: Array, table: Array, *, forward: bool) -> Shape:
+    """Returns what a kernel is compiled for, on one device."""
+    hidden, pieces, itemsize = rows.shape[1], len(table), rows.dtype.itemsize
+    groups, each = groups_of(len(rows), hidden=hidden, pieces=pieces, itemsize=itemsize)
+    return Shape(
+        rows=each,
+        groups=groups,
+        hidden=hidden,
+        pieces=pieces,
+        itemsize=itemsize,
+        cores=_cores(),
+        forward=forward,
+    )
 
-    def __init__(self, rows: Array, table: Array, *, forward: bool) -> None:
-        hidden, pieces, itemsize = rows.shape[1], len(table), rows.dtype.itemsize
-        groups, each = groups_of(len(rows), hidden=hidden, pieces=pieces, itemsize=itemsize)
-        self._dtype = rows.dtype
-        self.shape = Shape(
-            rows=each,
-            groups=groups,
-            hidden=hidden,
-            pieces=pieces,
-            itemsize=itemsize,
-            cores=_cores(),
-            forward=forward,
-            adds=groups > 1,
-        )
 
-    def padded(self, x: Array, value: float = 0) -> Array:
-        """Returns an array of rows with as many as all groups have."""
-        missing = self.shape.groups * self.shape.rows - len(x)
-        widths = [(0, missing), *[(0, 0)] * (x.ndim - 1)]
-        return jnp.pad(x, widths, constant_values=value) if missing else x
+def _padded(x: Array, shape: Shape, value: float = 0) -> Array:
+    """Returns an array of rows with as many as all groups have."""
+    missing = shape.groups * shape.rows - len(x)
+    widths = [(0, missing), *[(0, 0)] * (x.ndim - 1)]
+    return jnp.pad(x, widths, constant_values=value) if missing else x
 
-    def __call__(self, operands: Mapping[str, Array], *, group: int | Array) -> tuple[Array, ...]:
-        """Returns the results of one call, which begins at a group.
 
-        `operands`: by their names in `Shape.block`; `so_far` is the table's gradient, added to in
-        its place.
-        """
-        shape = self.shape
-        names = [name.replace("so_far", "table") for name in operands]
-        results = ("logits", "statistics") if shape.forward else ("of_rows", "table", "bias")
-        made = [shape.array(name, jnp.float32) for name in results]
-        scratch = [pltpu.VMEM(sizes, jnp.float32) for sizes in shape.kept]
-        if not shape.forward:
-            scratch.append(pltpu.VMEM((shape.rows, shape.tile), self._dtype))
-        arrays = (jnp.full((1,), group, jnp.int32), *operands.values())
-        elements = shape.grid[1] * shape.rows * shape.pieces
-        body = forward_kernel if shape.forward else backward_kernel
-        return launch(
-            functools.partial(body, shape=shape),
-            *arrays,
-            name="cross_entropy_forward" if shape.forward else "cross_entropy_backward",
-            made=made,
-            # Each core has a part of the grid; groups and tiles follow one another.
-            order=("parallel", "arbitrary", "arbitrary"),
-            flops=(1 if shape.forward else 2) * 2 * elements * shape.hidden,
-            transcendentals=elements,
-            grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=1,
-                grid=shape.grid,
-                in_specs=[shape.block(name) for name in names],
-                out_specs=[shape.block(name) for name in results],
-                scratch_shapes=scratch,
-            ),
-            input_output_aliases={len(operands): 1} if "so_far" in operands else {},
-        )
+def _call(
+    body: Callable[..., None], operands: Mapping[str, Array], shape: Shape, *, group: int | Array
+) -> tuple[Array, ...]:
+    """Returns the results of one call, which begins at a group.
+
+    `operands`: by their names in `Shape.block`; `so_far` is the table's gradient, added to in its
+    place.
+    """
+    names = [name.replace("so_far", "table") for name in operands]
+    results = ("logits", "statistics") if shape.forward else ("of_rows", "table", "bias")
+    scratch = [pltpu.VMEM(sizes, jnp.float32) for sizes in shape.kept]
+    if not shape.forward:
+        scratch.append(pltpu.VMEM((shape.rows, shape.tile), operands["rows"].dtype))
+    elements = shape.grid[1] * shape.rows * shape.pieces
+    return launch(
+        functools.partial(body, shape=shape),
+        *(jnp.full((1,), group, jnp.int32), *operands.values()),
+        name="cross_entropy_forward" if shape.forward else "cross_entropy_backward",
+        made=[shape.array(name, jnp.float32) for name in results],
+        # Each core has a part of the grid; groups and tiles follow one another.
+        order=("parallel", "arbitrary", "arbitrary"),
+        flops=(1 if shape.forward else 2) * 2 * elements * shape.hidden,
+        transcendentals=elements,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=shape.grid,
+            in_specs=[shape.block(name) for name in names],
+            out_specs=[shape.block(name) for name in results],
+            scratch_shapes=scratch,
+        ),
+        input_output_aliases={len(operands): 1} if "so_far" in operands else {},
+    )
 
 
 def _cores() -> int:
     """Returns how many cores a device of the mesh has."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
     return 1 if device is None else cores(device)
+
+
+def _forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
+    """Writes a tile's logits, and adds what they are to softmax and loss."""
+    rows, table, bias, labels, logits, out, kept = refs
+    tile, first = _tile(table, shape), _first_piece(shape)
+    starts = pl.program_id(2) == 0
+
+    for start, size in shape.strips():
+        at = pl.ds(start, size)
+        scores = _dot(rows[at], tile, 1, 1) + bias[...]
+        logits[at] = scores
+        lanes = range(0, shape.tile, LANES)
+        columns = [scores[:, lane : lane + LANES] for lane in lanes]
+        before = jnp.where(starts, -jnp.inf, kept[0, at])
+        largest = before
+        for each in columns:
+            largest = jnp.maximum(largest, each)
+        total, picked = (jnp.where(starts, 0.0, kept[each, at]) for each in (1, 2))
+        total *= jnp.exp(before - largest)
+        ahead = labels[at] - first - jax.lax.broadcasted_iota(jnp.int32, before.shape, 1)
+        for lane, each in zip(lanes, columns, strict=True):
+            total += jnp.exp(each - largest)
+            picked += jnp.where(ahead == lane, each, 0.0)
+        kept[0, at], kept[1, at], kept[2, at] = largest, total, picked
+
+    _write_at_the_end(kept, out, shape)
+
+
+def _backward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
+    """Writes a tile's gradients, and adds to that of the rows.
+
+    Both products have the same factor, which is made once.
+    """
+    rows, table, logits, facts, *so_far, of_rows, of_table, of_bias, kept, slopes = refs
+    tile, first = _tile(table, shape), _first_piece(shape)
+    sums, starts = jnp.zeros(of_bias.shape, jnp.float32), pl.program_id(2) == 0
+    for start, size in shape.strips():
+        at = pl.ds(start, size)
+        log_total, weight, label = (facts[at, pl.ds(fact, 1)] for fact in range(FACTS))
+        shares = jnp.exp(logits[at] - log_total)
+        piece = jax.lax.broadcasted_iota(jnp.int32, shares.shape, 1)
+        is_label = piece == label.astype(jnp.int32) - first
+        slope = (shares - jnp.where(is_label, 1.0, 0.0)) * weight
+        sums += slope.sum(axis=0, keepdims=True)
+        slope = slope.astype(slopes.dtype)
+        slopes[at] = slope
+        kept[at] = jnp.where(starts, 0.0, kept[at]) + _dot(slope, tile, 1, 0)
+    of_bias[...] = sums
+    of_tile = _dot(slopes[...], rows[...], 0, 0)
+    of_table[...] = sum((each[...] for each in so_far), of_tile).astype(of_table.dtype)
+    _write_at_the_end(kept, of_rows, shape)
+
+
+def _first_piece(shape: Shape) -> Array:
+    """Returns the first piece of this step's tile."""
+    return shape.tile_number(pl.program_id(0), pl.program_id(2)) * shape.tile
+
+
+def _tile(table: Any, shape: Shape) -> Array:
+    """Returns the tile, with zeros behind the table's end: whatever lies there, even NaN."""
+    tile = table[...]
+    if shape.pieces % shape.tile == 0:
+        return tile
+    piece = _first_piece(shape) + jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0)
+    return jnp.where(piece < shape.pieces, tile, jnp.zeros_like(tile))
+
+
+def _write_at_the_end(kept: Any, out: Any, shape: Shape) -> None:
+    """Copies what was kept over all tiles of a part; as a block it would be in VMEM twice."""
+    part, group = pl.program_id(0), pl.program_id(1)
+
+    @pl.when(pl.program_id(2) == shape.grid[2] - 1)
+    def _write() -> None:
+        pltpu.sync_copy(kept, out.at[part, group])
+
+
+def _dot(a: Array, b: Array, axis_of_a: int, axis_of_b: int) -> Array:
+    dimensions = (((axis_of_a,), (axis_of_b,)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

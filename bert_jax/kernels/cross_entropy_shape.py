@@ -8,7 +8,7 @@ from typing import Any, Final
 import jax
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.registers import LANES, PACKED
+from bert_jax.kernels.launch import LANES, PACKED
 
 # Pieces of a tile. Backward less of them fit beside the gradients.
 _FORWARD: Final = 512
@@ -45,7 +45,6 @@ class Shape:
     itemsize: int  # bytes of an activation
     cores: int  # of a device, which share the grid
     forward: bool  # else backward
-    adds: bool = False  # to the table's gradient of the groups before; backward alone
 
     @property
     def tile(self) -> int:
@@ -92,7 +91,8 @@ class Shape:
             of_row = self.hidden * self.itemsize + 2 * self.tile * _F32
             return self.rows * (of_row + (1 + STATISTICS) * facts) + 2 * of_tile * self.itemsize
         of_row = self.hidden * (self.itemsize + _F32) + self.tile * (2 * _F32 + self.itemsize)
-        of_tiles = of_tile * 2 * (self.itemsize + _F32 * (2 if self.adds else 1))
+        # Of several groups each adds to the table's gradient.
+        of_tiles = of_tile * 2 * (self.itemsize + _F32 * (2 if self.groups > 1 else 1))
         return self.rows * (of_row + facts) + of_tiles
 
     @property
@@ -176,7 +176,6 @@ def _fits(rows: int, groups: int, *, hidden: int, pieces: int, itemsize: int) ->
             itemsize=itemsize,
             cores=1,
             forward=forward,
-            adds=groups > 1,
         )
         for forward in (True, False)
     )

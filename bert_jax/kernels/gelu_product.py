@@ -13,11 +13,9 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.typing import DTypeLike
 
-from bert_jax.kernels.launch import launch
-from bert_jax.kernels.registers import LANES, PACKED, SUBLANES
-from bert_jax.parallel.rules import LogicalAxes, per_shard
+from bert_jax.kernels.launch import LANES, PACKED, SUBLANES, launch, on_each_device
+from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
 
@@ -97,13 +95,13 @@ def gelu_product(
         x: [N, F]; all three in one dtype, which is the result's.
         slope: the derivative of GELU, of float32.
     """
-    names = ("gradient", "kernel", "x")
-    run = per_shard(
+    found, sums = on_each_device(
         functools.partial(_call, slope=slope),
-        arguments=[_AXES[name] for name in names],
-        results=[_AXES[name] for name in ("x", "sums")],
+        (gradient, kernel, x),
+        axes=_AXES,
+        arguments=("gradient", "kernel", "x"),
+        results=("x", "sums"),
     )
-    found, sums = run(gradient, kernel, x)
     return found, sums.sum((0, 1))
 
 
@@ -166,14 +164,3 @@ def _body(
             out[down, across] = found.astype(out.dtype)
             total += found.reshape(-1, SUBLANES, columns).sum(axis=0)
         sums[0, :, across] = total
-
-
-def lower_alone(
-    *, rows: int, width: int, inner: int, dtype: DTypeLike, slope: Callable[[Array], Array]
-) -> jax.stages.Lowered:
-    """Returns the kernel lowered without a program around it, for the mesh that is set."""
-    arrays = (
-        jax.ShapeDtypeStruct(sizes, dtype)
-        for sizes in ((rows, width), (inner, width), (rows, inner))
-    )
-    return jax.jit(functools.partial(gelu_product, slope=slope)).lower(*arrays)

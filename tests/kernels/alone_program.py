@@ -1,18 +1,16 @@
 """``python -m tests.kernels.alone_program '[["norm", {…}]]' v4:2x2x1 …``: compiles kernels.
 
-Those of a module of `bert_jax.kernels`, with the arguments of its `lower_alone`. Prints the names
-of the kernels in each program, as JSON; a process of its own for test_alone_compile.py.
+By the functions of `benchmarks.kernels_alone`. Prints the names of the kernels in each program, as
+JSON; a process of its own for test_alone_compile.py.
 """
 
-import functools
-import importlib
 import json
 import sys
 from typing import Any
 
 import jax
 
-from bert_jax.model.elementwise import gelu_slope
+from benchmarks import kernels_alone
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
@@ -29,10 +27,7 @@ def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str
     names: set[str] = set()
     with jax.set_mesh(make_mesh(MeshSection(), devices)):
         for module, arguments in wanted:
-            lower = importlib.import_module(f"bert_jax.kernels.{module}").lower_alone
-            if module == "gelu_product":
-                lower = functools.partial(lower, slope=gelu_slope)
-            lowered = lower(**arguments)
+            lowered = getattr(kernels_alone, f"lower_{module}")(**arguments)
             lowered.compile()
             names |= {each.name for each in kernels_of(lowered.as_text())}
     return sorted(names)

@@ -1,0 +1,96 @@
+"""Kernels lowered without a program around them, for the mesh that is set."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from bert_jax.kernels.attention import fused_attention
+from bert_jax.kernels.cross_entropy import decode, decode_backward
+from bert_jax.kernels.gelu_product import gelu_product
+from bert_jax.kernels.norm import Dropped, norm_gradients, normalised
+from bert_jax.kernels.random_bits import column_factors, line_words, row_factors
+from bert_jax.model.elementwise import gelu_slope
+
+Array = jax.Array
+Triple = tuple[Array, Array, Array]
+shape = jax.ShapeDtypeStruct
+
+
+def lower_attention(
+    *,
+    batch: int,
+    length: int,
+    heads: int,
+    columns: int,
+    dtype: DTypeLike,
+    rate: float,
+    queries: int | None = None,
+) -> jax.stages.Lowered:
+    """Returns attention with its gradients; `queries`: tokens of a row that attend, None: all."""
+    width = heads * columns
+    row, attending = (shape((batch, n, width), dtype) for n in (length, queries or length))
+    positions = None if queries is None else shape((batch, queries), jnp.int32)
+    bias, segments = shape((3, width), jnp.float32), shape((batch, length), jnp.int32)
+    seeds = shape((2, batch, heads), jnp.int32)
+
+    def both(
+        qkv: Triple, bias: Array, segments: Array, seeds: Array, positions: Array | None
+    ) -> object:
+        def total(qkv: Triple, bias: Array) -> Array:
+            out = fused_attention(
+                qkv, bias, segments, seeds, columns=columns, rate=rate, queries_BQ=positions
+            )
+            return out.astype(jnp.float32).sum()
+
+        return jax.grad(total, argnums=(0, 1))(qkv, bias)
+
+    return jax.jit(both).lower((attending, row, row), bias, segments, seeds, positions)
+
+
+def lower_cross_entropy(
+    *, rows: int, hidden: int, pieces: int, dtype: DTypeLike
+) -> jax.stages.Lowered:
+    """Returns the loss of masked pieces with its gradients."""
+
+    def kernels(*arrays: Array) -> object:
+        rows_ND, table_VD, _, labels_N, gradient_N = arrays
+        decoded, logits = decode(*arrays[:4])
+        operands = (rows_ND, table_VD, labels_N, decoded.log_total, logits, gradient_N)
+        return decoded, decode_backward(*operands)
+
+    return jax.jit(kernels).lower(
+        shape((rows, hidden), dtype),
+        shape((pieces, hidden), dtype),
+        shape((pieces,), jnp.float32),
+        shape((rows,), jnp.int32),
+        shape((rows,), jnp.float32),
+    )
+
+
+def lower_gelu_product(
+    *, rows: int, width: int, inner: int, dtype: DTypeLike
+) -> jax.stages.Lowered:
+    """Returns the gradient of GELU."""
+    arrays = (shape(sizes, dtype) for sizes in ((rows, width), (inner, width), (rows, inner)))
+    return jax.jit(functools.partial(gelu_product, slope=gelu_slope)).lower(*arrays)
+
+
+def lower_norm(
+    *, batch: int, length: int, width: int, dtype: DTypeLike, rate: float
+) -> jax.stages.Lowered:
+    """Returns LayerNorm with its gradients; `rate`: of dropout, 0: there is none."""
+
+    def both(x: Array, vector: Array, down: Array, across: Array) -> object:
+        words = line_words(down, down), line_words(across, across)
+        dropped = None
+        if rate:
+            factors = row_factors(words[0]), column_factors(words[1], rate)
+            dropped = Dropped(*factors, scale_up=1 / (1 - rate))
+        out = normalised(x, vector, vector, eps=1e-12)
+        return norm_gradients(out, x, vector, eps=1e-12, dropped=dropped)
+
+    lines = [shape((batch, count), jnp.int32) for count in (length, width)]
+    vector = shape((width,), jnp.float32)
+    return jax.jit(both).lower(shape((batch, length, width), dtype), vector, *lines)
