@@ -11,10 +11,8 @@ import bert_jax
 from bert_jax.cli import base
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
-# Options that are settings: the option's name and the setting it stands for.
+# Options whose setting of the section `submit` has another name.
 _SETTINGS: Final = {
-    **{key: key for key in ("on", "hosts", "slices", "bucket", "project", "zone", "name")},
-    **{key: key for key in ("launcher", "cluster")},
     "max_cost": "limits.cost",
     "max_hours": "limits.hours",
     "retries": "limits.retries",
@@ -199,14 +197,12 @@ def logs(target: str, bucket: str | None, worker: int, attempt: int | None, foll
 
 def _as_overrides(options: Mapping[str, Any]) -> list[str]:
     """Returns the settings that options stand for; JSON is YAML too."""
-    given = {
-        f"submit.{_SETTINGS[name]}": value
-        for name, value in options.items()
-        if name in _SETTINGS and value not in (None, ())
-    }
-    if options.get("spot"):
-        given["submit.provisioning"] = "spot"
-    return [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    if given.pop("spot", False):
+        given["provisioning"] = "spot"
+    return [
+        f"submit.{_SETTINGS.get(name, name)}={json.dumps(value)}" for name, value in given.items()
+    ]
 
 
 def _confirm(question: str) -> bool:

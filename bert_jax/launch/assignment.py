@@ -93,12 +93,6 @@ class Assignment:
         return section.model_copy(update={"cache": cache})
 
     @property
-    def datasets(self) -> Iterator[str]:
-        """The datasets of the phases of a pretraining run."""
-        for phase in (self.config.get("train") or {}).get("phases") or ():
-            yield phase["dataset"]
-
-    @property
     def command(self) -> list[str]:
         """The run's command line. No shell reads it."""
         verb, config = self.attempt.job.verb, str(self.host.files.config)
@@ -106,11 +100,7 @@ class Assignment:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables to add to the run's environment.
-
-        The machines of a cloud are new in each attempt, so JAX's cache of compiled programs lies in
-        the job's directory. JAX warns if it cannot read or write the cache.
-        """
+        """The run's additional variables: JAX's cache of compiled programs outlives machines."""
         if self.attempt.placement.topology is None:
             return {}
         return {COMPILED: str(self.host.files.compiled)}

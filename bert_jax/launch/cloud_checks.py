@@ -10,7 +10,7 @@ from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import PreflightFinding
 from bert_jax.launch.requests import Pace
-from bert_jax.launch.tpu_request import parent
+from bert_jax.launch.tpu_launcher import parent
 
 _QUOTAS: Final = "https://console.cloud.google.com/iam-admin/quotas"
 

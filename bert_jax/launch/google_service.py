@@ -5,9 +5,8 @@ Importing this module loads Google's clients.
 
 import datetime
 import functools
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import google.auth.exceptions as auth_errors
@@ -19,9 +18,6 @@ from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.patience import LOGIN, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable
 from bert_jax.launch.requests import Pace, persistently
-
-EMULATOR: Final = "BERT_JAX_CLOUD_EMULATOR"
-"""Variable with the address of a test double on this machine, ``127.0.0.1:PORT``, unencrypted."""
 
 # The smallest sufficient roles; tpu_setup/README.md has the same as a custom role.
 _ROLES: Final = {
@@ -36,6 +32,11 @@ _RATE: Final = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
 # Errors 4xx that are retried; every 5xx is.
 _PASSING: Final = (exceptions.Aborted, exceptions.Cancelled, auth_errors.TransportError)
 _Expected = tuple[type[exceptions.GoogleAPICallError], ...]
+
+
+def make_client(client: Callable[[], Any]) -> Any:
+    """Returns a client, which finds its credentials."""
+    return client()
 
 
 class GoogleService:
@@ -79,14 +80,7 @@ class GoogleService:
 
     @functools.cached_property
     def _client(self) -> Any:
-        """The client, of the test double if the environment names one."""
-        address = os.environ.get(EMULATOR)
-        if not address:
-            return self._make()
-        if address.rpartition(":")[0] not in ("127.0.0.1", "localhost", "[::1]"):
-            raise UserError(f'{EMULATOR}: found "{address}", allowed: 127.0.0.1:PORT')
-        channel = grpc.insecure_channel(address)
-        return self._make(transport=self._make.get_transport_class("grpc")(channel=channel))
+        return make_client(self._make)
 
     def _judge(self, error: Exception, what: str, expected: _Expected) -> float | Exception:
         """Returns the seconds to wait before the next try, or the exception to raise."""

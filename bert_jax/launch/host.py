@@ -4,14 +4,15 @@
 on this machine. Read `Agent.run` and `Agent._until_it_ends` from top to bottom.
 """
 
+import functools
+import itertools
 import os
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from itertools import count
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -41,70 +42,42 @@ PART_BYTES: Final = 1 << 20
 """An object cannot be appended to, so each upload repeats one part of the log, of this size."""
 
 
-class HostLog:
-    """Takes lines in one thread and uploads them in another."""
-
-    def __init__(self, path_of: Callable[[int], epath.Path]) -> None:
-        """Starts a part after those of an earlier boot; parts count from 0."""
-        self._path_of = path_of
-        self._lock = threading.Lock()
-        self._part = next(part for part in count() if not path_of(part).exists())
-        self._content, self._uploaded = bytearray(), 0  # of the part
-
-    def write(self, line: bytes) -> None:
-        """Adds a line."""
-        with self._lock:
-            self._content += line
-
-    def upload(self) -> None:
-        """Writes the last part, if it has new lines. If that fails, the next call writes them."""
-        with self._lock:
-            content = bytes(self._content)
-        if len(content) == self._uploaded:
-            return
-        write_whole(self._path_of(self._part), content)
-        self._uploaded = len(content)
-        if len(content) >= PART_BYTES:
-            with self._lock:
-                del self._content[: len(content)]
-            self._part, self._uploaded = self._part + 1, 0
-
-
 class Reports:
     """Uploads status and log every minute, at each change, and at the end; a context manager.
 
     A bucket that does not answer delays uploads, not the run. The end of the block waits for the
     last upload.
+
+    Attributes:
+        status: of the host; at first, the one that it reported before a reboot.
     """
 
     def __init__(self, host: HostEnvironment, heartbeat: Path) -> None:
-        """Reads the status that this host reported before a reboot."""
+        """Starts a part of the log after those of an earlier boot; parts count from 0."""
         self._path = host.files.host(host.attempt, host.worker)
-        self._log = HostLog(lambda part: host.files.log(host.attempt, host.worker, part))
+        self.status = read_host(self._path) or HostStatus(state="staging", at=time.time())
+        self._log_of = functools.partial(host.files.log, host.attempt, host.worker)
+        self._part = next(part for part in itertools.count() if not self._log_of(part).exists())
+        self._lines, self._uploaded, self._lock = bytearray(), 0, threading.Lock()  # of the part
         self._heartbeat, self._seconds = heartbeat, host.beat_seconds
-        self._status = read_host(self._path) or HostStatus(state="staging", at=time.time())
         self._wake, self._closed = threading.Event(), False
         self._complaint = ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="reports")
 
-    @property
-    def status(self) -> HostStatus:
-        """The last status of the host."""
-        return self._status
-
     def update(self, ending: Ending | None = None, **changes: object) -> None:
         """Changes fields of the status, adds an ending of the run's process, and uploads it now."""
         if ending is not None:
-            endings = (*self._status.endings, ending)[-_MOST_ENDINGS:]
+            endings = (*self.status.endings, ending)[-_MOST_ENDINGS:]
             changes |= {"endings": endings, "exit_code": ending.exit_code}
-        self._status = self._status.model_copy(update=changes)
+        self.status = self.status.model_copy(update=changes)
         self._wake.set()
 
     def log(self, line: bytes) -> None:
         """Prints a line and adds it to the log."""
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
-        self._log.write(line)
+        with self._lock:
+            self._lines += line
 
     def say(self, line: str) -> None:
         """Logs a line of the agent with the time."""
@@ -132,14 +105,27 @@ class Reports:
         """Writes the log, then the status: a reader who sees the end finds all of the log."""
         figures = read_heartbeat(self._heartbeat)
         told = {name: figures[name] for name in ("step", "loss", "goodput") if figures.get(name)}
-        status = self._status.model_copy(update=told | {"at": time.time()})
+        status = self.status.model_copy(update=told | {"at": time.time()})
         try:
-            self._log.upload()
+            self._upload_log()
             write_whole(self._path, status.model_dump_json(indent=1))
         except (UserError, RunStopped, OSError) as error:
             if (line := first_line(error)) != self._complaint:
                 sys.stderr.write(f"bert-jax: no heartbeat could be written: {line}\n")
                 self._complaint = line
+
+    def _upload_log(self) -> None:
+        """Writes the last part, if it has new lines. If that fails, the next call writes them."""
+        with self._lock:
+            content = bytes(self._lines)
+        if len(content) == self._uploaded:
+            return
+        write_whole(self._log_of(self._part), content)
+        self._uploaded = len(content)
+        if len(content) >= PART_BYTES:
+            with self._lock:
+                del self._lines[: len(content)]
+            self._part, self._uploaded = self._part + 1, 0
 
 
 class _Stopped(Exception):
@@ -215,16 +201,17 @@ class Agent:
                 return over
 
     def _stage(self, assignment: Assignment) -> None:
-        """Copies the datasets to this machine, unless they are there."""
-        cache = DatasetCache(assignment.loader.cache, say=self._say_staging)
-        for dataset in assignment.datasets:
-            if not is_google_bert(dataset):
-                cache.local(dataset)
+        """Copies the datasets of a pretraining run to this machine, unless they are there."""
 
-    def _say_staging(self, line: str) -> None:
-        if self._stop.is_set():
-            raise _Stopped
-        self._reports.say(line)
+        def say(line: str) -> None:
+            if self._stop.is_set():
+                raise _Stopped
+            self._reports.say(line)
+
+        cache = DatasetCache(assignment.loader.cache, say=say)
+        for phase in (assignment.config.get("train") or {}).get("phases") or ():
+            if not is_google_bert(phase["dataset"]):
+                cache.local(phase["dataset"])
 
     def _run_once(self, assignment: Assignment) -> Ending:
         command, environment = assignment.command, assignment.environment

@@ -27,9 +27,8 @@ from bert_jax.launch.launcher import Existing, NotOurs, Observation, Owner, Requ
 
 _RECORD: Final = "machine.json"
 
-GRACE_SECONDS: Final = 90.0
-"""From SIGTERM to SIGKILL; a Cloud TPU that is deleted gives its processes about as long."""
-
+# From SIGTERM to SIGKILL; a Cloud TPU that is deleted gives its processes about as long.
+_GRACE_SECONDS: Final = 90.0
 _KILLED_SECONDS: Final = 30.0
 
 # Writes its process id to the file $0, then becomes the script $1.
@@ -72,11 +71,11 @@ class LocalMachine:
         with self._lock_of(worker) as lock:
             return lock is None
 
-    def kill(self, workers: Iterable[int], *, grace_seconds: float = GRACE_SECONDS) -> None:
+    def kill(self, workers: Iterable[int]) -> None:
         """Ends hosts with all their descendants: SIGTERM, and SIGKILL after a while."""
         hosts = [host for worker in workers if (host := self._process(worker)) is not None]
         family = _with_descendants(hosts)
-        _signal(hosts, signal.SIGTERM, seconds=grace_seconds)
+        _signal(hosts, signal.SIGTERM, seconds=_GRACE_SECONDS)
         _signal([*family, *_with_descendants(hosts)], signal.SIGKILL, seconds=_KILLED_SECONDS)
 
     def _process(self, worker: int) -> psutil.Process | None:
@@ -127,15 +126,14 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class LocalLauncher:
-    """`Launcher` of `on: local`. Hosts run with the submitter's Python and working directory."""
+    """`Launcher` of `on: local`, which records machines in the user's own directory.
 
-    def __init__(
-        self, directory: Path | None = None, *, grace_seconds: float = GRACE_SECONDS
-    ) -> None:
-        """Records machines in the directory, by default the user's own."""
+    Hosts run with the submitter's Python and working directory.
+    """
+
+    def __init__(self) -> None:
         state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        self._directory = directory or Path(state) / "bert-jax" / "machines"
-        self._grace_seconds = grace_seconds
+        self._directory = Path(state) / "bert-jax" / "machines"
 
     def render(self, attempt: Attempt) -> list[Request]:
         """Returns the hosts that would be started."""
@@ -209,8 +207,7 @@ class LocalLauncher:
         if found is not None:  # otherwise a creation was cut off before its first host
             if not _owner(found).is_job(owner):
                 return
-            hosts = LocalMachine(directory)
-            hosts.kill(range(found["hosts"]), grace_seconds=self._grace_seconds)
+            LocalMachine(directory).kill(range(found["hosts"]))
         shutil.rmtree(directory, ignore_errors=True)
 
 

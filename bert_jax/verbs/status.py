@@ -19,7 +19,7 @@ _LAST_RESTARTS = 8
 _SHOWN_SHARE = 0.0005
 
 
-def status(target: str, *, bucket: str | None = None, now: float | None = None) -> Status:
+def status(target: str, *, bucket: str | None = None) -> Status:
     """Returns the status of a job: machines, the run's figures, use of paid time, dollars, ETA.
 
     ``status("gs://bucket/runs/base").run.step``
@@ -27,21 +27,19 @@ def status(target: str, *, bucket: str | None = None, now: float | None = None) 
     Args:
         target: a run directory, a job's directory or a job's name.
         bucket: for a name; None for the environment's ``BERT_JAX_BUCKET``.
-        now: seconds since 1970; None for the clock.
 
     Raises:
         UserError: there is no such run or job.
         RunStopped: its bucket does not answer.
     """
-    at = time.time() if now is None else now
-    files = job_of(target, bucket=bucket)
+    files, now = job_of(target, bucket=bucket), time.time()
     if files is None:
-        return read_run_status(epath.Path(os.path.expanduser(target)), now=at)
+        return read_run_status(epath.Path(os.path.expanduser(target)), now=now)
     try:
         launcher = launcher_for(read_job(files).submit)
     except (UserError, RunStopped):
         launcher = None  # the machines cannot be asked for from here
-    return read_status(files, launcher, now=at)
+    return read_status(files, launcher, now=now)
 
 
 def job_of(target: str, *, bucket: str | None) -> JobFiles | None:

@@ -96,12 +96,9 @@ def submit(
 
 
 def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepared:
-    """Returns the job that a configuration describes, and its hosts' configuration.
+    """Returns the job of a configuration, and its hosts' configuration. Needs no network.
 
-    Needs no network, so another job may have the same name.
-
-    Raises:
-        UserError: something is missing or does not fit.
+    Raises UserError if something is missing or does not fit.
     """
     section = need(config.submit, "submit", "submit")
     local = section.on == ("local",)
@@ -143,13 +140,10 @@ def rehearse(
 ) -> str:
     """Returns cost and limits of a job, and makes nothing; `full` adds all files and requests.
 
-    Needs neither credentials nor a network; the text lists the checks that do.
-
-    Raises:
-        UserError: the configuration does not fit.
+    Needs neither credentials nor a network. Raises UserError if the configuration does not fit.
     """
-    prepared = prepare_job(config, verb=verb, prices=prices)
     warnings: list[str] = []
+    prepared = prepare_job(config, verb=verb, prices=prices)
     prepared = checked_offline(prepared, say=warnings.append)
     return dry_run(
         prepared.job,

@@ -30,10 +30,8 @@ class Prepared:
 def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
     """Returns the job with the placements that suit it; needs no bucket and no network.
 
-    `say` gets a line for each finding that is not fine.
-
-    Raises:
-        UserError: something is wrong with the job, or with every placement.
+    `say` gets a line for each finding that is not fine. Raises UserError if something is wrong with
+    the job, or with every placement.
     """
     job, config = prepared.job, prepared.config
     sizes: dict[str, tuple[int, int]] = {}
@@ -53,12 +51,8 @@ def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
 def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     """Returns the job with the placements that bucket, cloud and plan allow.
 
-    `planned` adds the hours that each will take. `say` gets a line for each finding that is not
-    fine.
-
-    Raises:
-        UserError: something is wrong with the job, or with every placement.
-        RunStopped: a service does not answer.
+    `planned` adds the hours that each will take. Raises as `checked_offline`, and RunStopped if a
+    service does not answer.
     """
     job, config = prepared.job, prepared.config
     if is_remote(job.submit.bucket or ""):
@@ -67,9 +61,9 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
     hours: dict[JobPlacement, float] = {}
     if planned and job.verb == "pretrain":
         findings += _plan(job.placements, config, hours, say=say)
-    left = _left(findings, job, say=say)
     placements = tuple(
-        each.model_copy(update={"estimated_hours": hours.get(each)}) for each in left
+        each.model_copy(update={"estimated_hours": hours.get(each)})
+        for each in _left(findings, job, say=say)
     )
     return job.model_copy(update={"placements": placements})
 

@@ -1,5 +1,6 @@
 """Jobs for launchers of a cloud, and a clock that only sleeping moves."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +11,33 @@ from tests.launch.tpu_service import PROJECT
 
 
 class Clock:
-    """Time that passes while somebody sleeps."""
+    """Time that passes while somebody sleeps, and calls who waits for it."""
 
     def __init__(self) -> None:
-        self.seconds = 1_000_000.0
+        self.now = 1_000_000.0
         self.slept: list[float] = []
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self) -> float:
+        return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Moves the time."""
+        """Moves the time; what is due happens."""
+        self.now += seconds
         self.slept.append(seconds)
-        self.seconds += seconds
+        assert len(self.slept) < 2500, "it never ends"
+        for entry in [entry for entry in self.due if entry[0] <= self.now]:
+            self.due.remove(entry)
+            entry[1]()
 
-    def now(self) -> float:
-        """Returns it."""
-        return self.seconds
+    def after(self, seconds: float, happens: Callable[[], None]) -> None:
+        """Lets something happen later."""
+        self.due.append((self.now + seconds, happens))
 
     @property
     def pace(self) -> Pace:
         """Of requests, with the longest pauses that may be drawn."""
-        return Pace(sleep=self.sleep, clock=self.now, now=self.now, draw=lambda: 1.0)
+        return Pace(sleep=self.sleep, clock=self, now=self, draw=lambda: 1.0)
 
 
 def make_attempt(

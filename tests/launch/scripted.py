@@ -15,6 +15,7 @@ from bert_jax.launch.launcher import Existing, Observation, Owner, Request, Stat
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import UNFORESEEN, Supervisor
 from bert_jax.launch.verdict import WatchPace
+from tests.launch.cloud_jobs import Clock
 
 HOUR = 3600.0
 PACE = WatchPace(poll=60.0, start=1200.0, silence=600.0, settle=180.0)
@@ -33,29 +34,6 @@ def bucket_outage() -> tuple[Callable[[], None], Callable[[], None]]:
         down.setattr("bert_jax.launch.supervisor.write_state", fail)
 
     return begin, down.undo
-
-
-class Clock:
-    """Time that passes while somebody sleeps, and calls who waits for it."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-        self.due: list[tuple[float, Callable[[], None]]] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Goes on; what is due happens."""
-        self.now += seconds
-        assert self.now < 1_000_000.0 + 40 * HOUR, "it never ends"
-        for entry in [entry for entry in self.due if entry[0] <= self.now]:
-            self.due.remove(entry)
-            entry[1]()
-
-    def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Lets something happen later."""
-        self.due.append((self.now + seconds, happens))
 
 
 @dataclasses.dataclass

@@ -16,7 +16,6 @@ from etils import epath
 from google.cloud import tpu_v2
 
 from bert_jax.cli.commands import cli
-from bert_jax.launch import google_service as google_calls
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local_launcher import LocalMachine
 from bert_jax.launch.requests import Pace
@@ -39,12 +38,12 @@ pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
 
 class Hosts:
-    """`Machines` of the double: a host is the startup script, told what metadata would tell."""
+    """Machines of the double: a host is the startup script, told what metadata would tell."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self._directory, self._environment = directory, environment
 
-    def start(self, name: str, node: tpu_v2.Node, slices: int) -> None:
+    def start(self, name: str, node: tpu_v2.Node) -> None:
         """Starts the one host."""
         directory = self._directory / name
         directory.mkdir(parents=True)
@@ -62,7 +61,7 @@ class Hosts:
     def stop(self, name: str) -> None:
         """Ends it: the notice that a spot machine gets, and its end."""
         if (self._directory / name).exists():
-            LocalMachine(self._directory / name).kill([0], grace_seconds=TIMEOUT)
+            LocalMachine(self._directory / name).kill([0])
 
 
 def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again(
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
     machines = Hosts(tmp_path / "machines", environment() | cloud.environment)
-    service = TpuService(machines=machines, clock=time.time)
+    service = TpuService(start=machines.start, stop=machines.stop, clock=time.time)
     quick = Pace(poll=0.1)
     monkeypatch.setattr(
         submit_verb, "launcher_for", lambda section: QueuedResources(section.project, pace=quick)
@@ -100,8 +99,7 @@ def test_a_slice_taken_back_in_mid_run_is_made_again(
         *("--bucket", str(bucket), "--yes", "--watch", "--no-plan", "--no-limit"),
         "submit.poll_seconds=0.4",
     ]
-    with service.serving() as address:
-        monkeypatch.setenv(google_calls.EMULATOR, address)
+    with service.serving():
         results = []
         user = threading.Thread(
             target=lambda: results.append(

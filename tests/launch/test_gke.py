@@ -150,9 +150,9 @@ def test_capacity_that_never_comes_is_a_failure(world: World) -> None:
     attempt = gke_attempt(limits={"wait_hours": 2})
     world.launcher.create(attempt)
     world.cluster.unscheduled = "no nodes"
-    world.clock.seconds = 1767225600 + 3600  # an hour after it was made
+    world.clock.now = 1767225600 + 3600  # an hour after it was made
     assert world.launcher.observe(attempt).state == State.WAITING
-    world.clock.seconds += 2 * 3600
+    world.clock.now += 2 * 3600
     seen = world.launcher.observe(attempt)
     assert (seen.state, seen.message) == (State.FAILED, "no capacity within 2 h: no nodes")
 
@@ -163,9 +163,9 @@ def test_pods_that_were_taken_back_are_waited_for_from_then_on(world: World) -> 
     ran = {"restarts": 1, "replicatedJobsStatus": [{"name": "slice", "ready": 0}]}
     world.cluster.jobsets["base-1"]["status"] = ran
     world.cluster.unscheduled, world.cluster.pods_made = "no nodes", "2026-01-01T09:00:00Z"
-    world.clock.seconds = 1767225600 + 10 * 3600  # of which it ran for nine
+    world.clock.now = 1767225600 + 10 * 3600  # of which it ran for nine
     assert world.launcher.observe(attempt).state == State.WAITING
-    world.clock.seconds += 2 * 3600
+    world.clock.now += 2 * 3600
     seen = world.launcher.observe(attempt)
     assert (seen.state, seen.message) == (State.SUSPENDED, "no capacity within 2 h: no nodes")
 

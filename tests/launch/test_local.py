@@ -44,8 +44,9 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Attempt:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
-    launcher = LocalLauncher(tmp_path / "machines", grace_seconds=30)
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLauncher]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    launcher = LocalLauncher()
     yield launcher
     for existing in launcher.existing():
         launcher.remove(existing)
@@ -83,7 +84,7 @@ def test_hosts_are_seen_from_elsewhere_started_once_and_may_save(
     launcher.create(attempt)
     launcher.create(attempt)  # of a supervisor that does not know that it has
     eventually(lambda: len(runs(attempt)) == 2)
-    elsewhere = LocalLauncher(tmp_path / "machines", grace_seconds=30)
+    elsewhere = LocalLauncher()
     assert elsewhere.observe(attempt).state is State.ACTIVE
     (existing,) = elsewhere.existing()
     assert (existing.owner.job, existing.resource, existing.bills) == ("base", "base-1", True)

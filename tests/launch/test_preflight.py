@@ -8,7 +8,6 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.launch.cloud_checks import check_accelerators, check_quotas
-from bert_jax.launch.google_service import EMULATOR
 from bert_jax.launch.job import Job, JobPlacement
 from bert_jax.launch.preflight import (
     PreflightFinding,
@@ -25,11 +24,10 @@ from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuService]:
+def service() -> Iterator[TpuService]:
     """Google's services."""
     service = TpuService(clock=lambda: 0.0)
-    with service.serving() as address:
-        monkeypatch.setenv(EMULATOR, address)
+    with service.serving():
         yield service
 
 

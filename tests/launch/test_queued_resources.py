@@ -12,7 +12,6 @@ from google.cloud import tpu_v2
 from google.rpc import code_pb2
 
 from bert_jax.errors import NoCredentials, UserError
-from bert_jax.launch.google_service import EMULATOR, grpc
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import OutOfQuota, Owner, State, Unavailable
 from bert_jax.launch.tpu_launcher import QueuedResources
@@ -43,12 +42,11 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[World]:
     """With nothing in it."""
     clock = Clock()
-    service = TpuService(clock=clock.now)
-    with service.serving() as address:
-        monkeypatch.setenv(EMULATOR, address)
+    service = TpuService(clock=clock)
+    with service.serving():
         yield World(service, QueuedResources(PROJECT, pace=clock.pace), clock, str(tmp_path))
 
 
@@ -121,13 +119,11 @@ def test_a_reservation_is_named_in_full(world: World) -> None:
     assert request.tpu.node_spec[0].node.scheduling_config.reserved
 
 
-def test_what_is_rendered_needs_no_service_and_is_what_is_sent(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_rendered_needs_no_service_and_is_what_is_sent(world: World) -> None:
     attempt = world.attempt(slices=2, provisioning="spot", limits={"wait_hours": 1})
     world.launcher.create(attempt)
-    monkeypatch.delenv(EMULATOR)
     (request,) = QueuedResources(PROJECT).render(attempt)
+    assert world.service.clients == 1
     sent = json.loads(tpu_v2.CreateQueuedResourceRequest.to_json(world.service.made[0]))
     spec = sent["queuedResource"]["tpu"]["nodeSpec"][0]["node"]
     spec["metadata"]["startup-script"] = "(tpu_setup/startup.sh)"
@@ -307,22 +303,18 @@ def test_credentials_that_run_out_between_two_tries_do_not_say_that_nothing_was_
         world.launcher.create(world.attempt())
 
 
-def test_who_logs_in_again_is_seen_by_the_next_request(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_logs_in_again_is_seen_by_the_next_request(world: World) -> None:
     """A client keeps the credentials that it found when it was made."""
-    made, connect = [], grpc.insecure_channel
-    monkeypatch.setattr(grpc, "insecure_channel", lambda *a: made.append(1) or connect(*a))
     attempt = world.attempt()
     world.launcher.create(attempt)
     world.launcher.observe(attempt)
-    assert len(made) == 1
+    assert world.service.clients == 1
     expired = tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired")
     world.service.faults.next_errors["GetQueuedResource"] = [expired]
     with pytest.raises(NoCredentials):
         world.launcher.observe(attempt)
     assert world.launcher.observe(attempt).state is State.WAITING
-    assert len(made) == 2
+    assert world.service.clients == 2
 
 
 def test_a_service_that_never_answers_is_given_up_after_ten_minutes(world: World) -> None:

@@ -305,7 +305,10 @@ def test_a_dry_run_needs_no_network_and_makes_nothing(
         ((), "--bucket: missing; allowed with --on local: a directory"),
         (EIGHT, "--bucket: missing; allowed: a bucket, such as --bucket gs://your-bucket"),
         (("--bucket", "b", "submit.on=null"), "--on: missing; such as v5litepod-16, or local"),
-        (("--bucket", "b", "--on", "v9-8"), 'or local; did you mean "v7x-8"?'),
+        (
+            ("--bucket", "b", "--on", "v9-8"),
+            "allowed generations: v2, v3, v4, v5e, v5p, v6e, v7x, or local",
+        ),
         (("--bucket", "b", "--on", "local", "--on", "v5e-8"), "submit.on: found local, v5e-8"),
         (("--bucket", "b", "--on", "v5e-8"), "--zone: missing"),
         (("--bucket", "b", *EIGHT), "--bucket: found b, allowed: gs://…"),
