@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import PeerLost, first_line
+from bert_jax.files.scratch import delete_scratch
 
 PEER_LOST: Final = 4  # the exit code
 INTERRUPTED: Final = 3  # the exit code of a run that a signal stopped: start it again
@@ -210,6 +211,7 @@ def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
         flush.join(1.0)
         for child in multiprocessing.active_children():
             child.kill()
+        delete_scratch()
         if (channel := current_channel()) is not None:
             channel.depart(code, line)
     finally:
