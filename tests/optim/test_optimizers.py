@@ -1,0 +1,331 @@
+"""Both optimizers against independent computations: the release's, the paper's and torch's."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from bert_jax.errors import UserError
+from bert_jax.optim.finetuning import frozen_units, make_finetune_optimizer, make_schedule
+from bert_jax.optim.optimizer import make_optimizer, schedule_count
+from bert_jax.optim.schedule import Schedule, learning_rate
+from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
+
+DEPTH, STEPS = 3, 20
+RATES = 1e-3 * np.arange(1, STEPS + 1) / STEPS
+AXES: dict[str, Any] = {
+    "encoder": {
+        "embeddings": {"word": ("vocab", "embed"), "norm": {"scale": ("hidden",)}},
+        "layers": {"kernel": ("layers", "embed", "mlp"), "bias": ("layers", "mlp")},
+    },
+    "pooler": {"kernel": ("embed", "pooled")},
+    "task": {"kernel": ("embed", "classes"), "bias": ("classes",)},
+}
+# The parameters as other programs have them, one for each layer: unit, and whether it decays.
+PARTS = {
+    "encoder/embeddings/word": ("embeddings", True),
+    "encoder/embeddings/norm/scale": ("embeddings", False),
+    **{f"encoder/layers/kernel/{i}": (f"layers.{i}", True) for i in range(DEPTH)},
+    **{f"encoder/layers/bias/{i}": (f"layers.{i}", False) for i in range(DEPTH)},
+    "pooler/kernel": ("pooler", True),
+    "task/kernel": ("heads", True),
+    "task/bias": ("heads", False),
+}
+ALL = {unit for unit, _ in PARTS.values()}
+
+History = list[dict[str, np.ndarray]]  # parameters after every step
+
+
+def tree(seed: int, scale: float = 1.0) -> dict[str, Any]:
+    """Parameters of three stacked layers of unlike size, and others."""
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (scale * rng.standard_normal(shape)).astype(np.float32)
+
+    sizes = np.array([0.1, 1.0, 10.0], np.float32)[:, None, None]
+    return {
+        "encoder": {
+            "embeddings": {"word": draw(7, 4), "norm": {"scale": draw(4)}},
+            "layers": {"kernel": draw(DEPTH, 4, 5) * sizes, "bias": draw(DEPTH, 5)},
+        },
+        "pooler": {"kernel": draw(4, 4)},
+        "task": {"kernel": draw(4, 2), "bias": draw(2)},
+    }
+
+
+def gradients(step: int) -> dict[str, Any]:
+    """Now above, now below the norm that is clipped at."""
+    return tree(100 + step, scale=0.002 if step % 2 else 3.0)
+
+
+def parts(values: Any) -> dict[str, np.ndarray]:
+    """A tree's parameters by the names of `PARTS`, the layers taken apart."""
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        stacked = {f"{name}/{i}": row for i, row in enumerate(np.asarray(leaf))}
+        found |= stacked if "/layers/" in name else {name: np.asarray(leaf)}
+    assert found.keys() == PARTS.keys()
+    return found
+
+
+def run(transform: optax.GradientTransformationExtraArgs, schedule: Schedule | None) -> History:
+    """Our parameters; without a schedule under `RATES`."""
+    params = jax.tree.map(jnp.asarray, tree(0))
+    state, history = transform.init(params), []
+
+    @jax.jit
+    def advance(grads: Any, state: Any, params: Any, rate: Any) -> tuple[Any, Any]:
+        rate = rate if schedule is None else learning_rate(schedule, schedule_count(state))
+        updates, state = transform.update(grads, state, params, learning_rate=rate)
+        return optax.apply_updates(params, updates), state
+
+    for step in range(STEPS):
+        params, state = advance(gradients(step), state, params, np.float32(RATES[step]))
+        history.append(parts(params))
+    return history
+
+
+def pretrain(section: OptimizerSection) -> History:
+    return run(make_optimizer(section, AXES), None)
+
+
+def finetune(section: FinetuneOptimizerSection) -> History:
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
+    return run(transform, make_schedule(section, total_steps=STEPS))
+
+
+def clipped(step: int, clip: float | None, trained: Collection[str] = ALL) -> dict[str, np.ndarray]:
+    """tf.clip_by_global_norm of what is trained, in float64: g · clip / max(‖g‖, clip)."""
+    found = parts(gradients(step)).items()
+    grads = {name: g.astype(np.float64) for name, g in found if PARTS[name][0] in trained}
+    norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
+    return {
+        name: g * (1.0 if clip is None else clip / max(norm, clip)) for name, g in grads.items()
+    }
+
+
+def transcribed(
+    update_of: Callable[[str, np.ndarray, np.ndarray, np.ndarray, int], np.ndarray],
+    clip: float | None = 1.0,
+) -> History:
+    """Adam's moments in float64, and param −= rate · update(name, m, v, param, step)."""
+    params = {name: p.astype(np.float64) for name, p in parts(tree(0)).items()}
+    m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
+    history = []
+    for step in range(STEPS):
+        for name, g in clipped(step, clip).items():
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.999 * v[name] + 0.001 * g * g
+            update = update_of(name, m[name], v[name], params[name], step)
+            params[name] = params[name] - RATES[step] * update
+        history.append(dict(params))
+    return history
+
+
+def released_adamw(
+    name: str, m: np.ndarray, v: np.ndarray, param: np.ndarray, step: int
+) -> np.ndarray:
+    """`AdamWeightDecayOptimizer.apply_gradients`: no bias correction."""
+    del step
+    return m / (np.sqrt(v) + 1e-6) + (0.01 * param if PARTS[name][1] else 0.0)
+
+
+def paper_lamb(name: str, m: np.ndarray, v: np.ndarray, param: np.ndarray, step: int) -> np.ndarray:
+    """Algorithm 2 of arXiv 1904.00962 with φ(z) = z: φ(‖x‖)/‖r + λx‖ · (r + λx), r = m̂/(√v̂+ε).
+
+    What does not decay takes a plain step, as in the authors' release.
+    """
+    m_hat, v_hat = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
+    update = m_hat / (np.sqrt(v_hat) + 1e-6)
+    if not PARTS[name][1]:
+        return update
+    update = update + 0.01 * param
+    return update * np.linalg.norm(param) / np.linalg.norm(update)
+
+
+def torch_adamw(
+    section: OptimizerSection | FinetuneOptimizerSection,
+    rates: Any,
+    *,
+    factors: dict[str, float] | None = None,
+    trained: Collection[str] = ALL,
+) -> History:
+    """`torch.optim.AdamW` in float64.
+
+    Torch decays first, x·(1 − rate·λ), and takes its Adam step from there: the same sum, as the
+    step does not look at x. Its ε stands beside √v̂ as ours does. `factors` multiply the rates of
+    units; parameters of other units than `trained` have no gradient, and torch leaves them alone.
+    """
+    start = parts(tree(0))
+    tensors = {name: torch.tensor(p, dtype=torch.float64) for name, p in start.items()}
+    groups = [
+        {"params": [tensors[name]], "weight_decay": section.weight_decay if decays else 0.0}
+        for name, (_, decays) in PARTS.items()
+    ]
+    betas = (section.beta1, section.beta2)
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=section.eps)
+    history = []
+    for step in range(STEPS):
+        grads = clipped(step, section.clip_norm, trained)
+        for (name, tensor), group in zip(tensors.items(), optimizer.param_groups, strict=True):
+            tensor.grad = torch.from_numpy(grads[name]) if name in grads else None
+            group["lr"] = float(rates[step]) * (factors or {}).get(PARTS[name][0], 1.0)
+        optimizer.step()
+        history.append({name: tensor.numpy().copy() for name, tensor in tensors.items()})
+    return history
+
+
+def assert_same(found: History, expected: History, *, rtol: float = 1e-5) -> None:
+    for step, (one, other) in enumerate(zip(found, expected, strict=True)):
+        for name in PARTS:
+            np.testing.assert_allclose(
+                one[name], other[name], rtol=rtol, atol=1e-6, err_msg=f"{name} after step {step}"
+            )
+
+
+@pytest.mark.parametrize("clip", [1.0, None])
+def test_adamw_is_the_releases(clip: float | None) -> None:
+    assert_same(pretrain(OptimizerSection(clip_norm=clip)), transcribed(released_adamw, clip))
+
+
+def test_the_corrected_variant_is_torchs_adamw() -> None:
+    section = OptimizerSection(bias_correction=True)
+    assert_same(pretrain(section), torch_adamw(section, RATES))
+
+
+def test_lamb_is_the_papers_with_the_layers_of_a_stack_kept_apart() -> None:
+    section = OptimizerSection(name="lamb", bias_correction=True)
+    assert_same(pretrain(section), transcribed(paper_lamb), rtol=2e-5)
+
+
+def test_lamb_leaves_a_parameter_of_zeros_its_plain_step() -> None:
+    """‖x‖ = 0 would otherwise keep it at zero for ever."""
+    section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)
+    transform = make_optimizer(section, {"kernel": ("embed", "mlp")})
+    params = {"kernel": jnp.zeros((2, 3))}
+    updates, _ = transform.update(
+        {"kernel": jnp.ones((2, 3))}, transform.init(params), params, learning_rate=1e-2
+    )
+    expected = -1e-2 * 0.1 / (np.sqrt(0.001) + 1e-6)
+    np.testing.assert_allclose(updates["kernel"], expected, rtol=1e-5)
+
+
+# Warm-up over two of twenty steps, then a line to 0.
+LINE = [min(step / 2, (STEPS - step) / (STEPS - 2)) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "factors", "trained"),
+    [
+        ({}, {}, ALL),
+        (
+            {"layer_decay": 0.5},
+            {"layers.2": 0.5, "layers.1": 0.25, "layers.0": 0.125, "embeddings": 0.0625},
+            ALL,
+        ),
+        # Frozen parameters are left out of the norm that clips.
+        ({"freeze": ("embeddings", "layers.0-1")}, {}, ("layers.2", "pooler", "heads")),
+    ],
+)
+def test_fine_tunings_is_torchs_with_a_rate_for_each_layer(
+    settings: dict[str, Any], factors: dict[str, float], trained: Collection[str]
+) -> None:
+    section = FinetuneOptimizerSection(learning_rate=1e-2, **settings)
+    rates = 1e-2 * np.array(LINE)
+    found = finetune(section)
+    expected = torch_adamw(section, rates, factors=factors, trained=trained)
+    assert_same(found, expected)
+    start = parts(tree(0))
+    for name, value in found[-1].items():
+        way, expected_way = value - start[name], expected[-1][name] - start[name]
+        np.testing.assert_allclose(way, expected_way, rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def test_one_optimizer_serves_a_mapped_sweep_over_schedules() -> None:
+    section = FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",))
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
+    of_peaks = [section.model_copy(update={"learning_rate": peak}) for peak in (1e-2, 5e-2)]
+    schedules = np.stack([make_schedule(each, total_steps=STEPS) for each in of_peaks])
+    start = jax.tree.map(jnp.asarray, tree(0))
+    grads = jax.tree.map(lambda *leaves: np.stack(leaves), *map(gradients, range(STEPS)))
+
+    def under(schedule: jax.Array) -> Any:
+        def advance(carry: Any, grads: Any) -> tuple[Any, None]:
+            params, state = carry
+            rate = learning_rate(schedule, schedule_count(state))
+            updates, state = transform.update(grads, state, params, learning_rate=rate)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(advance, (start, transform.init(start)), grads)[0][0]
+
+    mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(under))(schedules))
+    for index, each in enumerate(of_peaks):
+        alone = finetune(each)[-1]
+        found = parts(jax.tree.map(lambda leaf, i=index: leaf[i], mapped))
+        for name, value in found.items():
+            np.testing.assert_allclose(value, alone[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen", "bias_correction"),
+    [
+        ((), set(), True),
+        (("embeddings", "layers.0"), {"embeddings", "layers.0"}, True),
+        (("layers.1", "pooler"), {"layers.1", "pooler"}, False),
+        (("encoder",), {"embeddings", "layers.0", "layers.1", "layers.2"}, False),
+    ],
+)
+def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
+    freeze: tuple[str, ...], frozen: set[str], bias_correction: bool
+) -> None:
+    section = FinetuneOptimizerSection(
+        freeze=freeze, bias_correction=bias_correction, weight_decay=0.1, warmup_fraction=0.0
+    )
+    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
+
+    def with_negative_zeros(leaf: np.ndarray) -> np.ndarray:
+        leaf.reshape(-1)[::2] = -0.0  # a sum with 0 loses its sign
+        return leaf
+
+    start = jax.tree.map(with_negative_zeros, tree(0))
+    params, state = start, transform.init(start)
+    update = jax.jit(transform.update)
+    for step in range(2):
+        updates, state = update(gradients(step), state, params, learning_rate=1e-4)
+        params = optax.apply_updates(params, updates)
+        for name, bits in parts(params).items():
+            moved = bits.tobytes() != parts(start)[name].tobytes()
+            assert moved is (PARTS[name][0] not in frozen), name
+    (moments,) = (part for part in state if hasattr(part, "mu"))
+    for each in (moments.mu, moments.nu):
+        for name, value in parts(each).items():
+            assert value.any() == value.all() == (PARTS[name][0] not in frozen), name
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("embedding", '; did you mean "embeddings"?'),
+        ("layer.3", '; did you mean "layers.3"?'),
+        ("layers.12", "to 11"),
+        ("layers.5-4", "to 11"),
+        ("layers.-1", ""),
+        ("", ""),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(name: str, near: str) -> None:
+    with pytest.raises(UserError) as raised:
+        frozen_units((name,), depth=12)
+    message = str(raised.value)
+    assert message.startswith(
+        f'optimizer.freeze: found "{name}", allowed: embeddings, encoder, pooler, layers.N or '
+        "layers.N-M with N ≤ M from 0 to 11"
+    )
+    assert message.endswith(near)
