@@ -48,6 +48,7 @@ from jaxtyping import install_import_hook
 install_import_hook("bert_jax.model", "beartype.beartype")
 
 # After the hook, since they import the models.
+from tests.executables import keep_executables
 from tests.project import project  # noqa: F401  (a fixture for every test)
 
 keep_executables()

@@ -72,8 +72,6 @@ def test_the_innermost_stage_is_told_and_nothing_after_an_error(console: Console
 
 
 def test_without_a_console_and_on_other_processes_nothing_is_said(console: Console) -> None:
-    with doing("nothing"):
-        pass
     with speaking(None), doing("nothing"):
         pass
     with speaking(console):

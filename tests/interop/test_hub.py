@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from huggingface_hub import constants
 from transformers import BertForMaskedLM
 
 import bert_jax
-from bert_jax.cli.commands import cli
 from bert_jax.errors import UserError
 from bert_jax.interop.sources import is_hub_name
 from bert_jax.verbs.import_checkpoint import find_origin
@@ -23,16 +21,13 @@ NAME = "someone/tiny-bert"
 TOKEN = "hf_secretsecretsecretsecret"
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     directory = tmp_path_factory.mktemp("hub")
     hf_model(BertForMaskedLM, hf_config(vocab_size=len(PIECES))).save_pretrained(directory)
     (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
     (directory / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    (directory / "spiece.model").write_bytes(b"not read beside a vocab.txt")
     (directory / "large.msgpack").write_bytes(b"is not for us")
     with serve({NAME: directory}) as served:
         yield served
@@ -53,7 +48,8 @@ def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
     done = ok("import", f"{NAME}@main", "run")
     origin = json.loads((tmp_path / "run" / "provenance.json").read_text())["imported_from"]
     assert (origin["hub"], origin["revision"]) == (NAME, COMMIT)
-    assert {"config.json", "model.safetensors", "vocab.txt"} <= origin["sha256"].keys()
+    expected = {"config.json", "model.safetensors", "vocab.txt", "spiece.model"}
+    assert expected <= origin["sha256"].keys()
     assert not any("msgpack" in path for _, path, _ in hub.requests)
     assert {found for *_, found in hub.requests} == {f"Bearer {TOKEN}"}
     files = [file for file in tmp_path.rglob("*") if file.is_file()]

@@ -1,7 +1,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -10,7 +9,6 @@ from transformers import BertModel
 
 from bert_jax.model.bert import Bert, attention_maps, bert_builder
 from bert_jax.model.config import Execution
-from bert_jax.model.xla_attention import xla_attention
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
@@ -79,21 +77,3 @@ def test_a_packed_example_sees_itself_alone_and_as_if_it_stood_alone(imported: I
         model, {"input_ids": ids[:, 4:], "token_type_ids": types[:, 4:], "segment_ids": ones}
     )
     np.testing.assert_allclose(packed[..., 4:, 4:], alone, atol=1e-6)
-
-
-def test_the_maps_times_the_values_are_what_the_core_computes(imported: Imported) -> None:
-    model = in_float32(imported)
-    batch = mixed_batch(hf_config())
-    segments = jnp.asarray(batch["segment_ids"])
-    found = maps(model, batch)
-    states = model.encoder.every_layer(jax.tree.map(jnp.asarray, batch))
-    definition, stacked = nnx.split(model.encoder.layers.attention)
-    for layer in range(LAYERS):
-        attention = nnx.merge(definition, jax.tree.map(lambda array, at=layer: array[at], stacked))
-        q, k, v = attention.projected(states[layer])
-        expected = xla_attention(q, k, v, segments, dropout_rate=0.0, dropout_key=None)
-        ours = np.einsum("bhlm,bmhk->blhk", found[layer], np.asarray(v))
-        inside = batch["segment_ids"][..., None, None] > 0
-        np.testing.assert_allclose(
-            np.where(inside, ours, 0), np.where(inside, np.asarray(expected), 0), atol=2e-6
-        )

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
 from bert_jax.model.initial import TruncatedNormal
-from bert_jax.model.layers import ParamUse, gather_positions, project
+from bert_jax.model.layers import ParamUse, project
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -193,21 +193,6 @@ def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) ->
     expected_kernel, expected_rows = jax.grad(loss, (0, 1))(*wide)
     assert relative_error(of_kernel, expected_kernel) < 1e-2
     assert relative_error(of_rows.astype(jnp.float32), expected_rows) < 1e-2
-
-
-def test_projecting_gathered_positions_is_gathering_projected_ones() -> None:
-    task, params = small()
-    model, batch = model_of(task, params), batch_of(3)
-    hidden = jnp.asarray(np.random.default_rng(1).standard_normal((3, 32, 64)), jnp.float32)
-    table, positions = model.encoder.embeddings.word[...], batch["masked_lm_positions"]
-
-    @jax.jit
-    def both(hidden: Any) -> tuple[Any, Any]:
-        first = model.mlm(gather_positions(hidden, positions), table)
-        return first, gather_positions(model.mlm(hidden, table), positions)
-
-    first, later = both(hidden)
-    np.testing.assert_allclose(np.asarray(first), np.asarray(later), atol=1e-5)
 
 
 def test_rows_that_pad_the_vocabulary_never_win_and_never_learn() -> None:
