@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from etils import epath
 
@@ -69,13 +69,15 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
 
     Raises UserError: an evaluation file is missing, or the language filter cannot be imported.
     """
-    cleaning = section.cleaning
+    cleaning, hashes = section.cleaning, []
     if cleaning.language_filter is not None:
         load_function(cleaning.language_filter, key=LANGUAGE_FILTER)  # before hours of reading
-    hashes = []
     if cleaning.contamination is not None:
         try:
-            hashes = [_sha256(path) for path in find_files(cleaning.contamination.files)]
+            for path in find_files(cleaning.contamination.files):
+                with open_text(path) as file:
+                    digest: Any = hashlib.file_digest
+                    hashes.append(digest(file, "sha256").hexdigest())
         except UserError as error:
             raise UserError(f"cleaning.contamination.files: {error}") from error
     shared = PreparationRecipe.model_fields.keys() & ExamplesSection.model_fields.keys()
@@ -117,8 +119,3 @@ def read_preparation(directory: epath.PathLike) -> Preparation | None:
         return read_section(Preparation, path)
     except UserError as error:
         raise UserError(f"{error}; copy or make it again") from None
-
-
-def _sha256(path: str) -> str:
-    with open_text(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]

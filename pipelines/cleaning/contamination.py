@@ -6,7 +6,7 @@ import functools
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from etils import epath
@@ -49,7 +49,12 @@ def evaluation_texts(path: str) -> Iterator[list[str]]:
         if not line.text.strip():
             continue
         if suffix == ".jsonl":
-            yield _strings(path, line.text)
+            try:
+                record = parse_json(line.text)
+            except UserError as error:
+                raise UserError(f"{path}: {error} in each line") from None
+            values = record.values() if isinstance(record, dict) else [record]
+            yield [value for value in values if isinstance(value, str)]
         elif suffix == ".tsv":
             fields = line.text.split("\t")
             if line.offset or _COLUMNS.isdisjoint(f.strip("\ufeff# ").lower() for f in fields):
@@ -63,29 +68,15 @@ def _squad(path: str) -> Iterator[list[str]]:
     try:
         for article in content["data"]:
             for paragraph in article["paragraphs"]:
-                yield [_text(paragraph, "context")]
-                for question in paragraph["qas"]:
-                    yield [_text(question, "question")]
+                texts = [paragraph["context"], *(held["question"] for held in paragraph["qas"])]
+                if not all(isinstance(text, str) for text in texts):
+                    raise TypeError("text")
+                yield from ([text] for text in texts)
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path}: found no {error} in it, allowed: SQuAD's data, paragraphs, context, qas and "
             "question; or a .tsv, a .jsonl or plain lines"
         ) from error
-
-
-def _text(node: dict[str, Any], key: str) -> str:
-    if not isinstance(text := node[key], str):
-        raise TypeError(f"text in {key}")
-    return text
-
-
-def _strings(path: str, text: str) -> list[str]:
-    try:
-        record = parse_json(text)
-    except UserError as error:
-        raise UserError(f"{path}: {error} in each line") from None
-    values = record.values() if isinstance(record, dict) else [record]
-    return [value for value in values if isinstance(value, str)]
 
 
 class OverlapRecord(Section):

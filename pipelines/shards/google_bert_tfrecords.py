@@ -10,50 +10,12 @@ import numpy as np
 from bert_jax.data.dataset.reader import Dataset
 from bert_jax.data.google_bert.schema import encode_row
 from bert_jax.data.google_bert.tfrecord import frame
-from bert_jax.data.rng import digest128, mix64, stream
+from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 
-_ROUNDS: Final = 6
-
 _READ: Final = 1024  # examples at a time
-
-
-class FeistelPermutation:
-    """``FeistelPermutation(5, seed=7)([0, 1, 2, 3, 4])`` -> an order of 0 to 4, always the same.
-
-    A Feistel network, in constant memory, over the smallest even number of bits that holds
-    ``count``. A result outside the range is permuted again (cycle walking), at most four times on
-    average.
-    """
-
-    def __init__(self, count: int, *, seed: int) -> None:
-        """Derives the round keys from ``seed``; ``count`` is at least 1."""
-        self._count = count
-        self._half = np.uint64(max(1, ((count - 1).bit_length() + 1) // 2))
-        self._mask = np.uint64((1 << int(self._half)) - 1)
-        low = (1 << 64) - 1
-        keys = [digest128(seed, "permutation", round_) & low for round_ in range(_ROUNDS)]
-        self._keys = np.array(keys, np.uint64)
-
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Returns the permuted ``places``, int64; each in ``[0, count)``."""
-        found = self._once(np.asarray(places, np.uint64))
-        while len(outside := np.flatnonzero(found >= self._count)):
-            found[outside] = self._once(found[outside])
-        return found.astype(np.int64)
-
-    def _once(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._half, values & self._mask
-        for key in self._keys:
-            left, right = right, left ^ (mix64(right + key) & self._mask)
-        return left << self._half | right
-
-
-def tfrecord_name(split: str, index: int, count: int) -> str:
-    """Returns ``"train.tfrecord-00003-of-00010"``."""
-    return f"{split}.tfrecord-{index:05d}-of-{count:05d}"
 
 
 def write_tfrecords(
@@ -79,9 +41,9 @@ def write_tfrecords(
         for dataset in datasets:
             times = copies if dataset.split == "train" else 1
             count = len(dataset.provenance.splits[dataset.split].shards)
-            paths = [aside / tfrecord_name(dataset.split, at, count) for at in range(count)]
+            names = [f"{dataset.split}.tfrecord-{at:05d}-of-{count:05d}" for at in range(count)]
             with contextlib.ExitStack() as stack:
-                files = [stack.enter_context(path.open("wb")) for path in paths]
+                files = [stack.enter_context((aside / name).open("wb")) for name in names]
                 for number, record in enumerate(_rows(dataset, rows, seed=seed, copies=times)):
                     files[number % count].write(frame(record))
             written[dataset.split] = times * len(dataset)
@@ -105,10 +67,9 @@ def _check(dataset: Dataset, rows: MaskingTransform) -> None:
 
 def _rows(dataset: Dataset, rows: MaskingTransform, *, seed: int, copies: int) -> Iterator[bytes]:
     size = len(dataset)
-    total = size * copies
-    order = FeistelPermutation(total, seed=seed)
-    for start in range(0, total, _READ):
-        places = order(np.arange(start, min(start + _READ, total)))
+    order = np.argsort(stream(seed, "row order").random(size * copies), kind="stable")
+    for start in range(0, len(order), _READ):
+        places = order[start : start + _READ]
         found = dataset.__getitems__((places % size).tolist())
         for place, example in zip(places.tolist(), found, strict=True):
             copy, index = divmod(place, size)

@@ -52,13 +52,6 @@ class TextLine(NamedTuple):
     text: str
 
 
-class Cutting(NamedTuple):
-    """How files are cut."""
-
-    part_bytes: int  # size to aim at, where a format can be cut
-    documents: str = "blank_line"  # what separates documents in plain text, as in the settings
-
-
 class FilePart(NamedTuple):
     """A range of one file, read by one worker."""
 
@@ -69,7 +62,6 @@ class FilePart(NamedTuple):
     """Byte offset of the end; for a packed file, which is never cut, the packed size. Parquet and
     TFDS count row groups or records instead of bytes."""
     format: str = "text"  # key of its reader in `sources.READERS`
-    variant: str = ""  # what the reader found in the file when it cut it
     bytes: int | None = None  # bytes on disk, where `start` and `stop` do not count bytes
 
     @property

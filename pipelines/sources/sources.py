@@ -10,7 +10,6 @@ from bert_jax.errors import UserError, not_installed
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import (
-    Cutting,
     FilePart,
     bare_suffix,
     find_files,
@@ -33,8 +32,8 @@ from bert_jax.text.sentences import check_language
 class Reader(NamedTuple):
     """How a format is read."""
 
-    cut: Callable[[str, str, SourcesSection, Cutting], list[FilePart]]
-    """Cuts a file, given by path and name, into parts for workers."""
+    cut: Callable[[str, str, SourcesSection, int], list[FilePart]]
+    """Cuts a file, given by path and name, into parts of about so many bytes for workers."""
     read: Callable[[PartReading], Iterator[Document]]
     """Yields the documents of a part."""
 
@@ -122,13 +121,13 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
 
 
 def cut_sources(
-    sources: Sequence[Source], section: SourcesSection, cutting: Cutting, tally: Tally
+    sources: Sequence[Source], section: SourcesSection, part_bytes: int, tally: Tally
 ) -> list[FilePart]:
     """Cuts sources into parts for workers."""
     parts: list[FilePart] = []
     for source in sources:
         try:
-            cut = READERS[source.format].cut(source.path, source.name, section, cutting)
+            cut = READERS[source.format].cut(source.path, source.name, section, part_bytes)
             parts += [part._replace(format=source.format) for part in cut]
         except UserError as error:
             tally.skip(error, on_error=section.on_error)
@@ -163,7 +162,7 @@ def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterat
             except UserError as error:
                 tally.skip(error, on_error=section.on_error)
             continue
-        for part in cut_sources([source], section, Cutting(_PART_BYTES), tally):
+        for part in cut_sources([source], section, _PART_BYTES, tally):
             for document in read_documents(part, section, tally):
                 yield from document.lines
 

@@ -19,7 +19,7 @@ from bert_jax.pipelines.cleaning.contamination import build_index
 from bert_jax.pipelines.cleaning.duplicates import find_duplicates, spill_part, unique_documents
 from bert_jax.pipelines.cleaning.rules import CorpusPart, corpus_documents
 from bert_jax.pipelines.sources.documents import document_key, document_sentences, is_validation
-from bert_jax.pipelines.sources.files import Cutting, FilePart
+from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.pipelines.sources.sources import Source, cut_sources
 from bert_jax.pipelines.tally import TALLY, Tally, is_made, total
 from bert_jax.pipelines.tokenised.documents import (
@@ -112,12 +112,11 @@ def _parts(build: DatasetBuild, sources: Sequence[Source], tally: Tally) -> Iter
     # A function of the corpus, so that a resumed run finds the same parts on any machine.
     size = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, size // _MOST_PARTS), _MAX_PART_BYTES)
-    cutting = Cutting(part_bytes, section.documents)
     # A worker on another machine has another current directory.
     resolved = section.model_copy(update={"tokenizer": absolute(section.tokenizer)})
     numbers = itertools.count()
     for language, held in itertools.groupby(sources, key=lambda source: source.language):
-        files = cut_sources(list(held), section, cutting, tally)
+        files = cut_sources(list(held), section, part_bytes, tally)
         files = [part._replace(path=absolute(part.path)) for part in files]
         for group in _groups(files):
             work = str(build.workspace.work)

@@ -121,7 +121,7 @@ def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
     ]
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join("\n".join(d) for d in documents))
-    files = (FilePart(str(path), "a.txt", 0, path.stat().st_size, variant="blank_line"),)
+    files = (FilePart(str(path), "a.txt", 0, path.stat().st_size),)
     asked = section(tmp_path, input=(str(path),), cleaning=EVERYTHING)
     part = CorpusPart(0, files, "en", asked, str(tmp_path))
     tally = spill_part(part)

@@ -20,7 +20,6 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document, document_id
-from bert_jax.pipelines.sources.files import Cutting
 from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
 from bert_jax.pipelines.tally import Tally
 from tests.tensorflow_alone import tf
@@ -41,7 +40,7 @@ def read(
     found = find_sources(section, root=None, tally=tally)
     return [
         (document_id(part.name, document.offset, document.id), document)
-        for part in cut_sources(found, section, Cutting(part_bytes), tally)
+        for part in cut_sources(found, section, part_bytes, tally)
         for document in read_documents(part, section, tally)
     ]
 
@@ -144,7 +143,7 @@ def test_parquet_is_read_by_row_group_and_column(tmp_path: Path) -> None:
     pq.write_table(table, path, row_group_size=7)
     section = sources(path)
     found = find_sources(section, root=None, tally=Tally())
-    parts = cut_sources(found, section, Cutting(part_bytes=1), Tally())
+    parts = cut_sources(found, section, 1, Tally())
     assert [(p.start, p.stop) for p in parts] == [(0, 1), (1, 2), (2, 3)]
     metadata = pq.ParquetFile(path).metadata
     assert parts[1].size == metadata.row_group(1).column(2).total_compressed_size

@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.parquet import open_parquet, parquet_rows
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Cutting, FilePart
+from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.pipelines.sources.readers.records import PartReading, check_fields, named_fields
 
 if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is neede
 _ROWS_AT_A_TIME: Final = 256
 
 
-def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
+def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[FilePart]:
     """Returns a part per row group.
 
     Raises UserError: the file is damaged, or a column of the settings is missing or holds no text.
     """
-    del cutting
+    del part_bytes
     with open_parquet(path) as file:
         _check_columns(path, file.schema_arrow, section)
         metadata = file.metadata

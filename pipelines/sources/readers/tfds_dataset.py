@@ -15,7 +15,7 @@ from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.files.read import read_json_object
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Cutting, FilePart
+from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.pipelines.sources.readers.records import PartReading, check_fields, named_fields
 
 if TYPE_CHECKING:  # importing TFDS takes a third of a second in every worker
@@ -75,11 +75,11 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
     return name, splits[section.tfds_split].num_bytes, made
 
 
-def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
+def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[FilePart]:
     """Cuts a split into ranges of equally many records."""
     info = _builder(path).info.splits[section.tfds_split]
     count, size = info.num_examples, info.num_bytes
-    pieces = max(1, min(count, -(-size // cutting.part_bytes)))
+    pieces = max(1, min(count, -(-size // part_bytes)))
     cuts = [count * piece // pieces for piece in range(pieces + 1)]
     return [
         FilePart(path, name, start, stop, bytes=size // pieces)

@@ -15,7 +15,6 @@ from bert_jax.pipelines.sources.readers.records import PartReading, record_docum
 # The title is not escaped: it may have quotation marks.
 _OPEN: Final = re.compile(r'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">$')
 _CLOSE: Final = "</doc>"
-_JSON: Final = "json"
 
 
 class _Article(NamedTuple):
@@ -25,21 +24,18 @@ class _Article(NamedTuple):
     lines: list[str]
 
 
-def cut(
-    path: str, name: str, section: SourcesSection, cutting: files.Cutting
-) -> list[files.FilePart]:
+def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[files.FilePart]:
     """Cuts a file between its documents."""
     del section
-    with files.open_text(path) as file:
-        is_json = file.read(1) == b"{"
-    parts = files.cut_file(
-        path,
-        name,
-        part_bytes=cutting.part_bytes,
-        is_gap=(lambda raw: True) if is_json else (lambda raw: raw.strip() == _CLOSE.encode()),
+    is_json, end = _is_json(path), _CLOSE.encode()
+    return files.cut_file(
+        path, name, part_bytes=part_bytes, is_gap=lambda raw: is_json or raw.strip() == end
     )
-    variant = _JSON if is_json else ""
-    return [part._replace(variant=variant) for part in parts]
+
+
+def _is_json(path: str) -> bool:
+    with files.open_text(path) as file:
+        return file.read(1) == b"{"
 
 
 def read(reading: PartReading) -> Iterator[Document]:
@@ -49,7 +45,7 @@ def read(reading: PartReading) -> Iterator[Document]:
     default, become characters. Raises UserError: text outside a document, or a document without an
     end.
     """
-    if reading.part.variant == _JSON:
+    if _is_json(reading.part.path):
         return read_objects(reading, _json_document)
     return reading.documents(
         _articles(reading.part, reading.section),
@@ -60,8 +56,7 @@ def read(reading: PartReading) -> Iterator[Document]:
 
 def _articles(part: files.FilePart, section: SourcesSection) -> Iterator[_Article]:
     start: files.TextLine | None = None
-    header = None
-    held: list[str] = []
+    header, held = None, list[str]()
     for line in files.read_part(part, max_line_length=section.max_line_length):
         text = line.text.strip()
         if start is None:

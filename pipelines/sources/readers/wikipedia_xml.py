@@ -10,7 +10,7 @@ from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import shown
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
-from bert_jax.pipelines.sources.files import Cutting, FilePart, cut_file, open_text
+from bert_jax.pipelines.sources.files import FilePart, cut_file, open_text
 from bert_jax.pipelines.sources.readers.records import PartReading
 
 _LIST_MARKS: Final = frozenset("*#:;")
@@ -116,9 +116,9 @@ def _node_text(node: Any, dropped: Collection[str]) -> Iterator[str]:
             yield from _visible(node.contents, dropped)
 
 
-def cut(path: str, name: str, section: SourcesSection, cutting: Cutting) -> list[FilePart]:
+def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[FilePart]:
     """Returns the whole file as one part: XML cannot be read from its middle."""
-    del section, cutting
+    del section, part_bytes
     return cut_file(path, name, part_bytes=0, is_gap=None)
 
 
