@@ -33,16 +33,11 @@ class DatasetBuild(NamedTuple):
         work: Callable[[Job], float],
         told: Callable[[Job, Result], tuple[str, float]],
     ) -> Iterator[Result]:
-        """Yields ``function`` of each job of a stage as it finishes, and says how far the stage is.
+        """Yields ``function`` of each job of a stage as it finishes, and says a line of progress.
 
-        Args:
-            function: does a job; see the engines for its errors.
-            jobs: the unfinished jobs.
-            name: noun for a job: ``tokenised part``.
-            total: number of jobs, including those that an earlier run has finished.
-            unit: of the rate: ``MB``.
-            work: size of a job, from which the remaining time is estimated.
-            told: what a job has made, for the line, and its amount in ``unit``.
+        ``name`` is the noun for a job: ``tokenised part``. ``total`` includes the jobs that an
+        earlier run has finished. The remaining time is estimated from the jobs' sizes, ``work``.
+        ``told`` gives a job's result for the line, and its amount in ``unit``.
         """
         finished, left, done, amount = total - len(jobs), sum(map(work, jobs)), 0.0, 0.0
         started = time.monotonic()

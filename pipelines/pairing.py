@@ -19,16 +19,11 @@ Full sentences are those of RoBERTa (arXiv 1907.11692, section 4.2).
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.dataset.recipe import (
-    MIN_PAIR_TOKENS,
-    PAIR_SPECIAL_TOKENS,
-    PairingKind,
-    PairingSection,
-)
+from bert_jax.data.dataset.recipe import MIN_PAIR_TOKENS, PAIR_SPECIAL_TOKENS, PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, join_key
 
@@ -92,39 +87,10 @@ class SentenceOffsets(NamedTuple):
     starts: list[int]  # first sentence of every document, and the number of sentences
 
 
-class DocumentPass(NamedTuple):
-    """One of the passes in which documents become examples."""
-
-    number: int
-    of: int  # number of passes
-    documents: list[int]  # numbers of the documents in this pass, ascending
-    keys: list[int]  # of all documents
-    seed: int
-
-    def rng(self, document: int) -> np.random.Generator:
-        """Returns the random stream of a document in this pass."""
-        return stream(self.seed, "pairing", self.number, self.keys[document])
-
-    def shuffled(self) -> list[int]:
-        """Returns the documents in an order of this pass; a single pass keeps their own order."""
-        if self.of == 1:
-            return self.documents
-        ranks = stream(self.seed, "order", self.number).random(len(self.keys))[self.documents]
-        return np.asarray(self.documents)[np.argsort(ranks, kind="stable")].tolist()
-
-
-def next_sentence_pairs(
-    offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
-) -> Iterator[Pair]:
-    """Yields one pass's examples, document by document; the corpus has at least two."""
-    for document in documents.documents:
-        yield from pair_document(offsets, document, section, rng=documents.rng(document))
-
-
 def pair_document(
     offsets: SentenceOffsets, document: int, section: PairingSection, *, rng: np.random.Generator
 ) -> Iterator[Pair]:
-    """Yields one pass's examples of one document.
+    """Yields the examples of one pass over one document, for next sentence prediction.
 
     Sentences are gathered until they reach the target length or the document ends. The chunk is cut
     at a random sentence. In half of the cases, and for every chunk of a single sentence, a span of
@@ -162,36 +128,33 @@ def _random_span(
     return bounds[begin], bounds[stop]
 
 
-def sentence_order_pairs(
-    offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
+def order_document(
+    offsets: SentenceOffsets, document: int, section: PairingSection, *, rng: np.random.Generator
 ) -> Iterator[Pair]:
-    """Yields one pass's examples; none for a document of a single sentence.
+    """Yields the same for sentence order; nothing for a document of a single sentence.
 
-    At least two sentences are gathered until they reach the target length or the document ends. The
-    chunk is cut at a random sentence, and in half of the cases the two parts are swapped. A single
+    A chunk has at least two sentences, and in half of the cases its two parts are swapped. A single
     last sentence forms a chunk with the sentence before it, which is thus used twice.
     """
     bounds, starts = offsets
+    begin, end = starts[document], starts[document + 1]
+    if end - begin < 2:
+        return
+    draw = rng.random
     max_tokens = section.max_seq_length - PAIR_SPECIAL_TOKENS
-    for document in documents.documents:
-        begin, end = starts[document], starts[document + 1]
-        if end - begin < 2:
-            continue
-        rng = documents.rng(document)
-        draw = rng.random
-        target = draw_target(max_tokens, section.short_seq_prob, draw)
-        while begin < end:
-            begin = min(begin, end - 2)
-            stop = bisect_left(bounds, bounds[begin] + target, begin + 2, end)
-            cut = begin + 1 + below(stop - begin - 1, draw)
-            first, second = (bounds[begin], bounds[cut]), (bounds[cut], bounds[stop])
-            swapped = draw() < _SWAP_PROBABILITY
-            if swapped:
-                # Before the truncation: it gives one span the odd token, and after it the lengths
-                # would give the answer away.
-                first, second = second, first
-            yield Pair(*truncate(first, second, max_tokens=max_tokens, rng=rng), int(swapped))
-            begin = stop
+    target = draw_target(max_tokens, section.short_seq_prob, draw)
+    while begin < end:
+        begin = min(begin, end - 2)
+        stop = bisect_left(bounds, bounds[begin] + target, begin + 2, end)
+        cut = begin + 1 + below(stop - begin - 1, draw)
+        first, second = (bounds[begin], bounds[cut]), (bounds[cut], bounds[stop])
+        swapped = draw() < _SWAP_PROBABILITY
+        if swapped:
+            # Before the truncation: it gives one span the odd token, and after it the lengths would
+            # give the answer away.
+            first, second = second, first
+        yield Pair(*truncate(first, second, max_tokens=max_tokens, rng=rng), int(swapped))
+        begin = stop
 
 
 def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float]) -> int:
@@ -240,31 +203,14 @@ def _lose(span: tuple[int, int], count: int, rng: np.random.Generator) -> tuple[
     return span[0] + front, span[1] - (count - front)
 
 
-def full_sentences(
-    offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
-) -> Iterator[Single]:
-    """Yields examples of as many contiguous sentences as fit, across document boundaries.
+def _fill(offsets: SentenceOffsets, documents: Iterable[int], room: int) -> Iterator[Single]:
+    """Yields examples of as many contiguous sentences as fit into ``room`` tokens.
 
     If a document ends within an example, a [SEP] precedes the next document. Every token is in
     exactly one example. Only a sentence longer than an example is cut; its rest counts as a
     sentence.
     """
-    return _fill(offsets, documents.shuffled(), max_seq_length=section.max_seq_length)
-
-
-def doc_sentences(
-    offsets: SentenceOffsets, documents: DocumentPass, section: PairingSection
-) -> Iterator[Single]:
-    """Yields the same within each document; its last example may be short."""
-    for document in documents.documents:
-        yield from _fill(offsets, (document,), max_seq_length=section.max_seq_length)
-
-
-def _fill(
-    offsets: SentenceOffsets, documents: Iterable[int], *, max_seq_length: int
-) -> Iterator[Single]:
     bounds, starts = offsets
-    room = max_seq_length - _SPECIAL_TOKENS
     held: list[tuple[int, int]] = []
     left = room
     for document in documents:
@@ -289,42 +235,36 @@ def _fill(
         yield Single(tuple(held))
 
 
-Pairing: TypeAlias = Callable[
-    [SentenceOffsets, DocumentPass, PairingSection], Iterator[Pair] | Iterator[Single]
-]
-PAIRINGS: Final[dict[PairingKind, Pairing]] = {
-    "nsp": next_sentence_pairs,
-    "sop": sentence_order_pairs,
-    "full_sentences": full_sentences,
-    "doc_sentences": doc_sentences,
-}
-"""How each kind makes the examples of one pass. A new kind is a function, a line here, and a name
-in ``bert_jax/data/dataset/recipe.py``."""
-
-
 def pair_documents(
     documents: TokenisedDocuments, section: PairingSection, *, seed: int, boost: float = 1.0
 ) -> Iterator[Pair | Single]:
     """Yields the examples of ``dupe_factor`` passes over every document.
 
-    The seed, the documents' keys and the settings decide every random choice. ``boost`` multiplies
-    ``dupe_factor``; the fraction of the product is the probability of one more pass over a
-    document. A document without a pass may still be a random next. Raises ValueError: fewer
-    documents than ``section.min_documents``.
+    There are at least ``section.min_documents``. The seed, the documents' keys and the settings
+    decide every random choice. ``boost`` multiplies ``dupe_factor``; the fraction of the product is
+    the probability of one more pass over a document. A document without a pass may still be a
+    random next.
     """
-    if len(documents) < section.min_documents:
-        raise ValueError(
-            f"{len(documents)} document(s): kind {section.kind} needs at least "
-            f"{section.min_documents}"
-        )
     offsets = SentenceOffsets(
         documents.sentence_starts.tolist(), documents.document_starts.tolist()
     )
     passes = draw_passes(documents.keys, mean=section.dupe_factor * boost, seed=seed)
     keys = [join_key(halves) for halves in documents.keys]
+    room = section.max_seq_length - _SPECIAL_TOKENS
+    pair = order_document if section.kind == "sop" else pair_document
     for number, chosen in enumerate(passes):
-        one_pass = DocumentPass(number, len(passes), chosen, keys, seed)
-        yield from PAIRINGS[section.kind](offsets, one_pass, section)
+        if section.kind == "full_sentences":
+            if len(passes) > 1:  # each pass has an order of its own
+                ranks = stream(seed, "order", number).random(len(keys))[chosen]
+                chosen = np.asarray(chosen)[np.argsort(ranks, kind="stable")].tolist()
+            yield from _fill(offsets, chosen, room)
+            continue
+        for document in chosen:
+            if section.kind == "doc_sentences":
+                yield from _fill(offsets, (document,), room)
+            else:
+                rng = stream(seed, "pairing", number, keys[document])
+                yield from pair(offsets, document, section, rng=rng)
 
 
 def draw_passes(keys: np.ndarray, *, mean: float, seed: int) -> list[list[int]]:

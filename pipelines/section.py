@@ -139,9 +139,7 @@ class ContaminationSection(Section):
     """Documents that hold text of evaluation sets."""
 
     files: Annotated[
-        tuple[DataPathText, ...],
-        pydantic.BeforeValidator(as_tuple),
-        pydantic.Field(min_length=1),
+        tuple[DataPathText, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
     ]
     """Files and globs: GLUE's ``.tsv`` (every field), SQuAD's ``.json`` (questions and contexts),
     anything else as plain lines."""

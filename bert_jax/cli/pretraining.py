@@ -97,10 +97,7 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 @base.cli.command()
 @click.argument("run_dir", type=base.PATH)
 @click.option(
-    "--dataset",
-    type=base.PATH,
-    metavar="DIR",
-    help="Instead of the one the run was pretrained on.",
+    "--dataset", type=base.PATH, metavar="DIR", help="Instead of the one the run was pretrained on."
 )
 @click.option(
     "--split", help="Of that dataset. [default: validation; dev of a fine-tuned run, or test]"

@@ -14,14 +14,12 @@ class Document(NamedTuple):
     offset: int  # byte offset of its first line, or number of its record; see :func:`document_id`
     lines: list[str]  # stripped of surrounding white space; none is blank, there is at least one
     id: str | None = None  # the id in the file, unique there; None: the offset is its id
-    source: str | None = None  # the title or address in its file
 
 
 def blank_line_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
     """Yields the documents of a file that separates them by blank lines.
 
-    The end of the file ends a document too. (google-research/bert continues a last document in the
-    next file, unless a blank line ends it.)
+    The end of the file ends a document too; google-research/bert continues it in the next file.
     """
     offset, held = 0, list[str]()
     for line in lines:
@@ -43,25 +41,18 @@ def file_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
 
 
 def document_sentences(document: Document, *, layout: str, language: str) -> list[str]:
-    """Returns a document's sentences.
-
-    In the layout ``sentences``, google-research/bert's, each line is one. In the layout ``prose``
-    each line is a paragraph.
-    """
+    """Returns a document's sentences: its lines, or the sentences of its lines of ``prose``."""
     if layout == "sentences":
         return document.lines
-    return [
-        sentence for line in document.lines for sentence in split_sentences(line, language=language)
-    ]
+    return [s for line in document.lines for s in split_sentences(line, language=language)]
 
 
 def document_id(name: str, offset: int, given: str | None = None) -> str:
     """Returns ``"books/emma.txt:20480"``: file name below the input root, byte of the first line.
 
-    If the file gives the document an id, returns ``"wiki.jsonl#Q42"``. The id does not depend on
-    the cuts of the file, on the machine or on the place of the input root. It changes if the file
-    is renamed or, without an id in the file, if text before the document changes. For formats of
-    records ``offset`` is the record's number.
+    Or ``"wiki.jsonl#Q42"``, if the file gives the document an id. The result does not depend on the
+    cuts of the file, on the machine or on the place of the input root. It changes if the file is
+    renamed or, without an id in the file, if text before the document changes.
     """
     return f"{name}:{offset}" if given is None else f"{name}#{given}"
 

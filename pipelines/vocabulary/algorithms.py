@@ -59,11 +59,7 @@ def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool])
 
 
 def rank_pieces(
-    words: Mapping[str, int],
-    *,
-    characters: list[str],
-    alphabet: list[str],
-    count: int,
+    words: Mapping[str, int], *, characters: list[str], alphabet: list[str], count: int
 ) -> list[str]:
     """Learns up to ``count`` pieces of two characters or more, the best first.
 

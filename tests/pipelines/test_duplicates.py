@@ -103,9 +103,7 @@ def test_near_duplicates_are_those_that_share_most_ngrams(tmp_path: Path) -> Non
 
 
 EVERYTHING = CleaningSection(
-    duplicate_lines="corpus",
-    duplicate_documents=True,
-    near_duplicates=NearDuplicatesSection(),
+    duplicate_lines="corpus", duplicate_documents=True, near_duplicates=NearDuplicatesSection()
 )
 
 
@@ -134,11 +132,7 @@ def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
         "near_duplicates": 1,
         "emptied": 1,
     }
-    assert tally.lines == {
-        "read": 14,
-        "duplicate_lines.document": 1,
-        "duplicate_lines.corpus": 4,
-    }
+    assert tally.lines == {"read": 14, "duplicate_lines.document": 1, "duplicate_lines.corpus": 4}
 
 
 @pytest.fixture

@@ -124,26 +124,14 @@ def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("beam", "workers", "message"),
     [
-        (
-            {"runner": "DirektRunner"},
-            None,
-            r'beam\.runner: found "DirektRunner"; did you mean ',
-        ),
+        ({"runner": "DirektRunner"}, None, r'beam\.runner: found "DirektRunner"; did you mean '),
         ({"runner": "nowhere.Runner"}, None, r"beam\.runner: nowhere\.Runner cannot be imported"),
         ({"runner": "DaskRunner"}, 3, r"workers: found 3, but beam\.runner is DaskRunner"),
         ({"options": ["--direct_num_workers=2"]}, 3, r"workers: found 3, but beam\.options has"),
         ({"options": ["--direct_num_worker=2"]}, None, r'found "--direct_num_worker"; did you'),
         ({"options": ["--direct_num_workers=two"]}, None, r"beam\.options: .*invalid int value"),
-        (
-            {"runner": "os.system"},
-            None,
-            "found .*os belongs to Python's standard library",
-        ),
-        (
-            {"options": ["--project=$NOT_THERE"]},
-            None,
-            "is to be .NOT_THERE, which is not in",
-        ),
+        ({"runner": "os.system"}, None, "found .*os belongs to Python's standard library"),
+        ({"options": ["--project=$NOT_THERE"]}, None, "is to be .NOT_THERE, which is not in"),
         ({"options": ["--runner=FlinkRunner"]}, None, r"beam\.options: found --runner, allowed"),
     ],
 )

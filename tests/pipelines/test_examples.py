@@ -125,9 +125,7 @@ def stop(corpus: Path) -> Path:
     return corpus / "dataset.partial"
 
 
-def test_a_stopped_run_goes_on_where_it_ended_and_makes_a_damaged_shard_again(
-    corpus: Path,
-) -> None:
+def test_a_stopped_run_goes_on_where_it_ended_and_makes_a_damaged_shard_again(corpus: Path) -> None:
     make_examples(section(corpus, output=str(corpus / "whole")))
     partial = stop(corpus)
     finished = {p: p.stat().st_mtime_ns for p in partial.iterdir() if SHARD.search(p.name)}
@@ -148,9 +146,7 @@ def test_a_stopped_run_goes_on_where_it_ended_and_makes_a_damaged_shard_again(
         assert kept == (path != damaged)
 
 
-def test_an_unfinished_run_is_not_mixed_with_another_and_a_mistake_leaves_it(
-    corpus: Path,
-) -> None:
+def test_an_unfinished_run_is_not_mixed_with_another_and_a_mistake_leaves_it(corpus: Path) -> None:
     partial = stop(corpus)
     before = sorted(partial.rglob("*"))
     with pytest.raises(UserError, match=r"dataset\.partial: .* examples\.seed was 11, now 12"):

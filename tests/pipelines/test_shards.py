@@ -28,8 +28,7 @@ from tests.corpus import from_lists, make_dataset, section, sentences
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 200), min_size=1),
-    st.integers(1, 12),
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 200), min_size=1), st.integers(1, 12)
 )
 def test_every_document_is_dealt_to_one_shard_and_small_languages_stay_together(
     sizes: dict[str, int], count: int

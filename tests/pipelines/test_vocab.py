@@ -124,9 +124,7 @@ def pieces_by_language(tokenizer: Tokenizer) -> Counter[str]:
     )
 
 
-def test_a_smaller_language_gets_more_pieces_the_more_its_share_is_smoothed(
-    tmp_path: Path,
-) -> None:
+def test_a_smaller_language_gets_more_pieces_the_more_its_share_is_smoothed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     files = {}
     for language, lines in (("aa", 1900), ("bb", 100)):

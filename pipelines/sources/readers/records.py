@@ -53,9 +53,26 @@ class PartReading(NamedTuple):
         )
 
     def document(self, record: Mapping[str, Any], place: int) -> Document | None:
-        """Returns a record's document by the fields that the settings name."""
-        fields = named_fields(self.section)
-        return record_document(record, place=place, **fields)
+        r"""Returns a record's document, ``None`` if its text is empty or null.
+
+        ``{"text": "One.\n\nTwo.", "id": 7} -> Document(0, ["One.", "Two."], id="7")``
+
+        The settings name the fields. ``place`` is the byte offset or number in the file. Raises
+        UserError: a field is missing or has another type; the message begins with its name.
+        """
+        text_field, id_field = self.section.text_field, self.section.id_field
+        text, given = _field(record, text_field), None
+        if id_field is not None:
+            found = _field(record, id_field)
+            if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
+                raise UserError(
+                    f'"{id_field}": found {found!r:.60}, allowed: a string or an integer'
+                )
+            given = str(found)
+        if text is not None and not isinstance(text, str):
+            raise UserError(f'"{text_field}": found {text!r:.60}, allowed: a string')
+        lines = text_lines(text or "")
+        return Document(place, lines, given) if lines else None
 
     def line_place(self, line: TextLine) -> str:
         """Returns ``line 7``, or ``byte 123`` if no more problems are listed.
@@ -65,34 +82,6 @@ class PartReading(NamedTuple):
         if self.tally.lists_more:
             return f"line {line_number(self.part.path, line.offset)}"
         return f"byte {line.offset}"
-
-
-def record_document(
-    record: Mapping[str, Any],
-    *,
-    place: int,
-    text_field: str,
-    id_field: str | None = None,
-    source: str | None = None,
-) -> Document | None:
-    r"""Returns a record's document, ``None`` if its text is empty or null.
-
-    ``{"text": "One.\n\nTwo.", "id": 7}, id_field="id" -> Document(0, ["One.", "Two."], id="7")``
-
-    ``place`` is the byte offset or number in the file. An id is a string or an integer. Raises
-    UserError: a field is missing or has another type; the message begins with its name.
-    """
-    text = _field(record, text_field)
-    given = None
-    if id_field is not None:
-        given = _field(record, id_field)
-        if isinstance(given, bool) or not isinstance(given, str | int) or given == "":
-            raise UserError(f'"{id_field}": found {given!r:.60}, allowed: a string or an integer')
-        given = str(given)
-    if text is not None and not isinstance(text, str):
-        raise UserError(f'"{text_field}": found {text!r:.60}, allowed: a string')
-    lines = text_lines(text or "")
-    return Document(place, lines, given, source) if lines else None
 
 
 def named_fields(section: SourcesSection) -> dict[str, str]:

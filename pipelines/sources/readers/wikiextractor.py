@@ -10,7 +10,7 @@ from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources import files
 from bert_jax.pipelines.sources.documents import Document, text_lines
 from bert_jax.pipelines.sources.readers.lines import read_objects
-from bert_jax.pipelines.sources.readers.records import PartReading, record_document
+from bert_jax.pipelines.sources.readers.records import PartReading
 
 # The title is not escaped: it may have quotation marks.
 _OPEN: Final = re.compile(r'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">$')
@@ -46,7 +46,13 @@ def read(reading: PartReading) -> Iterator[Document]:
     end.
     """
     if _is_json(reading.part.path):
-        return read_objects(reading, _json_document)
+        fields = {"text_field": "text", "id_field": "id"}
+        reading = reading._replace(section=reading.section.model_copy(update=fields))
+
+        def parse(record: dict[str, Any], offset: int) -> Document | None:
+            return _without_title(reading.document(record, offset), str(record.get("title", "")))
+
+        return read_objects(reading, parse)
     return reading.documents(
         _articles(reading.part, reading.section),
         _document,
@@ -79,19 +85,13 @@ def _articles(part: files.FilePart, section: SourcesSection) -> Iterator[_Articl
 def _document(article: _Article) -> Document | None:
     number, _, title = article.header.groups()
     lines = text_lines(html.unescape("\n".join(article.lines)))
-    return _without_title(Document(article.start.offset, lines, number, html.unescape(title)))
+    return _without_title(Document(article.start.offset, lines, number), html.unescape(title))
 
 
-def _json_document(record: dict[str, Any], offset: int) -> Document | None:
-    title = str(record.get("title", ""))
-    found = record_document(record, place=offset, text_field="text", id_field="id", source=title)
-    return found and _without_title(found)
-
-
-def _without_title(document: Document) -> Document | None:
-    if document.lines and document.lines[0] == document.source:
+def _without_title(document: Document | None, title: str) -> Document | None:
+    if document is not None and document.lines and document.lines[0] == title:
         document = document._replace(lines=document.lines[1:])
-    return document if document.lines else None
+    return document if document is not None and document.lines else None
 
 
 def _place(part: files.FilePart, line: files.TextLine) -> str:

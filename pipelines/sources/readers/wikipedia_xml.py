@@ -194,7 +194,7 @@ def _article(page: ET.Element, dropped: set[str], *, most: int) -> Document | No
             "(max_document_length)"
         )
     lines = wikitext_paragraphs(wikitext, dropped_namespaces=dropped)
-    return Document(int(number), lines, number, _text(page, "title")) if lines else None
+    return Document(int(number), lines, number) if lines else None
 
 
 def _name(element: ET.Element) -> str:
