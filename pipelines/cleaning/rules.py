@@ -32,7 +32,7 @@ def prose_lines(
 ) -> list[str] | None:
     """Returns the lines that no rule drops; ``None`` if a rule drops the whole document.
 
-    A dropped line or document is counted under the first rule that drops it.
+    The first rule that drops a line or document counts it.
     """
     kept = []
     for line in lines:

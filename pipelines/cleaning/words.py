@@ -44,10 +44,9 @@ def word_hashes(text: str) -> np.ndarray:
 
 
 def ngram_hashes(hashes: np.ndarray, n: int) -> np.ndarray:
-    """Returns the hashes of all word n-grams.
+    """Returns the hashes of all n-grams of words ``[w]``: ``[max(0, w - n + 1)]`` uint64.
 
-    Of words ``[w]`` uint64, ``[max(0, w - n + 1)]`` uint64. Hashes of two different n-grams are
-    equal with a probability of about 2⁻⁶⁴.
+    Two different n-grams have equal hashes with a probability of about 2⁻⁶⁴.
     """
     count = max(0, len(hashes) - n + 1)
     return combine([hashes[start : start + count] for start in range(n)])

@@ -79,8 +79,7 @@ class Source(NamedTuple):
 
 def need_data_libraries(verb: str) -> None:
     """Raises UserError, before any text is read, that names the libraries not installed."""
-    modules = {name: name.replace("-", "_") for name in _LIBRARIES}
-    missing = [name for name, module in modules.items() if not importlib.util.find_spec(module)]
+    missing = [n for n in _LIBRARIES if not importlib.util.find_spec(n.replace("-", "_"))]
     if missing:
         raise UserError(not_installed(", ".join(missing), verb, extra="data"))
 
@@ -92,19 +91,23 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
     UserError: a missing file or dataset, a glob without files, an unknown split or feature or
     language code, a language without files, a file of two languages.
     """
-    files: list[tuple[str, str | None]] = []
-    datasets: list[tuple[str, str | None]] = []
+    files: dict[str, str | None] = {}  # languages by path
+    datasets: dict[str, str | None] = {}
     for language, names in section.by_language.items():
         _check_language(language, names)
-        held = [name for name in names if _is_tfds(name, section)]
+        held = [
+            name
+            for name in names
+            if section.format == "tfds"
+            or (section.format == "auto" and tfds_dataset.is_dataset(name))
+        ]
         patterns = [name for name in names if name not in held]
         if patterns or not held:
-            files += [(path, language) for path in find_files(patterns)]
-        datasets += [(path, language) for path in sorted({*map(tfds_dataset.find_dataset, held)})]
-    _check_apart([*files, *datasets])
+            _add(files, find_files(patterns), language)
+        _add(datasets, sorted({*map(tfds_dataset.find_dataset, held)}), language)
     found = []
-    relative = relative_names([path for path, _ in files], root=root)
-    for (path, language), name in zip(files, relative, strict=True):
+    relative = relative_names(list(files), root=root)
+    for (path, language), name in zip(files.items(), relative, strict=True):
         try:
             stat = epath.Path(path).stat()
             form = _format(path, section)
@@ -114,7 +117,7 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
             tally.skip(unread, on_error=section.on_error)
         except UserError as error:
             tally.skip(error, on_error=section.on_error)
-    for path, language in datasets:
+    for path, language in datasets.items():
         name, size, modified = tfds_dataset.describe(path, section)
         found.append(Source(path, name, "tfds", size, modified, language))
     return found
@@ -176,18 +179,13 @@ def _check_language(language: str | None, names: Sequence[str]) -> None:
             raise UserError(f"input: {language} has no file, allowed: files and globs")
 
 
-def _check_apart(found: Sequence[tuple[str, str | None]]) -> None:
-    seen: dict[str, str | None] = {}
-    for path, language in found:
+def _add(seen: dict[str, str | None], paths: Sequence[str], language: str | None) -> None:
+    for path in paths:
         if path in seen:
             raise UserError(
                 f"input: {path} is given for {seen[path]} and for {language}, allowed: one language"
             )
         seen[path] = language
-
-
-def _is_tfds(name: str, section: SourcesSection) -> bool:
-    return section.format == "tfds" or (section.format == "auto" and tfds_dataset.is_dataset(name))
 
 
 def _format(path: str, section: SourcesSection) -> str:

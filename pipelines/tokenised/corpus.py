@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from etils import epath
@@ -11,7 +11,6 @@ from etils import epath
 from bert_jax.data.dataset.provenance import CorpusRecord
 from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.data.google_bert.index import unigram_entropy
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import absolute, each, load_array
 from bert_jax.pipelines.build import DatasetBuild
@@ -19,7 +18,6 @@ from bert_jax.pipelines.cleaning.contamination import build_index
 from bert_jax.pipelines.cleaning.duplicates import find_duplicates, spill_part, unique_documents
 from bert_jax.pipelines.cleaning.rules import CorpusPart, corpus_documents
 from bert_jax.pipelines.sources.documents import document_key, document_sentences, is_validation
-from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.pipelines.sources.sources import Source, cut_sources
 from bert_jax.pipelines.tally import TALLY, Tally, is_made, total
 from bert_jax.pipelines.tokenised.documents import (
@@ -30,6 +28,7 @@ from bert_jax.pipelines.tokenised.documents import (
     load_high_keys,
     save_array,
     split_keys,
+    starts_of,
 )
 from bert_jax.pipelines.workspace import UnusableText
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -41,6 +40,10 @@ _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
 # Text that the tokenizer gets at a time: its lists take a hundred times the memory of the text.
 _BATCH_CHARACTERS: Final = 1 << 18
+
+_tokenizer = functools.lru_cache(maxsize=1)(load_tokenizer)
+
+T = TypeVar("T")
 
 
 class LanguageCorpus(NamedTuple):
@@ -118,22 +121,24 @@ def _parts(build: DatasetBuild, sources: Sequence[Source], tally: Tally) -> Iter
     for language, held in itertools.groupby(sources, key=lambda source: source.language):
         files = cut_sources(list(held), section, part_bytes, tally)
         files = [part._replace(path=absolute(part.path)) for part in files]
-        for group in _groups(files):
+        for group in _batches(files, lambda part: part.size, least=_MIN_PART_BYTES):
             work = str(build.workspace.work)
             yield CorpusPart(next(numbers), group, language or section.language, resolved, work)
 
 
-def _groups(files: Sequence[FilePart]) -> Iterator[tuple[FilePart, ...]]:
-    """Joins the parts of small files, until they are as large as a part of a large one."""
-    group, size = list[FilePart](), 0
-    for part in files:
-        group.append(part)
-        size += part.size
-        if size >= _MIN_PART_BYTES:
-            yield tuple(group)
-            group, size = [], 0
-    if group:
-        yield tuple(group)
+def _batches(
+    items: Iterable[T], size: Callable[[T], int], *, least: int
+) -> Iterator[tuple[T, ...]]:
+    """Yields runs of items, each as short as its size of at least ``least`` allows."""
+    batch, held = list[T](), 0
+    for item in items:
+        batch.append(item)
+        held += size(item)
+        if held >= least:
+            yield tuple(batch)
+            batch, held = [], 0
+    if batch:
+        yield tuple(batch)
 
 
 def _make(
@@ -189,13 +194,11 @@ def tokenise_part(part: CorpusPart) -> Tally:
 
     It holds a file of :class:`TokenisedDocuments` per split, sorted by key, and ``counts.npy``: the
     number of occurrences of each id. It appears atomically; an existing one is left as it is.
-    Raises UserError: bad input (see :func:`read_documents`), an id beyond the vocabulary, or a full
-    disk.
+    Raises UserError: bad input (see :func:`read_documents`), or a full disk.
     """
     if is_made(part.tokenised):  # made by another worker that was given the same job
         return Tally.load(part.tokenised)
-    tokenizer = _tokenizer(part.section.tokenizer)
-    tally = Tally()
+    tokenizer, tally = _tokenizer(part.section.tokenizer), Tally()
     splits, counts = _encode_documents(part, tokenizer, tally)
     with whole_directory(part.tokenised, last=TALLY) as temporary:
         for split, held in splits.items():
@@ -208,23 +211,17 @@ def tokenise_part(part: CorpusPart) -> Tally:
     return tally
 
 
-@functools.lru_cache(maxsize=1)
-def _tokenizer(directory: str) -> Tokenizer:
-    return load_tokenizer(directory)
-
-
 def _encode_documents(
     part: CorpusPart, tokenizer: Tokenizer, tally: Tally
 ) -> tuple[dict[str, TokenisedDocuments], np.ndarray]:
     """Returns each split's documents, sorted by key, and how often each id occurs."""
     section = part.section
     counts = np.zeros(tokenizer.vocab_size, np.int64)
-    keys: list[int] = []
-    held_out: list[bool] = []
-    sentence_counts: list[int] = []  # per document
-    lengths: list[int] = []  # per sentence
-    tokens: list[np.ndarray] = []
-    for batch in _batches(_documents(part, tally)):
+    keys, held_out = list[int](), list[bool]()
+    sentence_counts, lengths = list[int](), list[int]()  # per document; per sentence
+    tokens = [np.empty(0, token_dtype(tokenizer.vocab_size))]
+    documents = _documents(part, tally)
+    for batch in _batches(documents, lambda d: sum(map(len, d[1])), least=_BATCH_CHARACTERS):
         encoded = iter(tokenizer.encode_batch([s for _, sentences in batch for s in sentences]))
         kept: list[list[int]] = []
         for identity, sentences in batch:
@@ -237,15 +234,10 @@ def _encode_documents(
                 held_out.append(is_validation(identity, fraction=section.validation_fraction))
         lengths += map(len, kept)
         flat = np.fromiter(itertools.chain.from_iterable(kept), np.int64, count=sum(map(len, kept)))
-        _check_ids(flat, tokenizer.vocab_size, section.tokenizer)
         counts += np.bincount(flat, minlength=len(counts))
-        tokens.append(flat.astype(token_dtype(tokenizer.vocab_size)))
-    empty = np.empty(0, token_dtype(tokenizer.vocab_size))
+        tokens.append(flat.astype(tokens[0].dtype))
     everything = TokenisedDocuments(
-        keys=split_keys(keys),
-        document_starts=np.cumsum([0, *sentence_counts], dtype=np.int64),
-        sentence_starts=np.cumsum([0, *lengths], dtype=np.int64),
-        tokens=np.concatenate([empty, *tokens]),
+        split_keys(keys), starts_of(sentence_counts), starts_of(lengths), np.concatenate(tokens)
     )
     order = key_order(everything.keys)
     is_held_out = np.array(held_out, bool)[order]
@@ -263,23 +255,3 @@ def _documents(part: CorpusPart, tally: Tally) -> Iterator[tuple[str, list[str]]
         tally.documents["kept"] += 1
         tally.lines["kept"] += len(document.lines)
         yield identity, document_sentences(document, layout=layout, language=part.language)
-
-
-def _batches(documents: Iterable[tuple[str, list[str]]]) -> Iterator[list[tuple[str, list[str]]]]:
-    batch, size = [], 0
-    for identity, sentences in documents:
-        batch.append((identity, sentences))
-        size += sum(map(len, sentences))
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _check_ids(ids: np.ndarray, vocab_size: int, tokenizer: str) -> None:
-    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_size):
-        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise UserError(
-            f"{tokenizer}: gives token id {wrong}, allowed: 0 to {vocab_size - 1} (vocabulary size)"
-        )

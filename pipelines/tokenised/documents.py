@@ -94,11 +94,10 @@ def _dtypes(width: int) -> tuple[np.dtype, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenisedDocuments:
-    """Documents, each a list of sentences, each a list of token ids, concatenated.
+    """Documents of sentences of token ids, concatenated; none is empty.
 
-    Sentence ``s`` is ``tokens[sentence_starts[s]:sentence_starts[s + 1]]``; document ``d`` holds
-    the sentences ``document_starts[d]`` to ``document_starts[d + 1]``. No sentence and no document
-    is empty.
+    Sentence ``s`` is ``tokens[sentence_starts[s]:sentence_starts[s + 1]]``. Document ``d`` has the
+    sentences ``document_starts[d]`` to ``document_starts[d + 1]``.
     """
 
     keys: np.ndarray  # `[d, 2]` uint64: each document's 128-bit key, the high half first
@@ -112,17 +111,11 @@ class TokenisedDocuments:
     def select(self, documents: Sequence[int] | np.ndarray) -> TokenisedDocuments:
         """Returns the given documents in the given order."""
         documents = np.asarray(documents, np.int64)
-        sentences = _ranges(self.document_starts, documents)
-        lengths = np.diff(self.sentence_starts)[sentences]
-        # A document's tokens are contiguous, so they move together.
-        first = self.sentence_starts[self.document_starts[documents]]
-        last = self.sentence_starts[self.document_starts[documents + 1]]
-        pieces = [self.tokens[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+        starts, stops = self.document_starts[documents], self.document_starts[documents + 1]
+        lengths = _ranges(np.diff(self.sentence_starts), starts, stops)
+        tokens = _ranges(self.tokens, self.sentence_starts[starts], self.sentence_starts[stops])
         return TokenisedDocuments(
-            self.keys[documents],
-            starts_of(np.diff(self.document_starts)[documents]),
-            starts_of(lengths),
-            np.concatenate([self.tokens[:0], *pieces]),
+            self.keys[documents], starts_of(stops - starts), starts_of(lengths), tokens
         )
 
     def save(self, path: pathlib.Path) -> None:
@@ -201,9 +194,6 @@ def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))])
 
 
-def _ranges(starts: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Returns the ranges' members: ``starts [0, 2, 5], chosen [1, 0] -> [2, 3, 4, 0, 1]``."""
-    lengths = starts[chosen + 1] - starts[chosen]
-    ends = np.cumsum(lengths)
-    within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-    return np.repeat(starts[chosen], lengths) + within
+def _ranges(array: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    pieces = (array[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True))
+    return np.concatenate([array[:0], *pieces])
