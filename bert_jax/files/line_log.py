@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from etils import epath
@@ -55,11 +55,6 @@ def read_log(path: epath.PathLike, check: Check) -> list[Entry]:
     return [line.entry for line in parse_lines(read_bytes(epath.Path(path)), check).good]
 
 
-def to_bytes(lines: Iterable[Line]) -> bytes:
-    """Returns lines as the content of a file."""
-    return b"".join(line.raw + b"\n" for line in lines)
-
-
 def _entry(line: bytes, check: Check) -> Entry | None:
     try:
         found = json.loads(line.decode("utf-8"))
@@ -82,7 +77,7 @@ def open_log(
     lines = parse_lines(found or b"", check)
     if lines.damaged:
         _set_aside(root, lines.damaged, say)
-    kept = to_bytes(line for line in lines.good if keep(line.entry))
+    kept = b"".join(line.raw + b"\n" for line in lines.good if keep(line.entry))
     if kept != found:
         write_whole(root, kept)
     return LineLog(root, content=kept, say=say)

@@ -237,8 +237,12 @@ class StopSignal:
             self._begin(name)
             self._limit = self._steps + 1
             mine = self._steps, self._unsaved or not self._owns_process
-        if not (answers := self._exchange(mine)):
-            return
+        answers: list[Any] = [mine] if self._channel is None else []
+        while not answers and self._channel is not None:
+            if self._channel.leaving.is_set():
+                return
+            with contextlib.suppress(TimeoutError):  # a process that is dead ends this one
+                answers = self._channel.exchange(mine, about=f"stop {run}", timeout=_AGREE_SECONDS)
         # A process that is a step ahead may have begun a save that the others have still to join.
         unsaved = any(unsaved for _, unsaved in answers) or len({steps for steps, _ in answers}) > 1
         if not unsaved:
@@ -249,15 +253,6 @@ class StopSignal:
             self._lock.notify_all()
         if self._owns_process:
             threading.Thread(target=self._watch_outage, args=(name,), daemon=True).start()
-
-    def _exchange(self, mine: tuple[int, bool]) -> list[Any]:
-        if self._channel is None:
-            return [mine]
-        about = f"stop {self._run}"
-        while not self._channel.leaving.is_set():
-            with contextlib.suppress(TimeoutError):  # a process that is dead ends this one
-                return self._channel.exchange(mine, about=about, timeout=_AGREE_SECONDS)
-        return []
 
     def _end_beside(self, name: str) -> None:
         """Ends in a thread of its own: this one has a second signal to hear."""
