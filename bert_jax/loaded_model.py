@@ -115,7 +115,13 @@ class LoadedModel:
         Raises:
             UserError: layers that the model lacks; a row that is no text; a batch size below 1.
         """
-        extractor = self._extractor("sentence", layers, pool, max_length, batch_size)
+        extractor = self._extractor(
+            level="sentence",
+            layers=layers,
+            pool=pool,
+            max_length=max_length,
+            batch_size=batch_size,
+        )
         found = [features.vectors[0] for features in extractor(_texts(texts))]
         vectors = np.stack(found) if found else np.empty((0, extractor.width), np.float32)
         return vectors[0] if isinstance(texts, str) else vectors
@@ -135,7 +141,9 @@ class LoadedModel:
 
         Args and errors are those of `encode`; `level` is "token" for pieces, "word" for words.
         """
-        extractor = self._extractor(level, layers, None, max_length, batch_size)
+        extractor = self._extractor(
+            level=level, layers=layers, max_length=max_length, batch_size=batch_size
+        )
         return list(extractor(_texts(texts)))
 
     def predict(self, rows: Rows, *, task: Mapping[str, Any] | None = None) -> list[Record]:
@@ -163,22 +171,8 @@ class LoadedModel:
     def _predictor(self) -> RowPredictor:
         return RowPredictor(self._model, self._run)
 
-    def _extractor(
-        self,
-        level: Level,
-        layers: str | None,
-        pool: Pool | None,
-        max_length: int | None,
-        batch_size: int,
-    ) -> FeatureExtractor:
-        settings = settings_for(
-            self.architecture,
-            layers=layers,
-            level=level,
-            pool=pool,
-            max_length=max_length,
-            batch_size=batch_size,
-        )
+    def _extractor(self, **options: Any) -> FeatureExtractor:
+        settings = settings_for(self.architecture, **options)
         if settings not in self._extractors:
             self._extractors[settings] = FeatureExtractor(settings, self._model, few_texts=True)
         return self._extractors[settings]

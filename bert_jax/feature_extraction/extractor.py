@@ -107,7 +107,7 @@ def settings_for(
     *,
     layers: str | None,
     level: Level,
-    pool: Pool | None,
+    pool: Pool | None = None,
     max_length: int | None,
     batch_size: int,
 ) -> ExtractionSettings:
@@ -153,7 +153,6 @@ class ExtractionCounts:
     empty_lines: list[int] = dataclasses.field(default_factory=list)
     pieces: int = 0
     positions: int = 0  # of all batches
-    lengths: set[int] = dataclasses.field(default_factory=set)  # positions of a batch's rows
 
     @property
     def padding(self) -> float:
@@ -231,7 +230,6 @@ class FeatureExtractor:
             for row, vectors in zip(rows, batch.outputs, strict=True):
                 features[row] = self._features(window[row], vectors)
             self.counts.texts += len(rows)
-            self.counts.lengths.add(batch.length)
             self.counts.positions += self._inference.batch_size * batch.length
             self.counts.pieces += sum(lengths[row] for row in rows)
         return [features[row] for row in range(len(window))]
