@@ -11,34 +11,16 @@ from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
-WORDS = (
-    "the",
-    "tower",
-    "of",
-    "paris",
-    "was",
-    "built",
-    "in",
-    "who",
-    "when",
-    "un",
-    "##aff",
-    "##able",
-)
+WORDS = "the tower of paris was built in who when un ##aff ##able"
 LETTERS = string.ascii_lowercase + string.digits + "έςσ"
 
 
 def letters_tokenizer(*, lower_case: bool = True) -> WordPieceTokenizer:
     """Knows some words, and every other ASCII word letter by letter."""
     letters = LETTERS + ("" if lower_case else string.ascii_uppercase + "é")
-    vocabulary = [
-        *SPECIAL_PIECES,
-        *WORDS,
-        *letters,
-        *(f"##{letter}" for letter in letters),
-        *string.punctuation,
-        *"世界中国北京。",
-    ]
+    later = [f"##{letter}" for letter in letters]
+    signs = [*string.punctuation, *"世界中国北京。"]
+    vocabulary = [*SPECIAL_PIECES, *WORDS.split(), *letters, *later, *signs]
     return WordPieceTokenizer(list(dict.fromkeys(vocabulary)), lower_case=lower_case)
 
 
@@ -58,15 +40,8 @@ def squad(
     *paragraphs: tuple[str, Sequence[dict[str, Any]]], version: str = "1.1"
 ) -> dict[str, Any]:
     """A file's content: one article."""
-    return {
-        "version": version,
-        "data": [
-            {
-                "title": "Towers",
-                "paragraphs": [{"context": text, "qas": list(qas)} for text, qas in paragraphs],
-            }
-        ],
-    }
+    found = [{"context": text, "qas": list(qas)} for text, qas in paragraphs]
+    return {"version": version, "data": [{"title": "Towers", "paragraphs": found}]}
 
 
 def write(path: Path, content: Any) -> str:

@@ -46,17 +46,12 @@ def _answered(
 
 def _tower(tmp_path: Path, **settings: Any) -> Family:
     start = TOWER.index
-    content = squad(
-        (
-            TOWER,
-            [
-                question("year", "when", ("1889", start("1889")), ("(1889)", start("(1889)"))),
-                question("city", "who", ("tower of Paris", start("tower"))),
-                question("end", "in", ("北京", start("北京"))),
-            ],
-        )
-    )
-    return open_one(write(tmp_path / "dev.json", content), **settings)
+    questions = [
+        question("year", "when", ("1889", start("1889")), ("(1889)", start("(1889)"))),
+        question("city", "who", ("tower of Paris", start("tower"))),
+        question("end", "in", ("北京", start("北京"))),
+    ]
+    return open_one(write(tmp_path / "dev.json", squad((TOWER, questions))), **settings)
 
 
 def test_answers_come_out_as_they_stand_in_the_context(tmp_path: Path) -> None:
@@ -156,19 +151,13 @@ def test_an_answer_is_looked_for_where_the_file_says(
 def test_answers_not_in_their_context_are_skipped_in_training_and_counted(tmp_path: Path) -> None:
     good, bad = ("paris", 13), ("rome", 13)
     context = "the tower of paris"
-    content = squad(
-        (
-            context,
-            [question("a", "in", good), question("b", "in", bad), question("c", "in", bad, good)],
-        )
-    )
-    path = write(tmp_path / "x.json", content)
+    asked = [question("a", "in", good), question("b", "in", bad), question("c", "in", bad, good)]
+    path = write(tmp_path / "x.json", squad((context, asked)))
     family = open_one(path, role="train")
     split = _split(family, "train")
     assert split.examples == 2
-    assert (
-        split.row(1).targets == split.row(0).targets
-    )  # of several answers the first that is there
+    # Of several answers the first that is there.
+    assert split.row(1).targets == split.row(0).targets
     note = f"{path}: 1 of 3 answers are not in their context at the place named: skipped"
     assert list(family.notes) == [note]
     family = open_one(path)  # still asked and scored in dev
@@ -193,29 +182,19 @@ def test_empty_question_and_empty_context_are_asked(tmp_path: Path) -> None:
     assert [train.row(n).targets for n in (1, 2)] == [{"start": 0, "end": 0}] * 2
 
 
-def _v2(tmp_path: Path) -> tuple[dict[str, Any], str]:
-    context = "the tower of paris was built in 1889"
-    content = squad(
-        (
-            context,
-            [
-                question("has1", "when", ("1889", 32), impossible=False),
-                question("has2", "in", ("paris", 13), impossible=False),
-                question("no1", "who", impossible=True),
-                question("no2", "un", impossible=True),
-            ],
-        ),
-        version="v2.0",
-    )
-    return content, write(tmp_path / "dev.json", content)
-
-
 WANTED = {"has1": "1889", "has2": "of paris", "no1": "tower", "no2": "built"}
 NULL = {"has1": 8.0, "has2": 12.5, "no1": 13.0, "no2": 12.0}  # best answers score 10
 
 
-def test_the_threshold_is_tuned_on_dev_and_used(tmp_path: Path) -> None:
-    content, path = _v2(tmp_path)
+def test_the_threshold_is_tuned_on_dev_used_and_that_of_the_official_files(tmp_path: Path) -> None:
+    questions = [
+        question("has1", "when", ("1889", 32), impossible=False),
+        question("has2", "in", ("paris", 13), impossible=False),
+        question("no1", "who", impossible=True),
+        question("no2", "un", impossible=True),
+    ]
+    content = squad(("the tower of paris was built in 1889", questions), version="v2.0")
+    path = write(tmp_path / "dev.json", content)
     family = open_one(path)
     records = _answered(_split(family), WANTED, null=NULL)
     differences = {record["id"]: record["null_score_difference"] for record in records}
@@ -223,10 +202,19 @@ def test_the_threshold_is_tuned_on_dev_and_used(tmp_path: Path) -> None:
     figures = family.score(records)
     assert figures["null_threshold"] == -2.0
     assert [record["prediction"] for record in records] == ["1889", "", "", ""]
-    predictions = {record["id"]: record["prediction"] for record in records}
+    assert figures["f1"] == figures["best_f1"] == 75.0
+    files = family.write_official("dev", records, tmp_path / "out")
+    names = ["predictions.json", "nbest_predictions.json", "null_odds.json"]
+    assert list(files) == [tmp_path / "out" / name for name in names]
+    predictions, nbest, odds = (json.loads(file.read_text()) for file in files)
+    assert list(predictions) == list(nbest) == list(odds) == list(WANTED)
+    assert nbest["no1"][0] == records[2]["nbest"][0]
+    assert set(nbest["no1"][0]) == {"text", "probability", "start_logit", "end_logit"}
     expected = reference_squad.evaluate_2_0(content, predictions)
     assert {key: figures[key] for key in expected} == expected
-    assert figures["f1"] == figures["best_f1"] == 75.0
+    best = reference_squad.best_thresholds(content, predictions, odds)
+    assert best["best_f1"] == figures["best_f1"]
+    assert best["best_f1_thresh"] == figures["null_threshold"]
     # What is tuned serves the predictions on another file; one that is set serves everywhere.
     changes: list[dict[str, Any]] = [
         {"tuned": {"null_threshold": 2.7}},
@@ -235,25 +223,6 @@ def test_the_threshold_is_tuned_on_dev_and_used(tmp_path: Path) -> None:
     for change in changes:
         records = _answered(_split(open_one(path, **change)), WANTED, null=NULL)
         assert [record["prediction"] for record in records] == ["1889", "of paris", "", "built"]
-
-
-def test_official_files_scored_by_the_reference_give_our_figures(tmp_path: Path) -> None:
-    content, path = _v2(tmp_path)
-    family = open_one(path)
-    records = _answered(_split(family), WANTED, null=NULL)
-    files = family.write_official("dev", records, tmp_path / "out")
-    names = ["predictions.json", "nbest_predictions.json", "null_odds.json"]
-    assert list(files) == [tmp_path / "out" / name for name in names]
-    predictions, nbest, odds = (json.loads(file.read_text()) for file in files)
-    assert list(predictions) == list(nbest) == list(odds) == list(WANTED)
-    assert nbest["no1"][0] == records[2]["nbest"][0]
-    assert set(nbest["no1"][0]) == {"text", "probability", "start_logit", "end_logit"}
-    figures = family.score(records)
-    expected = reference_squad.evaluate_2_0(content, predictions)
-    assert {key: figures[key] for key in expected} == expected
-    best = reference_squad.best_thresholds(content, predictions, odds)
-    assert best["best_f1"] == figures["best_f1"]
-    assert best["best_f1_thresh"] == figures["null_threshold"]
 
 
 def test_an_unlabelled_file_is_predicted_and_not_scored(tmp_path: Path) -> None:
