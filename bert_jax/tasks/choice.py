@@ -106,16 +106,8 @@ class MultipleChoiceSection(FilesSection):
             path = request.source(self, role)
             in_memory = isinstance(path, MemoryTable)
             errors = RowErrors() if in_memory else row_errors(self.on_error, role)
-            questions = read_choices(
-                path,
-                self.columns,
-                labelled=needs_labels(role),
-                delimiter=self.delimiter,
-                errors=errors,
-            )
-            splits[role] = split = ChoiceSplit(
-                questions, request.tokenizer, max_length=request.max_length
-            )
+            questions = read_choices(path, self, labelled=needs_labels(role), errors=errors)
+            splits[role] = split = ChoiceSplit(questions, request.tokenizer, request.max_length)
             found = {
                 "questions have no text": sum(not q.text.strip() for q in questions),
                 f"questions are longer than {request.max_length} pieces and are cut": split.cut,
@@ -156,9 +148,8 @@ class ChoiceSplit(Split):
     """A table of questions, one row each."""
 
     def __init__(
-        self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, *, max_length: int
+        self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, max_length: int
     ) -> None:
-        """Encodes one or more questions; `max_length` counts special pieces too."""
         self._questions, self._special, self._max_length = questions, tokenizer.special, max_length
         self.examples, self.fingerprint = len(questions), content_hash(questions)
         self._choices = len(questions[0].choices)
@@ -174,18 +165,13 @@ class ChoiceSplit(Split):
     def row(self, index: int) -> Encoded:
         """Returns a question: ``[CLS] text [SEP] choice [SEP]`` for each of its choices."""
         text, first = self._texts[index].tolist(), index * self._choices
-        made = [
-            assemble(
-                text, self._endings[ending].tolist(), self._special, max_length=self._max_length
-            )
-            for ending in range(first, first + self._choices)
-        ]
-        label = self._questions[index].label
-        return Encoded(
-            [sequence.ids for sequence in made],
-            [sequence.second for sequence in made],
-            {} if label is None else {"label": label},
+        endings = [self._endings[at].tolist() for at in range(first, first + self._choices)]
+        ids, seconds, _ = zip(
+            *(assemble(text, end, self._special, max_length=self._max_length) for end in endings),
+            strict=True,
         )
+        label = self._questions[index].label
+        return Encoded(ids, seconds, {} if label is None else {"label": label})
 
     def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
         """Returns records with the number of the choice, and probabilities in their order."""
@@ -221,20 +207,14 @@ def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequen
 
 
 def read_choices(
-    path: Path | MemoryTable,
-    columns: ChoiceColumns,
-    *,
-    labelled: bool,
-    delimiter: Delimiter | None = None,
-    errors: RowErrors,
+    path: Path | MemoryTable, section: MultipleChoiceSection, *, labelled: bool, errors: RowErrors
 ) -> list[ChoiceQuestion]:
-    """Reads a table of one or more questions.
+    """Reads a table of one or more questions; all have a label if it is to be `labelled`.
 
-    A table without a header is a .csv or .tsv; in one that is to be `labelled`, every question must
-    have a label. Raises UserError: as `read_table`; a column that is not there, no question;
-    RowError: a line with too few or too many fields, an empty choice, no label or one that is none
-    of the choices.
+    Raises UserError: as `read_table`; a column that is not there, no question; RowError: a line
+    with too few or too many fields, an empty choice, no label or one that is none of the choices.
     """
+    columns = section.columns
     asked = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
     asked += [("task.stem", columns.stem), ("task.id", columns.id)]
     asked += [("task.label", columns.label)] if labelled else []
@@ -251,9 +231,9 @@ def read_choices(
         stem = [] if columns.stem is None else [columns.stem]
         table = path.named([columns.text, *stem, *columns.choices])
     elif columns.header:
-        table = read_table(path, delimiter=delimiter, errors=errors)
+        table = read_table(path, delimiter=section.delimiter, errors=errors)
     else:
-        table = _read_bare(path, delimiter, errors)
+        table = _read_bare(path, section.delimiter, errors)
     questions = errors.kept(table, question)
     if not questions:
         (found,) = errors.note(path, kept=0) or (f"{path}: found no question",)

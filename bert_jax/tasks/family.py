@@ -61,18 +61,14 @@ class Split:
     def reduce(self, index: int, logits: np.ndarray) -> Any:
         """Returns the part of a row's logits that `records` needs.
 
-        The logits are finite float32 without padding: [labels] for sequence classification,
-        [choices] for a choice, [pieces, labels] for token classification, [pieces, 2] (start, end)
-        for question answering.
+        The logits are finite float32 without padding: [labels] or [choices], [pieces, labels] for
+        token classification, [pieces, 2] (start, end) for question answering.
         """
         del index
         return logits
 
     def records(self, kept: Sequence[Any]) -> list[Record]:
-        """Returns each example's record, in the file's order, from what `reduce` kept of each row.
-
-        `kept` has an item for every row, in their order.
-        """
+        """Returns each example's record, in the file's order, from the `reduce` of every row."""
         raise NotImplementedError
 
 
@@ -84,13 +80,10 @@ class Family:
     best_metric: str  # key of `score` by which checkpoints are ranked; larger is better
     splits: Mapping[str, Split]  # the requested splits, by name
     notes: Sequence[str]  # findings about the data for its owner, a line each
-    # Records of a labelled split → figures by name.
-    score: Callable[[Sequence[Record]], dict[str, float]]
-    # Split's name, records, directory → the files written, in the layout of the task's own
-    # benchmark.
+    score: Callable[[Sequence[Record]], dict[str, float]]  # labelled records → figures by name
+    # Split's name, records, directory → files in the layout of the task's own benchmark.
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
-    # Weight in the loss of an example of each label; None for 1.
-    class_weights: tuple[float, ...] | None = None
+    class_weights: tuple[float, ...] | None = None  # of each label in the loss; None for 1
 
     @property
     def content(self) -> dict[str, str]:
@@ -156,10 +149,7 @@ def task_heads(
 
 
 def hub_files(section: Section) -> dict[str, HubFile]:
-    """Fetches the files of a task that are on a hub, and returns them by role.
-
-    Raises UserError: a file cannot be fetched.
-    """
+    """Fetches a task's files on a hub by role; UserError: a file cannot be fetched."""
     named = {role: getattr(section, role, None) for role in ("train", "dev", "test")}
     return {
         role: fetch_file(source, role=role)
@@ -175,10 +165,7 @@ def pinned(section: SectionT) -> SectionT:
 
 
 def content_hash(examples: Iterable[Any]) -> str:
-    """Returns 32 hexadecimal digits that change with any text, any label and the order.
-
-    The examples are named tuples of plain values.
-    """
+    """Returns 32 hexadecimal digits that change with any value of named tuples and their order."""
     digest = hashlib.blake2b(digest_size=16)
     for example in examples:
         values = [

@@ -1,11 +1,12 @@
 """Labels of sequence classification and regression: as files spell them → targets."""
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from bert_jax.data.row_errors import RowError, RowErrors
+from bert_jax.data.row_errors import RowError
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.config import ProblemName
@@ -42,6 +43,7 @@ class Labelling(NamedTuple):
     column: str = ""  # column of the labels, for messages
     separator: str = "|"  # between several labels in a text
     threshold: float = 0.5  # least probability that predicts one of several labels
+    hint: str = ""  # end of the message about a label that is no number
 
     def spell(self, target: Target) -> str | list[str] | float | None:
         """Returns a target as records have it: a name, names in their order, a number or None."""
@@ -69,7 +71,7 @@ class Labelling(NamedTuple):
             return None
         if self.problem == "regression":
             if (number := number_of(row.label)) is None:
-                raise RowError(f"{place} found {row.label!r}, allowed: a number")
+                raise RowError(f"{place} found {row.label!r}, allowed: a number{self.hint}")
             return number
         names = self.names_in(row)
         numbers = [label_number(name, self.names, place) for name in names]
@@ -106,7 +108,10 @@ class Labelling(NamedTuple):
         """
         if self.problem == "regression":
             return self._replace(names=(self.column,))
-        names = {name for row in rows for name in self.names_in(row)}
+        names: set[str] = set()
+        for row in rows:
+            with contextlib.suppress(RowError):  # `target` raises it again
+                names.update(self.names_in(row))
         if len(names) < 2:
             found = f'only "{names.pop()}"' if names else "no label"
             file = rows[0].place.rpartition(": ")[0]
@@ -158,46 +163,25 @@ def number_of(label: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str]:
-    """Returns the kind of problem that labels belong to, and the reason.
+def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
+    """Returns the kind of problem that labels belong to, the reason, and what strays may be.
 
-    Lists → "multi_label". Numbers, at least one of them not whole → "regression". Others →
+    Lists → "multi_label". Numbers, at least one of them not whole → "regression", also if fewer
+    than half of the labels are strays such as "n/a", which would make each number a class. Others →
     "single_label".
     """
     labels = [row.label for row in rows if not row.unlabelled]
     if any(isinstance(label, list) for label in labels):
-        return "multi_label", "labels are lists"
+        return "multi_label", "labels are lists", ""
     numbers = [number for label in labels if (number := number_of(label)) is not None]
-    if len(numbers) == len(labels) and not all(map(float.is_integer, numbers)):
-        return "regression", "labels are numbers, and not whole"
-    whole = bool(labels) and len(numbers) == len(labels)
-    return "single_label", "labels are whole numbers" if whole else "labels are names"
-
-
-def without_strays(rows: Sequence[TextRow], *, column: str, errors: RowErrors) -> Sequence[TextRow]:
-    """Returns the rows without labels that keep a table from being a regression.
-
-    Each of ``["2.98", "3.1", "n/a"]`` would be a class of its own: "n/a" is a stray. There are
-    strays if more than half of the labels are numbers, and at least one number is not whole. Raises
-    RowError: there is one, and rows are not skipped.
-    """
-    labels = [row.label for row in rows if not row.unlabelled]
-    numbers = [number for label in labels if (number := number_of(label)) is not None]
-    if any(isinstance(label, list) for label in labels) or 2 * len(numbers) <= len(labels):
-        return rows
-    if all(map(float.is_integer, numbers)):
-        return rows
-
-    def check(row: TextRow) -> TextRow:
-        if row.unlabelled or number_of(row.label) is not None:
-            return row
-        raise RowError(
-            f'{row.place}: "{column}" found {row.label!r}, allowed: a number, as '
-            f"{len(numbers):,} of {len(labels):,} labels are; or "
+    if 2 * len(numbers) > len(labels) and not all(map(float.is_integer, numbers)):
+        hint = (
+            f", as {len(numbers):,} of {len(labels):,} labels are; or "
             "finetune.task.problem=single_label, where each is the name of a class"
         )
-
-    return errors.kept(rows, check)
+        return "regression", "labels are numbers, and not whole", hint
+    whole = bool(labels) and len(numbers) == len(labels)
+    return "single_label", "labels are whole numbers" if whole else "labels are names", ""
 
 
 def spell_names(names: Sequence[str]) -> str:

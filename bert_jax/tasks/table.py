@@ -28,7 +28,6 @@ from bert_jax.tasks.labels import (
     find_problem,
     number_of,
     spell_names,
-    without_strays,
 )
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
@@ -148,39 +147,31 @@ def text_rows(
     column of labels is required in a `labelled` table; a label may be missing. Raises UserError: a
     column is not there; RowError: a text is none, an id has another type.
     """
+    keys = ("text", "pair", "id", *(["label"] if labelled else []))
+    asked = [(f"task.{key}", getattr(section, key)) for key in keys]
+    used = (section.text, section.pair, section.label)
     found: list[TextRow] = []
     own: list[Any] = []
-    used = (section.text, section.pair, section.label)
-    for row in table:
-        index = len(found) + errors.count
-        try:
-            found.append(_text_row(row, section, index=index, labelled=labelled))
-            own.append(row.values.get("id") if "id" not in used else None)
-        except RowError as error:
-            errors.refuse(error)
+
+    def read(row: TableRow) -> None:
+        row.require(asked)
+        number = len(found) + errors.count
+        named = number if section.id is None else row.values[section.id]
+        if not _is_id(named):
+            raise RowError(
+                f'{row.place}: "{section.id}" found {named!r}, allowed: a text or a whole number'
+            )
+        label = row.values.get(section.label)
+        if isinstance(label, float) and math.isnan(label):
+            label = None  # Parquet has NaN where a column of numbers has no value
+        pair = None if section.pair is None else row.text(section.pair)
+        found.append(TextRow(row.place, row.line, named, row.text(section.text), pair, label))
+        own.append(row.values.get("id") if "id" not in used else None)
+
+    errors.kept(table, read)
     if section.id is None and all(map(_is_id, own)):
         return [row._replace(id=value) for row, value in zip(found, own, strict=True)]
     return found
-
-
-def _text_row(row: TableRow, section: TableSection, *, index: int, labelled: bool) -> TextRow:
-    keys = ("text", "pair", "id", *(["label"] if labelled else []))
-    row.require((f"task.{key}", getattr(section, key)) for key in keys)
-    found_id = index if section.id is None else row.values[section.id]
-    if not _is_id(found_id):
-        raise RowError(
-            f'{row.place}: "{section.id}" found {found_id!r}, allowed: a text or a whole number'
-        )
-    label = row.values.get(section.label)
-    return TextRow(
-        place=row.place,
-        line=row.line,
-        id=found_id,
-        text=row.text(section.text),
-        pair=None if section.pair is None else row.text(section.pair),
-        # Parquet has NaN where a column of numbers has no value.
-        label=None if isinstance(label, float) and math.isnan(label) else label,
-    )
 
 
 def _is_id(value: Any) -> bool:
@@ -190,14 +181,10 @@ def _is_id(value: Any) -> bool:
 def _labelling(
     section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[Labelling, list[str]]:
-    """Returns the meaning of the labels, and how it was found; drops rows without such a label."""
-    problem, notes = section.problem, []
+    """Returns the meaning of the labels, and how it was found."""
+    problem, notes, hint = section.problem, [], ""
     if problem == "auto":
-        if "train" in found and request.labels is None:
-            train = found["train"]
-            kept = without_strays(train.rows, column=section.label, errors=train.errors)
-            found["train"] = train._replace(rows=kept)
-        problem, why = _problem(section, request, found)
+        problem, why, hint = _problem(section, request, found)
         if "train" in found:
             notes.append(f"problem: {problem}, since {why}")
     labelling = Labelling(
@@ -206,9 +193,11 @@ def _labelling(
         column=section.label,
         separator=section.label_separator,
         threshold=section.threshold,
+        hint=hint,
     )
     if not labelling.names:
-        labelling = _with_names(labelling, section, request, found)
+        train = found.get("train") or _read(section, request, "train")
+        labelling = labelling.with_names_of(train.rows)
     if (problem == "regression") != (len(labelling.names) == 1):
         raise UserError(
             f"task.problem: found {problem}, but the model has {len(labelling.names)} labels: "
@@ -217,33 +206,16 @@ def _labelling(
     return labelling, notes
 
 
-def _with_names(
-    labelling: Labelling, section: TableSection, request: DataRequest, found: dict[str, _Table]
-) -> Labelling:
-    """Returns it with the labels of the training set; drops rows without a name for a label."""
-    train = found.get("train") or _read(section, request, "train")
-
-    def check(row: TextRow) -> TextRow:
-        labelling.names_in(row)
-        return row
-
-    if labelling.problem != "regression":
-        train = train._replace(rows=train.errors.kept(train.rows, check))
-    if "train" in found:
-        found["train"] = train
-    return labelling.with_names_of(train.rows)
-
-
 def _problem(
     section: TableSection, request: DataRequest, found: dict[str, _Table]
-) -> tuple[ProblemName, str]:
-    """Finds the kind of problem, with or without the training set."""
+) -> tuple[ProblemName, str, str]:
+    """Finds the kind of problem as `find_problem`, with or without the training set."""
     if "train" in found:
         return find_problem(found["train"].rows)
     if request.labels is not None and len(request.labels) == 1:
-        return "regression", "the model has one label"
+        return "regression", "the model has one label", ""
     if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
-        return "single_label", "the model has several labels, and the table no lists"
+        return "single_label", "the model has several labels, and the table no lists", ""
     # One labelled row of the training set is enough to tell.
     for row in _read(section, request, "train").rows:
         if not row.unlabelled:

@@ -22,7 +22,7 @@ from bert_jax.pipelines.cleaning.contamination import evaluation_texts
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
 from bert_jax.pipelines.sources.sources import iter_text
-from bert_jax.tasks.choice import ChoiceColumns, read_choices
+from bert_jax.tasks.choice import MultipleChoiceSection, read_choices
 from bert_jax.tasks.glue.files import read_glue
 from bert_jax.tasks.labels import Labelling, number_of
 from bert_jax.tasks.squad.file import read_squad
@@ -100,8 +100,9 @@ def test_tables_of_choices(tmp_path: Path, inputs: int) -> None:
         path.write_bytes(content)
         for header in (True, False):
             names = ("startphrase", "e0", "e1", "label") if header else ("0", "1", "2", "3")
-            columns = ChoiceColumns(names[0], names[1:3], names[3], header=header)
-            read_choices(path, columns, labelled=False, errors=RowErrors())
+            columns = {"text": names[0], "choices": names[1:3], "label": names[3]}
+            section = MultipleChoiceSection.model_validate(columns | {"header": header})
+            read_choices(path, section, labelled=False, errors=RowErrors())
 
     survives(read, damaged(CHOICES.encode()), inputs)
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import NO_LABEL, DataRequest, Encoded, Family, Record
-from bert_jax.tasks.tokens.family import TokenClassificationSection
-from bert_jax.tasks.tokens.split import TokenSplit, cut_windows
+from bert_jax.tasks.tokens.family import TokenClassificationSection, TokenSplit, cut_windows
 from bert_jax.text import Tokenizer
 from tests.tasks.small_tokenizer import small_tokenizer
 
