@@ -21,12 +21,18 @@ HOUR = 3600.0
 PACE = WatchPace(poll=60.0, start=1200.0, silence=600.0, settle=180.0)
 
 
+def raising(error: BaseException) -> Callable[..., Any]:
+    """Returns a function that raises an error."""
+
+    def fail(*_: object) -> Any:
+        raise error
+
+    return fail
+
+
 def bucket_outage() -> tuple[Callable[[], None], Callable[[], None]]:
     """Returns what makes the bucket fail for the supervisor, and what ends that."""
-
-    def fail(*_: object) -> None:
-        raise RunStopped("gs://b: no answer for 60 s (503 try again)")
-
+    fail = raising(RunStopped("gs://b: no answer for 60 s (503 try again)"))
     down = pytest.MonkeyPatch()
 
     def begin() -> None:
@@ -218,9 +224,15 @@ class World:
 
         self.clock.after(after, start)
 
-    def becomes(self, state: State, message: str = "", *, at: float) -> None:
-        """Changes the first machines later."""
-        self.clock.after(at, lambda: self.launcher.become("base-1", state, message))
+    def fails(self, method: str, error: Exception, *, at: float, until: float) -> None:
+        """Lets a method of the launcher raise an error for a while."""
+        works = getattr(self.launcher, method)
+        self.clock.after(at, lambda: setattr(self.launcher, method, raising(error)))
+        self.clock.after(until, lambda: setattr(self.launcher, method, works))
+
+    def becomes(self, state: State, message: str = "", *, at: float, attempt: int = 1) -> None:
+        """Changes machines later."""
+        self.clock.after(at, lambda: self.launcher.become(f"base-{attempt}", state, message))
 
     def run_until_done(self, attempt: int, *, at: float, step: int) -> None:
         """Runs a supervisor; the run of an attempt is done at a time."""
