@@ -18,7 +18,7 @@ from bert_jax.launch.verdict import WatchPace
 from tests.launch.cloud_jobs import Clock
 
 HOUR = 3600.0
-PACE = WatchPace(poll=60.0, start=1200.0, silence=600.0, settle=180.0)
+PACE = WatchPace(poll=120.0, start=1200.0, silence=600.0, settle=180.0)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -188,39 +188,23 @@ class World:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(HostStatus(state=state, at=self.clock.now, **told).model_dump_json())
 
-    def keep_beating(
-        self,
-        attempt: int,
-        steps: Iterator[int] | None = None,
-        *,
-        workers: Any = (0, 1),
-        loss: float | None = None,
-    ) -> None:
-        """Lets hosts speak every minute for as long as their machines are active."""
+    def keep_beating(self, attempt: int, steps: Iterator[int] | None = None, **told: Any) -> None:
+        """Lets hosts speak, once a look, for as long as their machines are active."""
         found = self.launcher.machines.get(f"base-{attempt}")
         lives = found is not None and found.state is State.ACTIVE
         if lives and attempt not in self.ended:
-            step = next(steps) if steps is not None else None
-            self.beat(attempt, step=step, workers=workers, loss=loss)
-            self.clock.after(
-                60, lambda: self.keep_beating(attempt, steps, workers=workers, loss=loss)
-            )
+            self.beat(attempt, step=None if steps is None else next(steps), **told)
+            self.clock.after(PACE.poll, lambda: self.keep_beating(attempt, steps, **told))
 
     def activate(
-        self,
-        attempt: int,
-        *,
-        after: float = 120,
-        steps: Any = None,
-        workers: Any = (0, 1),
-        loss: float | None = None,
+        self, attempt: int, *, after: float = 120, steps: Iterator[int] | None = None, **told: Any
     ) -> None:
-        """Gives machines after a while, whose hosts speak every minute."""
+        """Gives machines after a while, whose hosts keep speaking."""
 
         def start() -> None:
             if f"base-{attempt}" in self.launcher.machines:
                 self.launcher.become(f"base-{attempt}", State.ACTIVE)
-                self.keep_beating(attempt, steps, workers=workers, loss=loss)
+                self.keep_beating(attempt, steps, **told)
 
         self.clock.after(after, start)
 
