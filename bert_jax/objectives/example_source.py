@@ -79,18 +79,10 @@ def open_source(
     cache: DatasetCache,
     key: str,
 ) -> ExampleSource:
-    """Opens one split and checks that it fits.
+    """Opens one split, "train" or "validation", and checks that it fits.
 
-    Args:
-        path: a dataset directory, or TFRecords: a file, a glob or a directory.
-        split: "train" or "validation".
-        objective: that learns from the examples.
-        tokenizer: of the run.
-        cache: of datasets in a bucket.
-        key: the setting that named the path, for messages.
-
-    Raises:
-        UserError: nothing there, damaged, made for another objective or with another vocabulary.
+    The path is a dataset directory, or TFRecords: a file, a glob or a directory; `key` named it.
+    Raises UserError: nothing there, damaged, made for another objective or with another vocabulary.
     """
     if is_google_bert(path):
         dataset = open_google_bert(path, split)

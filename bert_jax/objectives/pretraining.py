@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 from etils import epath
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError
-from bert_jax.model.config import Architecture, resolve_architecture
+from bert_jax.model.config import resolve_architecture
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
 from bert_jax.objectives.registry import make_objective
@@ -26,37 +26,16 @@ from bert_jax.runs.checkpoints import read_checkpoints, write_checkpoints
 from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
-from bert_jax.task import Objective, Params
-from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.task import Params
+from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.manifest import PARAMS
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
-from bert_jax.train.state import DrawParams, ModelDefinition, abstract_params, define_model
+from bert_jax.train.state import DrawParams, abstract_params, define_model
 from bert_jax.train.step import StepSpec
 from bert_jax.train.trackers import require_trackers
-
-
-class PretrainingSetup(NamedTuple):
-    """The parts of a pretraining run, checked against each other; nothing is written yet."""
-
-    settings: PretrainSettings  # `model.execution` as the devices execute it
-    schedule: Schedule
-    mesh: Mesh
-    tokenizer: Tokenizer
-    architecture: Architecture
-    objective: Objective
-    model: ModelDefinition
-    phases: list[OpenedPhase]
-
-    @property
-    def data(self) -> DataFingerprints:
-        """The data of the phases."""
-        return DataFingerprints(
-            datasets={phase.dataset: phase.training for phase in self.phases},
-            validation={phase.dataset: phase.validation for phase in self.phases},
-        )
 
 
 def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
@@ -66,28 +45,37 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
     another, or the run directory holds another run; RunStopped: numbers went bad, see
     `bert_jax.train.bad_steps`.
     """
-    setup = prepare(settings, say=narrator_of(console).say)
+    run, schedule = _prepare(settings, say=narrator_of(console).say)
+    with doing("opening the datasets"):
+        opened = [run.open(index) for index in range(len(settings.train.phases))]
+    contents = {
+        f"train.phases.{at}.dataset": {"training": found.training, "validation": found.validation}
+        for at, found in enumerate(opened)
+    }
+    require_same({"tokenizer": run.tokenizer.hash, **contents})
     if jax.process_index() != 0:
         console = Console(quiet=True)
     root = claim_run(
-        settings.run_dir,
-        verb="pretrain",
-        architecture=setup.architecture,
-        tokenizer=setup.tokenizer,
+        settings.run_dir, verb="pretrain", architecture=run.architecture, tokenizer=run.tokenizer
     )
-    for phase in setup.phases:
-        if settings.train.evaluation is not None and phase.phase.evaluate is None:
-            console.print(f"{phase.dataset} has no validation split: no evaluation", markup=False)
+    for found in opened:
+        if settings.train.evaluation is not None and found.phase.evaluate is None:
+            console.print(f"{found.dataset} has no validation split: no evaluation", markup=False)
     with (
         hold_run(root) as check_lock,
         write_checkpoints(root, settings.train.checkpoint) as checkpoints,
     ):
-        spec = _train_spec(setup, root, checkpoints, check_lock=check_lock, console=console)
+        origin = _origin(run.settings, opened, root, checkpoints, console=console)
+        spec = _train_spec(
+            run, schedule, opened, root, checkpoints, check_lock, origin=origin, console=console
+        )
         return train(spec, console=console)
 
 
-def prepare(settings: PretrainSettings, *, say: Callable[[str], None]) -> PretrainingSetup:
-    """Opens devices, tokenizer and data, and checks that they fit; UserError: they do not."""
+def _prepare(
+    settings: PretrainSettings, *, say: Callable[[str], None]
+) -> tuple[PhaseOpener, Schedule]:
+    """Opens devices and tokenizer, defines the model, and checks that they fit."""
     section = settings.train
     require_trackers(section.trackers, key="train.trackers")
     schedule = linear_schedule(schedule_segments(section, settings.optimizer))
@@ -112,44 +100,35 @@ def prepare(settings: PretrainSettings, *, say: Callable[[str], None]) -> Pretra
         model = define_model(objective.build)
     cache = DatasetCache(settings.loader.cache, say=say)
     opener = PhaseOpener(settings, objective, architecture, model, tokenizer, mesh, cache)
-    with doing("opening the datasets"):
-        phases = [opener.open(index) for index in range(len(section.phases))]
-    contents = {
-        f"train.phases.{at}.dataset": {"training": found.training, "validation": found.validation}
-        for at, found in enumerate(phases)
-    }
-    require_same({"tokenizer": tokenizer.hash, **contents})
-    return PretrainingSetup(
-        settings, schedule, mesh, tokenizer, architecture, objective, model, phases
-    )
+    return opener, schedule
 
 
 def _train_spec(
-    setup: PretrainingSetup,
+    run: PhaseOpener,
+    schedule: Schedule,
+    opened: Sequence[OpenedPhase],
     root: epath.Path,
     checkpoints: Checkpointer,
-    *,
     check_lock: Callable[[], None],
+    *,
+    origin: Mapping[str, Any],
     console: Console,
 ) -> TrainSpec:
-    settings, section, mesh = setup.settings, setup.settings.train, setup.mesh
+    settings, section, mesh = run.settings, run.settings.train, run.mesh
     write_config = functools.partial(
         write_run,
         settings=settings.config,
         run_dir=str(root),
         model=settings.model,
-        architecture=setup.architecture,
-        tokenizer=setup.tokenizer,
-        origin=_origin(setup, root, checkpoints, console=console),
+        architecture=run.architecture,
+        tokenizer=run.tokenizer,
+        origin=origin,
     )
+    optimizer = make_optimizer(settings.optimizer, run.model.axes)
     return TrainSpec(
-        step=StepSpec(
-            task=setup.objective,
-            model=setup.model,
-            optimizer=make_optimizer(settings.optimizer, setup.model.axes),
-        ),
-        schedule=setup.schedule,
-        phases=[opened.phase for opened in setup.phases],
+        step=StepSpec(task=run.objective, model=run.model, optimizer=optimizer),
+        schedule=schedule,
+        phases=[found.phase for found in opened],
         intervals=Intervals(
             log_every=section.log_every,
             evaluate_every=section.evaluation.every if section.evaluation else None,
@@ -157,7 +136,7 @@ def _train_spec(
             checksum_every=section.checksum_every,
             checkpoint_minutes=section.checkpoint.every_minutes,
         ),
-        selection=CheckpointSelection(metric=setup.objective.best_metric, larger_is_better=False),
+        selection=CheckpointSelection(metric=run.objective.best_metric, larger_is_better=False),
         mesh=mesh,
         share=process_share(mesh),
         seed=settings.seed,
@@ -167,7 +146,7 @@ def _train_spec(
         initial_params=functools.partial(
             initial_params,
             run_dir=settings.init_from,
-            rows=setup.architecture.vocab_size,
+            rows=run.architecture.vocab_size,
             mesh=mesh,
             console=console,
         ),
@@ -183,10 +162,18 @@ def _train_spec(
 
 
 def _origin(
-    setup: PretrainingSetup, root: epath.Path, checkpoints: Checkpointer, *, console: Console
+    settings: PretrainSettings,
+    opened: Sequence[OpenedPhase],
+    root: epath.Path,
+    checkpoints: Checkpointer,
+    *,
+    console: Console,
 ) -> dict[str, Any]:
     """Returns what provenance.json says of the run; a run that resumes keeps what it has."""
-    settings, data = setup.settings, setup.data
+    data = DataFingerprints(
+        datasets={found.dataset: found.training for found in opened},
+        validation={found.dataset: found.validation for found in opened},
+    )
     origin = {**data._asdict(), "init_from": settings.init_from}
     if not (root / CONFIG).exists():
         return origin

@@ -71,15 +71,10 @@ class LoadedParams(NamedTuple):
 
 
 def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> LoadedParams:
-    """Reads the parameters of one of a run's checkpoints onto this machine's devices.
+    """Reads the parameters of one of a run's checkpoints onto a mesh, by default of all devices.
 
-    Args:
-        run: that has the checkpoint.
-        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        mesh: of the parameters; None for all devices.
-
-    Raises:
-        UserError: there is no such checkpoint.
+    `checkpoint` is `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
+    Raises UserError: there is no such checkpoint.
     """
     mesh = mesh or open_mesh()
     model = define_model(run.build)

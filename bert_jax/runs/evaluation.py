@@ -44,11 +44,7 @@ def own_split(run: Run) -> str:
 def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool) -> None:
     """Writes an evaluation into a run directory.
 
-    Args:
-        run: that was evaluated.
-        evaluation: of one of its checkpoints.
-        selected: whether ``auto`` selects that checkpoint.
-        own_data: whether the dataset is the run's own.
+    `selected`: ``auto`` selects its checkpoint; `own_data`: its dataset is the run's own.
     """
     if selected and own_data and evaluation.split == own_split(run):
         path = run.directory / EVALUATION

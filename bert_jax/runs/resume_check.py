@@ -36,18 +36,10 @@ def refuse_other_settings(
     with_flag: Collection[str] = (),
     what: str,
 ) -> None:
-    """Refuses to resume with other settings than a directory holds.
+    """Refuses to resume a run or sweep (`what`) with other settings than its directory has.
 
-    Args:
-        root: the directory.
-        held: its settings.
-        asked: settings of the command.
-        free: dotted keys that may differ.
-        with_flag: dotted keys that may differ with --allow-data-change.
-        what: the directory holds, for the message.
-
-    Raises:
-        UserError: names the first other key that differs.
+    Of the dotted keys those in `free` may differ, and those in `with_flag` with
+    --allow-data-change. Raises UserError: names the first other key that differs.
     """
     for change in find_changes(held, asked):
         if change.key not in free:

@@ -38,18 +38,11 @@ class Checkpointer:
         save_bytes: int | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        """Opens the directory, and makes it unless it is `read_only`.
+        """Opens the directory, local or gs://, and makes it unless it is `read_only`.
 
-        Args:
-            directory: local or gs://; need not exist.
-            section: which checkpoints to keep, and what a failed save does.
-            read_only: change nothing in the directory.
-            save_bytes: bytes that are written at a time, at least the largest array; None for
-                Orbax's own limit.
-            say: gets a line about a checkpoint that is not whole, or was not saved.
-
-        Raises:
-            UserError: the directory is a file.
+        At most `save_bytes`, or the largest array, are written at a time; None: Orbax's own limit.
+        `say` gets a line about a checkpoint that is not whole, or was not saved. Raises UserError:
+        the directory is a file.
         """
         # Orbax refuses a relative path, and only once it writes.
         path = epath.Path(directory)
@@ -84,26 +77,13 @@ class Checkpointer:
         progress: Mapping[str, Any],
         selection_score: SelectionScore | None = None,
     ) -> bool:
-        """Starts saving a healthy state; the next save or leaving the context waits for it.
+        """Starts saving a healthy state and its progress, plain JSON.
 
-        Args:
-            state: whose update counts.
-            step: names the checkpoint.
-            progress: plain JSON: phase, data position, metrics not yet reported.
-            selection_score: of an evaluation at this step.
-
-        Returns:
-            Whether the save began, or the step was saved already.
-
-        Raises:
-            RunStopped: this or the previous save failed, and `on_error` is `stop`.
+        Returns whether the save began, or the step was saved already. Raises RunStopped: this or
+        the previous save failed, and `on_error` is `stop`.
         """
-        items = {
-            PARAMS: state.params,
-            OPTIMIZER: _optimizer_item(state),
-            PROGRESS: dict(progress),
-        }
-        return self._save(step, items, selection_score)
+        parts = {PARAMS: state.params, OPTIMIZER: _optimizer_item(state), PROGRESS: dict(progress)}
+        return self._save(step, parts, selection_score)
 
     def save_params(
         self, params: Params, *, step: int, selection_score: SelectionScore | None = None
@@ -112,10 +92,7 @@ class Checkpointer:
         self._save(step, {PARAMS: params}, selection_score)
 
     def not_saved(self, step: int, reason: str) -> None:
-        """Handles a failure before the save of a step began; each process must call it.
-
-        Raises RunStopped: `on_error` is `stop`.
-        """
+        """Handles a failure before a save began, on every process; raises RunStopped as `save`."""
         if step not in self.on_disk.steps():
             self._fail(step, SaveFailed(reason))
             self._stop_if_failed()

@@ -49,14 +49,10 @@ class CheckpointDirectory:
     """
 
     def __init__(self, path: epath.Path, *, say: Callable[[str], None]) -> None:
-        """Reads the manifests.
+        """Reads the manifests in a path, local or gs://, that need not exist.
 
-        Args:
-            path: local or gs://; need not exist.
-            say: gets a line about checkpoints that are passed over because they are not whole.
-
-        Raises:
-            UserError: `path` is a file, or cannot be read.
+        `say` gets a line about checkpoints that are passed over because they are not whole. Raises
+        UserError: the path is a file, or cannot be read.
         """
         self.path = path
         self._say = say
@@ -139,11 +135,7 @@ class CheckpointDirectory:
                     self._delete(self.path / str(step))
 
     def sweep(self, failed: int | None = None) -> None:
-        """Deletes the unfinished directories of killed processes, or of the save that failed.
-
-        The caller must be the only writer. If a thread still writes to a directory, the next sweep
-        deletes it.
-        """
+        """Deletes unfinished directories, of killed processes or a failed save; one may write."""
         if failed is not None:
             self.entries.pop(failed, None)
         if jax.process_index() == 0:

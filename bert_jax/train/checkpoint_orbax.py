@@ -77,10 +77,10 @@ class OrbaxFiles:
         step: int,
         score: SelectionScore | None,
     ) -> None:
-        """Starts to write a checkpoint, over what is there; each process must call it.
+        """Starts to write a checkpoint, over what is there, on every process; raises SaveFailed.
 
         `items` are nested dicts of arrays, and the progress as plain JSON, by name; step and score
-        are for the manifest. Raises SaveFailed: here; for a later failure see `finish`.
+        are for the manifest.
         """
         written = directory
         if not is_remote(directory):
@@ -148,10 +148,9 @@ class SaveAgreement:
         self._save, self._passed, self._failure = self._save + 1, 0, None
 
     def __call__(self, *, key: str, timeout_ms: int) -> None:
-        """Waits for all processes; Orbax calls it in the threads that save, with its own `key`.
+        """Waits for all processes, in Orbax's threads.
 
-        Raises TimeoutError: a process did not arrive; RuntimeError: the save has failed on one of
-        them, which the message names.
+        Raises TimeoutError: a process did not arrive; RuntimeError: the save failed on one of them.
         """
         self._meet(None, timeout=timeout_ms / 1000)
         if self._failure is not None:

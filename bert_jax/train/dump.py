@@ -123,16 +123,9 @@ def read_tensors(
     *,
     only: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, np.ndarray]:
-    """Returns whole tensors by name, joined from all processes' pieces.
+    """Returns tensors by name, joined from all processes' pieces; `stem` is `BATCH` or `STATE`.
 
-    Args:
-        folder: of the dump.
-        stem: `BATCH` or `STATE`.
-        record: of the dump.
-        only: selects the names to read.
-
-    Raises:
-        UserError: a file is missing or damaged, or a tensor is incomplete.
+    `only` selects names. Raises UserError: a file is missing or damaged, or a tensor is incomplete.
     """
     pieces: defaultdict[str, list[tuple[str, np.ndarray]]] = defaultdict(list)
     for process in range(record.processes):

@@ -32,14 +32,8 @@ def make_evaluation(
 ) -> Callable[[Params], dict[str, float]]:
     """Returns a function from parameters to scores on a split; it compiles at the first call.
 
-    Call it under `jax.set_mesh`; it raises Diverged.
-
-    Args:
-        task: gives the metrics and their scores.
-        model: of the task.
-        open_batches: opens one pass over the split, every example once.
-        mesh: of the parameters.
-        shares: number of different shares of a batch that the processes read.
+    Call it under `jax.set_mesh`; it raises Diverged. `open_batches` opens one pass over the split;
+    the processes read `shares` different shares of a batch.
     """
     step = compile_evaluation(task, model, mesh)
 

@@ -51,14 +51,10 @@ class ExampleLog:
         enabled: bool,
         say: Callable[[str], None],
     ) -> None:
-        """Drops the lines of steps that will be done again.
+        """Drops lines beyond `resume_step`, the last step that counts; writes if `enabled`.
 
-        Args:
-            run_dir: of the run.
-            resume_step: the last step that counts, 0 for a fresh run.
-            share: of every batch, read by this process.
-            enabled: whether to write lines.
-            say: gets a line if damaged lines were found, or lines begin to be refused.
+        `share` is this process's part of every batch. `say` gets a line if damaged lines were
+        found, or lines begin to be refused.
         """
         self._share, self._enabled = share, enabled
         self._directory, self._say = run_dir / EXAMPLES, say
@@ -110,12 +106,8 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
 
     ``read_example_log("runs/base")[7] -> {EpochOfData(0, "1f0c…", 0): [31, 4, 17, 2]}``
 
-    Args:
-        run_dir: of a run with ``train.example_log: true`` (or ``finetune.example_log``).
-
-    Raises:
-        UserError: there is no log, a step is missing between others, or a step lacks a share or
-            has two shares that differ.
+    Raises UserError: there is no log, a step is missing between others, or a step lacks a share or
+    has two shares that differ.
     """
     directory = epath.Path(run_dir) / EXAMPLES
     steps: dict[int, dict[int, Entry]] = {}

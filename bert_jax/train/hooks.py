@@ -1,7 +1,8 @@
 """Hooks of the train loop: they run after a step at which the devices wait."""
 
 import dataclasses
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from bert_jax.errors import RunStopped
 from bert_jax.parallel.channel import current_channel
@@ -33,12 +34,8 @@ class Pause:
         return self.interrupted or self.out_of_patience
 
 
-class Hook(Protocol):
-    """Evaluates, saves or ends the run, for example."""
-
-    def __call__(self, pause: Pause) -> None:
-        """Runs the hook, which may change the pause for later hooks and the loop."""
-        ...
+# May change the pause for later hooks and the loop.
+Hook: TypeAlias = Callable[[Pause], None]
 
 
 class ReplicaCheck:
@@ -63,7 +60,7 @@ class EarlyStopping:
         self._metric, self._tracker, self._output = spec.selection.metric, tracker, output
 
     def __call__(self, pause: Pause) -> None:
-        """See `Hook`."""
+        """Sets `pause.out_of_patience`."""
         pause.out_of_patience = self._tracker.out_of_patience
         if pause.out_of_patience and not pause.due.end_phase:
             tries = self._tracker.progress.without_better
@@ -79,7 +76,7 @@ class Saving:
         self._spec, self._tracker, self._output = spec, tracker, output
 
     def __call__(self, pause: Pause) -> None:
-        """See `Hook`."""
+        """Saves where that is due, or if the run ends here."""
         if not (pause.due.save or pause.ends_run):
             return
         output, checkpoints = self._output, self._spec.checkpoints
@@ -98,18 +95,8 @@ class Saving:
         output.write_time(pause.step)
         if began:
             STOP.saved(pause.step, checkpoints.wait)
-
-
-class StopOnSignal:
-    """Says that a signal ends the run, which is saved by then."""
-
-    def __init__(self, output: Output) -> None:
-        self._output = output
-
-    def __call__(self, pause: Pause) -> None:
-        """See `Hook`."""
         if pause.interrupted and not pause.out_of_patience:
-            self._output.display.say(
+            output.display.say(
                 f"stopped at step {pause.step}, saved; the same command goes on from here"
             )
 

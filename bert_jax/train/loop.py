@@ -15,7 +15,7 @@ from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.hooks import EarlyStopping, Hook, Pause, ReplicaCheck, Saving, StopOnSignal
+from bert_jax.train.hooks import EarlyStopping, Hook, Pause, ReplicaCheck, Saving
 from bert_jax.train.output import PhaseReports, open_output
 from bert_jax.train.prefetch import prefetch_to_device
 from bert_jax.train.progress_display import warn_aloud
@@ -59,7 +59,6 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
             evaluations,
             EarlyStopping(spec, tracker, output),
             Saving(spec, tracker, output),
-            StopOnSignal(output),
         ]
         if first:
             output.display.say(f"resuming at step {first} of {last}")

@@ -49,13 +49,8 @@ def prefetch_to_device(
     """Yields batches already on the devices.
 
     The loop asks for the next batch right after it has dispatched a step, so that reading and
-    copying run beside the devices' work.
-
-    Args:
-        rows: this process's rows of each batch.
-        mesh: of the batches.
-        shares: number of different shares of a batch that the processes read.
-        watch: accounts for the waiting; None within an evaluation.
+    copying run beside the devices' work. `rows` are this process's, of `shares` different shares of
+    a batch. `watch` accounts for the waiting; None within an evaluation.
     """
     sharding = batch_sharding(mesh)
     while True:

@@ -73,14 +73,10 @@ class RunWriter(Writer):
         say: Callable[[str], None] = lambda _: None,
         trackers: Sequence[TrackerName] = (),
     ) -> None:
-        """Opens the files.
+        """Opens the files; `resume_step` is the last step that counts, 0 for a fresh run.
 
-        Args:
-            run_dir: of the run.
-            resume_step: the last step that counts, 0 for a fresh run.
-            evaluated: keep the evaluation of that step; otherwise it will be done again.
-            say: gets a line about damaged lines, a file that is refused, a tracker that fails.
-            trackers: of the settings.
+        Unless `evaluated`, the evaluation of that step is dropped too. `say` gets a line about
+        damaged lines, a file that is refused, a tracker that fails.
         """
         super().__init__(say=say)
         self._run_dir, self._say = epath.Path(run_dir), say
