@@ -14,7 +14,6 @@ from bert_jax.data.loader.loader import Loader
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.task import Batch, Metrics
-from bert_jax.tasks.batches import TrainBatches
 
 Poison = Callable[[np.ndarray], None]
 MARK = 7.0  # a weight that tells a loss to make its gradient NaN
@@ -44,19 +43,6 @@ def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> l
             return _spoilt(whole, first_step, at, "masked_lm_weights", read)
 
     patch.setattr("bert_jax.objectives.phases.Loader", Poisoned)
-    return read
-
-
-def poison_finetuning(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> list[int]:
-    """As `poison_pretraining`, of the batches of a fine-tuning run."""
-    read: list[int] = []
-
-    class Poisoned(TrainBatches):
-        def batches(self, *, first_step: int, with_examples: bool = False) -> Any:
-            whole = super().batches(first_step=first_step, with_examples=with_examples)
-            return _spoilt(whole, first_step, at, "row_weights", read)
-
-    patch.setattr("bert_jax.tasks.training.setup.TrainBatches", Poisoned)
     return read
 
 

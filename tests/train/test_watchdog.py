@@ -136,7 +136,6 @@ def test_a_save_that_a_signal_waits_for_is_no_step_that_hangs(tmp_path: Path) ->
 HANGS_WITH_ITS_STORAGE = """
 import os, sys, time
 from etils import epath
-from bert_jax.errors import RunStopped
 from bert_jax.train import watchdog
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.sections import WatchdogSection
@@ -147,8 +146,6 @@ class Storage:
     def __str__(self):
         return "gs://bucket/run/stacks_0.txt"
     def write_text(self, text):
-        if sys.argv[1] == "refuses":
-            raise RunStopped("gs://bucket: no answer for 600 s")
         time.sleep(600)
 
 if sys.argv[1] == "unread":
@@ -167,11 +164,7 @@ with watch.on("train"), watchdog.Watchdog(section, watch, Storage()) as dog:
 
 @pytest.mark.parametrize(
     ("storage", "why"),
-    [
-        ("refuses", "gs://bucket: no answer for 600 s"),
-        ("hangs", "no answer within 0.5 s"),
-        ("unread", None),  # standard error neither
-    ],
+    [("hangs", "no answer within 0.5 s"), ("unread", None)],  # standard error neither
 )
 def test_a_hang_ends_the_process_also_where_the_stacks_cannot_be_written(
     tmp_path: Path, storage: str, why: str | None
@@ -190,13 +183,3 @@ def test_a_hang_ends_the_process_also_where_the_stacks_cannot_be_written(
     assert "(most recent call first):" in done.stderr
     assert " in <module>" in done.stderr
     assert f"on standard error alone (gs://bucket/run/stacks_0.txt: {why})" in done.stderr
-
-
-def test_watching_a_step_costs_microseconds(watch: Stopwatch, tmp_path: Path) -> None:
-    with watch.on("train"), Watchdog(WatchdogSection(), watch, epath.Path(tmp_path)) as dog:
-        began = time.process_time()
-        for _ in range(10_000):
-            with watch.on("input"):
-                pass
-            dog.step_done()
-        assert time.process_time() - began < 1.0  # 100 µs each, ten times what it takes

@@ -8,9 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from bert_jax.cli.commands import cli
 from bert_jax.files.lock import LocalLock, LockLost
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.runs.checkpoints import load_params
@@ -18,24 +16,15 @@ from bert_jax.runs.directory import open_run
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import read_metrics
-from tests.project import project_config, write_config
-
-STEPS = 8
+from tests.project import invoke, ok, one_phase, write_config
 
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Evaluated and saved at every fourth of eight steps."""
-    directory = tmp_path_factory.mktemp("config")
-    values = project_config(project)
-    values["mesh"] = {"platform": "cpu", "data": 4, "fsdp": 2}
-    values["train"] |= {
-        "phases": [values["train"]["phases"][0] | {"steps": STEPS}],
-        "evaluation": {"every": 4, "examples": 24},
-        "checkpoint": {"every": 4},
-        "log_every": 1,
-    }
-    return write_config(directory / "run.yaml", values)
+    evaluation, checkpoint = {"every": 4, "examples": 24}, {"every": 4}
+    values = one_phase(project, steps=8, evaluation=evaluation, checkpoint=checkpoint, log_every=1)
+    return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +32,6 @@ def undisturbed(config: Path) -> Path:
     run_dir = config.parent / "undisturbed"
     ok("pretrain", config, f"run_dir={run_dir}")
     return run_dir
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-def ok(*arguments: object) -> Result:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
@@ -101,7 +80,7 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
         patched.setattr(StepTracker, "remaining_phases", die)
         assert isinstance(invoke("pretrain", config, f"run_dir={run_dir}").exception, Killed)
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [4]
-    said = ok("pretrain", config, f"run_dir={run_dir}").output
+    said = ok("pretrain", config, f"run_dir={run_dir}")
     assert said.index("resuming at step 4") < said.index("step 4 validation")
     assert_same_run(run_dir, undisturbed)
     steps = [load_params(open_run(r), checkpoint="best").step for r in (run_dir, undisturbed)]

@@ -1,24 +1,14 @@
 """`train.profile`: traces that TensorBoard opens, with the steps that were asked for."""
 
-import io
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
-from rich.console import Console
+from etils import epath
 
-from bert_jax.config import parse_config
-from bert_jax.verbs.pretrain import pretrain
-from tests.project import one_phase
-
-
-def run(project: Path, run_dir: Path, **train: Any) -> str:
-    """Six steps; returns what was said."""
-    values = one_phase(project, steps=6, evaluation=None, **train) | {"run_dir": str(run_dir)}
-    said = io.StringIO()
-    pretrain(parse_config(values, source="test"), console=Console(file=said, width=300))
-    return said.getvalue()
+from bert_jax.train.profile import StepProfile
+from bert_jax.train.sections import ProfileSection
+from tests.project import ok, one_phase, write_config
 
 
 def traced_steps(path: Path) -> set[int]:
@@ -31,25 +21,38 @@ def traced_steps(path: Path) -> set[int]:
 
 # jaxlib's binding of a trace, on Python 3.13; as an error it would end the process.
 @pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")
-@pytest.mark.slow
 def test_the_steps_named_are_traced_and_no_others(project: Path, tmp_path: Path) -> None:
-    said = run(project, tmp_path / "run", profile={"start": 3, "steps": 2})
-    folder = tmp_path / "run" / "tensorboard" / "plugins" / "profile" / "steps_3-4"
-    (path,) = folder.iterdir()
+    profile = {"start": 3, "steps": 2}
+    config = one_phase(project, steps=6, evaluation=None, profile=profile)
+    run = tmp_path / "run"
+    said = ok("pretrain", write_config(tmp_path / "run.yaml", config), f"run_dir={run}")
+    (path,) = (run / "tensorboard" / "plugins" / "profile" / "steps_3-4").iterdir()
     assert path.name.endswith(".xplane.pb")
     assert f"profile written: {path}" in said
     assert traced_steps(path) == {3, 4}
-    # A run that ends in the middle leaves what there is.
-    run(project, tmp_path / "short", profile={"start": 6, "steps": 5})
-    (path,) = (tmp_path / "short" / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")
+
+
+def test_a_run_that_ends_in_the_middle_keeps_its_part_of_the_trace(tmp_path: Path) -> None:
+    section = ProfileSection(start=6, steps=5)
+    with StepProfile(section, epath.Path(tmp_path), say=print) as profile:
+        for step in (5, 6):
+            with profile.step(step):
+                pass
+            profile.step_done(step)
+    (path,) = tmp_path.glob("tensorboard/plugins/profile/*/*.xplane.pb")
     assert traced_steps(path) == {6}
 
 
-@pytest.mark.slow
-def test_a_trace_that_is_running_already_costs_no_run(project: Path, tmp_path: Path) -> None:
+def test_a_trace_that_is_running_already_costs_no_run(tmp_path: Path) -> None:
+    said: list[str] = []
     little = jax.profiler.ProfileOptions()
     little.python_tracer_level = little.host_tracer_level = 0
-    with jax.profiler.trace(str(tmp_path / "own"), profiler_options=little):
-        said = run(project, tmp_path / "run", profile={"start": 2, "steps": 1})
-    assert "train.profile: no trace (Profile has already been started" in said
-    assert not (tmp_path / "run" / "tensorboard" / "plugins").exists()
+    with (
+        jax.profiler.trace(str(tmp_path / "own"), profiler_options=little),
+        StepProfile(ProfileSection(start=1), epath.Path(tmp_path), say=said.append) as profile,
+        profile.step(1),
+    ):
+        pass
+    (line,) = said
+    assert "train.profile: no trace (Profile has already been started" in line
+    assert not (tmp_path / "tensorboard").exists()
