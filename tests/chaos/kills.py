@@ -3,17 +3,13 @@
 import dataclasses
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from bert_jax.train.writer import METRICS, read_metrics
 from tests.chaos.reference import Reference
 from tests.processes import hosts
 from tests.processes.hosts import Job
-
-STAGES: Final = ("first start", "resume", "phase switch", "save", "steps")
 
 EVERY: Final = 3  # steps from one checkpoint in the run directory to the next
 KILLS_A_RUN: Final = 8  # then it may come to its end
@@ -29,7 +25,6 @@ class Battlefield:
     directory: Path
     reference: Reference
     seconds: float  # that an undisturbed run takes
-    first_phase: int  # its steps
     at_last: Sequence[str] = ()  # settings of the start that is not killed
 
     def start(self, run_dir: Path, *, last: bool) -> Job:
@@ -44,12 +39,8 @@ class Tally:
 
     count: int  # processes
     runs: int = 0
-    stages: Counter[str] = dataclasses.field(default_factory=Counter)
+    kills: int = 0
     checkpoints: int = 0  # found after a kill and compared
-
-    @property
-    def kills(self) -> int:
-        return self.stages.total()
 
 
 def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = ()) -> Job:
@@ -60,14 +51,14 @@ def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = 
     )
 
 
-def undisturbed(config: Path, directory: Path, *, count: int, first_phase: int) -> Battlefield:
+def undisturbed(config: Path, directory: Path, *, count: int) -> Battlefield:
     """Runs twice without a kill: the first compiles, the second tells how long a run takes."""
     first, second = (directory / f"{name}{count}" for name in ("first", "undisturbed"))
     run_whole(config, first, count)
     seconds = run_whole(config, second, count)
     reference = Reference(second)
     reference.check(first)
-    return Battlefield(config, count, directory, reference, seconds, first_phase)
+    return Battlefield(config, count, directory, reference, seconds)
 
 
 def run_whole(config: Path, run_dir: Path, count: int) -> float:
@@ -79,15 +70,7 @@ def run_whole(config: Path, run_dir: Path, count: int) -> float:
 
 
 def kill_until(field: Battlefield, tally: Tally, *, kills: int, seed: int, deadline: float) -> None:
-    """Kills so many times, over as many runs as it takes; every run comes to its end.
-
-    Args:
-        field: what to run.
-        tally: counts; of use also where a difference is found.
-        kills: how many.
-        seed: of the instants.
-        deadline: of `time.monotonic`: no kill after it.
-    """
+    """Kills so many times, over as many runs as it takes; every run comes to its end."""
     random_ = random.Random(f"{seed} {field.count}")
     while tally.kills < kills and time.monotonic() < deadline:
         run_dir = field.directory / f"killed{field.count}-{tally.runs}"
@@ -107,14 +90,14 @@ def _one_run(
 ) -> None:
     checked: set[int] = set()
     while True:
-        before, instant = size(run_dir), next(instants, None)
+        instant = next(instants, None)
         with field.start(run_dir, last=instant is None) as job:
             if instant is None or ended_within(job, instant):
                 codes = job.wait(timeout=SLOW)
                 assert codes == [0] * field.count, job.said()
                 return
             kill(job, random_)
-        tally.stages[stage(run_dir, wrote=size(run_dir) != before, field=field)] += 1
+        tally.kills += 1
         newest = field.reference.newest(run_dir)
         if newest is not None and newest not in checked:
             field.reference.check_checkpoint(run_dir, newest)
@@ -137,42 +120,3 @@ def kill(job: Job, random_: random.Random) -> None:
         victim.ended.wait(60)
         time.sleep(random_.uniform(0.0, 0.5))
     job.kill()
-
-
-def stage(run_dir: Path, *, wrote: bool, field: Battlefield) -> str:
-    """Says what a run was doing when it was killed, as far as its directory shows."""
-    checkpoints = run_dir / "checkpoints"
-    names = [path.name for path in checkpoints.iterdir()] if checkpoints.exists() else []
-    if not wrote:
-        return "resume" if any(name.isdigit() for name in names) else "first start"
-    steps = [line["step"] for line in read_metrics(run_dir)]
-    if steps and steps[-1] == field.first_phase:
-        return "phase switch"
-    return "save" if any("tmp" in name for name in names) else "steps"
-
-
-def size(run_dir: Path) -> tuple[int, int]:
-    """Changes with every line of metrics.jsonl, and when a start cuts it."""
-    path = run_dir / METRICS
-    if not path.exists():
-        return 0, 0
-    found = path.stat()
-    return found.st_size, found.st_ino
-
-
-def table(tallies: Sequence[Tally]) -> str:
-    """Returns the tallies as Markdown."""
-    head = [
-        "processes",
-        "runs",
-        "kills",
-        *STAGES,
-        "checkpoints compared",
-        "differences",
-    ]
-    rows = [
-        [t.count, t.runs, t.kills, *(t.stages[name] for name in STAGES), t.checkpoints, 0]
-        for t in tallies
-    ]
-    lines = [head, ["--:"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

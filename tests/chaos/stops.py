@@ -62,19 +62,3 @@ def _last_step(run_dir: Path) -> int:
     if not (run_dir / METRICS).exists():
         return 0
     return max((line["step"] for line in read_metrics(run_dir, kind="train")), default=0)
-
-
-def table(stops: list[Stop], count: int) -> str:
-    """Returns the stops as Markdown."""
-    seconds = sorted(stop.seconds for stop in stops)
-    head = ["processes", "stops", "of process 0", "seconds, median", "seconds, most", "last step"]
-    row = [
-        count,
-        len(stops),
-        sum(stop.host == 0 for stop in stops),
-        f"{seconds[len(seconds) // 2]:.1f}",
-        f"{seconds[-1]:.1f}",
-        stops[-1].step,
-    ]
-    lines = [head, ["--:"] * len(head), row]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

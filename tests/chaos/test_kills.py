@@ -14,14 +14,11 @@ from tests.chaos.kills import (
     Tally,
     kill_until,
     run_whole,
-    table,
     undisturbed,
 )
 from tests.chaos.reference import Reference
 from tests.project import project_config, write_config
 from tests.run_config import DROPOUT
-
-FIRST_PHASE = 9
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     values["mesh"] = {"platform": "cpu"}
     short, longer = values["train"]["phases"]
     values["train"] |= {
-        "phases": [short | {"steps": FIRST_PHASE}, longer | {"steps": 9}],
+        "phases": [short | {"steps": 9}, longer | {"steps": 9}],
         "log_every": 1,
         "evaluation": {"every": 6, "examples": 16},
         "checkpoint": {"every": EVERY, "keep_last": 100},
@@ -49,12 +46,11 @@ def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
     # Half of it compiles, which those that are killed need not.
     seconds = run_whole(config, whole, 1) / 2
     field = Battlefield(
-        *(config, 1, tmp_path, Reference(whole), seconds, FIRST_PHASE),
-        at_last=("loader.workers=1",),
+        *(config, 1, tmp_path, Reference(whole), seconds), at_last=("loader.workers=1",)
     )
     tally = Tally(1)
     kill_until(field, tally, kills=3, seed=0, deadline=time.monotonic() + 300)
-    assert tally.kills == 3, table([tally])
+    assert tally.kills == 3, tally
     account = read_goodput(tmp_path / "killed1-0")
     assert account is not None
     assert account.finished
@@ -73,7 +69,7 @@ def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
     seed = int(os.environ.get("CHAOS_SEED", "0"))
     began, tallies = time.monotonic(), list[Tally]()
     for done, count in enumerate(counts):
-        field = undisturbed(config, tmp_path, count=count, first_phase=FIRST_PHASE)
+        field = undisturbed(config, tmp_path, count=count)
         deadline = began + seconds * (done + 1) / len(counts)
         part = kills // len(counts) + (done < kills % len(counts))
         tallies.append(Tally(count))
@@ -81,5 +77,5 @@ def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
             kill_until(field, tallies[-1], kills=part, seed=seed, deadline=deadline)
         finally:
             with capsys.disabled():
-                print("\n" + table(tallies))
+                print(f"\n{tallies[-1]}")
     assert all(tally.kills for tally in tallies)

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.train.example_log import read_example_log
 from bert_jax.train.writer import read_metrics
-from tests.chaos.stops import Stop, stop_at_random, table
+from tests.chaos.stops import Stop, stop_at_random
 from tests.project import DROPOUT, project_config, write_config
 
 IN_TIME = 15.0  # seconds
@@ -39,8 +39,6 @@ def test_a_signal_to_one_of_four_hosts_is_heard_by_all_every_time(
         stops.append(stop_at_random(config, run_dir, count=4, random_=random_))
         with capsys.disabled():
             print(f"\n{stops[-1]}")
-    with capsys.disabled():
-        print("\n" + table(stops, 4))
     last = stops[-1].step
     assert sorted(read_example_log(run_dir)) == list(range(1, last + 1))
     reported = [line["step"] for line in read_metrics(run_dir, kind="train")]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -59,10 +58,3 @@ def save_steps(
                 selection_score=SelectionScore(1.0 / (step + 1), "dev"),
             )
     return directory
-
-
-def nan_params() -> Any:
-    """Parameters of which one number is not finite."""
-    params = dict(state_at(1).params)
-    params["table"] = params["table"].at[3, 1].set(jnp.nan)
-    return params

@@ -17,7 +17,7 @@ from bert_jax.files.seal import sealed, unsealed
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.manifest import MANIFEST
 from bert_jax.train.sections import CheckpointSection
-from tests.train.checkpoints import STEPS, abstract, nan_params, save_steps, state_at
+from tests.train.checkpoints import STEPS, abstract, save_steps, state_at
 
 Damager = Callable[[Path, random.Random], None]
 
@@ -35,24 +35,16 @@ def copy(pristine: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(pristine, tmp_path / "checkpoints"))
 
 
-def restored_step(directory: Path) -> tuple[int, list[str]]:
+def restored_step(directory: Path, *, compare: bool = True) -> tuple[int, list[str]]:
     """What a resumed run would go on with, all of it compared, and what was said aloud."""
     said: list[str] = []
     with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
         step = checkpoints.on_disk.newest()
         assert step is not None
-        state = checkpoints.restore_state(abstract(), step=step)
-        assert checkpoints.progress(step) == {"step": step}
-    jax.tree.map(np.testing.assert_array_equal, state, state_at(step))
-    return step, said
-
-
-def chosen_step(directory: Path) -> tuple[int, list[str]]:
-    """Which checkpoint a resumed run would go on with, and what was said aloud."""
-    said: list[str] = []
-    with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
-        step = checkpoints.on_disk.newest()
-        assert step is not None
+        if compare:
+            state = checkpoints.restore_state(abstract(), step=step)
+            assert checkpoints.progress(step) == {"step": step}
+            jax.tree.map(np.testing.assert_array_equal, state, state_at(step))
     return step, said
 
 
@@ -93,14 +85,7 @@ def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
     rng = random.Random(13)
     files = sorted(p.relative_to(pristine) for p in (pristine / str(NEWEST)).rglob("*"))
     files = [name for name in files if (pristine / name).is_file()]
-    kinds: list[Callable[[Path, random.Random], None]] = [
-        flip,
-        flip,
-        truncate,
-        delete,
-        append,
-        swap,
-    ]
+    kinds: list[Damager] = [flip, flip, truncate, delete, append, swap]
     count = 0
     for name in files:
         if name.parts[1:] == ("commit_success.txt",):
@@ -109,7 +94,7 @@ def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
             work = tmp_path / str(count)
             shutil.copytree(pristine, work)
             damage(work / name, rng)
-            step, said = restored_step(work) if count % 12 == 0 else chosen_step(work)
+            step, said = restored_step(work, compare=count % 12 == 0)
             assert step == OLDER, (name, damage.__name__)
             assert len(said) == 1, said
             assert f"checkpoint {NEWEST}: " in said[0]
@@ -124,14 +109,10 @@ def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
 @pytest.mark.parametrize(
     "change",
     [
-        {"step": float("inf")},
         {"step": float("nan")},
         {"step": 10**39},
-        {"step": None},
         {"score": ["²", "loss"]},
-        {"files": {"params/x": [float("inf"), ""]}},
         {"files": {"params/x": [1]}},
-        {"files": []},
     ],
 )
 def test_a_manifest_of_another_form_is_passed_over_though_its_checksum_is_right(
@@ -139,18 +120,17 @@ def test_a_manifest_of_another_form_is_passed_over_though_its_checksum_is_right(
 ) -> None:
     path = copy / str(NEWEST) / MANIFEST
     path.write_text(json.dumps(sealed(unsealed(json.loads(path.read_text())) | change)))
-    step, said = chosen_step(copy)
+    step, said = restored_step(copy)
     assert step == OLDER
     assert f"checkpoint {NEWEST}: " in said[0]
 
 
-@pytest.mark.parametrize("part", ["params", "optimizer", "progress"])
-def test_a_part_of_another_step_is_no_part_of_this_one(copy: Path, part: str) -> None:
-    shutil.rmtree(copy / str(NEWEST) / part)
-    shutil.copytree(copy / str(STEPS[0]) / part, copy / str(NEWEST) / part)
+def test_a_part_of_another_step_is_no_part_of_this_one(copy: Path) -> None:
+    shutil.rmtree(copy / str(NEWEST) / "optimizer")
+    shutil.copytree(copy / str(STEPS[0]) / "optimizer", copy / str(NEWEST) / "optimizer")
     step, said = restored_step(copy)
     assert step == OLDER
-    assert f"{part}/" in said[0]
+    assert "optimizer/" in said[0]
 
 
 def test_a_checkpoint_under_another_number_is_not_taken_for_it(copy: Path) -> None:
@@ -235,12 +215,3 @@ def test_a_damaged_step_that_was_asked_for_is_refused(copy: Path) -> None:
         pytest.raises(UserError, match=f"{OLDER}: damaged: params/_METADATA is missing"),
     ):
         checkpoints.restore_params(abstract().params, step=OLDER)
-
-
-def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
-    params = nan_params()
-    with Checkpointer(tmp_path, SECTION) as checkpoints:
-        checkpoints.save_params(params, step=1)
-        checkpoints.wait()
-        with pytest.raises(UserError, match=r"tensor table, float32\[16, 4\], holds NaN"):
-            checkpoints.restore_params(abstract().params, step=1)
