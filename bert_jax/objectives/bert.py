@@ -35,30 +35,25 @@ EVALUATION_MASKING: Final = MaskingSection()
 class BertObjective:
     """Loss = Σ(w·nll)/(Σw + 1e-5) over masked pieces + mean nll of the pair task, global batch.
 
-    Without a pair task its term and its metrics are left out. The model is the same, so that a
-    run of any of these objectives can start from a checkpoint of another: pooler and next-sentence
-    head then get no gradient, and only weight decay changes them.
+    Without a pair task its term and its metrics are left out. The model is the same, so that a run
+    of one objective can start from another's checkpoint: pooler and next-sentence head then get no
+    gradient, and only weight decay changes them. Fields that are not compared decide rows and
+    reports, but neither model nor loss.
     """
 
-    architecture: Architecture  # of the model
-    execution: Execution  # how it is computed
-    # What is not compared decides rows and reports, but neither model nor loss.
-    # of training rows; evaluation always masks 15% of the tokens
-    masking: MaskingSection = dataclasses.field(compare=False)
-    tokenizer: Tokenizer = dataclasses.field(compare=False)  # whose vocabulary the rows are in
-    # What the label of two spans means, which names its metrics (``sop_accuracy``); None for
-    # examples of one span
-    pair: PairTask | None = "nsp"
-    # By which the best checkpoint is selected
+    architecture: Architecture
+    execution: Execution
+    masking: MaskingSection = dataclasses.field(compare=False)  # of training rows
+    tokenizer: Tokenizer = dataclasses.field(compare=False)
+    pair: PairTask | None = "nsp"  # names its metrics (``sop_accuracy``); None: one span
     best_metric: str = dataclasses.field(default="loss", compare=False)
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
-        """Returns the row transform (see `bert_jax.data.rows.masking_transform.MaskingTransform`).
+        """Returns the row transform; evaluation masks 15% of the tokens.
 
-        Evaluation masks 15% of the tokens, as `EVALUATION_MASKING` does; `max_predictions` None is
-        the masking's own rule.
+        `max_predictions` None is the masking's own rule.
         """
         masking = EVALUATION_MASKING if evaluation else self.masking
         if max_predictions is not None and not evaluation:

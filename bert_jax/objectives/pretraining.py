@@ -201,9 +201,9 @@ def initial_params(
 ) -> Params:
     """Returns another run's parameters on the mesh, and fresh ones of parts that it lacks.
 
-    Without a `run_dir` all are fresh. A line names the heads that start fresh, and those of the
-    other run that are left out. Raises UserError: no checkpoint, or one of another architecture;
-    the other run's embedding has not as many `rows`.
+    Without a `run_dir` all are fresh. A line names the heads that start fresh, and the heads
+    that are left out. Raises UserError: no checkpoint, or one of another architecture; the other
+    run's embedding has not as many `rows`.
     """
     if run_dir is None:
         return draw(abstract)

@@ -31,7 +31,7 @@ class ObjectiveSection(Section):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PretrainSettings(RunSettings):
-    """What `pretrain` was asked for, complete but for what only the data can tell."""
+    """The settings of a pretraining run."""
 
     tokenizer: str
     model: ModelSection

@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
     @property
     def build(self) -> Callable[[], Bert]:
-        """Makes its model, as `define_model` takes it."""
+        """Makes its model, for `define_model`."""
         return bert_builder(self.architecture, self.model.execution.elsewhere(), self.heads)
 
     @property
@@ -58,14 +58,11 @@ class Run(NamedTuple):
         return self.has("finetune")
 
     def has(self, key: str) -> bool:
-        """Says whether a section of its configuration is set."""
+        """Returns whether a section of its configuration is set."""
         return self.settings.get(key) is not None
 
     def section(self, key: str, kind: type[S], *, verb: str) -> S:
-        """Returns a section of its configuration, such as `train`, that a verb needs.
-
-        Raises UserError if it is not set, or does not fit the class.
-        """
+        """Returns a section that a verb needs; UserError: it is not set, or does not fit."""
         values = need(self.settings.get(key), key, verb)
         return validate(kind, values, source=str(self.directory / CONFIG), key=key)
 
@@ -86,8 +83,7 @@ def claim_run(
 ) -> epath.Path:
     """Returns the directory of a verb's run, made if it is not there.
 
-    Raises UserError if the directory cannot be made, or holds a run of another verb, architecture
-    or tokenizer.
+    Raises UserError: it cannot be made, or holds a run of another verb, architecture or tokenizer.
     """
     root = epath.Path(run_dir)
     try:
@@ -111,11 +107,10 @@ def write_run(
     tokenizer: Tokenizer,
     origin: Mapping[str, Any],
 ) -> None:
-    """Writes what makes a run self-contained: resolved config.yaml, tokenizer/, provenance.json.
+    """Writes config.yaml, tokenizer/ and provenance.json, which make a run self-contained.
 
-    `settings` is the configuration as plain values, `origin` what the parameters were made from:
-    datasets, another run, an import. The tokenizer is copied, so that the run needs nothing else.
-    Raises UserError if the directory cannot be written.
+    `settings` is the configuration as plain values; `origin` says what the parameters were made
+    from: datasets, another run, an import. Raises UserError: the directory cannot be written.
     """
     spelled_out = ModelSection.of(
         architecture, pieces=tokenizer.vocab_size, execution=model.execution, heads=model.heads
@@ -128,10 +123,7 @@ def write_run(
 
 
 def read_run_provenance(root: epath.Path) -> dict[str, Any]:
-    """Returns what a run's provenance.json says, ``{}`` if there is none yet.
-
-    Raises UserError: it cannot be read, or is not what was written.
-    """
+    """Returns a run's provenance.json, ``{}`` if there is none yet; UserError: it was changed."""
     return read_sealed(root / PROVENANCE) if (root / PROVENANCE).exists() else {}
 
 

@@ -66,14 +66,12 @@ def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
         path = run.directory / name
         if not path.exists():
             continue
-        found = read_json_object(path)
-        known = found.keys() == set(Evaluation._fields)  # a file of another form is ignored
-        if known and found["split"] == own_split(run) and step in (None, found["step"]):
-            try:
-                return _EVALUATION.validate_python(found, strict=True)
-            except pydantic.ValidationError as error:
-                first = error.errors()[0]
-                place, allowed = ".".join(map(str, first["loc"])), first["msg"].lower()
-                value = shown(first["input"])
-                raise UserError(f"{path}: {place}: found {value}, {allowed}") from None
+        try:
+            found = _EVALUATION.validate_python(read_json_object(path), strict=True)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            place, allowed = ".".join(map(str, first["loc"])), first["msg"].lower()
+            raise UserError(f"{path}: {place}: found {shown(first['input'])}, {allowed}") from None
+        if found.split == own_split(run) and step in (None, found.step):
+            return found
     return None

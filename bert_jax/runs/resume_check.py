@@ -38,8 +38,8 @@ def refuse_other_settings(
 ) -> None:
     """Refuses to resume a run or sweep (`what`) with other settings than its directory has.
 
-    Of the dotted keys those in `free` may differ, and those in `with_flag` with
-    --allow-data-change. Raises UserError: names the first other key that differs.
+    Dotted keys in `free` may differ; keys in `with_flag` may differ with --allow-data-change.
+    Raises UserError: names the first other key that differs.
     """
     for change in find_changes(held, asked):
         if change.key not in free:

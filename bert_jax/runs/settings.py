@@ -8,7 +8,7 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.read import read_json_object, read_text
+from bert_jax.files.read import read_text
 from bert_jax.files.remote import is_remote
 from bert_jax.files.seal import refuse_changed_yaml
 from bert_jax.files.yaml_file import MAX_BYTES, parse_yaml
@@ -16,7 +16,6 @@ from bert_jax.model.config import HeadsSection, ModelSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.section import need
 from bert_jax.validation import validate
-from bert_jax.version import __version__
 
 CONFIG: Final = "config.yaml"
 PROVENANCE: Final = "provenance.json"
@@ -26,11 +25,7 @@ _MOST_NAMED: Final = 3
 
 
 def read_settings(root: epath.Path) -> dict[str, Any]:
-    """Returns the values of a run's config.yaml.
-
-    Raises:
-        UserError: there is no run, or the file is not what was written.
-    """
+    """Returns the values of a run's config.yaml; UserError: there is none, or it was changed."""
     path = root / CONFIG
     if not path.exists():
         raise missing_run(root)
@@ -43,19 +38,9 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
 
 
 def read_model(root: epath.Path, settings: Mapping[str, Any]) -> ModelSection:
-    """Returns the section "model" of a run's settings.
-
-    Raises:
-        UserError: the section is missing, or another version wrote it.
-    """
+    """Returns the section "model" of a run; UserError: it is missing, or does not fit."""
     values = need(settings.get("model"), "model", "pretrain")
-    try:
-        return validate(ModelSection, values, source=str(root / CONFIG), key="model")
-    except UserError as error:
-        raise UserError(
-            f"{error} (written by bert-jax {_version_of(root)}, this is {__version__}: rename the "
-            f"key in that file and delete its first line, or use the version that wrote it)"
-        ) from error
+    return validate(ModelSection, values, source=str(root / CONFIG), key="model")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,12 +56,7 @@ class RunSettings:
 
 
 def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
-    """Returns the error for a directory that is no run; it names the nearest run, if any is near.
-
-    Args:
-        root: directory that the user named.
-        allowed: directories that the user may name.
-    """
+    """Returns the error for a directory that is no run; it names a run that is near."""
     found = f"no {CONFIG} in it" if root.is_dir() else "no such directory"
     if root.exists() and not root.is_dir():
         found = "a file"
@@ -116,9 +96,3 @@ def _other_runs(root: epath.Path) -> str:
         name = near.split('"')[1]
         return near.replace(name, runs[name])
     return f"; runs there: {', '.join(list(runs.values())[:_MOST_NAMED])}" if runs else ""
-
-
-def _version_of(root: epath.Path) -> str:
-    path = root / PROVENANCE
-    found = read_json_object(path).get("bert_jax") if path.exists() else None
-    return str(found or "of an unknown version")

@@ -38,67 +38,51 @@ class Pause:
 Hook: TypeAlias = Callable[[Pause], None]
 
 
-class ReplicaCheck:
-    """Compares the replicas of the state at every pause, before anything is saved."""
+def check_replicas(spec: TrainSpec, pause: Pause) -> None:
+    """Compares the replicas of the state at every pause, before anything is saved.
 
-    def __init__(self, spec: TrainSpec) -> None:
-        self._spec = spec
-
-    def __call__(self, pause: Pause) -> None:
-        """Raises RunStopped: some replicas differ; names the devices and their processes."""
-        if self._spec.intervals.checksum_every is None:
-            return
-        if found := find_deviations(pause.state, self._spec.mesh):
-            held = self._spec.checkpoints.describe_last()
-            raise RunStopped(f"step {pause.step}: {describe(found)}; nothing was saved, {held}")
+    Raises RunStopped: some differ; names the devices and their processes.
+    """
+    if spec.intervals.checksum_every is None:
+        return
+    if found := find_deviations(pause.state, spec.mesh):
+        held = spec.checkpoints.describe_last()
+        raise RunStopped(f"step {pause.step}: {describe(found)}; nothing was saved, {held}")
 
 
-class EarlyStopping:
+def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
     """Ends a run after several evaluations in a row without a better score."""
-
-    def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
-        self._metric, self._tracker, self._output = spec.selection.metric, tracker, output
-
-    def __call__(self, pause: Pause) -> None:
-        """Sets `pause.out_of_patience`."""
-        pause.out_of_patience = self._tracker.out_of_patience
-        if pause.out_of_patience and not pause.due.end_phase:
-            tries = self._tracker.progress.without_better
-            self._output.display.say(
-                f"ended at step {pause.step}: {tries} evaluations without a better {self._metric}"
-            )
+    pause.out_of_patience = tracker.out_of_patience
+    if pause.out_of_patience and not pause.due.end_phase:
+        tries, metric = tracker.progress.without_better, spec.selection.metric
+        output.display.say(
+            f"ended at step {pause.step}: {tries} evaluations without a better {metric}"
+        )
 
 
-class Saving:
-    """Starts saving state and progress together."""
-
-    def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
-        self._spec, self._tracker, self._output = spec, tracker, output
-
-    def __call__(self, pause: Pause) -> None:
-        """Saves where that is due, or if the run ends here."""
-        if not (pause.due.save or pause.ends_run):
+def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
+    """Starts saving state and progress together, where that is due or the run ends here."""
+    if not (pause.due.save or pause.ends_run):
+        return
+    with output.watch.on("save"):
+        spec.check_lock()
+        if (failure := failure_of(output.flush)) is not None:
+            spec.checkpoints.not_saved(pause.step, failure)
             return
-        output, checkpoints = self._output, self._spec.checkpoints
-        with output.watch.on("save"):
-            self._spec.check_lock()
-            if (failure := failure_of(output.flush)) is not None:
-                checkpoints.not_saved(pause.step, failure)
-                return
-            began = checkpoints.save(
-                pause.state,
-                step=pause.step,
-                progress=self._tracker.progress.to_json(),
-                selection_score=pause.score,
-            )
-        output.watch.saved(pause.step)
-        output.write_time(pause.step)
-        if began:
-            STOP.saved(pause.step, checkpoints.wait)
-        if pause.interrupted and not pause.out_of_patience:
-            output.display.say(
-                f"stopped at step {pause.step}, saved; the same command goes on from here"
-            )
+        began = spec.checkpoints.save(
+            pause.state,
+            step=pause.step,
+            progress=tracker.progress.to_json(),
+            selection_score=pause.score,
+        )
+    output.watch.saved(pause.step)
+    output.write_time(pause.step)
+    if began:
+        STOP.saved(pause.step, spec.checkpoints.wait)
+    if pause.interrupted and not pause.out_of_patience:
+        output.display.say(
+            f"stopped at step {pause.step}, saved; the same command goes on from here"
+        )
 
 
 def describe(found: list[Deviation]) -> str:

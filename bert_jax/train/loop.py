@@ -5,6 +5,7 @@ wait for the host. They wait after a step at which an action is due: then the ho
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -15,7 +16,7 @@ from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.evaluations import Evaluations
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.hooks import EarlyStopping, Hook, Pause, ReplicaCheck, Saving
+from bert_jax.train.hooks import Hook, Pause, check_replicas, save, stop_early
 from bert_jax.train.output import PhaseReports, open_output
 from bert_jax.train.prefetch import prefetch_to_device
 from bert_jax.train.progress_display import warn_aloud
@@ -55,10 +56,10 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         runner = StepRunner(spec, tracker, output, rollbacks)
         evaluations = Evaluations(spec, tracker, output)
         hooks: list[Hook] = [
-            ReplicaCheck(spec),
+            functools.partial(check_replicas, spec),
             evaluations,
-            EarlyStopping(spec, tracker, output),
-            Saving(spec, tracker, output),
+            functools.partial(stop_early, spec, tracker, output),
+            functools.partial(save, spec, tracker, output),
         ]
         if first:
             output.display.say(f"resuming at step {first} of {last}")

@@ -35,7 +35,7 @@ class PhaseSection(Section):
     """Parts of a batch whose gradients are summed before the update: less memory, the same
     numbers."""
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
-    """Most masked tokens in a row. None: what the masking rate gives for a full row."""
+    """Most masked tokens in a row. null: the masking rate times the row."""
     packing: PackingSection | None = None
     """Puts several examples into a row."""
     learning_rate: float | None = pydantic.Field(default=None, gt=0)
@@ -63,21 +63,17 @@ class EvaluationSection(Section):
     every: int = pydantic.Field(default=1000, ge=1)
     """Steps from one to the next."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
-    """Rows at a time; the figures do not depend on it. None: a microbatch of the phase, its
-    `batch_size` over its `accumulation`."""
+    """Rows at a time; the figures do not depend on it. null: the phase's `batch_size` over its
+    `accumulation`."""
     examples: int | None = pydantic.Field(default=None, ge=1)
-    """Of the validation split to take. None: all of them."""
+    """Number of examples of the validation split. null: all."""
 
 
 class CheckpointSection(Section):
-    """When to save and what to keep.
+    """When to save, and which checkpoints to keep.
 
     A save is due after `every` steps or `every_minutes` since the last one, whichever comes first.
-    Of those saved, the newest `keep_last` stay, the best `keep_best` of the current phase and
-    validation data, and those whose step `keep_every` divides.
-
-    A save that fails (a full disk) either stops the run (exit code 1), or is warned of and the run
-    goes on; the last save of a run must succeed.
+    If a save fails (a full disk), `on_error` decides; the last save of a run must succeed.
     """
 
     every: int = pydantic.Field(default=1000, ge=1)
@@ -85,17 +81,17 @@ class CheckpointSection(Section):
     every_minutes: float | None = pydantic.Field(default=None, gt=0, le=525_600)
     """Minutes after which a save is due as well."""
     keep_last: int = pydantic.Field(default=3, ge=1)
-    """Newest ones to keep."""
+    """Number of newest checkpoints to keep."""
     keep_every: int | None = pydantic.Field(default=None, ge=1)
-    """Keep those whose step this divides."""
+    """Keep checkpoints whose step this divides."""
     keep_best: int = pydantic.Field(default=1, ge=0)
-    """Best ones to keep, by the loss on the validation split."""
+    """Number of best checkpoints to keep, by the loss on the current validation data."""
     on_error: Literal["stop", "warn"] = "stop"
-    """What a save that fails does to the run."""
+    """If a save fails: stop the run with exit code 1, or warn and continue."""
 
 
 class BadStepsSection(Section):
-    """What to do about a step whose loss or gradient norm is not finite, or spikes.
+    """The response to a step whose loss or gradient norm is not finite, or spikes.
 
     A spike is a loss or a gradient norm more than 10 robust standard deviations (1.4826 × the
     median absolute deviation, at least 5% of the median) above the median of the phase's last
@@ -107,9 +103,9 @@ class BadStepsSection(Section):
     """`skip` leaves the step out; `rollback` returns to the last checkpoint and skips the data
     since."""
     on_spike: Literal["ignore", "warn", "skip", "rollback", "stop"] = "warn"
-    """Likewise, of finite numbers far from the last steps'."""
+    """Response to finite numbers far from the last steps'."""
     window: int = pydantic.Field(default=128, ge=8)
-    """Steps to compare with."""
+    """Number of steps to compare with."""
 
 
 class WatchdogSection(Section):
@@ -143,7 +139,7 @@ class TrainSection(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     """When to save and what to keep."""
     bad_steps: BadStepsSection = BadStepsSection()
-    """What is done about numbers that go bad."""
+    """Response to numbers that go bad."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
     """Steps from one comparison of the state's replicas to the next. null: they are not
     compared."""

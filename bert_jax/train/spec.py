@@ -36,8 +36,7 @@ class BatchSource(Protocol):
     def batches(self, *, first_step: int, with_examples: bool = False) -> HostBatches:
         """Returns this host's rows of batch `first_step`, counted from 0, and of all later ones.
 
-        `with_examples`: each batch names its examples, for
-        `bert_jax.data.loader.batch_maker.detach`.
+        `with_examples`: each batch names its examples, see `bert_jax.data.loader.batch_maker`.
         """
         ...
 

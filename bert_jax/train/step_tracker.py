@@ -1,7 +1,7 @@
 """The bookkeeping of a run's steps: the phase, the step, and the actions due after it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -28,39 +28,6 @@ class DueActions(NamedTuple):
         return self.compare or self.evaluate or self.save
 
 
-class SaveClock:
-    """Counts the minutes since the last save.
-
-    Processes save together, so the first one's clock counts for all. Asking it is a round trip:
-    several processes ask at report steps alone, one process at every step.
-    """
-
-    def __init__(
-        self,
-        every_minutes: float | None,
-        *,
-        report_every: int,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Starts counting; `report_every` is in steps, `now` returns seconds; None: no limit."""
-        self._seconds = None if every_minutes is None else 60 * every_minutes
-        self._report_every, self._now = report_every, now
-        self._saved = now()
-
-    def due(self, step: int) -> bool:
-        """Returns whether to save after a step; all processes get the same answer."""
-        if (seconds := self._seconds) is None:
-            return False
-        several = jax.process_count() > 1
-        if several and step % self._report_every:
-            return False
-        return from_first_process(lambda: self._now() - self._saved >= seconds)
-
-    def restart(self) -> None:
-        """Counts from now, when a save begins."""
-        self._saved = self._now()
-
-
 class StepTracker:
     """Counts steps and phases, and decides what is due."""
 
@@ -71,7 +38,7 @@ class StepTracker:
         self.progress = progress
         self._phases, self._intervals = phases, intervals
         self._batch_offset = 0
-        self._clock = SaveClock(intervals.checkpoint_minutes, report_every=intervals.log_every)
+        self._saved = time.monotonic()
 
     @property
     def last_step(self) -> int:
@@ -115,10 +82,10 @@ class StepTracker:
         every = intervals.evaluate_every
         evaluate = end_phase or (every is not None and step % every == 0)
         # The clock first: all processes must ask it at the same steps.
-        save = self._clock.due(step) or end_phase or stop_requested
+        save = self._minutes_are_over(step) or end_phase or stop_requested
         save = save or step % intervals.checkpoint_every == 0
         if save:
-            self._clock.restart()
+            self._saved = time.monotonic()
         return DueActions(
             evaluate=evaluate and phase.evaluate is not None,
             save=save,
@@ -126,6 +93,17 @@ class StepTracker:
             end_phase=end_phase,
             compare=bool(intervals.checksum_every and step % intervals.checksum_every == 0),
         )
+
+    def _minutes_are_over(self, step: int) -> bool:
+        """Returns whether to save after a step by the first process's clock.
+
+        Several processes ask at report steps alone, since that is a round trip.
+        """
+        if (minutes := self._intervals.checkpoint_minutes) is None:
+            return False
+        if jax.process_count() > 1 and step % self._intervals.log_every:
+            return False
+        return from_first_process(lambda: time.monotonic() - self._saved >= 60 * minutes)
 
     def finish_step(self, metrics: Sums) -> None:
         """Counts a step and adds its metrics to the next report."""

@@ -35,20 +35,20 @@ def evaluate(
 
     Args:
         run_dir: of `pretrain`, `import` or `finetune`.
-        dataset: a dataset directory; None for that of the run's last phase.
-        split: of that dataset, "validation" if None; of a task "dev" (None) or "test".
+        dataset: a dataset directory; by default the dataset of the run's last phase.
+        split: of a dataset, by default "validation"; of a task "dev" (the default) or "test".
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
         batch_size: rows at a time; does not change the figures.
-        mesh: devices to use; None for all there are.
-        console: where the table is shown.
+        mesh: devices to use; by default all.
+        console: shows the table.
 
     Returns:
-        The figures, which are also written to the run directory: to ``evaluation.json`` for the
-        `auto` checkpoint on the run's own held-out split, else under ``evaluations/``.
+        The figures, also written to the run directory: to ``evaluation.json`` for the `auto`
+        checkpoint on the run's own held-out split, else under ``evaluations/``.
 
     Raises:
-        UserError: no such run, checkpoint, dataset or split; no batch size; a run
-            directory that cannot be written to, after the figures are shown.
+        UserError: no such run, checkpoint, dataset or split; no batch size; the run directory
+            cannot be written, after the figures are shown.
     """
     check_batch_size(batch_size)
     arguments = {
@@ -83,7 +83,7 @@ def evaluate(
     if jax.process_index() == 0:
         # An imported run has no dataset of its own: the one that is given takes its place.
         own_data = dataset is None or not run.has("train")
-        _show(result, console)  # first: what took minutes is not lost where nothing can be written
+        _show(result, console)  # before writing, which may fail
         write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)
     return result
 

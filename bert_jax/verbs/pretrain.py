@@ -23,21 +23,20 @@ def pretrain(
     started: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Pretrains as a configuration says, from the run's last checkpoint where there is one.
+    """Pretrains as a configuration says, from the run's last checkpoint if there is one.
 
-    A run that resumes keeps the settings of the steps it has done; those of steps to come may
+    A run that resumes keeps the settings of the steps it has done; settings of steps to come may
     change, see `bert_jax.objectives.resume`.
 
     Args:
         config: settings or their file; needs `run_dir`, `tokenizer`, `model` and `train`.
         init_from: a run directory, or a model on a hub, whose parameters a fresh run starts from,
-            with a fresh optimizer, schedule and data position; heads that it lacks start fresh. A
-            run that already has checkpoints resumes from those.
-        allow_data_change: whether a run that resumes may have other data than it has read; a
-            line says what changed and where it goes on.
-        started: when this began, in seconds since 1970, for the account of where the time went;
-            None if that is the call itself.
-        console: where progress is shown; standard output where none is given.
+            with a fresh optimizer, schedule and data position; missing heads start fresh. A run
+            that has checkpoints ignores it.
+        allow_data_change: whether the data may differ from the data that the run has read.
+        started: start of the process in seconds since 1970, for the account of time; by default
+            the time of the call.
+        console: shows the progress; by default standard output.
 
     Returns:
         The step reached, whether a signal stopped the run, and the last evaluation.
@@ -56,7 +55,7 @@ def pretrain(
 
 
 def pretrain_with(settings: PretrainSettings, *, console: Console) -> Outcome:
-    """Runs what `pretrain_settings` returned; raises as `pretrain`."""
+    """Pretrains with the result of `pretrain_settings`; raises as `pretrain`."""
     init_from = settings.init_from
     options = {"--init-from": init_from, "--allow-data-change": settings.allow_data_change}
     if init_from is not None:

@@ -25,14 +25,14 @@ def replay(
     """Runs the step of a dump again, from the same parameters, batch and random key.
 
     Args:
-        dump: a ``bad_step_<n>`` of a run directory, or a copy of one; it needs nothing else.
-        dtype: of activations, in place of the run's: float32 tells an overflow of bfloat16's or
-            a wrong gradient from a number that is bad in itself.
+        dump: a ``bad_step_<n>`` of a run directory, or a copy.
+        dtype: of activations, by default the run's. In float32 a bfloat16 overflow disappears, a
+            number that is bad in itself stays.
         mesh: its platform alone counts; all local devices that divide the batch are used.
-        console: where the result is shown; standard output where none is given.
+        console: shows the result; by default standard output.
 
     Returns:
-        Loss, gradient norms, what was not finite, and whether the recorded figures came again.
+        Loss, gradient norms, inputs that are not finite, and whether the step reproduces.
 
     Raises:
         UserError: no dump, or a damaged one.

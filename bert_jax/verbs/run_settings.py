@@ -24,10 +24,9 @@ def pretrain_settings(
     allow_data_change: bool = False,
     started: float | None = None,
 ) -> PretrainSettings:
-    """Returns what `pretrain` needs of a configuration, complete, after a look at its inputs.
+    """Returns the settings of `bert_jax.pretrain`, after a check of its inputs.
 
-    The options are those of `bert_jax.pretrain`. Raises UserError: a section is missing, or an
-    input is not there or does not fit.
+    Raises UserError: a section is missing, or an input is missing or does not fit.
     """
     tokenizer = need(config.tokenizer, "tokenizer", "pretrain")
     model = need(config.model, "model", "pretrain")
@@ -52,10 +51,10 @@ def pretrain_settings(
 def finetune_settings(
     config: RunConfig, *, allow_data_change: bool = False, started: float | None = None
 ) -> FinetuneSettings:
-    """Returns what `finetune` needs of a configuration, complete, after a look at its inputs.
+    """Returns the settings of `bert_jax.finetune`, after a check of its inputs.
 
-    The options are those of `bert_jax.finetune`. Raises UserError: a section is missing or belongs
-    to pretraining, or an input is not there or does not fit.
+    Raises UserError: a section is missing or belongs to pretraining, or an input is missing or does
+    not fit.
     """
     section = need(config.finetune, "finetune", "finetune")
     run_dir = need(config.run_dir, "run_dir", "finetune")

@@ -7,7 +7,7 @@ from typing import Any, Final
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 
-# Packages that decide which programs are compiled and which rows are read.
+# Their versions decide the compiled programs and the rows.
 PACKAGES: Final = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 

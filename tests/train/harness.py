@@ -17,7 +17,7 @@ from bert_jax.task import HostBatch
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
-from tests.support import on_mesh, small_task
+from tests.support import on_mesh, small_batch, small_task
 
 PEAK = 1e-2
 UNLIMITED = StepLimits()
@@ -108,3 +108,9 @@ def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> An
     abstract = abstract_state(model, optimizer, mesh)
     params = draw_params(model, abstract.params, seed=1)
     return jax.device_get(initialise(params, optimizer, abstract, seed=1))
+
+
+@functools.cache
+def trainer(setting: Setting, shape: tuple[int, int, int]) -> Trainer:
+    """The trainer of `small_batch`, compiled once for all tests."""
+    return Trainer(setting, shape, small_batch())

@@ -9,7 +9,6 @@ from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.checkpoint_directory import CheckpointDirectory
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.step_tracker import SaveClock
 from tests.train.checkpoints import save_steps, state_at
 
 
@@ -25,19 +24,6 @@ def save(
         for step, score in scores.items():
             checkpoints.save(state_at(step), step=step, progress={}, selection_score=score)
         return checkpoints.on_disk.best()
-
-
-def test_a_save_is_due_after_so_many_minutes_since_the_last_one() -> None:
-    seconds = [0.0]
-    clock = SaveClock(2, report_every=10, now=lambda: seconds[0])
-    due = []
-    for step in range(1, 8):
-        seconds[0] += 50
-        due.append(clock.due(step))
-        if due[-1]:
-            clock.restart()
-    assert due == [False, False, True, False, False, True, False]
-    assert not SaveClock(None, report_every=10, now=lambda: 1e9).due(10)
 
 
 def test_the_newest_those_of_every_so_many_steps_and_the_best_stay(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.sections import CheckpointSection
 from tests.support import relative_error, small_batch
-from tests.train.harness import PEAK, Setting, Trainer, first_state
+from tests.train.harness import PEAK, Setting, first_state, trainer
 
 STEPS = 5
 SHAPES = [(d, f, 8 // (d * f)) for d in (1, 2, 4, 8) for f in (1, 2, 4, 8) if 8 % (d * f) == 0]
@@ -21,11 +24,11 @@ def run_steps(setting: Setting, shape: tuple[int, int, int]) -> tuple[list[float
 
     Rows have unequal numbers of masks, so that means over devices or microbatches would show.
     """
-    trainer = Trainer(setting, shape, small_batch())
-    state = trainer.place(first_state(dataclasses.replace(setting, dropout=0.0, accumulation=1)))
+    run = trainer(setting, shape)
+    state = run.place(first_state(dataclasses.replace(setting, dropout=0.0, accumulation=1)))
     losses = []
     for step in range(STEPS):
-        state, metrics = trainer.step(state, small_batch(seed=step))
+        state, metrics = run.step(state, small_batch(seed=step))
         losses.append(metrics["loss"][0])
     return losses, jax.device_get(state.params)
 
@@ -56,7 +59,7 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
 
 # Each axis alone and all together tell; accumulation cuts the batch along the data axis. All other
 # meshes are compiled by `make chaos`.
-TELLING = {1: [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(8, 1, 1)]}
+TELLING = {1: [(1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(8, 1, 1)]}
 
 
 @pytest.mark.parametrize(
@@ -92,3 +95,16 @@ def test_meshes_agree_with_dropout_on_under_lamb() -> None:
 def test_first_parameters_do_not_depend_on_the_mesh() -> None:
     one, eight = first_state(Setting()), first_state(Setting(), (2, 2, 2))
     jax.tree.map(np.testing.assert_array_equal, one, eight)
+
+
+def test_a_run_goes_on_along_other_meshes_with_the_same_loss(tmp_path: Path) -> None:
+    setting, found = Setting(), []
+    for step, shape in enumerate([(1, 1, 1), (2, 2, 2), (1, 8, 1)]):
+        run, state = trainer(setting, shape), first_state(setting)
+        with Checkpointer(tmp_path, CheckpointSection()) as checkpoints:
+            if step:
+                state = checkpoints.restore_state(run.abstract, step=step)
+            state, metrics = run.step(run.place(state), small_batch(seed=step))
+            found.append(metrics["loss"][0])
+            checkpoints.save(state, step=step + 1, progress={})
+    np.testing.assert_allclose(found, one_device(setting)[0][:3], rtol=1e-5)

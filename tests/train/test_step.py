@@ -1,6 +1,5 @@
 """One optimizer step: accumulation, the stop on a non-finite loss, dropout keys, metrics."""
 
-import functools
 from typing import Any
 
 import jax
@@ -13,18 +12,13 @@ from bert_jax.optim.schedule import learning_rate
 from bert_jax.train.state import TrainState
 from bert_jax.train.step import dropout_key
 from tests.support import relative_error, small_batch
-from tests.train.harness import Setting, Trainer, first_state
+from tests.train.harness import Setting, first_state, trainer
 
 ONE = (1, 1, 1)
 
 
-@functools.cache
-def trainer(setting: Setting) -> Trainer:
-    return Trainer(setting, ONE, small_batch())
-
-
 def fresh(setting: Setting) -> TrainState:
-    return trainer(setting).place(first_state(Setting()))
+    return trainer(setting, ONE).place(first_state(Setting()))
 
 
 def gradients(state: TrainState) -> dict[str, np.ndarray]:
@@ -55,15 +49,15 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
     whole, parts = Setting(), Setting(accumulation=4)
-    state, metrics = trainer(whole).step(fresh(whole), unevenly_masked())
-    cut_state, cut_metrics = trainer(parts).step(fresh(parts), unevenly_masked())
+    state, metrics = trainer(whole, ONE).step(fresh(whole), unevenly_masked())
+    cut_state, cut_metrics = trainer(parts, ONE).step(fresh(parts), unevenly_masked())
     assert_close(gradients(cut_state), gradients(state))
     for name in metrics:
         assert cut_metrics[name] == pytest.approx(metrics[name], rel=1e-5), name
 
 
 def test_the_loss_is_the_sum_over_the_batch_divided_as_in_the_release() -> None:
-    _, metrics = trainer(Setting()).step(fresh(Setting()), unevenly_masked())
+    _, metrics = trainer(Setting(), ONE).step(fresh(Setting()), unevenly_masked())
     (mlm, masked), (nsp, rows) = metrics["mlm_loss"], metrics["nsp_loss"]
     assert (masked, rows) == (4 * 6 + 12 * 1, 16)
     assert metrics["loss"][0] == pytest.approx(mlm / (masked + MLM_EPSILON) + nsp / rows, rel=1e-6)
@@ -73,9 +67,9 @@ def test_a_step_counts_and_reports_the_rate_it_used() -> None:
     state = fresh(Setting())
     for step in range(3):
         assert int(state.step) == step
-        state, metrics = trainer(Setting()).step(state, small_batch(seed=step))
+        state, metrics = trainer(Setting(), ONE).step(state, small_batch(seed=step))
         assert metrics["learning_rate"][0] == pytest.approx(
-            float(learning_rate(trainer(Setting()).schedule, step)), rel=1e-6
+            float(learning_rate(trainer(Setting(), ONE).schedule, step)), rel=1e-6
         )
         assert metrics["gradient_norm"][0] > 0
         assert metrics["healthy"] == (1.0, 1.0)
@@ -86,16 +80,16 @@ def test_a_batch_without_a_finite_loss_changes_nothing_and_freezes_the_state(
     poison: float,
 ) -> None:
     setting = Setting()
-    before, _ = trainer(setting).step(fresh(setting), small_batch())
+    before, _ = trainer(setting, ONE).step(fresh(setting), small_batch())
     kept = jax.device_get(before)
     bad = small_batch(seed=1)
     bad["masked_lm_weights"][3, 0] = poison
-    state, metrics = trainer(setting).step(before, bad)
+    state, metrics = trainer(setting, ONE).step(before, bad)
     assert metrics["healthy"][0] == 0.0
     assert not np.isfinite(metrics["loss"][0])
     assert_equal(state, kept._replace(healthy=np.asarray(False)))
     # A good batch does not wake it: the parameters are those that led to the bad loss.
-    state, metrics = trainer(setting).step(state, small_batch(seed=2))
+    state, metrics = trainer(setting, ONE).step(state, small_batch(seed=2))
     assert metrics["healthy"][0] == 0.0
     assert np.isfinite(metrics["loss"][0])
     assert_equal(state, kept._replace(healthy=np.asarray(False)))
@@ -110,7 +104,7 @@ def test_a_gradient_that_overflows_freezes_the_state_too() -> None:
     # large, and its square, which the norm sums, is beyond float32.
     classifier = state.params["next_sentence"]["classifier"]
     classifier["kernel"] = classifier["kernel"] * 1e25
-    _, metrics = trainer(setting).step(state, batch)
+    _, metrics = trainer(setting, ONE).step(state, batch)
     assert np.isfinite(metrics["loss"][0])
     assert not np.isfinite(metrics["gradient_norm"][0])
     assert metrics["healthy"][0] == 0.0
@@ -118,7 +112,7 @@ def test_a_gradient_that_overflows_freezes_the_state_too() -> None:
 
 def test_the_compiled_step_refuses_another_shape_instead_of_compiling_again() -> None:
     with pytest.raises(TypeError, match="compiled"):
-        trainer(Setting()).step(fresh(Setting()), small_batch(length=16))
+        trainer(Setting(), ONE).step(fresh(Setting()), small_batch(length=16))
 
 
 def with_key(step: int, run_key: tuple[int, int]) -> TrainState:
@@ -140,7 +134,7 @@ def test_the_dropout_key_is_a_function_of_run_key_and_step() -> None:
 def test_dropout_changes_from_step_to_step_and_repeats_from_the_same_state() -> None:
     setting = Setting(dropout=0.5)
     start = first_state(Setting())
-    run = trainer(setting)
+    run = trainer(setting, ONE)
     losses = [
         run.step(run.place(start._replace(step=np.int32(step))), small_batch())[1]["loss"][0]
         for step in (0, 1, 2, 1)

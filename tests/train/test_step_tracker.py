@@ -3,7 +3,10 @@
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
+
 from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.train import step_tracker
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.progress import TrainProgress
 from bert_jax.train.spec import Intervals, Phase
@@ -116,3 +119,20 @@ def test_a_run_out_of_patience_has_no_phases_left() -> None:
         tracker.progress.record_evaluation(SelectionScore(score, "dev"))
         assert tracker.out_of_patience == out
     assert list(tracker.remaining_phases()) == []
+
+
+def test_a_save_is_due_after_so_many_minutes_since_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = [0.0]
+    monkeypatch.setattr(step_tracker.time, "monotonic", lambda: seconds[0])
+    intervals = Intervals(
+        log_every=9, evaluate_every=None, checkpoint_every=99, checkpoint_minutes=2
+    )
+    tracker = StepTracker(TrainProgress(), phases=[phase(9)], intervals=intervals)
+    due = []
+    for _ in range(7):
+        seconds[0] += 50
+        due.append(tracker.due_after_next(stop_requested=False).save)
+        tracker.finish_step({})
+    assert due == [False, False, True, False, False, True, False]

@@ -17,7 +17,7 @@ from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.prefetch import waiting_for_input
 from bert_jax.train.sections import WatchdogSection
 from bert_jax.train.watchdog import Watchdog
-from tests.project import ROOT, environment
+from tests.project import ROOT
 
 QUICK = WatchdogSection(floor_seconds=0.2)
 
@@ -94,43 +94,13 @@ def test_what_is_compiled_is_no_step_that_hangs(
         assert ended.wait(20)
 
 
-ENDS_WHILE_IT_SAVES = """
-import os, pathlib, signal, threading, time
-from etils import epath
-from bert_jax.parallel.stop_signal import STOP
-from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.sections import WatchdogSection
-from bert_jax.train.watchdog import Watchdog
-
-def save():
-    saving.set()
-    time.sleep(2)
-
-here, saving = epath.Path(pathlib.Path.cwd()), threading.Event()
-section = WatchdogSection(floor_seconds=0.2)
-STOP.listen(owns_process=True)
-watch = Stopwatch(here, started=time.time())
-with watch.on("train"), Watchdog(section, watch, here) as dog:
-    for _ in range(10):
-        dog.step_done()
-    STOP.saved(4, save)
-    os.kill(os.getpid(), signal.SIGTERM)
-    saving.wait()
-    STOP.due()
-"""
-
-
-def test_a_save_that_a_signal_waits_for_is_no_step_that_hangs(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDS_WHILE_IT_SAVES],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = "bert-jax: stopped by SIGTERM at step 4: its checkpoint stands\n"
-    assert (ended.returncode, ended.stderr) == (3, said)
+def test_the_last_save_after_a_signal_is_no_step_that_hangs(
+    watch: Stopwatch, ended: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
+        steps(dog, watch)
+        monkeypatch.setattr(STOP, "ending", True)
+        assert not ended.wait(0.6)
 
 
 HANGS_WITH_ITS_STORAGE = """
