@@ -26,7 +26,7 @@ _SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".parquet", ".json", ".txt", ".con
 
 
 class HubFile(NamedTuple):
-    """A file of a dataset as it was at one commit, on this machine."""
+    """A local copy of a dataset's file at one commit."""
 
     dataset: str  # owner/name
     revision: str  # of the commit: 40 hexadecimal digits
@@ -72,7 +72,7 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
                 endpoint=endpoint(),
             )
         )
-    found = [file] if file else _of_role(directory, words)
+    found = [file] if file else _tables(directory, words)
     if len(found) != 1 or not (directory / found[0]).is_file():
         several = f"found {', '.join(found)}" if len(found) > 1 else "found no such file"
         wanted = file or f"one table with {' or '.join(words)} in its name"
@@ -80,7 +80,7 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
     return HubFile(name, directory.name, found[0], directory / found[0])
 
 
-def _of_role(directory: Path, words: tuple[str, ...]) -> list[str]:
+def _tables(directory: Path, words: tuple[str, ...]) -> list[str]:
     """Returns the tables below a directory that have one of the words in their names."""
     return [
         path.relative_to(directory).as_posix()

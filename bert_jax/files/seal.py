@@ -21,12 +21,12 @@ _FIRST_LINE: Final = re.compile(rf"# {SEAL}: [0-9a-f]{{64}}")
 
 def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its seal: ``{"a": 1}`` → ``{"sha256": "f9d86028…", "a": 1}``."""
-    return {SEAL: _checksum(body), **body}
+    return {SEAL: _sha256(json.dumps(body, sort_keys=True)), **body}
 
 
 def is_intact(content: Mapping[str, Any]) -> bool:
     """Returns whether a JSON object holds what `sealed` was given; False without a seal."""
-    return content.get(SEAL) == _checksum(unsealed(content))
+    return content.get(SEAL) == sealed(unsealed(content))[SEAL]
 
 
 def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
@@ -65,10 +65,6 @@ def refuse_changed_yaml(text: str, *, where: str) -> None:
     """
     if _FIRST_LINE.match(text) and text != sealed_yaml(text.partition("\n")[2]):
         raise UserError(f"{where}: {_CHANGED}; if you edited it, delete its first line")
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return _sha256(json.dumps(body, sort_keys=True))
 
 
 def _sha256(text: str) -> str:

@@ -37,11 +37,6 @@ def test_the_table_names_axes_of_the_mesh_alone() -> None:
     assert {axis for axes in RULES.values() for axis in axes} == set(MESH_AXES)
 
 
-def test_axes_take_their_place_from_the_table() -> None:
-    assert partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
-    assert partition_spec(("batch", "length")) == PartitionSpec(("slice", "data", "fsdp"), None)
-
-
 def test_two_axes_of_one_array_cannot_claim_one_mesh_axis() -> None:
     with pytest.raises(ValueError, match=r'"mlp" and "vocab" of one array both claim .* "tensor"'):
         partition_spec(("mlp", "vocab"))

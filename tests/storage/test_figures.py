@@ -94,18 +94,3 @@ def test_what_a_bucket_refuses_waits_and_is_said_once(
     setattr(cloud.proxy, how, False)
     assert [line["step"] for line in read_metrics(run)] == [1, 2, 3, 4, 5]
     assert steps_on_the_board(run) == [1, 2, 3, 4, 5]
-
-
-def test_a_bucket_that_refuses_is_not_asked_at_each_line(cloud: Cloud) -> None:
-    run, said = cloud.make_bucket() / "run", []
-    writer = RunWriter(run, resume_step=0, say=said.append)
-    cloud.proxy.forbidden = True
-    assert failure_of(writer.flush) is None  # nothing to send
-    cloud.proxy.reset()
-    for step in range(1, 12):
-        writer.write("train", step, {"loss": 1.0})
-    assert cloud.proxy.requests.total() == 0
-    cloud.proxy.forbidden = False
-    writer.close()
-    assert len(read_metrics(run)) == 11
-    assert said == []
