@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -165,18 +164,12 @@ def test_a_cleaned_dataset_has_each_document_once(corpus: Path) -> None:
     assert record.formats == ("jsonl", "text")
     assert record.cleaning == EVERYTHING
     tokenizer = load_tokenizer(corpus / "tokenizer")
-    found = Counter(
-        piece
-        for split in ("train", "validation")
-        for example in open_dataset(corpus / "dataset", split).__getitems__(
-            range(len(open_dataset(corpus / "dataset", split)))
-        )
-        for piece in set(tokenizer.pieces(example.input_ids.tolist()))
-        if piece.startswith("mark")
-    )
-    assert set(found) == {marker(d) for d in range(40)}
-    with pytest.raises(UserError, match=r"settings: examples\.cleaning\.\w+ was "):
-        make_examples(cleaned(corpus, cleaning=CleaningSection(duplicate_documents=True)))
+    found: set[str] = set()
+    for split in ("train", "validation"):
+        dataset = open_dataset(corpus / "dataset", split)
+        for example in dataset.__getitems__(range(len(dataset))):
+            found.update(tokenizer.pieces(example.input_ids.tolist()))
+    assert {piece for piece in found if piece[:4] == "mark"} == {marker(d) for d in range(40)}
     with pytest.raises(UserError, match=r"settings: examples\.cleaning\.\w+ was "):
         make_examples(cleaned(corpus, cleaning=CleaningSection()))
 

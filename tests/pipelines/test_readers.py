@@ -52,18 +52,11 @@ def lines_of(section: SourcesSection, **options: Any) -> list[list[str]]:
 EXPECTED = [[f"Document {n} begins.", f"It is «{n}»."] for n in range(20)]
 
 
-def pack_zstd(content: bytes) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(content)
-    return sink.getvalue().to_pybytes()
-
-
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
     "xz": lzma.compress,
-    "zst": pack_zstd,
+    "zst": lambda content: pa.compress(content, "zstd", asbytes=True),
 }
 
 
@@ -115,7 +108,6 @@ def test_json_lines(tmp_path: Path, part_bytes: int) -> None:
         ('{"txt": "x"}', r'line 2: found no field "text", only txt; did you mean "txt"\?'),
         ('{"text": 3}', r'line 2: "text": found 3, allowed: a string'),
         ('{"text": "x"', r"line 2: found no JSON \(.*\), allowed: a JSON object per line"),
-        ("[1]", r"line 2: found a JSON list, allowed: a JSON object per line"),
         ('{"text": "' + "x" * 60 + '"}', r"line 2: a paragraph has 60 characters, .*fewer than 50"),
     ],
 )

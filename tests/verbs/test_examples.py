@@ -1,52 +1,50 @@
-import io
+"""The verb `examples`: a dataset, its report, printed examples and TFRecords."""
+
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from bert_jax.config import RunConfig, parse_config
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import open_google_bert
-from bert_jax.errors import UserError
 from bert_jax.text import load_tokenizer
-from bert_jax.verbs.examples import ExtraOutputs, examples
 from tests.corpus import hashes, section, write_corpus, write_tokenizer
 from tests.project import ok, refused, write_config
 from tests.report.strict_html import read
 
 
-def values(root: Path, **changes: Any) -> dict[str, Any]:
-    settings = section(root, **changes).model_dump(mode="json", exclude_unset=True)
-    return {"seed": 4, "examples": settings}
-
-
-def config(root: Path, *overrides: str, **changes: Any) -> RunConfig:
-    return parse_config(values(root, **changes), overrides, source="test")
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of 60 documents and the dataset made of it; `run.yaml` describes it."""
+    root = tmp_path_factory.mktemp("made")
+    write_corpus(root / "text.txt", documents=range(60))
+    write_tokenizer(root / "tokenizer")
+    settings: dict[str, Any] = section(root).model_dump(mode="json", exclude_unset=True)
+    ok("examples", write_config(root / "run.yaml", {"seed": 4, "examples": settings}))
+    return root
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """A corpus of 60 documents and the dataset made of it."""
-    write_corpus(tmp_path / "text.txt", documents=range(60))
-    write_tokenizer(tmp_path / "tokenizer")
-    examples(config(tmp_path), console=Console(quiet=True))
-    return tmp_path
+def made(original: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    root = tmp_path / "made"
+    shutil.copytree(original, root)
+    config = (root / "run.yaml").read_text().replace(str(original), str(root))
+    (root / "run.yaml").write_text(config)
+    return root
 
 
-def look(root: Path, *overrides: str, **asked: Any) -> str:
-    """What the verb prints."""
-    console = Console(file=io.StringIO(), width=200)
-    examples(config(root, *overrides), extra=ExtraOutputs(**asked), console=console)
-    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+def look(root: Path, *arguments: object) -> str:
+    return ok("examples", root / "run.yaml", *arguments)
 
 
 def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made: Path) -> None:
     before = hashes(made / "dataset")
     (made / "text.txt").unlink()
-    look(made, report=True)
+    assert "dataset.report.html: written" in look(made, "--report")
     assert hashes(made / "dataset") == before
     document = read((made / "dataset.report.html").read_text())
     provenance = read_provenance(made / "dataset")
@@ -69,7 +67,7 @@ def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made
 def test_inspected_examples_give_back_the_text(made: Path) -> None:
     train = open_dataset(made / "dataset", "train")
     tokenizer = load_tokenizer(made / "tokenizer")
-    printed = look(made, inspect=len(train))
+    printed = look(made, "--inspect", len(train))
     heads = [line for line in printed.splitlines() if line.startswith("example ")]
     assert len(heads) == len(train)
     lines = [line[3:] for line in printed.splitlines() if line[:3] in ("A  ", "B  ")]
@@ -96,7 +94,8 @@ def test_masks_are_drawn_as_the_configuration_says(made: Path) -> None:
         "objective.masking.rate=0.4",
         "objective.masking.replace_with_mask=0",
         "objective.masking.replace_with_random=1",
-        inspect=5,
+        "--inspect",
+        5,
     )
     predicted = [int(line.split()[-3]) for line in printed.splitlines() if " to predict" in line]
     tokens = [int(line.split()[-5]) for line in printed.splitlines() if " to predict" in line]
@@ -105,32 +104,24 @@ def test_masks_are_drawn_as_the_configuration_says(made: Path) -> None:
 
 
 def test_tfrecords_are_written_from_a_finished_dataset(made: Path) -> None:
-    printed = look(made, tfrecords=str(made / "out"), copies=2)
+    printed = look(made, "--tfrecords", made / "out", "--copies", 2)
     train = open_dataset(made / "dataset", "train")
     written = open_google_bert(made / "out", "train")
     assert len(written) == 2 * len(train)
     assert len(open_google_bert(made / "out", "validation")) > 0
     assert f"{2 * len(train):,} of train" in printed
     assert written.summary.slots == 8  # 15% of 48, rounded up
-    with pytest.raises(UserError, match="out: is already there"):
-        look(made, tfrecords=str(made / "out"))
+    assert "out: is already there" in refused(
+        "examples", made / "run.yaml", "--tfrecords", made / "out"
+    )
 
 
 def test_a_finished_dataset_is_looked_at_only_by_its_own_settings(made: Path) -> None:
-    with pytest.raises(UserError, match=r"examples\.dupe_factor: found 4, but .* made with 3"):
-        look(made, "examples.dupe_factor=4", report=True)
-    with pytest.raises(UserError, match=r"examples\.seed: found 5"):
-        look(made, "examples.seed=5", inspect=1)
     write_tokenizer(made / "other", documents=100)
-    with pytest.raises(UserError, match=r"^examples\.tokenizer: found .*other \("):
-        look(made, f"examples.tokenizer={made}/other", report=True)
+    for arguments, message in [
+        (["examples.dupe_factor=4", "--report"], "examples.dupe_factor: found 4, but "),
+        (["examples.seed=5", "--inspect", 1], "examples.seed: found 5"),
+        ([f"examples.tokenizer={made}/other", "--report"], "examples.tokenizer: found "),
+    ]:
+        assert message in refused("examples", made / "run.yaml", *arguments)
     assert not (made / "dataset.report.html").exists()
-
-
-def test_the_command_line_takes_the_options(made: Path) -> None:
-    written = write_config(made / "run.yaml", values(made))
-    shown = ok("examples", written, "--inspect", 1, "--report")
-    assert "dataset.report.html: written" in shown
-    assert "example 0: " in shown
-    line = refused("examples", written, "examples.dupe_factor=9", "--report")
-    assert "examples.dupe_factor: found 9" in line
