@@ -1,6 +1,5 @@
 """Pairs and full sentences beside transcriptions of the published procedures."""
 
-import itertools
 import random
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bert_jax.data.dataset.recipe import PairingSection
+from bert_jax.data.dataset.recipe import PairingKind, PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.pipelines.pairing import Pair, SentenceOffsets, Single, pair_document, truncate
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
@@ -33,24 +32,35 @@ def passes(
     ]
 
 
-@settings(deadline=None, max_examples=150)
-@given(LENGTHS, st.integers(5, 60), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=200)
+@given(
+    st.sampled_from(["nsp", "sop"]),
+    LENGTHS,
+    st.integers(5, 60),
+    st.floats(0, 1),
+    st.integers(0, 2**32),
+)
 def test_the_label_tells_the_truth(
-    lengths: list[list[int]], max_seq_length: int, seed: int
+    kind: PairingKind, lengths: list[list[int]], max_seq_length: int, short: float, seed: int
 ) -> None:
     documents = numbered(lengths)
     owner = token_owner(documents)
-    section = PairingSection(max_seq_length=max_seq_length, dupe_factor=3)
+    section = PairingSection(
+        kind=kind, max_seq_length=max_seq_length, dupe_factor=2, short_seq_prob=short
+    )
     for pair in pairs_of(documents, section, seed=seed):
-        first = set(owner[pair.first_start : pair.first_stop].tolist())
-        second = set(owner[pair.second_start : pair.second_stop].tolist())
-        assert len(first) == len(second) == 1
-        assert (first != second) == bool(pair.next_sentence_label)
-        assert pair.length <= max_seq_length
-        assert pair.first_length == pair.first_stop - pair.first_start + 2
-        if not pair.next_sentence_label:
-            gap = pair.second_start - pair.first_stop
-            # Between A and its next there is nothing but what truncation took.
+        spans = [range(*stretch) for stretch in pair.token_ranges]
+        homes = [set(owner[span.start : span.stop].tolist()) for span in spans]
+        assert [len(home) for home in homes] == [1, 1]
+        assert pair.length == len(spans[0]) + len(spans[1]) + 3 <= max_seq_length
+        assert pair.first_length == len(spans[0]) + 2
+        random_next = kind == "nsp" and pair.next_sentence_label == 1
+        assert (homes[0] != homes[1]) == random_next
+        if not random_next:
+            earlier, later = sorted(spans, key=lambda span: span.start)
+            assert pair.next_sentence_label == int(spans[0] is later)
+            gap = later.start - earlier.stop
+            # Between the two there is nothing but what truncation took.
             assert gap == 0 or (gap > 0 and pair.length == max_seq_length)
 
 
@@ -152,7 +162,7 @@ KINDS = st.sampled_from(["full_sentences", "doc_sentences"])
 
 
 def by_hand(
-    documents: TokenisedDocuments, *, max_seq_length: int, crossing: bool
+    documents: TokenisedDocuments, chosen: range, *, max_seq_length: int
 ) -> list[list[list[int]]]:
     """Examples as lists of each document's tokens, filled sentence by sentence."""
     bounds, starts = documents.sentence_starts.tolist(), documents.document_starts.tolist()
@@ -160,25 +170,15 @@ def by_hand(
     examples: list[list[list[int]]] = []
     current: list[list[int]] = []
     owner = None
-
-    def used(parts: list[list[int]]) -> int:
-        return sum(map(len, parts)) + len(parts) - 1
-
-    for document, (first, last) in enumerate(itertools.pairwise(starts)):
-        for sentence in range(first, last):
+    for document in chosen:
+        for sentence in range(starts[document], starts[document + 1]):
             tokens = list(range(bounds[sentence], bounds[sentence + 1]))
             while tokens:
-                if not current:
-                    grown = [[]]
-                elif owner == document:
-                    grown = [*current]
-                else:
-                    grown = [*current, []]
+                grown = [*current] if current and owner == document else [*current, []]
                 grown[-1] = grown[-1] + tokens[:room]
-                full = used(grown) > room or (not crossing and owner not in (None, document))
-                if current and full:
+                if current and sum(map(len, grown)) + len(grown) - 1 > room:
                     examples.append(current)
-                    current, owner = [], None
+                    current = []
                     continue
                 current, owner = grown, document
                 tokens = tokens[room:]
@@ -194,8 +194,10 @@ def test_full_sentences_are_filled_sentence_by_sentence(
     section = PairingSection.model_validate({"kind": kind, "max_seq_length": max_seq_length})
     singles = singles_of(documents, section)
     found = [[list(range(*stretch)) for stretch in single.token_ranges] for single in singles]
-    expected = by_hand(documents, max_seq_length=max_seq_length, crossing=kind == "full_sentences")
-    assert found == expected
+    every = range(len(documents))
+    groups = [every] if kind == "full_sentences" else [every[at : at + 1] for at in every]
+    expected = [by_hand(documents, group, max_seq_length=max_seq_length) for group in groups]
+    assert found == [example for examples in expected for example in examples]
     for single, spans in zip(singles, found, strict=True):
         assert single.length == sum(map(len, spans)) + len(spans) + 1
         assert single.length == single.first_length <= max_seq_length
@@ -216,12 +218,9 @@ def test_documents_are_separated_and_a_separator_never_ends_an_example() -> None
     [
         (
             {"kind": "full_sentences", "short_seq_prob": 0.1},
-            "short_seq_prob: found 0.1, allowed: 0 with kind full_sentences",
+            "short_seq_prob: found 0.1, allowed: 0",
         ),
-        (
-            {"kind": "doc_sentences", "dupe_factor": 10},
-            "dupe_factor: found 10, allowed: 1 with kind doc_sentences",
-        ),
+        ({"kind": "doc_sentences", "dupe_factor": 10}, "dupe_factor: found 10, allowed: 1 with"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(
@@ -229,28 +228,6 @@ def test_settings_that_would_do_nothing_are_refused(
 ) -> None:
     with pytest.raises(pydantic.ValidationError, match=message):
         PairingSection.model_validate(values)
-
-
-@settings(deadline=None, max_examples=150)
-@given(LENGTHS, st.integers(5, 60), st.floats(0, 1), st.integers(0, 2**32))
-def test_both_spans_come_from_one_document_and_the_label_tells_their_order(
-    lengths: list[list[int]], max_seq_length: int, short: float, seed: int
-) -> None:
-    documents = numbered(lengths)
-    owner = token_owner(documents)
-    section = PairingSection(
-        kind="sop", max_seq_length=max_seq_length, dupe_factor=2, short_seq_prob=short
-    )
-    for pair in pairs_of(documents, section, seed=seed):
-        spans = [range(*stretch) for stretch in pair.token_ranges]
-        assert all(spans)
-        assert pair.length == len(spans[0]) + len(spans[1]) + 3 <= max_seq_length
-        assert len({int(owner[place]) for span in spans for place in span}) == 1
-        earlier, later = sorted(spans, key=lambda span: span.start)
-        assert pair.next_sentence_label == int(spans[0] is later)
-        gap = later.start - earlier.stop
-        # Between the two there is nothing but what truncation took.
-        assert gap == 0 or (gap > 0 and pair.length == max_seq_length)
 
 
 @settings(deadline=None, max_examples=100)

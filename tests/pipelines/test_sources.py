@@ -1,6 +1,6 @@
-from collections.abc import Iterator
+"""Files: their names, lines and documents, however they are cut."""
+
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,55 +31,45 @@ def cut(path: Path, part_bytes: int) -> list[FilePart]:
     return cut_file(str(path), path.name, part_bytes=part_bytes, is_gap=lambda raw: not raw.strip())
 
 
-def iter_lines(patterns: list[str], **settings: Any) -> Iterator[str]:
-    return iter_text(SourcesSection(input=tuple(patterns), **settings))
-
-
-def test_a_file_that_two_patterns_name_is_read_once(tmp_path: Path) -> None:
+def test_patterns_name_files_and_a_file_once(tmp_path: Path) -> None:
     for name in ("sub/a.txt", "sub/deep/b.txt", "c.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     found = find_files([f"{tmp_path}/**/*.txt", f"{tmp_path}/sub/a.*", f"{tmp_path}/c.md"])
-    assert [str(Path(f).relative_to(tmp_path)) for f in found] == [
-        "c.md",
-        "sub/a.txt",
-        "sub/deep/b.txt",
-    ]
+    names = [str(Path(path).relative_to(tmp_path)) for path in found]
+    assert names == ["c.md", "sub/a.txt", "sub/deep/b.txt"]
 
 
-def test_a_missing_file_gets_the_nearest_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["{}/corpsu.txt"], r'no file .*corpsu\.txt; did you mean "corpus\.txt"'),
+        (["{}/none/corpus.txt"], "there is no directory"),
+        (["{}/*.md"], r"\*\.md matches no file"),
+        (["gs://bucket/**/a.txt"], "is for local files"),
+        (["{}"], "is a directory"),
+        ([], "no file given"),
+    ],
+)
+def test_patterns_without_files_are_named(
+    tmp_path: Path, patterns: list[str], message: str
+) -> None:
     (tmp_path / "corpus.txt").write_text("x")
-    with pytest.raises(UserError, match=r'no file .*corpsu\.txt; did you mean "corpus\.txt"'):
-        find_files([str(tmp_path / "corpsu.txt")])
-    with pytest.raises(UserError, match="there is no directory"):
-        find_files([str(tmp_path / "none" / "corpus.txt")])
-
-
-def test_a_pattern_without_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"\*\.txt matches no file"):
-        find_files([f"{tmp_path}/*.txt"])
-    with pytest.raises(UserError, match="is for local files"):
-        find_files(["gs://bucket/**/a.txt"])
-    with pytest.raises(UserError, match="is a directory"):
-        find_files([str(tmp_path)])
-    with pytest.raises(UserError, match="no file given"):
-        find_files([])
-
-
-def test_bytes_that_are_not_utf8_are_named_with_their_offset(tmp_path: Path) -> None:
-    path = tmp_path / "latin.txt"
-    path.write_bytes(b"fine\nalso f\xc3\xbcr\nf\xfcr\n")
-    with pytest.raises(UserError, match=r"latin\.txt: byte 16 is not UTF-8 \(0xfc"):
-        list(iter_lines([str(path)]))
+    with pytest.raises(UserError, match=message):
+        find_files([pattern.format(tmp_path) for pattern in patterns])
 
 
 @pytest.mark.parametrize("character", ["x", "é", "語", "🜁"])
 def test_a_line_at_the_limit_is_refused_with_its_number(tmp_path: Path, character: str) -> None:
     path = tmp_path / "long.txt"
     path.write_text(f"short\n\n{character * 99}\n{character * 100}\n", encoding="utf-8")
+
+    def lines(limit: int) -> list[str]:
+        return list(iter_text(SourcesSection(input=(str(path),), max_line_length=limit)))
+
     with pytest.raises(UserError, match=r"long\.txt: line 4 has 100 characters"):
-        list(iter_lines([str(path)], max_line_length=100))
-    assert len(list(iter_lines([str(path)], max_line_length=101))) == 4
+        lines(100)
+    assert len(lines(101)) == 4
 
 
 def test_an_endless_line_is_refused_without_being_read_to_its_end(
@@ -123,7 +113,7 @@ def test_errors_in_a_later_part_count_from_the_files_start(tmp_path: Path) -> No
     assert len(parts) >= 3
     with pytest.raises(UserError, match="line 41 has 50 characters"):
         [list(read_part(part, max_line_length=50)) for part in parts]
-    with pytest.raises(UserError, match="byte 152 is not UTF-8"):
+    with pytest.raises(UserError, match=r"a\.txt: byte 152 is not UTF-8 \(0xff"):
         [list(read_part(part)) for part in parts]
 
 
