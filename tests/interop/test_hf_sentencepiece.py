@@ -1,6 +1,7 @@
 """A SentencePiece tokenizer goes to Hugging Face and back."""
 
 import pydoc_data.topics
+from functools import cache
 from pathlib import Path
 
 import jax
@@ -36,14 +37,9 @@ ODD = [
 ]
 
 
-@pytest.fixture(scope="module", params=["unigram", "bpe"])
-def algorithm(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(scope="module", params=["uncased", "cased", "lower case with accents"])
-def tokenizer(request: pytest.FixtureRequest, algorithm: str) -> SentencePieceTokenizer:
-    lower, strip = request.param != "cased", request.param == "uncased"
+@cache
+def tokenizer(algorithm: str, casing: str) -> SentencePieceTokenizer:
+    lower, strip = casing != "cased", casing == "uncased"
     lines = (prepare(line, lower_case=lower, strip_accents=strip) for line in ENGLISH + OTHERS * 20)
     model = train_sentencepiece(
         (line for line in lines if line.strip()),
@@ -56,10 +52,13 @@ def tokenizer(request: pytest.FixtureRequest, algorithm: str) -> SentencePieceTo
     return SentencePieceTokenizer(model, lower_case=lower, strip_accents=strip)
 
 
-def test_tokenizer_json_gives_the_same_pieces(tokenizer: SentencePieceTokenizer) -> None:
-    pipeline = sentencepiece_pipeline(tokenizer)
+@pytest.mark.parametrize("algorithm", ["unigram", "bpe"])
+@pytest.mark.parametrize("casing", ["uncased", "cased", "lower case with accents"])
+def test_tokenizer_json_gives_the_same_pieces(algorithm: str, casing: str) -> None:
+    own = tokenizer(algorithm, casing)
+    pipeline = sentencepiece_pipeline(own)
     texts = [*OTHERS, *ODD, *(word for text in OTHERS for word in text.split()), *ENGLISH]
-    ours = tokenizer.encode_batch(texts)
+    ours = own.encode_batch(texts)
     theirs = [found.ids for found in pipeline.encode_batch(texts, add_special_tokens=False)]
     different = {text: (a, b) for text, a, b in zip(texts, ours, theirs, strict=True) if a != b}
     assert not different.keys() & {*OTHERS, *ODD}
@@ -69,30 +68,32 @@ def test_tokenizer_json_gives_the_same_pieces(tokenizer: SentencePieceTokenizer)
         assert sorted(a) == sorted(b)
 
 
+@pytest.mark.parametrize(("algorithm", "casing"), [("unigram", "uncased"), ("bpe", "cased")])
 def test_an_export_loads_as_its_card_says_and_comes_back(
-    tokenizer: SentencePieceTokenizer, tmp_path: Path
+    algorithm: str, casing: str, tmp_path: Path
 ) -> None:
-    own = fresh_run(tmp_path / "run", tokenizer)
+    ours = tokenizer(algorithm, casing)
+    own = fresh_run(tmp_path / "run", ours)
     export(str(tmp_path / "run"), str(tmp_path / "out"), to="hf")
     assert "AutoTokenizer.from_pretrained" in (tmp_path / "out/README.md").read_text()
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-    special = tokenizer.special
+    special = ours.special
     assert theirs.mask_token_id == special.mask
     assert theirs.pad_token_id == special.pad
     assert theirs.unk_token_id == special.unk
     assert theirs.model_max_length == own.run.architecture.max_position_embeddings
 
     first, second = "The interpreter reads", "Évaluates expressions"
-    ids = [tokenizer.encode(text) for text in (first, second)]
+    ids = [ours.encode(text) for text in (first, second)]
     found = theirs(first, second)
     assert found["input_ids"] == [special.cls, *ids[0], special.sep, *ids[1], special.sep]
     assert found["token_type_ids"] == [0] * (len(ids[0]) + 2) + [1] * (len(ids[1]) + 1)
     masked = theirs("The [MASK] reads", add_special_tokens=False)["input_ids"]
     assert masked.count(special.mask) == 1
-    assert theirs.decode(ids[0]) == tokenizer.decode(ids[0])
+    assert theirs.decode(ids[0]) == ours.decode(ids[0])
 
     model = BertForPreTraining.from_pretrained(tmp_path / "out")
-    assert model.config.vocab_size == len(theirs) == tokenizer.vocab_size
+    assert model.config.vocab_size == len(theirs) == ours.vocab_size
     back = import_run(tmp_path / "out", tmp_path / "back")
-    assert back.run.tokenizer.hash == tokenizer.hash
+    assert back.run.tokenizer.hash == ours.hash
     jax.tree.map(np.testing.assert_array_equal, back.params, own.params)
