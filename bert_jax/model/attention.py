@@ -30,7 +30,7 @@ class SelfAttention(nnx.Module):
             dense((width, heads, columns), ("embed", "heads", "head_dim"), outputs=2)
             for _ in range(3)
         )
-        self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"), outputs=1)
+        self.output = dense((heads, columns, width), ("heads", "head_dim", "embed"))
         self.core: Implementation = execution.attention
         # The fused kernel stores no [length, length] array.
         self.remat_core = execution.remat == "attention" and execution.attention != "fused"

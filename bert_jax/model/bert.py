@@ -1,4 +1,4 @@
-"""The encoder with the heads of a checkpoint, and with both heads of pretraining."""
+"""The encoder with the heads of a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,6 +31,13 @@ def bert_builder(
         return Bert(architecture=architecture, execution=execution, heads=heads)
 
     return build
+
+
+class PretrainingScores(NamedTuple):
+    """Results of both pretraining heads for a batch with labels."""
+
+    mlm: Scored  # of its predictions
+    next_sentence: Float[Array, "batch examples 2"]  # float32 logits
 
 
 class Bert(nnx.Module):
@@ -88,6 +95,24 @@ class Bert(nnx.Module):
         masked_BPD = gather_positions(hidden_BLD, positions_BP)
         return self.mlm(masked_BPD, self.encoder.embeddings.word[...])
 
+    def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> PretrainingScores:
+        """Returns the MLM scores and the next-sentence logits of a batch in pretraining.
+
+        The batch is as for `hidden`, with `masked_lm_positions` and `masked_lm_ids` int32 [B, P]
+        and `cls_positions` int32 [B, E]. The last layer computes only the states that the heads
+        read. A kernel that scores keeps the MLM logits to itself.
+        """
+        words_BLD, shares_SVD = self.encoder.embeddings.look_up(batch["input_ids"])
+        masked, cls = batch["masked_lm_positions"], batch["cls_positions"]
+        queries_BQ = jnp.concatenate([masked, cls], axis=1)
+        hidden_BQD = self.hidden(
+            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=dropout_key
+        )
+        masked_BPD, cls_BED = hidden_BQD[:, : masked.shape[1]], hidden_BQD[:, masked.shape[1] :]
+        table_VD = self.encoder.embeddings.word[...]
+        mlm = self.mlm.scored(masked_BPD, table_VD, shares_SVD, batch["masked_lm_ids"])
+        return PretrainingScores(mlm, self.next_sentence(self.pooler(cls_BED)))
+
     def task_logits(
         self, hidden_BLD: Float[Array, "batch length hidden"], *, dropout_key: Array | None = None
     ) -> Float[Array, "batch ..."]:
@@ -102,63 +127,6 @@ class Bert(nnx.Module):
             read = dropout(read, self.task_dropout, dropout_key)
         logits = self.task(read).astype(jnp.float32)
         return logits[:, 0] if self.heads.reads_pooled else logits
-
-
-class PretrainingLogits(NamedTuple):
-    """Float32 logits of both heads."""
-
-    mlm: Float[Array, "batch predictions vocab"]
-    next_sentence: Float[Array, "batch examples 2"]
-
-
-class PretrainingScores(NamedTuple):
-    """What both heads say of a batch with labels."""
-
-    mlm: Scored  # of its predictions
-    next_sentence: Float[Array, "batch examples 2"]  # float32 logits
-
-
-class BertForPretraining(Bert):
-    """BERT with its masked-language-model and next-sentence heads."""
-
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
-        super().__init__(architecture=architecture, execution=execution, heads=HeadsSection())
-
-    def __call__(
-        self, batch: Mapping[str, Array], *, dropout_key: Array | None
-    ) -> PretrainingLogits:
-        """Returns the logits of a batch of rows.
-
-        The batch is as for `Bert.hidden`, with `masked_lm_positions` int32 [B, P] and
-        `cls_positions` int32 [B, E]. `dropout_key`: None in evaluation.
-        """
-        masked_BPD, cls_BED = self._read(batch, words_BLD=None, dropout_key=dropout_key)
-        return PretrainingLogits(
-            mlm=self.mlm(masked_BPD, self.encoder.embeddings.word[...]),
-            next_sentence=self.next_sentence(self.pooler(cls_BED)),
-        )
-
-    def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> PretrainingScores:
-        """Returns the MLM scores of `masked_lm_ids`, int32 [B, P], and the next-sentence logits.
-
-        A kernel that scores keeps the MLM logits to itself.
-        """
-        words_BLD, shares_SVD = self.encoder.embeddings.look_up(batch["input_ids"])
-        masked_BPD, cls_BED = self._read(batch, words_BLD=words_BLD, dropout_key=dropout_key)
-        table_VD = self.encoder.embeddings.word[...]
-        mlm = self.mlm.scored(masked_BPD, table_VD, shares_SVD, batch["masked_lm_ids"])
-        return PretrainingScores(mlm, self.next_sentence(self.pooler(cls_BED)))
-
-    def _read(
-        self, batch: Mapping[str, Array], *, words_BLD: Array | None, dropout_key: Array | None
-    ) -> tuple[Array, Array]:
-        """Returns the states that the heads read, [B, P, D] and [B, E, D]: no others are made."""
-        masked, cls = batch["masked_lm_positions"], batch["cls_positions"]
-        queries_BQ = jnp.concatenate([masked, cls], axis=1)
-        hidden_BQD = self.hidden(
-            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=dropout_key
-        )
-        return hidden_BQD[:, : masked.shape[1]], hidden_BQD[:, masked.shape[1] :]
 
 
 def attention_maps(

@@ -43,8 +43,8 @@ class EncoderLayer(nnx.Module):
         self.attention = SelfAttention(architecture=architecture, execution=execution)
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
         dense = functools.partial(Dense, architecture=architecture, execution=execution)
-        self.intermediate = dense((width, inner), ("embed", "mlp"), outputs=1)
-        self.output = dense((inner, width), ("mlp", "embed"), outputs=1)
+        self.intermediate = dense((width, inner), ("embed", "mlp"))
+        self.output = dense((inner, width), ("mlp", "embed"))
         self.output_norm = LayerNorm(architecture=architecture, execution=execution)
         self.activation: Activation = architecture.hidden_act
         self.fused_ffn = execution.ffn == "fused"

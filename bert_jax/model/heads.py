@@ -24,15 +24,12 @@ class MlmHead(nnx.Module):
     """Dense, activation, LayerNorm, then the embedding table as the decoder: an argument."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
-        width = architecture.hidden_size
-        self.transform = Dense(
-            (width, width),
-            ("embed", "pooled"),
-            outputs=1,
-            architecture=architecture,
-            execution=execution,
+        width, parts = (
+            architecture.hidden_size,
+            {"architecture": architecture, "execution": execution},
         )
-        self.norm = LayerNorm(architecture=architecture, execution=execution)
+        self.transform = Dense((width, width), ("embed", "pooled"), **parts)
+        self.norm = LayerNorm(**parts)
         self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
         self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
@@ -92,14 +89,8 @@ class Pooler(nnx.Module):
     """The tanh layer over a [CLS] token."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
-        width = architecture.hidden_size
-        self.dense = Dense(
-            (width, width),
-            ("embed", "pooled"),
-            outputs=1,
-            architecture=architecture,
-            execution=execution,
-        )
+        size, axes = (architecture.hidden_size,) * 2, ("embed", "pooled")
+        self.dense = Dense(size, axes, architecture=architecture, execution=execution)
 
     def __call__(
         self, cls_BED: Float[Array, "batch examples hidden"]
@@ -115,13 +106,8 @@ class NextSentenceHead(nnx.Module):
         # Two columns cost nothing in float32. In bf16 the bias's gradient, a sum of terms that
         # nearly cancel, is a fifth off.
         precise = execution.model_copy(update={"dtype": "float32"})
-        self.classifier = Dense(
-            (architecture.hidden_size, 2),
-            ("embed", "classes"),
-            outputs=1,
-            architecture=architecture,
-            execution=precise,
-        )
+        size, axes = (architecture.hidden_size, 2), ("embed", "classes")
+        self.classifier = Dense(size, axes, architecture=architecture, execution=precise)
 
     def __call__(
         self, pooled_BED: Float[Array, "batch examples hidden"]
@@ -134,10 +120,6 @@ class TaskHead(Dense):
     """A fine-tuned head: one affine map in float32, as in google-research/bert and Hugging Face."""
 
     def __init__(self, *, outputs: int, architecture: Architecture, execution: Execution) -> None:
-        super().__init__(
-            (architecture.hidden_size, outputs),
-            ("embed", "classes"),
-            outputs=1,
-            architecture=architecture,
-            execution=execution.model_copy(update={"dtype": "float32"}),
-        )
+        size, axes = (architecture.hidden_size, outputs), ("embed", "classes")
+        precise = execution.model_copy(update={"dtype": "float32"})
+        super().__init__(size, axes, architecture=architecture, execution=precise)

@@ -61,7 +61,7 @@ class Dense(nnx.Module):
         shape: Sequence[int],
         axes: LogicalAxes,
         *,
-        outputs: int,
+        outputs: int = 1,
         architecture: Architecture,
         execution: Execution,
     ) -> None:

@@ -14,8 +14,8 @@ from flax import nnx
 
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.model.bert import BertForPretraining
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.bert import Bert, bert_builder
+from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.cross_entropy import Scored, cross_entropy
 from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
@@ -62,9 +62,9 @@ class BertObjective:
             self.tokenizer, seq_length=seq_length, masking=masking
         )
 
-    def build(self) -> BertForPretraining:
+    def build(self) -> Bert:
         """Returns the model."""
-        return BertForPretraining(architecture=self.architecture, execution=self.execution)
+        return bert_builder(self.architecture, self.execution, HeadsSection())()
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns the divisor of each term over the batch handed in."""
@@ -82,7 +82,7 @@ class BertObjective:
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the batch's share of the loss and its (sum, count) metrics."""
-        assert isinstance(model, BertForPretraining)
+        assert isinstance(model, Bert)
         found = model.scored(batch, dropout_key=dropout_key)
         metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
         loss = metrics["mlm_loss"][0] / weights["mlm"]

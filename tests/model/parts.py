@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.bert import BertForPretraining
+from bert_jax.model.bert import Bert
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -19,6 +19,6 @@ def fresh_params(task: BertObjective, *, seed: int = 0) -> dict[str, Any]:
     return jax.device_get(draw_params(model, abstract_params(model, mesh), seed=seed))
 
 
-def model_of(task: BertObjective, params: Any) -> BertForPretraining:
+def model_of(task: BertObjective, params: Any) -> Bert:
     """The task's model with these parameters."""
     return nnx.merge(define_model(task.build).graphdef, jax.tree.map(jnp.asarray, params))

@@ -198,7 +198,14 @@ def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) ->
 def test_rows_that_pad_the_vocabulary_never_win_and_never_learn() -> None:
     task, params = small()
     batch = batch_of(4)
-    logits = jax.jit(lambda params: model_of(task, params)(batch, dropout_key=None).mlm)(params)
+
+    @jax.jit
+    def logits_of(params: Any) -> jax.Array:
+        model = model_of(task, params)
+        hidden = model.hidden(batch, dropout_key=None)
+        return model.mlm_logits(hidden, batch["masked_lm_positions"])
+
+    logits = logits_of(params)
     assert logits.shape[-1] == 256
     assert (np.asarray(logits[..., 250:]) == NO_PIECE).all()
     assert (np.asarray(params["encoder"]["embeddings"]["word"])[250:] == 0).all()
