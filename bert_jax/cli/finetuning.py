@@ -1,4 +1,4 @@
-"""What a pretrained run is for."""
+"""Uses of a pretrained run: fine-tuning, prediction, features."""
 
 import sys
 from typing import Any

@@ -20,7 +20,7 @@ from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
 WEIGHTS: Final = "row_weights"
 
-# What the model reads of a batch; for multiple choice, each has a row for every choice.
+# The model's inputs in a batch; for multiple choice, each has a row for every choice.
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
 # Consecutive multiples of it, less their whole parts, are spread evenly.
@@ -103,8 +103,8 @@ class TrainBatches(PositionedBatches):
     ) -> None:
         """Plans the epochs.
 
-        `batch_size` counts the rows of all hosts, of which this one makes its share; each batch is
-        filled up to a multiple of `unit` rows. `cost` is the cost of a shape, see `EpochPlan`.
+        `batch_size` counts the rows of all hosts, and this host makes its `share`; each batch is
+        filled up to a multiple of `unit` rows. `cost` is the cost of a shape.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost

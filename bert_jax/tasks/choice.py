@@ -61,17 +61,17 @@ class MultipleChoiceSection(FilesSection):
     choices: tuple[str, ...] | None = None
     """Columns of the choices."""
     label: str | None = None
-    """Column of the right one."""
+    """Column of the right choice."""
     id: str | None = None
-    """Column. None: the column `id` if there is one; else questions are numbered from 0."""
+    """Column of the ids; by default the column `id` if there is one, or numbers from 0."""
     delimiter: Delimiter | None = None
-    """Between the columns of a .csv or .tsv. None: a comma or a tab."""
+    """Between the columns of a .csv or .tsv; by default a comma or a tab."""
     on_error: OnError = "stop"
     """`skip`: malformed rows are skipped and counted, see `table`."""
     header: bool = True
-    """Whether the first line names the columns; else they are "0", "1", …"""
+    """Whether the first line names the columns. Without it their names are "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
-    """What `label` holds: the choice's index, its column, its text, or one of these names."""
+    """Values of `label`: the choice's index, its column, its text, or one of these names."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -119,7 +119,7 @@ class DataRequest(NamedTuple):
     # for the user's own rows, labelled or not.
     roles: tuple[str, ...] = ("train", "dev")
     input: str | MemoryTable | None = None  # the rows of role "input"
-    labels: tuple[str, ...] | None = None  # labels of the model; None: taken from the training set
+    labels: tuple[str, ...] | None = None  # labels of the model; by default the training set's
     tuned: Mapping[str, float] = {}  # figures of the run's dev evaluation, such as a threshold
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:

@@ -27,7 +27,7 @@ class TextRow(NamedTuple):
     id: int | str
     text: str
     pair: str | None
-    label: Any  # str, number, bool or list; None where there is none
+    label: Any  # str, number, bool or list; None if it is missing
 
     @property
     def unlabelled(self) -> bool:
@@ -62,7 +62,7 @@ class Labelling(NamedTuple):
         RowError: no label where one is required, an unknown one, or no number in a regression.
         """
         several, place = self.problem == "multi_label", f'{row.place}: "{self.column}"'
-        # No labels at all are spelled "" in a text.
+        # In a text, "" spells an empty set of labels.
         if row.unlabelled and not (several and row.label == ""):
             if required:
                 is_number = self.problem == "regression"
@@ -128,7 +128,7 @@ class Labelling(NamedTuple):
 
         "balanced" → labelled / (labels × labelled with this one), so that every label has the same
         total weight, as scikit-learn's `compute_class_weight`. Weights by label are 1 for labels
-        without one. The targets are those of the training set. Raises UserError: weights in a
+        without one. `targets` come from the training set. Raises UserError: weights in a
         regression, or of an unknown label.
         """
         if weighting == "none":

@@ -89,7 +89,7 @@ def predict_splits(
 
 
 def score_splits(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:
-    """Returns the figures of dev splits: those of the first by their names, others with a prefix.
+    """Returns the figures of dev splits; all but the first split have a prefix.
 
     ``{"accuracy": 0.84, "dev_mismatched/accuracy": 0.83}``
     """

@@ -51,7 +51,7 @@ class RowPredictor:
     def __call__(self, rows: Rows, settings: Mapping[str, Any]) -> list[Record]:
         """Returns a record for every row, in order.
 
-        `settings` replace those of the task by key. Raises UserError: a row that the task cannot
+        `settings` replace the task's settings by key. Raises UserError: a row that the task cannot
         read, an unknown setting.
         """
         table, model = MemoryTable.of(rows), self._model

@@ -136,19 +136,19 @@ class Baseline(NamedTuple):
 
 
 def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
-    """Compares a score with the best constant answer; None if all labels are the same.
+    """Compares a score with the best constant answer; returns None if all labels are equal.
 
     Fine-tuning on little data fails with some seeds: the model ends no better than one that gives
     the most frequent label (arXiv 2006.04884, section 3). So a run has failed if, on its dev set,
 
-    1. all predictions are the same (numbers: scatter less than a hundredth of the labels), or
-    2. its score is not above that of the best constant answer: a frequent label or set of labels,
-       the labels' mean, no entity (without "O" among the tags the most frequent one for every
-       token), no answer to any question. Entity F1 and a correlation are 0 then.
+    1. all predictions are equal (numbers: scatter less than a hundredth of the labels), or
+    2. its score does not exceed the score of the best constant answer: a frequent label or set of
+       labels, the labels' mean, no entity (or the most frequent tag, if the tags have no "O"), no
+       answer to any question. Entity F1 and a correlation are 0 then.
 
     ``["yes", "yes", "yes"]`` predicted for yes, no, yes → accuracy 2/3, constant 2/3, only "yes"
 
-    The records are those of the first dev split, all labelled.
+    `records` are the labelled records of the first dev split.
     """
     labels = [record["label"] for record in records]
     numbers = isinstance(labels[0], float)

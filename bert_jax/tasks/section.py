@@ -25,55 +25,53 @@ TaskSection: TypeAlias = (
 
 
 class FinetuneSection(Section):
-    """What to fine-tune, on what, and how long. The defaults are the paper's middle values."""
+    """The model, the task and the length of a fine-tuning. Defaults: the paper's middle values."""
 
     init_from: ModelPathText
     """A run directory of `pretrain`, `import` or `finetune`; a Hugging Face or google-research/bert
     directory; or a model on a hub: `google-bert/bert-base-uncased`, with `@` a revision."""
     task: TaskSection = pydantic.Field(discriminator="kind")
-    """Which task, and where its files are; `kind` says which keys there are."""
+    """The task and its files; `kind` selects the keys."""
     split_seed: int = pydantic.Field(default=0, ge=0)
-    """Of a dev set that has to be split off."""
+    """Seed of a dev set that is split off."""
     max_length: int = pydantic.Field(default=128, ge=8)
-    """Tokens in a row; longer texts are cut, those of SQuAD and of token labels into windows."""
+    """Tokens in a row. Longer texts are cut; SQuAD and token labels cut them into windows."""
     batch_size: int = pydantic.Field(default=32, ge=1)
     """Rows of one step."""
     accumulation: int = pydantic.Field(default=1, ge=1)
-    """Parts of a batch whose gradients are summed before the update; dev is predicted in batches of
-    that size too."""
+    """Parts of a batch whose gradients are summed before the update; dev batches have the size of a
+    part."""
     epochs: int = pydantic.Field(default=3, ge=1)
-    """Over the training data."""
+    """Passes over the training data."""
     optimizer: FinetuneOptimizerSection = FinetuneOptimizerSection()
-    """With rates by layer, and freezing."""
+    """The optimizer, with rates by layer, and freezing."""
     dtype: Dtype | None = None
-    """Of activations. None: the checkpoint's."""
+    """Dtype of activations; by default the checkpoint's."""
     kernels: Literal["auto", "xla"] = "auto"
-    """Of attention, LayerNorm and GELU on a TPU. `auto`: as pretraining's, where they can run and
-    the checkpoint's configuration does not say `xla`; `xla`: none."""
+    """Kernels of attention, LayerNorm and GELU on a TPU. `auto`: pretraining's, unless the
+    checkpoint's configuration has `xla`; `xla`: none."""
     dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
-    """Of hidden states and attention. None: the checkpoint's."""
+    """Dropout of hidden states and attention; by default the checkpoint's."""
     evaluations_per_epoch: int = pydantic.Field(default=1, ge=1)
-    """On dev; each may be the best checkpoint."""
+    """Evaluations on dev; each may be the best checkpoint."""
     patience: int | None = pydantic.Field(default=None, ge=1)
-    """Evaluations without a better one before the run ends. None: never."""
+    """Evaluations without a better score before the run ends; by default it never ends early."""
     report_sentence: str | None = pydantic.Field(default=None, min_length=1)
-    """Whose attention heads the report shows. None: of the first dev row that fits a page."""
+    """Sentence of the report's attention heads; by default the first dev row that fits a page."""
     sweep: SweepSection | None = None
     """Several runs as one job."""
     bad_steps: BadStepsSection = BadStepsSection()
-    """What is done about numbers that go bad."""
+    """The reaction to numbers that go bad."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
-    """Steps from one comparison of the state's replicas to the next. null: they are not
-    compared."""
+    """Steps from one comparison of the state's replicas to the next. null: no comparison."""
     watchdog: WatchdogSection | None = WatchdogSection()
-    """When a step is taken to hang. null: never."""
+    """The limit after which a step counts as hanging. null: no limit."""
     log_every: int = pydantic.Field(default=20, ge=1)
     """Steps from one line of metrics to the next."""
     example_log: bool = False
-    """Whether to write down which rows each step consumes, in `examples/` of the run: about 7 bytes
-    a row."""
+    """Log the rows of each step in `examples/` of the run: about 7 bytes a row."""
     trackers: tuple[TrackerName, ...] = ()
-    """Where figures go besides metrics.jsonl and TensorBoard."""
+    """Further receivers of figures, besides metrics.jsonl and TensorBoard."""
 
     def check_positions(self, positions: int) -> None:
         """Raises UserError if rows are longer than a model's positions."""

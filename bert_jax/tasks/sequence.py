@@ -189,6 +189,6 @@ class SequenceTask:
         )
 
     def _score(self, records: Sequence[Record]) -> dict[str, float]:
-        """Returns the figures of the labelled records; {} if none is labelled."""
+        """Returns the figures of the labelled records; {} without labelled records."""
         labelled = [record for record in records if record["label"] is not None]
         return figures(labelled, self.keys, positive=self.positive) if labelled else {}

@@ -54,16 +54,16 @@ class TableSection(FilesSection):
     label: str
     """Column of the label."""
     id: str | None = None
-    """Column of the id in predictions. None: the column `id` if there is one, else the index of the
-    row, from 0."""
+    """Column of the id in predictions; by default the column `id` if there is one, or the index of
+    the row, from 0."""
     delimiter: Delimiter | None = None
-    """Between the columns of a .csv or .tsv. None: a comma or a tab."""
+    """Between the columns of a .csv or .tsv; by default a comma or a tab."""
     on_error: OnError = "stop"
     """`skip`: malformed rows are skipped and counted. A row is malformed if it has too few or too
     many fields, is no CSV or JSON, lacks a column or the label, or has an unknown label."""
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
-    """`auto`: told by the labels. Numbers of which one at least has a fraction are a regression,
-    whole numbers are classes."""
+    """`auto`: found in the labels. Numbers are a regression if at least one has a fraction; whole
+    numbers are classes."""
     label_separator: str = pydantic.Field(default="|", min_length=1)
     """Between several labels in a text. JSON lines and Parquet may have lists."""
     threshold: float = pydantic.Field(default=0.5, gt=0, lt=1)
@@ -96,7 +96,7 @@ class TableSection(FilesSection):
         )
         examples = {}
         for name, (source, rows, errors) in found.items():
-            # A column that is empty throughout is unlabelled, not labelled with none of several.
+            # In an empty column the labels are unknown, not empty sets.
             if not needs_labels(name) and all(row.unlabelled for row in rows):
                 rows = [row._replace(label=None) for row in rows]
             examples[name] = task.examples(rows, required=needs_labels(name), errors=errors)
@@ -142,10 +142,10 @@ def text_rows(
 ) -> list[TextRow]:
     """Returns the rows of a table.
 
-    If the section names no column of ids, the column "id" is one if all its values are texts or
-    whole numbers; else the ids are the indices of the rows, from 0. A skipped row counts. The
-    column of labels is required in a `labelled` table; a label may be missing. Raises UserError: a
-    column is not there; RowError: a text is none, an id has another type.
+    Without a named column of ids, the ids are the column "id" if all its values are texts or whole
+    numbers, or the indices of the rows, from 0, skipped rows included. A `labelled` table needs the
+    column of labels; a label may be missing. Raises UserError: a missing column; RowError: a text
+    or an id of another type.
     """
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
     asked = [(f"task.{key}", getattr(section, key)) for key in keys]

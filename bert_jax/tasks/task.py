@@ -1,4 +1,4 @@
-"""What the train loop knows of a fine-tuning task: model, loss, divisor."""
+"""A fine-tuning task for the train loop: model, loss, divisor."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -118,6 +118,6 @@ def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.A
     if model.heads.reads_pooled:  # [CLS] alone
         queries = jnp.zeros((len(flat["input_ids"]), 1), jnp.int32)
     hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
-    # 0 and 1 are taken by the encoder.
+    # The encoder uses 0 and 1.
     found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
     return found.reshape(shape[:-1]) if len(shape) == 3 else found

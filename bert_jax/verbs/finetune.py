@@ -43,13 +43,13 @@ def finetune(
         config: settings or their file; needs `run_dir` and `finetune`.
         data: tables in memory that replace the task's files, by their keys: "train", "dev", "test".
             They are written to ``<run_dir>/data/``, so that the run can be resumed without them.
-        seeds: number of seeds to run and compare; None: the setting `finetune.sweep`. A sweep's run
-            directory is that of its best run; see `bert_jax.tasks.sweep.run`.
+        seeds: number of seeds to run and compare; by default the setting `finetune.sweep`. The
+            run directory of a sweep holds its best run; see `bert_jax.tasks.sweep.run`.
         allow_data_change: whether a resumed run may have other data than before; a line names the
             change and the position in the new data.
-        started: start of the run for the account of its time, in seconds since 1970; None: the time
-            of this call.
-        console: where progress is shown; None: standard output.
+        started: start of the run for the account of its time, in seconds since 1970; by default
+            the time of this call.
+        console: receiver of progress; by default standard output.
 
     Returns:
         The step reached, whether a signal stopped the run, and the best checkpoint's figures.

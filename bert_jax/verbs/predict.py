@@ -36,7 +36,7 @@ class Predictions(NamedTuple):
     step: int  # step of the checkpoint
     files: Sequence[Path]
     records: Mapping[str, Sequence[Record]]  # by split
-    scores: Mapping[str, float] | None  # figures of the labelled examples; None without any
+    scores: Mapping[str, float] | None  # figures of the labelled examples, if there are any
     scored: Mapping[str, int]  # number of labelled examples of each split that has some
     notes: Sequence[str]  # findings about the data, a line each
 
@@ -64,17 +64,17 @@ def predict(
         output: .jsonl (the full record of each example) or .csv (id and prediction); with
             `submission` a directory for the files that the benchmark itself takes, which may hold
             the files of other tasks already.
-        input_path: a file in the task's own layout; None for the test splits. Rows without a label
-            are predicted too; only rows with a label are scored.
+        input_path: a file in the task's own layout; by default the test splits. Rows may lack a
+            label; only rows with a label are scored.
         submission: write the benchmark's files.
         probabilities: in a .csv, add a column ``probability:LABEL`` for each label.
         checkpoint: `auto` (the best), `last`, `best`, or a step.
         batch_size: rows at a time; does not change the predictions.
-        mesh: devices to use; None for all there are.
+        mesh: devices to use; by default all.
         force: replace `output`.
-        on_error: "skip" leaves out malformed rows of a table, "stop" raises; None: the setting of
-            the run's task.
-        console: where the result is shown.
+        on_error: "skip" leaves out malformed rows of a table, "stop" raises; by default the setting
+            of the run's task.
+        console: receiver of the result.
 
     Raises:
         UserError: not a fine-tuned run, no such file, `output` exists, no batch size, or a
@@ -106,8 +106,6 @@ def predict(
             checkpoint=checkpoint,
             batch_size=batch_size,
             mesh=mesh,
-            nothing=f"{run.directory}: its task has no test file, allowed: --input FILE, or a run "
-            "whose task has",
             input=input_path,
             task=task,
         )

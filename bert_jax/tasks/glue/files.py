@@ -26,7 +26,7 @@ class GlueTask(NamedTuple):
     label: tuple[str, ...] = ("label",)
     spelled: Literal["number", "name"] = "number"  # how the files give the labels
     figures: tuple[str, ...] = ("accuracy",)  # the first ranks checkpoints
-    # Treatment of a line with too few fields ("skip") or too many ("trim"); else it is an error.
+    # Treatment of lines with too few fields ("skip") or too many ("trim").
     ragged: Literal["refuse", "skip", "trim"] = "refuse"
 
 
@@ -175,7 +175,7 @@ def _column(row: TableRow, names: Sequence[str], key: str) -> str:
 
 
 def _label(row: TableRow, column: str, layout: GlueTask) -> Any:
-    """Returns a label by name; a similarity as it is; None of a test set's."""
+    """Returns a label by name, a similarity unchanged, None for a hidden label of a test set."""
     found = row.values[column]
     if found in ("", None, -1, "-1"):
         return None

@@ -1,8 +1,7 @@
 """From the logits of windows to answers: candidates, the n best texts, the score of no answer.
 
-The rules are those of google-research/bert `run_squad.py`, `write_predictions`, with one exception:
-if no best start and end make a span, that program answers "empty"; this one proposes the best span
-of all.
+Source: google-research/bert `run_squad.py`, `write_predictions`. One exception: if no best start and
+end make a span, that program answers "empty"; this one proposes the best span of all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,14 +81,8 @@ def find_candidates(
         starts, ends = _best_span(logits, may_start, may_end, max_answer_length)
         spare = True
     chosen = np.stack([logits[starts, 0], logits[ends, 1]], axis=1).astype(np.float32)
-    shift = offset - first
-    return WindowCandidates(
-        (starts + shift).astype(np.int32),
-        (ends + shift).astype(np.int32),
-        chosen,
-        spare,
-        logits[0].astype(np.float32),
-    )
+    starts, ends = ((at + offset - first).astype(np.int32) for at in (starts, ends))
+    return WindowCandidates(starts, ends, chosen, spare, logits[0].astype(np.float32))
 
 
 def find_answers(
@@ -148,13 +141,10 @@ def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
     scores = np.array([entry.score for entry in nbest])
     shares = np.exp(scores - scores.max())
     ranked = [
-        {
-            "text": entry.text,
-            "probability": share,
-            "start_logit": entry.logits[0],
-            "end_logit": entry.logits[1],
-        }
-        for entry, share in zip(nbest, (shares / shares.sum()).tolist(), strict=True)
+        {"text": text, "probability": share, "start_logit": start, "end_logit": end}
+        for (text, _, (start, end)), share in zip(
+            nbest, (shares / shares.sum()).tolist(), strict=True
+        )
     ]
     return {
         "prediction": chosen.text,

@@ -45,10 +45,10 @@ def read_squad(
 ) -> SquadFile:
     """Reads a SQuAD file: `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`.
 
-    With version "auto" the file has version 2.0 if it says so or one of its questions has
+    With version "auto" the version is 2.0 if the file has it or one of its questions has
     `is_impossible` set. If the file `needs_answers`, a question of unknown answers is a mistake.
-    Raises UserError: no such file; a repeated id; a question without an answer in version 1.1; no
-    question at all.
+    Raises UserError: a missing file; a repeated id; a question without an answer in version 1.1; a
+    file without questions.
     """
     path = epath.Path(path)
     values = read_json_object(path, limit=MAX_FILE_BYTES)

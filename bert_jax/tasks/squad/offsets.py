@@ -31,7 +31,7 @@ class OffsetPieces(NamedTuple):
     def touched(self, start: int, end: int) -> tuple[int, int] | None:
         """Returns the first and last piece that characters `start` to `end` touch.
 
-        None if there is no piece there, as for characters that the tokenizer drops.
+        Returns None for characters that the tokenizer drops.
         """
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
@@ -112,7 +112,7 @@ def align(word: str, pieces: Sequence[str | None]) -> _Spans:
 
 
 def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
-    """Returns the places of the plain pieces in the plain word; None if they do not cover it."""
+    """Returns the places of plain pieces that cover the plain word, or else None."""
     spans: _Spans = []
     at = 0
     for index, piece in enumerate(pieces):

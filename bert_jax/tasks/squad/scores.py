@@ -1,7 +1,7 @@
 """EM and F1 as SQuAD's own scripts compute them, to the last digit.
 
-Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer). The two differ
-where nothing is left of an answer after normalisation, and in how they add up.
+Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer). They differ for
+answers that are empty after normalisation, and in the order of their sums.
 """
 
 import collections
@@ -52,14 +52,14 @@ def score_1_1(answers: Sequence[str], prediction: str) -> tuple[float, float]:
 
 
 def score_2_0(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Returns EM and F1, 0 to 1, of the answer that the prediction comes nearest to.
+    """Returns EM and F1, 0 to 1, of the answer that is nearest to the prediction.
 
-    Answers of which normalisation leaves nothing do not count; without any other, as where the
-    question has none, right is a prediction of which it leaves nothing too ("" says "no answer").
+    Answers that are empty after normalisation do not count. Without another answer, a prediction
+    that is empty after normalisation is right ("" says "no answer").
     """
     answers = [answer for answer in answers if normalize_answer(answer)]
     if not answers:
-        right = int(not normalize_answer(prediction))  # not a float: `sum` adds those otherwise
+        right = int(not normalize_answer(prediction))  # not a float, which `sum` adds otherwise
         return right, right
     return score_1_1(answers, prediction)
 
@@ -73,15 +73,15 @@ def best_threshold(
 ) -> Tuned:
     """Finds the threshold on the null score difference with the best mean score, in percent.
 
-    Starts from giving no answer at all and lets the answers come in by rising difference
-    (`find_best_thresh`). If no answer at all is best, the script, made for probabilities, says 0;
-    log-odds lie on both sides of 0, so here it is a number below all of them.
+    Starts without any answer and adds the answers by rising difference (`find_best_thresh`). If the
+    start is best, the script, made for probabilities, returns 0; log-odds have both signs, so this
+    function returns a number below all of them.
 
     Args:
         scores: EM or F1 of each question's best answer that is not empty, 0 to 1.
         differences: null score less the score of that answer.
         answerable: whether the question has an answer.
-        answered: whether there is such an answer, that is, the text is not empty.
+        answered: whether the text of that answer is not empty.
     """
     order = np.argsort(np.asarray(differences, np.float64), kind="stable").tolist()
     current: float = sum(not has for has in answerable)
@@ -96,19 +96,17 @@ def best_threshold(
 def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Returns EM and F1 of records in percent, as evaluate-v1.1.py computes them."""
     exact = f1 = 0.0
-    for record in records:  # `sum` adds more exactly from Python 3.12 on; the script does this
+    for record in records:  # `sum` adds more exactly from Python 3.12 on; the script adds like this
         one_exact, one_f1 = score_1_1(_texts(record), record["prediction"])
-        exact += one_exact
-        f1 += one_f1
+        exact, f1 = exact + one_exact, f1 + one_f1
     return {"exact_match": 100.0 * exact / len(records), "f1": 100.0 * f1 / len(records)}
 
 
 def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Returns the figures of evaluate-v2.0.py, in percent, and the threshold it would choose.
 
-    "exact_match" and "f1" are those of the predictions as they stand; "best_exact" and "best_f1"
-    those of the best thresholds on the null score difference, of which "null_threshold" is the one
-    for F1.
+    "exact_match" and "f1" belong to the predictions; "best_exact" and "best_f1" to the best
+    thresholds on the null score difference. "null_threshold" is the best one for F1.
     """
     scores = [score_2_0(_texts(record), record["prediction"]) for record in records]
     answerable = [bool(record["label"]) for record in records]
@@ -123,7 +121,7 @@ def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def tune(records: Sequence[dict[str, Any]]) -> tuple[Tuned, Tuned]:
     """Returns the best thresholds for EM and for F1; the records' predictions do not count."""
-    # Of the n best the first that is a text.
+    # The first of the n best that is a text.
     texts = [next((n["text"] for n in record["nbest"] if n["text"]), "") for record in records]
     pairs = [score_2_0(_texts(record), text) for record, text in zip(records, texts, strict=True)]
     differences = [record["null_score_difference"] for record in records]

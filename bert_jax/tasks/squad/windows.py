@@ -12,8 +12,8 @@ def count_windows(pieces: np.ndarray, room: np.ndarray, *, stride: int) -> np.nd
     """Returns the number of windows of each context: 500 pieces, room 300, stride 128 → 3.
 
     An empty context has one window, so that each question is asked (google-research/bert drops it).
-    `pieces` of each context, of which a window has `room` for at least one; `stride` is in pieces
-    from the start of a window to that of the next. All int [n]; returns int32 [n].
+    `pieces` is the size of each context, `room` the size of its windows, at least 1, both int [n];
+    `stride` is the number of pieces between the starts of windows. Returns int32 [n].
     """
     over = np.maximum(pieces - room, 0)
     return (1 + -(-over // np.minimum(room, stride))).astype(np.int32)

@@ -53,8 +53,8 @@ class RunResult(NamedTuple):
     """A run's best evaluation."""
 
     point: SweepPoint
-    score: float | None  # the figure that ranks runs; None of a run that stopped
-    step: int  # step of the best evaluation, 0 of a run that stopped
+    score: float | None  # the figure that ranks runs; None if the run stopped
+    step: int  # step of the best evaluation; 0 if the run stopped
     scores: Mapping[str, float]  # all dev figures
     degenerate: str | None  # reason of failure; see `bert_jax.tasks.scores.Baseline`
     seconds: float
@@ -76,7 +76,7 @@ class Spread(NamedTuple):
 
     runs: int
     mean: float | None  # None without a score
-    deviation: float | None  # of a sample (n − 1); None of fewer than two scores
+    deviation: float | None  # of a sample (n − 1); None below two scores
 
     @classmethod
     def of(cls, scores: Sequence[float]) -> Self:
@@ -119,7 +119,7 @@ def points_of(
 
 
 def best_of(results: Iterable[RunResult]) -> RunResult | None:
-    """Returns the run with the largest score, of equals the first; None if none has one."""
+    """Returns the first run with the largest score; None without any score."""
     scored = [each for each in results if each.score is not None and math.isfinite(each.score)]
     return max(scored, key=lambda result: result.score or 0.0, default=None)
 

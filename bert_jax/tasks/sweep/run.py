@@ -1,6 +1,6 @@
 """`bert-jax finetune --seeds N`, or with `finetune.sweep`: many runs as one job.
 
-The run directory of a sweep is that of its best run, so every other verb works on it::
+The run directory of a sweep holds its best run, so every other verb works on it::
 
     <run_dir>/config.yaml, checkpoints/, evaluation.json, …   the best run
     <run_dir>/sweep.json, sweep.csv                           every run, and the table
@@ -57,7 +57,7 @@ RUNS: Final = "runs"
 
 
 class SweepRecord:
-    """The finished runs of a sweep; written after each, so that none is run twice."""
+    """The finished runs of a sweep, written after each, so that each runs once."""
 
     def __init__(
         self,
@@ -94,13 +94,13 @@ class SweepRecord:
 
     @property
     def best(self) -> RunResult | None:
-        """The run with the largest score; None if none has a score."""
+        """The run with the largest score; None without any score."""
         return best_of(self.results.values())
 
     def write(self) -> None:
         """Writes `sweep.json`, and `sweep.csv` once it is `done`; each process must call it.
 
-        Raises RunStopped: another process has taken the directory, and nothing is written.
+        Raises RunStopped before writing if another process has taken the directory.
         """
         self._check_lock()
         if jax.process_index() != 0:
@@ -174,7 +174,7 @@ def plan(
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
     """Returns settings with `seeds` as their `finetune.sweep.seeds`, and the runs of the sweep.
 
-    For a single run the settings are those of that run. Raises UserError: fewer than one seed.
+    For a single run they are the settings of that run. Raises UserError: fewer than one seed.
     """
     if seeds is not None:
         if seeds < 1:
@@ -196,8 +196,8 @@ def plan(
 def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: Console) -> Outcome:
     """Runs all points that are not done yet, shows the table, and writes the best run.
 
-    Settings and points are those of `plan`. Returns the best run's step and figures, or that a
-    signal stopped the sweep. Raises UserError: the configuration does not fit the data, the origin
+    Settings and points come from `plan`. Returns the best run's step and figures, or that a signal
+    stopped the sweep. Raises UserError: the configuration does not fit the data, the origin
     or the run directory, or its runs cannot be compared; RunStopped: no run ended with a figure, or
     another reason than its numbers stopped one, and the same command resumes it.
     """
@@ -272,7 +272,7 @@ def point_settings(
 def _run_point(
     prepared: TrainingSetup, point: SweepPoint, run: Callable[..., FinishedRun], console: Console
 ) -> RunResult | None:
-    """Runs or resumes one point; None if a signal stops it.
+    """Runs or resumes one point; returns None if a signal stops it.
 
     A run whose numbers went bad has this as its result, since it would do so again.
     """

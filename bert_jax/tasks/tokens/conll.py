@@ -63,8 +63,8 @@ def read_conll(
         labelled: whether every token must have a label.
         token: column of the token; negative ones count from the end.
         label: column of the label, likewise.
-        separator: text between columns; None: any spaces and tabs.
-        comment: beginning of lines to skip; None: no line.
+        separator: text between columns; by default any spaces and tabs.
+        comment: beginning of lines to skip.
 
     Raises:
         UserError: no such file, not UTF-8, no sentence; a line with another number of columns than

@@ -1,8 +1,8 @@
 """Entities in labelled sentences: how labels spell them, and how well predictions find them.
 
-The spans are those of conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks, which reads
-every sequence of labels, also one that no scheme allows. `seqeval`, which does the same, has had no
-release since 2020; `nervaluate` knows no BIOES. The figures are scikit-learn's.
+Spans are read as by conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks, which accepts
+every sequence of labels. `seqeval` does the same, but its last release is of 2020; `nervaluate` has
+no BIOES. The figures are scikit-learn's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class SpanLabel(NamedTuple):
 
 
 def parse_label(label: str) -> SpanLabel | None:
-    """Returns the parts of a label; None of one such as ``"NN"``, which belongs to no scheme.
+    """Returns the parts of a label; None for a label of no scheme, such as ``"NN"``.
 
     The type begins after the first hyphen, as in conlleval.
     """
@@ -67,8 +67,7 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
     """Returns the scheme of a file's labels.
 
     "none" unless every label is O, or B, I, E, S with or without a type, and not all are O; BIOES
-    if E or S occurs; else the one of IOB2 and IOB1 that fewer labels contradict (see `violations`),
-    IOB2 in a draw.
+    if E or S occurs; IOB1 if fewer labels contradict it than IOB2 (see `violations`).
     """
     named = scheme_of_names({label for labels in sentences for label in labels})
     if named != "IOB2":
@@ -83,7 +82,7 @@ def violations(labels: Sequence[str], scheme: Scheme) -> list[int]:
 
     IOB2 begins every span with B. IOB1 begins a span with B only right after another of its type,
     else with I. BIOES has one token as S, others as B, any I, E. `find_entities` reads wrong labels
-    too. The labels are those of one sentence, each of which fits the scheme.
+    too. `labels` are the labels of one sentence, and fit the scheme.
     """
     if scheme == "none":
         return []
@@ -132,13 +131,12 @@ class Entity(NamedTuple):
 def find_entities(labels: Sequence[str]) -> list[Entity]:
     """Returns the spans of a sentence: ``["I-PER", "I-PER", "O", "B-LOC"]`` → PER 0–2, LOC 3–4.
 
-    Labels are O, or B, I, E, S with or without a type. I and E continue an open span of their type;
-    without one they begin a span. B and S always begin one. E and S end theirs, and so does any
-    label that does not continue it.
+    I and E continue an open span of their type; without one they begin a span. B and S always begin
+    one. E and S end theirs, and so does any label that does not continue it.
 
-    Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000) for B,
-    I, E and O. It has no S, and no end between E and B or S; here both are as in its later versions
-    in Python and seqeval. Raises ValueError: a label of another form.
+    Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000). It has
+    no S, and no end between E and B or S; these are as in its later versions in Python and seqeval.
+    Raises ValueError: a label of another form.
     """
     spans: list[Entity] = []
     kind, start = None, 0  # type and start of the open span; None: there is none
@@ -162,8 +160,8 @@ def entity_scores(
     """Returns the figures of conlleval, as fractions of 1, of the labels of each sentence.
 
     A predicted entity is right if there is one of the same type, start and end. All types count
-    together (micro). A figure that would divide by nothing is 0. Returns precision, recall, f1 of
-    entities; token_accuracy, the share of labels that agree.
+    together (micro). 0 / 0 is 0. Returns precision, recall, f1 of
+    entities; token_accuracy, the share of equal labels.
     """
     pairs = _paired_types(gold, predicted)
     precision = recall = f1 = 0.0
@@ -182,8 +180,8 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
     ``{"PER": {"precision": 0.9, "recall": 0.8, "f1": 0.847, "support": 10}}``
 
-    The records are labelled, of a task with a scheme of spans. Types are sorted; support is the
-    number of entities in the labels.
+    Labelled records of a task with a scheme of spans; types are sorted; support is the number of
+    entities in the labels.
     """
     pairs = _paired_types([r["label"] for r in records], [r["prediction"] for r in records])
     if not pairs.types:

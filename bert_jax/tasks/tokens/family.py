@@ -55,8 +55,8 @@ class TokenClassificationSection(FilesSection):
     def open(self, request: DataRequest) -> Family:
         """Opens the files.
 
-        Without a model, the labels are those of the training set, sorted and completed by those of
-        its scheme (`complete_labels`). Raises UserError: a file that `read_conll` refuses, a label
+        Without a model, the labels come from the training set, sorted and completed by the scheme
+        (`complete_labels`). Raises UserError: a file that `read_conll` refuses, a label
         that the scheme or the model lacks, a stride longer than a window, a role without a file.
         """
         room = request.max_length - 2
@@ -138,7 +138,7 @@ def _read(section: TokenClassificationSection, request: DataRequest, role: str) 
 def _scheme_of_file(
     section: TokenClassificationSection, train: ConllFile, notes: list[str]
 ) -> entities.Scheme:
-    """Returns the scheme of a training set; a note says so if it was found there."""
+    """Returns the scheme of a training set; a note names it if it was found there."""
     scheme = _named_scheme(section)
     if scheme is None:
         scheme = entities.detect_scheme([sentence.labels or [] for sentence in train.sentences])
@@ -211,8 +211,8 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
     Ten words of one piece with room 6 and stride 4 → words 0–6 and 4–10, which predict 0–5 and
     5–10. One window predicts each word: the one with the most pieces on the word's shorter side
     (the maximum context of `run_squad.py` in google-research/bert), the earlier one in a draw. The
-    words have 1 to `room` pieces, int [words]; `stride`, 1 to `room`, is in pieces from the
-    beginning of a window to that of the next, rounded to whole words.
+    words have 1 to `room` pieces, int [words]; `stride`, 1 to `room`, is the number of pieces
+    between the beginnings of windows, rounded to whole words.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -262,7 +262,7 @@ class TokenSplit(Split):
     ) -> None:
         """Encodes each token by itself, as between spaces, and cuts the sentences into rows.
 
-        Labels are those of the model; a row holds `room` pieces beside [CLS] and [SEP]; `stride` is
+        `labels` are the model's; a row holds `room` pieces beside [CLS] and [SEP]; `stride` is
         as in `cut_windows`. A word without pieces, of control characters, is encoded as [UNK].
         """
         self._sentences, self._special = sentences, tokenizer.special

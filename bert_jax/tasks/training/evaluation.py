@@ -46,8 +46,8 @@ def conclude(
     """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
 
     The family has the dev splits open. The first process writes, and its console shows the figures;
-    `seeds` has a row for each run of a sweep, for the report. If another process has taken the
-    directory, `check_lock` raises RunStopped, and nothing is written.
+    `seeds` has a row for each run of a sweep, for the report. `check_lock` raises RunStopped before
+    writing if another process has taken the directory.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=mesh)
@@ -108,12 +108,7 @@ def evaluate_task(
     if role not in ROLES:
         raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
     loaded, family, records = predict_run(
-        run,
-        roles=(role,),
-        checkpoint=checkpoint,
-        batch_size=batch_size,
-        mesh=mesh,
-        nothing=f"--split: {run.directory} has no {role} file; allowed: --split of one",
+        run, roles=(role,), checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
     )
     for name, found in records.items():
         if any(record.get("label") is None for record in found):
@@ -133,21 +128,17 @@ def predict_run(
     checkpoint: str,
     batch_size: int | None,
     mesh: MeshSection | None,
-    nothing: str,
     input: str | None = None,
     task: TaskSection | None = None,
 ) -> tuple[LoadedParams, Family, dict[str, list[Record]]]:
     """Returns a checkpoint, the splits that `open_data` opens, and their records by split.
 
-    Raises UserError: there is no such split (the message is `nothing`), or processes differ in
-    checkpoint, tokenizer or data.
+    Raises UserError: as `open_data`, or processes differ in checkpoint, tokenizer or data.
     """
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(run, roles=roles, step=loaded.step, input=input, task=task)
     model = {"step": loaded.step, "tokenizer": run.tokenizer.hash}
     require_same({"run_dir": model, "data": family.content})
-    if not family.splits:
-        raise UserError(nothing)
     section = section_of(run)
     predictor = Predictor(
         loaded.model,
@@ -213,7 +204,7 @@ def open_data(
 def write_records(path: epath.Path, records: Sequence[Record]) -> None:
     """Writes one JSON object a line."""
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    write_whole(path, "".join(lines).encode())
+    write_whole(path, "".join(lines))
 
 
 def write_csv(path: epath.Path, table: pa.Table) -> None:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.files.atomic import write_whole
 from bert_jax.model.bert import Bert, attention_maps
 from bert_jax.parallel.compiling import made_once
@@ -53,7 +54,7 @@ def write_report(
         problem=run.heads.problem,
         labels=run.heads.labels,
         best_metric=family.best_metric,
-        scores={name: family.score(found) for name, found in records.items() if found},
+        scores={name: family.score(found) for name, found in records.items()},
         records=records,
         settings={"seed": run.seed, **settings},
         metrics=read_metrics(run.directory),
@@ -70,7 +71,7 @@ def write_report(
         entities=_entities(run, family, records),
         f1=_f1(run, records),
     )
-    write_whole(run.directory / REPORT, render(inputs).encode())
+    write_whole(run.directory / REPORT, render(inputs))
 
 
 def _entities(
@@ -78,7 +79,7 @@ def _entities(
 ) -> dict[str, dict[str, dict[str, float]]]:
     if run.heads.task != "token_classification" or family.best_metric != "f1":
         return {}
-    return {name: entity_report(_labelled(found)) for name, found in records.items()}
+    return {name: entity_report(found) for name, found in records.items()}
 
 
 def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[float]]:
@@ -92,11 +93,7 @@ def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[flo
             return float(not record["prediction"])
         return max(overlap_f1(answer, record["prediction"]) for answer in answers)
 
-    return {name: [best(record) for record in _labelled(found)] for name, found in records.items()}
-
-
-def _labelled(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if record["label"] is not None]
+    return {name: list(map(best, found)) for name, found in records.items()}
 
 
 def _attention(
@@ -107,11 +104,7 @@ def _attention(
         special = run.tokenizer.special
         room = run.architecture.max_position_embeddings - 2
         ids = [special.cls, *run.tokenizer.encode(sentence)[:room], special.sep]
-        batch = {
-            "input_ids": np.asarray([ids], np.int32),
-            "token_type_ids": np.zeros((1, len(ids)), np.int32),
-            "segment_ids": np.ones((1, len(ids)), np.int32),
-        }
+        batch = collate_tokens([ids], batch_size=1, length=len(ids), pad_id=special.pad)
         title = "report_sentence"
     else:
         found = _fitting_row(family)
@@ -144,8 +137,7 @@ def _attention_maps(definition: ModelDefinition) -> Callable[[Params, Batch], ja
 
 
 def _fitting_row(family: Family) -> tuple[Split, int] | None:
-    for name in family.dev:
-        split = family.splits[name]
+    for split in (family.splits[name] for name in family.dev):
         fitting = np.flatnonzero((split.lengths >= SHORTEST) & (split.lengths <= LONGEST))
         if len(fitting):
             return split, int(fitting[0])

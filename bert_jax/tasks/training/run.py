@@ -28,7 +28,7 @@ class FinishedRun(NamedTuple):
     """How a fine-tuning run ended."""
 
     outcome: Outcome
-    best: Evaluation | None  # of the best checkpoint; None: a signal stopped the run
+    best: Evaluation | None  # best checkpoint's; missing if a signal stopped the run
 
 
 def run_finetuning(

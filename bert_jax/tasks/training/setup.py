@@ -56,7 +56,7 @@ FREE: Final = (
     *(f"finetune.watchdog.{name}" for name in WatchdogSection.model_fields),
 )
 
-# Settings that decide which rows a run reads, and in which order.
+# Settings that decide the rows of a run and their order.
 DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
 
 
@@ -116,7 +116,7 @@ class TrainingSetup(NamedTuple):
         )
 
     def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
-        """Returns this host's share of the batches that a run of a seed trains on."""
+        """Returns this host's share of the batches of a run with this seed."""
         section = self.section
         return TrainBatches(
             self.family.splits["train"],
@@ -158,12 +158,9 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     require_trackers(section.trackers, key="finetune.trackers")
     origin = open_run(settings.origin)
     section.check_positions(origin.architecture.max_position_embeddings)
+    request = DataRequest(origin.tokenizer, section.max_length, section.split_seed)
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
-        family = section.task.open(
-            DataRequest(
-                tokenizer=origin.tokenizer, max_length=section.max_length, seed=section.split_seed
-            )
-        )
+        family = section.task.open(request)
     if not len(family.splits["train"].lengths):
         raise UserError("finetune.task: found no training example, allowed: one or more")
     architecture = origin.architecture
@@ -191,12 +188,8 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     # A run that starts from this one chooses its own kernels.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
     model = ModelSection(execution=kept, heads=family.heads)
-    check_batch(
-        "finetune.batch_size",
-        section.batch_size,
-        parts=batch_parts(mesh),
-        accumulation=section.accumulation,
-    )
+    parts, accumulation = batch_parts(mesh), section.accumulation
+    check_batch("finetune.batch_size", section.batch_size, parts=parts, accumulation=accumulation)
     task = FinetuneTask(
         architecture=architecture,
         execution=resolved,
@@ -220,32 +213,26 @@ def claim(prepared: TrainingSetup) -> epath.Path:
         architecture=prepared.architecture,
         tokenizer=prepared.origin.tokenizer,
     )
-    if (root / "config.yaml").exists():
-        run = open_run(root)
-        section = run.section("finetune", FinetuneSection, verb="finetune")
-        held = {
-            "seed": run.seed,
-            "finetune": section.model_dump(mode="json"),
-            "content": read_run_provenance(root).get("content", prepared.content),
-        }
-        asked = prepared.decisive()
-        changed = [change.key for change in find_changes(held, asked)]
-        data = [key for key in changed if re.fullmatch(DATA, key)]
-        refuse_other_settings(
-            root,
-            held=held,
-            asked=asked,
-            free=[*FREE, *(data if settings.allow_data_change else ())],
-            with_flag=data,
-            what="run",
+    if not (root / "config.yaml").exists():
+        return root
+    run = open_run(root)
+    section = run.section("finetune", FinetuneSection, verb="finetune")
+    held = {
+        "seed": run.seed,
+        "finetune": section.model_dump(mode="json"),
+        "content": read_run_provenance(root).get("content", prepared.content),
+    }
+    asked = prepared.decisive()
+    changed = [change.key for change in find_changes(held, asked)]
+    data = [key for key in changed if re.fullmatch(DATA, key)]
+    free = [*FREE, *(data if settings.allow_data_change else ())]
+    refuse_other_settings(root, held=held, asked=asked, free=free, with_flag=data, what="run")
+    found, learnt = prepared.family.heads.labels, run.heads.labels
+    if found != learnt:
+        raise UserError(
+            f"finetune.task: found the labels {', '.join(found) or 'none'}, but {run.directory} "
+            f"holds a run with {', '.join(learnt) or 'none'}; allowed: the same, or a new run_dir"
         )
-        found, learnt = prepared.family.heads.labels, run.heads.labels
-        if found != learnt:
-            raise UserError(
-                f"finetune.task: found the labels {', '.join(found) or 'none'}, but "
-                f"{run.directory} holds a run with {', '.join(learnt) or 'none'}; allowed: the "
-                "same, or a new run_dir"
-            )
     return root
 
 
@@ -271,8 +258,8 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
 def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
     """Returns the origin's parameters on the run's mesh, and fresh ones where it has none.
 
-    The origin's task head is taken if it has the same task and labels (SQuAD 1.1 before 2.0, MNLI
-    before another corpus of the same three labels).
+    The origin's task head stays if task and labels are equal (SQuAD 1.1 before 2.0, MNLI before
+    another corpus of the same three labels).
     """
     origin = prepared.origin
     params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
