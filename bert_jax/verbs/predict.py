@@ -19,7 +19,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.lock import hold_output
 from bert_jax.tasks.choice import MultipleChoiceSection
-from bert_jax.tasks.family import Family, Record
+from bert_jax.tasks.family import Record
 from bert_jax.tasks.predictor import score_splits
 from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.table import TableSection
@@ -118,11 +118,11 @@ def predict(
         scored = {name: len(found) for name, found in labelled.items()}
         files: list[Path] = []
         if jax.process_index() == 0:
-            files = (
-                _write_official(path, family, records)
-                if submission
-                else _write(path, records, probabilities=probabilities)
-            )
+            if submission:
+                for name, found in records.items():
+                    files += family.write_official(name, found, path)
+            else:
+                files = _write(path, records, probabilities=probabilities)
     result = Predictions(loaded.step, files, records, scores, scored, family.notes)
     if console is not None and jax.process_index() == 0:
         for line in _lines(result):
@@ -163,14 +163,6 @@ def _check_probabilities(heads: HeadsSection) -> None:
             "--probabilities: this task predicts no label of a text, allowed: leave it out; a "
             ".jsonl has all that is known of an example"
         )
-
-
-def _write_official(
-    path: Path, family: Family, records: Mapping[str, Sequence[Record]]
-) -> list[Path]:
-    return [
-        file for name, found in records.items() for file in family.write_official(name, found, path)
-    ]
 
 
 def _write(

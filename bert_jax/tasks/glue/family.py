@@ -58,16 +58,16 @@ class GlueSection(Section):
     """
 
     kind: Literal["glue"] = "glue"
-    """This family."""
+    """Which task family this is."""
     name: TaskName
     """Which of GLUE's tasks."""
     data: PathText
     """A directory with the original files, or with a directory such as MRPC that has them; or
     `tfds`."""
     data_dir: PathText | None = None
-    """Of TFDS. None: its own default."""
+    """Directory of TFDS; by default its own."""
     train_limit: int | None = pydantic.Field(default=None, ge=1)
-    """The first training examples, for a trial. None: all."""
+    """Number of training examples, for a trial; by default all."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
     """`balanced`, or a weight for each label."""
 
@@ -90,9 +90,7 @@ class GlueSection(Section):
         notes: list[str] = []
         examples: dict[str, list[TextExample]] = {}
         for name, found in _read(self, request).items():
-            few = "lines have too few fields, as in the original, and are skipped"
-            many = "lines have more fields than the header, which are ignored"
-            for what, lines in ((few, found.skipped), (many, found.trimmed)):
+            for what, lines in found.ragged.items():
                 notes += count_notes(name, {f"{what} {shown_lines(lines)}": len(lines)})
             rows = found.rows[: self.train_limit] if name == "train" else found.rows
             if not rows:

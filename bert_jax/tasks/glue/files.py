@@ -79,14 +79,16 @@ TASKS: Final[Mapping[str, GlueTask]] = {
 
 _COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv have no header
 _IDS: Final = ("index", "id")
+SKIPPED: Final = "lines have too few fields, as in the original, and are skipped"
+TRIMMED: Final = "lines have more fields than the header, which are ignored"
 
 
 class GlueRows(NamedTuple):
     """One file."""
 
     rows: list[TextRow]
-    skipped: Sequence[int] = ()  # lines with too few fields, where the original has such lines
-    trimmed: Sequence[int] = ()  # lines with too many
+    # Numbers of ragged lines, where the original has such lines, by what is wrong with them.
+    ragged: Mapping[str, Sequence[int]] = {}
 
 
 def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
@@ -117,24 +119,21 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
     the header, where the original has no such line.
     """
     layout = TASKS[task]
-    skipped: list[int] = []
-    trimmed: list[int] = []
+    broken: dict[str, list[int]] = {SKIPPED: [], TRIMMED: []}
     table: Iterable[TableRow]
     if isinstance(path, MemoryTable):
         names = [columns[0] for columns in (layout.text, layout.pair) if columns]
         table = path.named(names)
     elif path.suffix == ".tsv":
-        table = _read_tsv(path, layout, skipped, trimmed)
+        table = _read_tsv(path, layout, broken)
     else:
         table = read_table(path)
     rows = [_row(row, number, layout, labelled) for number, row in enumerate(table)]
-    return GlueRows(rows, skipped, trimmed)
+    return GlueRows(rows, broken)
 
 
-def _read_tsv(
-    path: Path, layout: GlueTask, skipped: list[int], trimmed: list[int]
-) -> Iterator[TableRow]:
-    """Yields the rows of a file in the original layout; adds to the lines of other widths."""
+def _read_tsv(path: Path, layout: GlueTask, broken: dict[str, list[int]]) -> Iterator[TableRow]:
+    """Yields the rows of a file in the original layout; adds the ragged lines."""
     header: Sequence[str] = ()
     for line, fields in read_fields(path):
         if not header:
@@ -143,10 +142,10 @@ def _read_tsv(
             if header is fields:
                 continue
         if len(fields) < len(header) and layout.ragged == "skip":
-            skipped.append(line)
+            broken[SKIPPED].append(line)
             continue
         if len(fields) > len(header) and layout.ragged == "trim":
-            trimmed.append(line)
+            broken[TRIMMED].append(line)
             fields = fields[: len(header)]
         if len(fields) != len(header):
             raise ragged(path, line, found=len(fields), allowed=len(header))

@@ -1,7 +1,7 @@
 """From the logits of windows to answers: candidates, the n best texts, the score of no answer.
 
-Source: google-research/bert `run_squad.py`, `write_predictions`. One exception: if no best start and
-end make a span, that program answers "empty"; this one proposes the best span of all.
+Source: google-research/bert `run_squad.py`, `write_predictions`. One exception: if no best start
+and end make a span, that program answers "empty"; this one proposes the best span of all.
 """
 
 from collections.abc import Callable, Iterator, Sequence

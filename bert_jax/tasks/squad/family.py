@@ -111,20 +111,9 @@ class SquadSection(FilesSection):
             best_metric="f1",
             splits=splits,
             notes=tuple(notes),
-            score=functools.partial(_score, with_null),
+            score=figures_2_0 if with_null else figures_1_1,
             write_official=functools.partial(_write_json, with_null),
         )
-
-
-def _score(with_null: bool, records: Sequence[Record]) -> dict[str, float]:
-    """Returns the figures of the official scripts, in percent.
-
-    "exact_match" and "f1" of the predictions. Version 2.0 adds the figures of questions with and
-    without an answer ("has_ans_…", "no_ans_…"), and "best_exact", "best_f1" and "null_threshold" as
-    tuned on these records; predictions of the dev set were made with that threshold unless one was
-    set.
-    """
-    return figures_2_0(records) if with_null else figures_1_1(records)
 
 
 def _write_json(

@@ -105,8 +105,9 @@ def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Returns the figures of evaluate-v2.0.py, in percent, and the threshold it would choose.
 
-    "exact_match" and "f1" belong to the predictions; "best_exact" and "best_f1" to the best
-    thresholds on the null score difference. "null_threshold" is the best one for F1.
+    "exact_match" and "f1" belong to the predictions, and are there also for questions with and
+    without an answer ("has_ans_…", "no_ans_…"). "best_exact" and "best_f1" belong to the best
+    thresholds on the null score difference; "null_threshold" is the best one for F1.
     """
     scores = [score_2_0(_texts(record), record["prediction"]) for record in records]
     answerable = [bool(record["label"]) for record in records]
