@@ -17,7 +17,6 @@ from bert_jax.data.dataset.provenance import (
 from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.remote import absolute, is_remote
-from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.changed_setting import AGES, name_change
 from bert_jax.pipelines.engines.beam import BeamEngine
 from bert_jax.pipelines.engines.local import WorkerPool
@@ -33,7 +32,7 @@ from bert_jax.pipelines.shards.tfds_metadata import write_metadata
 from bert_jax.pipelines.sources.sources import Source, find_sources, need_data_libraries
 from bert_jax.pipelines.tally import Tally
 from bert_jax.pipelines.tokenised.corpus import tokenise_corpus
-from bert_jax.pipelines.workspace import Workspace
+from bert_jax.pipelines.workspace import DatasetBuild, Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentences import check_language
 

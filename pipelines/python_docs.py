@@ -44,10 +44,9 @@ _CODE: Final = re.compile(
 )
 _WORD: Final = re.compile(r"(?<![\w.])[A-Za-z][a-z]*(?:['’-][a-z]+)*(?![\w(])")
 
-_MIN_WORDS: Final = 4
-_MIN_WORDS_UNENDED: Final = 6
-_MIN_WORD_SHARE: Final = 0.65
 _SENTENCE_END: Final = (".", "!", "?", ":", ";")
+_MIN_WORDS: Final = {True: 4, False: 6}  # by whether the paragraph has a sentence's end
+_MIN_WORD_SHARE: Final = 0.65
 
 _Node: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -231,5 +230,4 @@ def _is_prose(paragraph: str) -> bool:
     # Many docstrings leave out their full stop. Without it more words are needed: it may be a
     # heading or a line of a table.
     ended = paragraph.rstrip("\"')”’").endswith(_SENTENCE_END)
-    enough = _MIN_WORDS if ended else _MIN_WORDS_UNENDED
-    return words >= enough and words >= _MIN_WORD_SHARE * len(paragraph.split())
+    return words >= max(_MIN_WORDS[ended], _MIN_WORD_SHARE * len(paragraph.split()))

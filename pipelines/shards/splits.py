@@ -12,13 +12,12 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import whole_file
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each, load_array
-from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.section import ExamplesSection
 from bert_jax.pipelines.shards import write_shard as shard
 from bert_jax.pipelines.shards.language_mixture import SplitLanguages, check_languages
 from bert_jax.pipelines.tokenised.corpus import SPLITS, LanguageCorpus
 from bert_jax.pipelines.tokenised.documents import load_high_keys
-from bert_jax.pipelines.workspace import UnusableText, Workspace
+from bert_jax.pipelines.workspace import DatasetBuild, UnusableText, Workspace
 from bert_jax.text import SpecialIds
 
 MIN_DOCUMENTS_PER_BUCKET: Final = 16  # fewest documents that random next sentences should come from

@@ -18,13 +18,12 @@ from bert_jax.pipelines.sources.files import (
     relative_names,
 )
 from bert_jax.pipelines.sources.readers import (
-    lines,
     parquet,
+    records,
     tfds_dataset,
     wikiextractor,
     wikipedia_xml,
 )
-from bert_jax.pipelines.sources.readers.records import PartReading
 from bert_jax.pipelines.tally import Tally
 from bert_jax.text.sentences import check_language
 
@@ -34,13 +33,13 @@ class Reader(NamedTuple):
 
     cut: Callable[[str, str, SourcesSection, int], list[FilePart]]
     """Cuts a file, given by path and name, into parts of about so many bytes for workers."""
-    read: Callable[[PartReading], Iterator[Document]]
+    read: Callable[[records.PartReading], Iterator[Document]]
     """Yields the documents of a part."""
 
 
 READERS: Final = {
-    "text": Reader(lines.cut_text, lines.read_text),
-    "jsonl": Reader(lines.cut_json, lines.read_json),
+    "text": Reader(records.cut_text, records.read_text),
+    "jsonl": Reader(records.cut_json, records.read_json),
     "parquet": Reader(parquet.cut, parquet.read),
     "wikiextractor": Reader(wikiextractor.cut, wikiextractor.read),
     "wikipedia_xml": Reader(wikipedia_xml.cut, wikipedia_xml.read),
@@ -143,7 +142,7 @@ def read_documents(part: FilePart, section: SourcesSection, tally: Tally) -> Ite
     Raises UserError: bad input with ``on_error: fail``.
     """
     try:
-        yield from READERS[part.format].read(PartReading(part, section, tally))
+        yield from READERS[part.format].read(records.PartReading(part, section, tally))
     except UserError as error:
         tally.skip(error, on_error=section.on_error)
 

@@ -13,7 +13,6 @@ from bert_jax.data.dataset.schema import token_dtype
 from bert_jax.data.google_bert.index import unigram_entropy
 from bert_jax.files.atomic import whole_directory, write_whole
 from bert_jax.files.remote import absolute, each, load_array
-from bert_jax.pipelines.build import DatasetBuild
 from bert_jax.pipelines.cleaning.contamination import build_index
 from bert_jax.pipelines.cleaning.duplicates import find_duplicates, spill_part, unique_documents
 from bert_jax.pipelines.cleaning.rules import CorpusPart, corpus_documents
@@ -22,15 +21,13 @@ from bert_jax.pipelines.sources.sources import Source, cut_sources
 from bert_jax.pipelines.tally import TALLY, Tally, is_made, total
 from bert_jax.pipelines.tokenised.documents import (
     TokenisedDocuments,
-    concatenate,
-    join_key,
     key_order,
     load_high_keys,
     save_array,
     split_keys,
     starts_of,
 )
-from bert_jax.pipelines.workspace import UnusableText
+from bert_jax.pipelines.workspace import DatasetBuild, UnusableText
 from bert_jax.text import Tokenizer, load_tokenizer
 
 SPLITS: Final = ("train", "validation")
@@ -165,28 +162,23 @@ def _make(
 
 def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
     """Raises UserError if two documents have one id."""
-    files = [part.tokenised / split for part in parts for split in SPLITS]
-    high = load_high_keys(files)
+    high = load_high_keys([part.tokenised / split for part in parts for split in SPLITS])
     alike = high[1:][high[1:] == high[:-1]]
-    twice = next(filter(None, (_key_of_two(files, int(half)) for half in alike)), None)
-    if twice is None:
+    if not len(alike):
         return
     # Ids are not kept, so the files are read again to find the one to name.
+    suspects, seen = set(alike.tolist()), set[str]()
     for part in parts:
         for identity, _ in corpus_documents(part, Tally()):
-            if document_key(identity, seed=seed) == twice:
+            if document_key(identity, seed=seed) >> 64 not in suspects:
+                continue
+            if identity in seen:
                 raise UnusableText(
                     f"input: found {len(alike)} documents with the id of another, such as "
                     f"{identity}, allowed: each id once in a file (of two dumps joined in one "
                     f"file, give each as a file of its own)"
                 )
-
-
-def _key_of_two(files: Sequence[epath.Path], high: int) -> int | None:
-    """Returns a whole key with this high half that two documents have, if there is one."""
-    found = concatenate([TokenisedDocuments.load(f, first_key=high, last_key=high) for f in files])
-    keys, counts = np.unique(found.keys, axis=0, return_counts=True)
-    return next((join_key(key) for key in keys[counts > 1]), None)
+            seen.add(identity)
 
 
 def tokenise_part(part: CorpusPart) -> Tally:

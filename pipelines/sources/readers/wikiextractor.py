@@ -9,8 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources import files
 from bert_jax.pipelines.sources.documents import Document, text_lines
-from bert_jax.pipelines.sources.readers.lines import read_objects
-from bert_jax.pipelines.sources.readers.records import PartReading
+from bert_jax.pipelines.sources.readers.records import PartReading, read_objects
 
 # The title is not escaped: it may have quotation marks.
 _OPEN: Final = re.compile(r'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">$')
