@@ -18,11 +18,11 @@ import psutil
 from benchmarks.report import report
 from bert_jax.data.dataset.reader import Dataset, open_dataset
 from bert_jax.data.loader.loader import Loader
+from bert_jax.data.loader.row_order import PackingSection
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.data.rows.packing_plan import PackingSection
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.text import load_tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from bert_jax.data.dataset.provenance import Provenance
     from bert_jax.data.dataset.reader import Dataset, open_dataset
     from bert_jax.data.dataset.recipe import MixtureSection
+    from bert_jax.data.loader.row_order import PackingSection
     from bert_jax.data.loader.section import LoaderSection
     from bert_jax.data.rows.masking import MaskingSection
-    from bert_jax.data.rows.packing_plan import PackingSection
     from bert_jax.diagnostics.findings import DoctorReport, Finding
     from bert_jax.errors import PeerLost, RunStopped, UserError
     from bert_jax.feature_extraction.extractor import TextFeatures

@@ -6,8 +6,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from bert_jax.data.loader.row_order import AffinePermutation
-from bert_jax.data.rows.packing_plan import PackingPlan, first_fit_decreasing
+from bert_jax.data.loader.row_order import AffinePermutation, PackingPlan, first_fit_decreasing
 
 settings = hypothesis.settings(deadline=None, max_examples=100)
 CAPACITY = 24

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset.reader import Example
+from bert_jax.data.loader.row_order import PackingPlan
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.text import SpecialIds
 from tests.model.parts import fresh_params, model_of

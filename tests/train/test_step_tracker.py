@@ -33,7 +33,7 @@ class Rows:
         return position
 
     def check(self, position: DataPosition) -> int:
-        return position.step(batch_size=self.batch_size, fingerprint={})
+        return position.example_index // self.batch_size
 
 
 def phase(steps: int, *, batch_size: int = 8, evaluated: bool = True) -> Phase:

@@ -17,10 +17,7 @@ _NONE: Final = -1
 
 
 def attach(batch: Row, indices: Sequence[Sequence[int]], *, epochs: Sequence[int]) -> Row:
-    """Returns a batch with what it was made of, which goes with it to the host, never to a device.
-
-    Each row has the dataset's indices of its examples, and the epoch that it belongs to.
-    """
+    """Adds the dataset's indices of each row's examples, and its epoch, for use on the host."""
     table = np.full((len(indices), 1 + max(map(len, indices), default=0)), _NONE, np.int64)
     for row, (epoch, examples) in enumerate(zip(epochs, indices, strict=True)):
         table[row, : 1 + len(examples)] = epoch, *examples
@@ -28,10 +25,7 @@ def attach(batch: Row, indices: Sequence[Sequence[int]], *, epochs: Sequence[int
 
 
 def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
-    """Returns a batch without what `attach` added, and that: the indices by epoch, row by row.
-
-    None where nothing was added.
-    """
+    """Returns a batch without what `attach` added, and the indices by epoch, if it added any."""
     if _KEY not in batch:
         return batch, None
     found: dict[int, list[int]] = {}
@@ -64,8 +58,7 @@ class TrainingBatch:
     seed: int  # of masks
     phase: int  # its index in the run
     order: RowOrder
-    # Whether to say what each row was made of, see `bert_jax.data.loader.batch_maker`.
-    with_examples: bool = False
+    with_examples: bool = False  # whether to `attach` the examples of each row
 
     def __call__(self, step: int) -> Row:
         """Returns the arrays of a batch, ``[batch_size / share.count, ...]``."""

@@ -21,29 +21,8 @@ class DataPosition(Section):
     example_index: int
     fingerprint: dict[str, Value]
 
-    def step(self, *, batch_size: int, fingerprint: Mapping[str, Value]) -> int:
-        """Returns the number of batches of ``batch_size`` rows before this position.
-
-        Raises:
-            UserError: ``fingerprint`` differs (names the first field that does), or the position is
-                not a whole number of batches.
-        """
-        for name, (then, now) in self.differences(fingerprint).items():
-            raise UserError(
-                f"{name}: found {_say(now)}, but the checkpoint's data position was made with "
-                f"{_say(then)}; allowed: the same value, a new run that starts from the "
-                "checkpoint's parameters, or --allow-data-change"
-            )
-        step, rest = divmod(self.example_index, batch_size)
-        if rest:
-            raise UserError(
-                f"batch_size: found {batch_size}, but the checkpoint was written after "
-                f"{self.example_index} rows; allowed: a batch size that divides them"
-            )
-        return step
-
     def differences(self, fingerprint: Mapping[str, Value]) -> dict[str, tuple[object, object]]:
-        """Returns in what a fingerprint differs from this position's: name → (then, now)."""
+        """Returns the differences from another fingerprint: name → (this value, the other)."""
         return {
             name: (self.fingerprint.get(name), fingerprint.get(name))
             for name in sorted({*self.fingerprint, *fingerprint})
@@ -57,7 +36,7 @@ class PositionedBatches:
     def __init__(
         self, fingerprint: dict[str, Value], *, batch_size: int, order: Collection[str]
     ) -> None:
-        """Takes what order and rows depend on, and the names of that on which the order does."""
+        """Takes what order and rows depend on; `order` names the part that the order depends on."""
         self._fingerprint, self._order = fingerprint, order
         self.batch_size = batch_size  # rows of a batch, over all hosts
 
@@ -68,18 +47,29 @@ class PositionedBatches:
     def check(self, position: DataPosition) -> int:
         """Returns the step of a data position: the ``first_step`` to resume with.
 
-        The batch size may have changed, if the new one divides the rows read so far.
-
-        Raises:
-            UserError: naming the field in which these batches differ from the checkpoint's.
+        The batch size may have changed if the new one divides the rows read so far. Raises
+        UserError: the fingerprints differ (names the first such field), or the position is not a
+        whole number of batches.
         """
-        return position.step(batch_size=self.batch_size, fingerprint=self._fingerprint)
+        for name, (then, now) in position.differences(self._fingerprint).items():
+            raise UserError(
+                f"{name}: found {_say(now)}, but the checkpoint's data position was made with "
+                f"{_say(then)}; allowed: the same value, a new run that starts from the "
+                "checkpoint's parameters, or --allow-data-change"
+            )
+        step, rest = divmod(position.example_index, self.batch_size)
+        if rest:
+            raise UserError(
+                f"batch_size: found {self.batch_size}, but the checkpoint was written after "
+                f"{position.example_index} rows; allowed: a batch size that divides them"
+            )
+        return step
 
     def go_on(self, position: DataPosition) -> DataPosition:
-        """Returns where to go on in this data from a position in other data.
+        """Returns the position in this data at which to resume from a position in other data.
 
-        The next row of the same order, after a whole number of batches; the first row of all if it
-        is another order.
+        The next row of the same order, after a whole number of batches; the first row of all if the
+        order differs.
         """
         rows = -(-position.example_index // self.batch_size) * self.batch_size
         if any(name in self._order for name in position.differences(self._fingerprint)):
@@ -88,7 +78,7 @@ class PositionedBatches:
 
 
 def describe_differences(differences: Mapping[str, tuple[object, object]]) -> str:
-    """Returns what differs in words: ``seed was 3, is 4``."""
+    """Returns the differences in words: ``seed was 3, is 4``."""
     return "; ".join(
         f"{name} was {_say(then)}, is {_say(now)}" for name, (then, now) in differences.items()
     )

@@ -16,7 +16,6 @@ from bert_jax.data.loader import row_order
 from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
 from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.data.rows.packing_plan import PackingPlan
 from bert_jax.data.worker_process import prepare_worker
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.task import Row, RowTransform
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 PREFETCH: Final = 4  # batches that each worker makes ahead
 
-# Of the fingerprint: what decides which examples make up which row.
+# The fields of the fingerprint that decide which examples make up which row.
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
 _WORKER_DIED = "Worker process was terminated unexpectedly"  # what Grain says of it
@@ -68,12 +67,9 @@ class Batches(Iterator[T]):
         self._iterator.start_prefetch()
 
     def __next__(self) -> T:
-        """Returns the next batch.
+        """Returns the next batch, or raises what making it raised in its thread or process.
 
-        Raises:
-            StopIteration: after the last batch.
-            RunStopped: the system has killed a worker process.
-            Exception: what making the batch raised in its thread or process.
+        Raises RunStopped: the system has killed a worker process.
         """
         try:
             return next(self._iterator)
@@ -102,9 +98,9 @@ class Loader(PositionedBatches):
 
     Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // rows_per_epoch``;
     its examples and their masks are a function of the seed, the phase, the epoch and p. Batch s is
-    the rows ``s * batch_size .. (s + 1) * batch_size - 1``, of which each host makes its
-    `HostShare`. So the global batch depends neither on the number of hosts nor of workers, and
-    seeking to any step is O(1).
+    the rows ``s * batch_size .. (s + 1) * batch_size - 1``; each host makes its `HostShare` of
+    them. So the global batch depends neither on the number of hosts nor of workers, and seeking to
+    any step is O(1).
     """
 
     def __init__(
@@ -121,30 +117,17 @@ class Loader(PositionedBatches):
         """Checks that dataset, rows and hosts fit together and plans the rows; starts nothing.
 
         The transform makes rows of one example, or of several if it packs; ``batch_size`` is rows
-        over all hosts. A phase of another index has another order and other masks over a dataset.
-
-        Raises:
-            UserError: the batch does not divide among the hosts, the dataset is empty, or an
-                example is longer than a row.
+        over all hosts. Each phase has its own order and masks over a dataset. Raises UserError: the
+        batch does not divide among the hosts, the dataset is empty, or an example is longer than a
+        row.
         """
         _check_fit(dataset, transform, batch_size=batch_size, share=share)
-        self._make = TrainingBatch(
-            dataset=dataset,
-            transform=transform,
-            batch_size=batch_size,
-            share=share,
-            seed=seed,
-            phase=phase,
-            order=_order(dataset, transform, seed=seed, phase=phase),
-        )
+        order = _order(dataset, transform, seed=seed, phase=phase)
+        self._make = TrainingBatch(dataset, transform, batch_size, share, seed, phase, order)
         self._section = section
+        fingerprint = {"dataset": dataset.fingerprint, "seed": seed, "phase": phase}
         super().__init__(
-            {
-                "dataset": dataset.fingerprint,
-                "seed": seed,
-                "phase": phase,
-                **transform.fingerprint(),
-            },
+            fingerprint | transform.fingerprint(),
             batch_size=batch_size,
             order=[*_ORDER, "seq_length"] if transform.max_examples > 1 else _ORDER,
         )
@@ -175,14 +158,11 @@ def evaluation_batches(
 ) -> Batches[Row]:
     """Returns this host's part of every example once, in the dataset's order, masked reproducibly.
 
-    Ten examples in batches of four (rows over all hosts) are three batches on every host; the last
-    two rows of the last one have weight 0, so that sums over all batches count each example exactly
-    once. Batches are arrays ``[batch_size / share.count, ...]``, as many on each host, with rows of
-    one example. Masks are a function of the seed and the example's index alone; ``limit`` is a
-    number of examples, from the front, None for all.
-
-    Raises:
-        UserError: as the loader's.
+    Ten examples in batches of four (rows over all hosts) are three batches on every host. The last
+    two rows of the last batch have weight 0, so that sums over all batches count each example once.
+    Batches are arrays ``[batch_size / share.count, ...]`` with rows of one example. Masks are a
+    function of the seed and the example's index alone. ``limit`` is a number of examples, from the
+    front, None for all. Raises UserError as `Loader` does.
     """
     _check_fit(dataset, transform, batch_size=batch_size, share=share)
     total = len(dataset) if limit is None else min(limit, len(dataset))
@@ -212,7 +192,7 @@ def _order(
             len(dataset), _shuffled(len(dataset), seed, "shuffle", phase)
         )
     index = row_order.LengthIndex(dataset.lengths)
-    plan = PackingPlan(
+    plan = row_order.PackingPlan(
         index.counts, capacity=transform.seq_length, max_examples=transform.max_examples
     )
     return row_order.PackedOrder(
