@@ -53,8 +53,7 @@ class MemoryTable:
 
         ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``
 
-        Raises:
-            UserError: a row that is no text, tuple or dict; columns of different lengths.
+        Raises UserError: a row that is no text, tuple or dict; columns of different lengths.
         """
         return cls(tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1)))
 

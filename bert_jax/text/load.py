@@ -17,11 +17,9 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     """Opens what ``Tokenizer.save`` wrote, or a Hugging Face directory with a ``vocab.txt``.
 
     A local or ``gs://`` directory with ``tokenizer_config.json``, which must state
-    ``do_lower_case``, and ``vocab.txt`` or ``spiece.model``.
-
-    Raises:
-        UserError: a file is missing or damaged, a setting is missing or ill-typed, a special piece
-            is missing, a piece is there twice, or the files do not belong together.
+    ``do_lower_case``, and ``vocab.txt`` or ``spiece.model``. Raises UserError: a file is missing or
+    damaged, a setting is missing or ill-typed, a special piece is missing, a piece is there twice,
+    or the files do not belong together.
     """
     root = epath.Path(directory)
     if not root.is_dir():

@@ -64,9 +64,8 @@ class Tokenizer(abc.ABC):
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the pieces as the vocabulary spells them.
 
-        Raises:
-            UserError: an id is not in the vocabulary. Negative ones are refused too: Python would
-                count from the end and spell a wrong piece.
+        Raises UserError: an id is not in the vocabulary. Negative ones are refused too: Python
+        would count from the end and spell a wrong piece.
         """
         for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
@@ -80,8 +79,7 @@ class Tokenizer(abc.ABC):
     def save(self, directory: epath.PathLike) -> None:
         """Writes a directory, local or ``gs://``, that ``load_tokenizer`` opens.
 
-        Raises:
-            UserError: the directory cannot be written to.
+        Raises UserError: the directory cannot be written to.
         """
 
     def _write(

@@ -72,9 +72,8 @@ class DatasetCache:
     def local(self, directory: str) -> str:
         """Returns a local directory: the given one, or the copy of a remote one.
 
-        Raises:
-            UserError: no dataset there, one that is damaged, or no room for it here.
-            RunStopped: the bucket does not answer.
+        Raises UserError: no dataset there, one that is damaged, or no room for it here; RunStopped:
+        the bucket does not answer.
         """
         if not is_remote(directory):
             return directory
@@ -153,9 +152,7 @@ class DatasetCache:
 def check_files(directory: epath.PathLike) -> None:
     """Checks that every file of a dataset exists and has its size; reads none of them.
 
-    Raises:
-        UserError: a file is missing or has another size.
-        RunStopped: the bucket does not answer.
+    Raises UserError: a file is missing or has another size; RunStopped: the bucket does not answer.
     """
     _files(epath.Path(directory))
 

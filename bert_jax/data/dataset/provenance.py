@@ -167,9 +167,8 @@ def _without_none(fields: dict[str, Any], name: str) -> dict[str, Any]:
 def read_provenance(directory: epath.PathLike) -> Provenance:
     """Reads ``provenance.json`` of a dataset directory.
 
-    Raises:
-        UserError: there is no such directory, it is not a complete dataset, it was written by a
-            newer version, or the file is damaged.
+    Raises UserError: there is no such directory, it is not a complete dataset, it was written by a
+    newer version, or the file is damaged.
     """
     root = epath.Path(directory)
     path = root / PROVENANCE_NAME

@@ -27,11 +27,9 @@ def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
     """Opens a split, "train" or "validation": ``open_dataset("data/wiki", "train")[0].input_ids``.
 
     Checks the size of every shard and the bytes of the lengths index. Reading a record compares the
-    checksum of its chunk; :meth:`Dataset.verify` checks every byte.
-
-    Raises:
-        UserError: no dataset there, no such split, a shard or the lengths index missing or damaged,
-            or a dataset of a newer version.
+    checksum of its chunk; :meth:`Dataset.verify` checks every byte. Raises UserError: no dataset
+    there, no such split, a shard or the lengths index missing or damaged, or a dataset of a newer
+    version.
     """
     root = epath.Path(directory)
     provenance = read_provenance(root)
@@ -93,11 +91,9 @@ class Dataset:
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Returns examples in the order of ``indices``, several times faster than one by one.
 
-        The indices are in ``[-len(self), len(self))``, in any order, repeats allowed.
-
-        Raises:
-            IndexError: an index out of range.
-            UserError: a shard is damaged: the message names the file.
+        The indices are in ``[-len(self), len(self))``, in any order, repeats allowed. Raises
+        IndexError: an index out of range; UserError: a shard is damaged: the message names the
+        file.
         """
         positions: dict[int, tuple[list[int], list[int]]] = {}
         total = len(self)
@@ -125,8 +121,7 @@ class Dataset:
     def verify(self) -> None:
         """Checks the hashes of all shards and of the lengths index.
 
-        Raises:
-            UserError: naming the first file that differs.
+        Raises UserError: naming the first file that differs.
         """
         root = epath.Path(self.directory)
         for shard in self._record.shards:

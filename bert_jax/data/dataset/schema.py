@@ -92,9 +92,8 @@ class ExampleEncoder:
 def decode(record: bytes, dtype: np.dtype) -> Example:
     """Decodes a message of :class:`ExampleEncoder`.
 
-    Raises:
-        ValueError: the bytes are not such a message, or its spans and label are none of an example.
-            The row transform compares the ids with the vocabulary.
+    Raises ValueError: the bytes are not such a message, or its spans and label are none of an
+    example. The row transform compares the ids with the vocabulary.
     """
     try:
         feature = tf_example.Example.FromString(record).features.feature

@@ -61,10 +61,8 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
 
     Building it reads every byte and checks every record. It is cached beside local files, in a
     directory whose name begins with ``.bert_jax_index``. If that is not writable, and for
-    ``gs://``, it is rebuilt each time.
-
-    Raises:
-        UserError: a file cannot be read, is damaged or has other content.
+    ``gs://``, it is rebuilt each time. Raises UserError: a file cannot be read, is damaged or has
+    other content.
     """
     cache = _cache_of(paths)
     if cache is not None and (held := _read(cache, paths)) is not None:

@@ -40,10 +40,8 @@ def open_google_bert(path: epath.PathLike, split: str = "train") -> GoogleBertDa
     The first time, every byte is read and checked: see `load_index`. The path is a file, a glob or
     a directory, local or ``gs://``; of a directory, the files whose names contain ``tfrecord``.
     Those whose names begin with ``train.`` or ``validation.`` belong to that split, as ``bert-jax
-    examples --tfrecords`` names them; all others to ``train``.
-
-    Raises:
-        UserError: no such file, none of that split, or a damaged one.
+    examples --tfrecords`` names them; all others to ``train``. Raises UserError: no such file, none
+    of that split, or a damaged one.
     """
     splits = find_splits(path)
     if split not in splits:
@@ -52,11 +50,7 @@ def open_google_bert(path: epath.PathLike, split: str = "train") -> GoogleBertDa
 
 
 def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
-    """Returns the files of each split, sorted by name.
-
-    Raises:
-        UserError: there is no file.
-    """
+    """Returns the files of each split, sorted by name; raises UserError: there is no file."""
     if not (files := _files(path)):
         raise UserError(f"{path}: no such TFRecord file")
     splits: dict[str, list[epath.Path]] = {}
@@ -116,9 +110,8 @@ class GoogleBertDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[StaticExample]:
         """Returns examples in the order of ``indices``, several times faster than one by one.
 
-        Raises:
-            IndexError: an index out of range.
-            UserError: a file is damaged; names it and the record, counted from 1.
+        Raises IndexError: an index out of range; UserError: a file is damaged; names it and the
+        record, counted from 1.
         """
         payloads, places, total = [], [], len(self)
         for index in indices:

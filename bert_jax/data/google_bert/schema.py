@@ -87,8 +87,7 @@ def encode_row(row: Row) -> bytes:
 def decode_rows(records: Sequence[bytes], places: Sequence[str]) -> list[StoredRows]:
     """Returns the rows of serialized ``tf.train.Example`` messages, together if they can be.
 
-    Raises:
-        UserError: a record is not such a row. The message begins with the record's place.
+    Raises UserError: a record is not such a row. The message begins with the record's place.
     """
     with contextlib.suppress(ValueError):  # a record is damaged, or the rows have different sizes
         return [_decode(records)]

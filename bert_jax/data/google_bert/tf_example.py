@@ -46,8 +46,7 @@ message_type {
 def decode_varints(packed: bytes) -> np.ndarray:
     r"""Returns the numbers, int64 ``[n]``: ``b"\x01\xac\x02" -> [1, 300]``.
 
-    Raises:
-        ValueError: the last number is truncated, or one takes more than ten bytes.
+    Raises ValueError: the last number is truncated, or one takes more than ten bytes.
     """
     content = np.frombuffer(packed, np.uint8)
     if packed.isascii():  # one byte per number
@@ -108,8 +107,7 @@ the cost of reading a record."""
 def packed_example(record: bytes) -> Any:
     r"""Parses an example without decoding numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
 
-    Raises:
-        DecodeError: the bytes are not such a message.
+    Raises DecodeError: the bytes are not such a message.
     """
     example = PackedExample.FromString(record)
     example.DiscardUnknownFields()

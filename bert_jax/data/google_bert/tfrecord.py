@@ -44,11 +44,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
-    """Yields every record of a file in order.
-
-    Raises:
-        UserError: as `RecordFile`.
-    """
+    """Yields every record of a file in order; raises UserError: as `RecordFile`."""
     file = RecordFile(path)
     offset, number = 0, 1
     while offset < file.size:
@@ -78,8 +74,7 @@ class RecordFile:
     def read(self, offset: int, *, number: int) -> StoredRecord:
         """Returns the record whose frame is at an offset; messages give its ``number``, from 1.
 
-        Raises:
-            UserError: the file cannot be read, or the record is truncated or damaged.
+        Raises UserError: the file cannot be read, or the record is truncated or damaged.
         """
         try:
             with self._lock:

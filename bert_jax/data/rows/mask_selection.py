@@ -186,10 +186,8 @@ class Segmenter:
         """Marks the characters that continue a word: ``我 爱 北 京`` -> ``no no no yes``.
 
         Returns a copy of ``continues``, bool [n], in which the Chinese characters of ``input_ids``,
-        int [n], form the hook's words.
-
-        Raises:
-            UserError: the hook's words do not concatenate to the text.
+        int [n], form the hook's words. Raises UserError: the hook's words do not concatenate to the
+        text.
         """
         joined = continues.copy()
         inside = np.zeros(len(input_ids) + 2, bool)

@@ -146,9 +146,7 @@ class TokenMasker:
         The number of predictions is google-research/bert's: ``min(max_predictions, max(1, round(n *
         rate)))``, with [CLS] and [SEP] counted in n. Whole words and spans may fall short of it: a
         word that would exceed it is skipped for a shorter one. One array is drawn from ``rng``.
-
-        Raises:
-            UserError: an id exceeds the vocabulary.
+        Raises UserError: an id exceeds the vocabulary.
         """
         check_vocabulary(int(input_ids.max()), vocab_size=self.vocab_size)
         candidates = np.flatnonzero(
@@ -207,8 +205,7 @@ class TokenMasker:
 def check_vocabulary(highest: int, *, vocab_size: int) -> None:
     """Refuses a dataset whose highest token id exceeds the vocabulary.
 
-    Raises:
-        UserError: ``highest`` is ``vocab_size`` or more.
+    Raises UserError: ``highest`` is ``vocab_size`` or more.
     """
     if highest >= vocab_size:
         raise UserError(

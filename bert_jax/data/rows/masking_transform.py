@@ -94,8 +94,7 @@ class MaskingTransform:
     ) -> MaskingTransform:
         """Returns the transform without packing, ``masking.predictions(seq_length)`` slots a row.
 
-        Raises:
-            UserError: the segmenter cannot be imported.
+        Raises UserError: the segmenter cannot be imported.
         """
         predictions = masking.predictions(seq_length)
         masker = TokenMasker.from_tokenizer(tokenizer, masking=masking, max_predictions=predictions)
@@ -124,11 +123,8 @@ class MaskingTransform:
         """Returns a batch with one row per element of ``records``.
 
         A record's examples, 1 to E with at most L tokens in total, have a random stream each.
-        Returns the arrays of `empty_rows`, filled as `lay_out` does.
-
-        Raises:
-            ValueError: the examples of a row do not fit in it.
-            UserError: an id exceeds the vocabulary.
+        Returns the arrays of `empty_rows`, filled as `lay_out` does. Raises ValueError: the
+        examples of a row do not fit in it; UserError: an id exceeds the vocabulary.
         """
         # Rows are written in place: copying finished rows into a batch takes a tenth of the time.
         batch = empty_rows(
