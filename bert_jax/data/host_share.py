@@ -8,18 +8,14 @@ from typing import Final
 class HostShare:
     """The contiguous part ``index`` of ``count`` equal parts of every batch; by default, all of it.
 
-    The parts are those of hosts that make different rows. They may be fewer than the processes, see
-    `bert_jax.parallel.mesh.process_share`.
+    Hosts may share a part, see `bert_jax.parallel.mesh.process_share`.
     """
 
     index: int = 0
     count: int = 1
 
     def part(self, size: int) -> slice:
-        """Returns this host's rows of a batch: index 1 of 2, ``8`` -> ``slice(4, 8)``.
-
-        ``size``, the rows of the global batch, is a multiple of ``count``.
-        """
+        """Returns this host's rows of a global batch of ``size``: index 1 of 2, 8 -> ``4:8``."""
         rows = size // self.count
         return slice(self.index * rows, (self.index + 1) * rows)
 

@@ -9,11 +9,10 @@ import numpy as np
 def stream(seed: int, *key: int | str) -> np.random.Generator:
     """Returns the random stream of one purpose: ``stream(7, "mask", epoch, index)``.
 
-    A counter-based generator (Philox 4x64) keyed by a 128-bit BLAKE2b hash of the arguments, so
-    that its numbers are a function of ``(seed, *key)`` alone, independent of the process, the
-    number of workers and earlier draws. Different keys give statistically independent streams:
-    ``1`` and ``"1"`` are different keys, and so are ``("a", "b")`` and ``("ab",)``. The seed has
-    any size and sign.
+    A counter-based generator (Philox 4x64) keyed by a 128-bit BLAKE2b hash of the arguments: its
+    numbers are a function of ``(seed, *key)`` alone. Different keys give statistically independent
+    streams: ``1`` and ``"1"`` are different keys, and so are ``("a", "b")`` and ``("ab",)``. The
+    seed has any size and sign.
     """
     return np.random.Generator(np.random.Philox(key=digest128(seed, *key)))
 

@@ -43,9 +43,8 @@ _LOADER: Final = "grain-process-prefetch"
 def without_main() -> Iterator[None]:
     """Processes that this thread starts inside the block do not import the main script.
 
-    `multiprocessing` has every new process run the script that the user started, in case it holds
-    what the process is to do. Ours do what lies in modules. So a script or notebook needs no ``if
-    __name__ == "__main__":`` guard, and runs once.
+    By default `multiprocessing` runs the user's script in every new process. Our processes need
+    only modules. So a script or notebook needs no ``if __name__ == "__main__":`` guard.
     """
     before = getattr(_HIDING, "now", False)
     _HIDING.now = True
@@ -65,5 +64,5 @@ def _without_main_where_asked(name: str) -> dict[str, object]:
     return found
 
 
-# What "spawn" and "forkserver" call for each process that they start; no setting of theirs does it.
+# "spawn" and "forkserver" call it for each process that they start; they have no setting for it.
 spawn.get_preparation_data = _without_main_where_asked

@@ -13,16 +13,14 @@ from bert_jax.files.seal import refuse_changed, unsealed
 from bert_jax.section import Section
 from bert_jax.validation import validate
 
-FORMAT_VERSION: Final = 1
-"""The dataset format that this version writes, and the newest that it reads."""
-
+FORMAT_VERSION: Final = 1  # the format that this version writes, and the newest that it reads
 PROVENANCE_NAME: Final = "provenance.json"
 
 TokenDtype: TypeAlias = Literal["uint16", "uint32"]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=0)]
 Sha256: TypeAlias = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
+# A file in the dataset's own directory: no path, so that no name leads out of it.
 FileName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^[\w-][\w.-]*$")]
-"""Of a file in the dataset's own directory: no path, so that none leads out of it."""
 
 
 class ShardRecord(Section):
@@ -64,14 +62,12 @@ class SplitRecord(Section):
     examples: Count
     tokens: Count  # of all examples, special tokens included (there is no padding on disk)
     lengths_sha256: Sha256  # SHA-256 of the lengths index, the file `<split>.lengths.npy`
-    pairs: PairsRecord | None = None
-    """None: there is no pair task, or the version that made the dataset did not count."""
+    pairs: PairsRecord | None = None  # without a pair task: None
     sentences: Count | None = None  # of the documents, each once
+    # 1 − distinct sentences / sentences; an estimate accurate to 1% above 16,384 distinct ones.
     repeated_sentences: float | None = None
-    """1 − distinct sentences / sentences; above 16,384 distinct ones their number is an estimate,
-    accurate to 1%."""
+    # By ISO 639 code; absent if the settings do not distinguish languages.
     languages: dict[str, LanguageRecord] | None = None
-    """By ISO 639 code; absent if the settings do not distinguish languages."""
 
     @pydantic.model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -96,8 +92,8 @@ class TextRecord(Section):
 
     layout: str
     documents: str
+    # Of the sentence splitter; per file if the settings distinguish languages.
     language: str | tuple[str, ...] | None
-    """Language of the sentence splitter; per file if the settings distinguish languages."""
     files: tuple[SourceRecord, ...]
 
 
@@ -107,9 +103,9 @@ class CorpusRecord(Section):
     documents: Count
     sentences: Count
     tokens: Count
+    # Entropy of the token distribution in nats per token: the masked-token loss of a model that
+    # has learnt token frequencies only.
     unigram_entropy: float
-    """Entropy of the token distribution in nats per token: the masked-token loss of a model that
-    has learnt token frequencies only."""
     unknown_rate: float  # share of the tokens that are the unknown piece
 
 
@@ -122,7 +118,7 @@ class Recipe(Section):
     token_dtype: TokenDtype  # the type of the stored `input_ids`
     seed: int
     validation_fraction: float
-    num_shards: int | None  # training shards as configured; None: chosen by the size of the corpus
+    num_shards: int | None  # training shards as configured; if None, the corpus's size decides
     pairing: PairingSection
     text: TextRecord
     mixture: MixtureSection | None = None

@@ -11,11 +11,8 @@ from bert_jax.section import Section
 
 PairingKind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
 
-# Kinds whose examples have a second span.
-PAIR_KINDS: Final = ("nsp", "sop")
-
+PAIR_KINDS: Final = ("nsp", "sop")  # kinds whose examples have a second span
 PAIR_SPECIAL_TOKENS: Final = 3  # of `[CLS] A [SEP] B [SEP]`
-
 MIN_PAIR_TOKENS: Final = 2  # one token in each span
 
 

@@ -9,9 +9,7 @@ from bert_jax.data.dataset.provenance import TokenDtype
 from bert_jax.data.google_bert import tf_example
 from bert_jax.errors import UserError
 
-DATASET_NAME: Final = "bert_examples"
-"""The TFDS name of the dataset, the first part of its shards' names."""
-
+DATASET_NAME: Final = "bert_examples"  # for TFDS: the first part of its shards' names
 _MOST_USES: Final = 512  # of a message object
 
 
@@ -19,10 +17,10 @@ class Example(NamedTuple):
     """``[CLS] A [SEP] B [SEP]``, or ``[CLS] A [SEP]`` without a pair task: unmasked, unpadded."""
 
     input_ids: np.ndarray  # `[n]` uint16 or uint32, read-only
-    first_length: int  # tokens of type 0: those of `[CLS] A [SEP]`; n without a second span
+    first_length: int  # tokens of `[CLS] A [SEP]`, which have type 0; n without a second span
+    # 0 if B really follows A, 1 if B is random, as in google-research/bert. With pairing kind
+    # `sop`, 1 if A really follows B. 0 without a second span.
     next_sentence_label: int
-    """0 if B really follows A, 1 if B is random, as in google-research/bert. With pairing kind
-    ``sop``, 1 if A really follows B. 0 without a second span."""
 
     @property
     def has_pair(self) -> bool:
@@ -92,8 +90,8 @@ class ExampleEncoder:
 def decode(record: bytes, dtype: np.dtype) -> Example:
     """Decodes a message of :class:`ExampleEncoder`.
 
-    Raises ValueError: the bytes are not such a message, or its spans and label are none of an
-    example. The row transform compares the ids with the vocabulary.
+    Raises ValueError: the bytes are not such a message, or its spans and label not possible. The
+    row transform compares the ids with the vocabulary.
     """
     try:
         feature = tf_example.Example.FromString(record).features.feature

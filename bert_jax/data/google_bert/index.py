@@ -44,8 +44,7 @@ class IndexSummary(Section):
     most_predictions: int  # most predictions of an example
     highest_id: int
     tokens: int  # special tokens included, padding excluded
-    unigram_entropy: float
-    """Entropy of the tokens before masking, without special ones, in nats per token."""
+    unigram_entropy: float  # of the tokens before masking, without special ones: nats per token
 
 
 class RecordIndex(NamedTuple):

@@ -92,10 +92,7 @@ class MaskingTransform:
     def from_tokenizer(
         cls, tokenizer: Tokenizer, *, seq_length: int, masking: MaskingSection
     ) -> MaskingTransform:
-        """Returns the transform without packing, ``masking.predictions(seq_length)`` slots a row.
-
-        Raises UserError: the segmenter cannot be imported.
-        """
+        """Returns the transform without packing; UserError: the segmenter cannot be imported."""
         predictions = masking.predictions(seq_length)
         masker = TokenMasker.from_tokenizer(tokenizer, masking=masking, max_predictions=predictions)
         return cls(seq_length, masker)
@@ -108,9 +105,9 @@ class MaskingTransform:
     def max_predictions(self) -> int:
         """P, slots for predictions in a row: enough that packing never drops a mask.
 
-        An example of n tokens has at most ``max(1, round(n · rate))`` predictions, fewer than
-        ``n · rate + 1``. So E examples with L tokens in total have fewer than ``L · rate + E``: at
-        15%, 84 slots for 8 examples in 512 tokens. The limit per example bounds the sum as well.
+        An example of n tokens has fewer than ``n · rate + 1`` predictions. So E examples with L
+        tokens in total have fewer than ``L · rate + E``: at 15%, 84 slots for 8 examples in 512
+        tokens. The limit per example bounds the sum as well.
         """
         if self.max_examples == 1:
             return self.masker.max_predictions
