@@ -3,9 +3,9 @@
 The rules (google-research/bert, tokenization.py): drop NUL, U+FFFD and control characters, make
 every white space a space, set CJK ideographs apart, lower-case, decompose (NFD) and drop accents,
 set punctuation apart. The release takes the character classes from Python's ``unicodedata``, so
-that it splits differently under different Pythons. Here they are those of Unicode 14.0 (Python
-3.11) under every Python: characters that came later are ordinary, as unassigned ones are. A
-tokenizer's hash then means the same everywhere.
+that it splits differently under different Pythons. This module uses the classes of Unicode 14.0
+(Python 3.11) under every Python, so that a tokenizer's hash means the same everywhere: characters
+of later versions are ordinary, as unassigned ones are.
 """
 
 import re
@@ -73,7 +73,7 @@ def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
 
 
 class WordSplitter:
-    """Splits text into words and punctuation marks, each of which WordPiece takes apart by itself.
+    """Splits text into words and punctuation marks, which WordPiece splits one by one.
 
     ``WordSplitter(lower_case=True).split("Élan, 世界!")`` -> ``["elan", ",", "世", "界", "!"]``
     """
@@ -95,10 +95,7 @@ class WordSplitter:
         self._punctuation = _ByCharacter(_space_punctuation)
 
     def split(self, text: str) -> list[str]:
-        """Returns the words of ``text``: without white space, none of them empty.
-
-        Lone surrogates are ordinary characters.
-        """
+        """Returns the words of ``text``, without white space; lone surrogates are ordinary."""
         if text.isascii() and text.isprintable():
             return _ASCII_WORD.findall(text.lower() if self.lower_case else text)
         if self._folds and _NEEDS_CONTEXT.search(text):

@@ -5,11 +5,12 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, differing
-from bert_jax.files.read import read_json_object, shown
-from bert_jax.text.sentence_piece import MODEL_FILE, load_sentencepiece
+from bert_jax.files.read import read_bytes, read_json_object, shown
+from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
 
+_FLAGS = {"strip_accents": None, "tokenize_chinese_chars": True}  # with their defaults
 _FILE_OF_TYPE = {"wordpiece": VOCAB_FILE, "sentencepiece": MODEL_FILE}
 
 
@@ -27,34 +28,36 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
             f"{root}: found no such directory, allowed: a tokenizer directory; `bert-jax vocab` "
             "makes one"
         )
-    config_path = root / CONFIG_FILE
-    if not config_path.exists():
+    path = root / CONFIG_FILE
+    if not path.exists():
         raise UserError(_no_settings(root))
-    config = read_json_object(config_path)
+    config = read_json_object(path)
     kind = _kind(config, root)
-    lower_case = _flag(config, "do_lower_case", config_path)
-    strip_accents = _flag(config, "strip_accents", config_path, default=None)
-    if lower_case is None:
-        raise UserError(f"{config_path}: do_lower_case: found null, allowed: true, false")
+    if "do_lower_case" not in config:
+        raise UserError(f"{path}: do_lower_case: found nothing, allowed: true, false")
+    for key, default in (("do_lower_case", None), *_FLAGS.items()):
+        value = config.setdefault(key, default)
+        if value is not None and not isinstance(value, bool):
+            raise UserError(f"{path}: {key}: found {shown(value)}, allowed: true, false, null")
+    if (lower_case := config["do_lower_case"]) is None:
+        raise UserError(f"{path}: do_lower_case: found null, allowed: true, false")
     tokenizer: Tokenizer
+    file, strip_accents = root / _FILE_OF_TYPE[kind], config["strip_accents"]
     if kind == "wordpiece":
-        chinese = _flag(config, "tokenize_chinese_chars", config_path, default=True)
+        chinese = config["tokenize_chinese_chars"] is not False
         tokenizer = load_wordpiece(
-            root / VOCAB_FILE,
-            lower_case=lower_case,
-            strip_accents=strip_accents,
-            chinese=chinese is not False,
+            file, lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
         )
     else:
-        tokenizer = load_sentencepiece(
-            root / MODEL_FILE, lower_case=lower_case, strip_accents=strip_accents
+        tokenizer = SentencePieceTokenizer(
+            read_bytes(file), lower_case=lower_case, strip_accents=strip_accents, source=str(file)
         )
     recorded = config.get("hash", tokenizer.hash)
     if recorded != tokenizer.hash:
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
-            f"{config_path}: hash: found {found}, allowed: {wanted}, which {_FILE_OF_TYPE[kind]} "
-            f"and the settings have: one of the files was changed"
+            f"{path}: hash: found {found}, allowed: {wanted}, which {_FILE_OF_TYPE[kind]} and the "
+            f"settings have: one of the files was changed"
         )
     return tokenizer
 
@@ -69,7 +72,7 @@ def _no_settings(root: epath.Path) -> str:
 
 
 def _kind(config: dict[str, Any], root: epath.Path) -> str:
-    """Returns our ``type``, or for settings of others what the files say."""
+    """Returns our ``type``; without it, the type that the files have."""
     if "type" in config:
         kind = str(config["type"])
         if kind not in _FILE_OF_TYPE:
@@ -82,17 +85,3 @@ def _kind(config: dict[str, Any], root: epath.Path) -> str:
         if (root / name).exists():
             return kind
     raise UserError(f"{root}: found neither {VOCAB_FILE} nor {MODEL_FILE}, allowed: one of them")
-
-
-_REQUIRED = object()
-
-
-def _flag(
-    config: dict[str, Any], key: str, path: epath.Path, *, default: Any = _REQUIRED
-) -> bool | None:
-    value = config.get(key, default)
-    if value is _REQUIRED:
-        raise UserError(f"{path}: {key}: found nothing, allowed: true, false")
-    if value is not None and not isinstance(value, bool):
-        raise UserError(f"{path}: {key}: found {shown(value)}, allowed: true, false, null")
-    return value

@@ -12,7 +12,6 @@ import sentencepiece
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.files.read import read_bytes
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION, fold
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -24,9 +23,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model.
 
-    Casing and accents are folded here, before the model's own normalisation (NFKC), so that they
-    follow the same settings as WordPiece's. Special pieces are control symbols of the model: no
-    text yields them.
+    Casing and accents are folded before the model's own normalisation (NFKC), by the same settings
+    as WordPiece's. Special pieces are control symbols of the model: no text yields them.
     """
 
     def __init__(
@@ -109,27 +107,11 @@ class SentencePieceTokenizer(Tokenizer):
         return model.is_control(token_id) or model.is_unknown(token_id) or model.is_unused(token_id)
 
 
-def load_sentencepiece(
-    model_file: epath.PathLike, *, lower_case: bool, strip_accents: bool | None = None
-) -> SentencePieceTokenizer:
-    """Opens a bare SentencePiece model with settings that you state.
-
-    The file is the model, or the directory in which it lies as ``spiece.model``. Raises UserError:
-    no such file, not a model, or a model without BERT's special pieces.
-    """
-    path = epath.Path(model_file)
-    if path.is_dir():
-        path = path / MODEL_FILE
-    return SentencePieceTokenizer(
-        read_bytes(path), lower_case=lower_case, strip_accents=strip_accents, source=str(path)
-    )
-
-
 def prepare(text: str, *, lower_case: bool, strip_accents: bool) -> str:
-    """Returns what the model is given for ``text``, in training as in use.
+    """Returns the input of the model, in training as in use: the folded text.
 
-    The folded text, with spaces for lone surrogates, which SentencePiece cannot take; the model's
-    own normalisation does the same to U+FFFD.
+    Lone surrogates, which SentencePiece refuses, become spaces, as the model's own normalisation
+    does to U+FFFD.
     """
     folded = fold(text, lower_case=lower_case, strip_accents=strip_accents)
     return folded if folded.isascii() else _SURROGATE.sub(" ", folded)

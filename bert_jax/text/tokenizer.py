@@ -1,4 +1,4 @@
-"""What every tokenizer can do: the class that the rest of the project codes against."""
+"""The base class of tokenizers, which the rest of the project uses."""
 
 import abc
 import json

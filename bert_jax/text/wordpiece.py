@@ -78,10 +78,6 @@ class WordPieceTokenizer(Tokenizer):
         }
         self._write(directory, VOCAB_FILE, vocabulary.encode("utf-8"), settings)
 
-    def forget_words(self) -> None:
-        """Clears the cache of words and their ids."""
-        self._ids_of_word.clear()
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets worker processes have a copy, without the remembered words."""
         settings = ("lower_case", "strip_accents", "chinese")
@@ -96,11 +92,10 @@ def load_wordpiece(
     strip_accents: bool | None = None,
     chinese: bool = True,
 ) -> WordPieceTokenizer:
-    """Opens a bare ``vocab.txt``, as the 2018 release ships it, with settings that you state.
+    """Opens a bare ``vocab.txt`` of the 2018 release, a file or its directory, with given settings.
 
-    The path is the file's or that of its directory. ``lower_case`` is True for uncased models and
-    the Chinese one; for the settings see `WordSplitter`. Raises UserError: no such file, or one
-    that is not a vocabulary with BERT's special pieces.
+    ``lower_case`` is True for uncased models and the Chinese one; for the settings see
+    `WordSplitter`. Raises UserError: no such file, or no vocabulary with BERT's special pieces.
     """
     path = epath.Path(vocab_file)
     if path.is_dir():

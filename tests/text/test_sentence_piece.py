@@ -13,7 +13,7 @@ from bert_jax.pipelines.vocabulary.algorithms import (
     train_sentencepiece,
 )
 from bert_jax.text import Tokenizer, load_tokenizer
-from bert_jax.text.sentence_piece import SentencePieceTokenizer, load_sentencepiece, prepare
+from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
 from bert_jax.text.vocabulary import reserved_pieces
 
 TEXT = "\n".join(list(pydoc_data.topics.topics.values())[:30])
@@ -93,5 +93,6 @@ def test_too_small_a_size_tells_what_the_characters_need() -> None:
 @pytest.mark.parametrize("content", [b"", b"[PAD]\n[UNK]\n"])
 def test_a_file_that_is_no_model_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     with pytest.raises(UserError, match=r"spiece\.model: found \d+ bytes that are no Sentence"):
-        load_sentencepiece(tmp_path, lower_case=True)
+        load_tokenizer(tmp_path)
