@@ -81,16 +81,15 @@ def test_a_level_that_stays_becomes_the_new_normal_under_warn() -> None:
     assert not any(found[WINDOW:])
 
 
-@pytest.mark.parametrize("response", ["skip", "rollback", "stop"])
 def test_a_spike_that_is_withheld_does_not_enter_the_window(
-    monkeypatch: pytest.MonkeyPatch, response: str
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bad_steps, "LIMIT", 100)
-    history, judged = steady(), guard(on_spike=response)
+    history, judged = steady(), guard(on_spike="skip")
     for step in range(21, 41):
         bad = judge(judged, history, step, 8.0)
         assert bad
-        assert bad.response == response
+        assert bad.response == "skip"
     assert max(loss for _, loss, _ in history.applied) < 3
 
 
@@ -127,5 +126,3 @@ def test_history_survives_json_bit_for_bit() -> None:
     history = dataclasses.replace(steady(), skipped=[3, 9])
     saved = json.loads(json.dumps(TrainProgress(history=history).to_json()))
     assert TrainProgress.from_json(saved).history == history
-    del saved["history"]  # of a checkpoint without one
-    assert TrainProgress.from_json(saved).history == StepHistory()

