@@ -4,7 +4,6 @@ With our kernels LayerNorm is one pass over the sum, and all gradients are anoth
 computes bias, dropout and sum at no cost, as the product before them leaves the matrix unit.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -49,18 +48,6 @@ class _Vectors(NamedTuple):
     bias: Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _add_norm(
-    residual: Array,
-    product: Array,
-    vectors: _Vectors,
-    factors: TileFactors | None,
-    rate: float,
-    eps: float,
-) -> Array:
-    return _forward(residual, product, vectors, factors, rate, eps)[0]
-
-
 def _forward(
     residual: Array,
     product: Array,
@@ -88,4 +75,5 @@ def _backward(
     return found.of_sum, found.of_term, vectors, None
 
 
+_add_norm = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(4, 5))
 _add_norm.defvjp(_forward, _backward)

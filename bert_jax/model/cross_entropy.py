@@ -39,11 +39,6 @@ def cross_entropy(
     return Scored(*(each.reshape(labels.shape) for each in flat))
 
 
-@jax.custom_vjp
-def _cross_entropy(logits: Array, labels: Array) -> Scored:
-    return _cross_entropy_forward(logits, labels)[0]
-
-
 def _cross_entropy_forward(logits: Array, labels: Array) -> tuple[Scored, tuple[Array, ...]]:
     wide = logits.astype(jnp.float32)
     picked = jax.lax.platform_dependent(wide, labels, cpu=_indexed, default=_compared)
@@ -77,6 +72,7 @@ def _is_label(logits: Array, labels: Array) -> Array:
     return labels[..., None] == jnp.arange(logits.shape[-1])
 
 
+_cross_entropy = jax.custom_vjp(lambda *arguments: _cross_entropy_forward(*arguments)[0])
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
@@ -93,11 +89,6 @@ def decoded_cross_entropy(
     in the dtype of the product; `table_VD` and `bias_V` are float32.
     """
     return _decoded(rows_ND, table_VD, shares_SVD, bias_V, labels_N)
-
-
-@jax.custom_vjp
-def _decoded(rows: Array, table: Array, shares: Array, bias: Array, labels: Array) -> Scored:
-    return _decoded_forward(rows, table, shares, bias, labels)[0]
 
 
 def _decoded_forward(
@@ -121,6 +112,7 @@ def _decoded_backward(
     return of_rows, None, of_table, of_bias, None
 
 
+_decoded = jax.custom_vjp(lambda *arguments: _decoded_forward(*arguments)[0])
 _decoded.defvjp(_decoded_forward, _decoded_backward)
 
 

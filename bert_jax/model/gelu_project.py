@@ -1,7 +1,5 @@
 """The second half of an FFN, GELU and the product behind it, with one kernel for its gradient."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -20,11 +18,6 @@ def gelu_project(y: Array, bias: Array, kernel: Array, *, use: ParamUse) -> Arra
     """
     out: Array = _project(y, bias, kernel, use)
     return out
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _project(y: Array, bias: Array, kernel: Array, use: ParamUse) -> Array:
-    return _forward(y, bias, kernel, use)[0]
 
 
 def _forward(
@@ -53,4 +46,5 @@ def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
+_project = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(3,))
 _project.defvjp(_forward, _backward)

@@ -89,60 +89,49 @@ class Dense(nnx.Module):
         return project(flat, self.kernel[...], use=self.use)
 
     def with_bias(self, y: Array) -> Array:
-        """Returns a product with the bias added."""
+        """Returns a product with the bias added.
+
+        The cast of the spread bias comes last: its gradient is then summed in the dtype of
+        gradients.
+        """
         y = y.reshape(*y.shape[:-1], *self.bias.shape)
-        return y + spread(self.bias[...], y, of=self)
-
-
-def spread(bias: Array, y: Array, *, of: Dense) -> Array:
-    """Returns a bias over the rows of `y`, in a map's dtype.
-
-    The cast comes last: the bias's gradient is then summed in the dtype of gradients.
-    """
-    return jnp.broadcast_to(bias.astype(of.use.gradient_dtype), y.shape).astype(of.dtype)
+        wide = self.bias[...].astype(self.use.gradient_dtype)
+        return y + jnp.broadcast_to(wide, y.shape).astype(self.dtype)
 
 
 def project(x: Array, kernel: Array, *, use: ParamUse) -> Array:
-    """Returns ``x · kernel`` for `x` [..., I] and a kernel [I, O], as a product of two matrices.
+    """Returns ``x · kernel`` in the dtype of `x` [..., I], for a float32 kernel [I, O].
 
-    If a gradient contracts batch and length as two axes, XLA's CPU compiler transposes its operands
-    element by element: four tenths of the FFN's time.
+    It is a product of two matrices: if a gradient contracts batch and length as two axes, XLA's CPU
+    compiler transposes its operands element by element, four tenths of the FFN's time. The product
+    of the kernel's gradient has a dtype of its own. JAX's own gradient has the dtype of the rows,
+    and the sum over devices would be in bfloat16: XLA sums before it casts.
     """
-    y: Array = product(x.reshape(-1, x.shape[-1]), kernel, x.dtype, use)
+    y: Array = _product(x.reshape(-1, x.shape[-1]), kernel, use)
     return y.reshape(*x.shape[:-1], -1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def product(rows: Array, kernel: Array, dtype: DTypeLike, use: ParamUse) -> Array:
-    """Returns ``rows · kernel`` in `dtype`, for `rows` [N, I] and a float32 `kernel` [I, O].
-
-    The product of the kernel's gradient has a dtype of its own. JAX's own gradient has the dtype of
-    the rows, and the sum over devices would be in bfloat16: XLA sums before it casts.
-    """
-    return _product_forward(rows, kernel, dtype, use)[0]
-
-
 def _product_forward(
-    rows: Array, kernel: Array, dtype: DTypeLike, use: ParamUse
+    rows: Array, kernel: Array, use: ParamUse
 ) -> tuple[Array, tuple[Array, Array]]:
     kernel = placed(kernel, rows.dtype, use.axes)
-    return jnp.matmul(rows, kernel, preferred_element_type=dtype), (rows, kernel)
+    return jnp.matmul(rows, kernel, preferred_element_type=rows.dtype), (rows, kernel)
 
 
 def _product_backward(
-    dtype: DTypeLike, use: ParamUse, kept: tuple[Array, Array], gradient: Array
+    use: ParamUse, kept: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    del dtype
     rows, kernel = kept
     of_rows = jnp.matmul(gradient, kernel.T, preferred_element_type=rows.dtype)
     return of_rows, gradient_of_kernel(rows, gradient, use)
 
 
-product.defvjp(_product_forward, _product_backward)
+_product = jax.custom_vjp(lambda *arguments: _product_forward(*arguments)[0], nondiff_argnums=(2,))
+_product.defvjp(_product_forward, _product_backward)
 
 
 def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
-    """Returns the gradient of `product`'s kernel, float32 [I, O].
+    """Returns the gradient of `project`'s kernel, float32 [I, O].
 
     `rows` are its operand [N, I], `gradient` is the product's [N, O].
     """

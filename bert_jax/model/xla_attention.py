@@ -111,13 +111,6 @@ def _scale(q_BHQK: Array) -> float:
     return q_BHQK.shape[-1] ** -0.5
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(
-    q: Array, k: Array, v: Array, segments: _Segments, factors: TileFactors | None, rate: float
-) -> Array:
-    return _forward(q, k, v, segments, factors, rate)[0]
-
-
 def _forward(
     q: Array, k: Array, v: Array, segments: _Segments, factors: TileFactors | None, rate: float
 ) -> tuple[Array, tuple[Array, ...]]:
@@ -149,4 +142,5 @@ def _backward(
     )
 
 
+_attend = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(5,))
 _attend.defvjp(_forward, _backward)

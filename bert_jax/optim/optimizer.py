@@ -68,13 +68,8 @@ def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """
 
     def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        gradient_norm: jax.Array | None = None,
-        **_: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+        updates: Params, state: Any, params: Any = None, *, gradient_norm: Any = None, **_: Any
+    ) -> tuple[Params, Any]:
         del params
         norm = optax.tree.norm(updates) if gradient_norm is None else gradient_norm
         factor = limit / jnp.maximum(norm, limit)
@@ -95,17 +90,9 @@ def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:
         return optax.ScaleByScheduleState(count=jnp.zeros([], jnp.int32))
 
     def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        learning_rate: jax.typing.ArrayLike | None = None,
-        **_: Any,
-    ) -> tuple[optax.Updates, optax.ScaleByScheduleState]:
+        updates: Params, state: Any, params: Any = None, *, learning_rate: Any = None, **_: Any
+    ) -> tuple[Params, optax.ScaleByScheduleState]:
         del params
-        if learning_rate is None:
-            raise ValueError("the update needs its learning rate")
-        assert isinstance(state, optax.ScaleByScheduleState)
         factor = -jnp.asarray(learning_rate, jnp.float32)
         scaled = jax.tree.map(lambda update: factor * update, updates)
         return scaled, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))
@@ -137,15 +124,9 @@ def scale_by_bert_adam(
         )
 
     def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        *,
-        applied: jax.typing.ArrayLike = True,
-        **_: Any,
-    ) -> tuple[optax.Updates, MomentsState]:
+        updates: Params, state: Any, params: Any = None, *, applied: Any = True, **_: Any
+    ) -> tuple[Params, MomentsState]:
         del params
-        assert isinstance(state, MomentsState)
 
         def choose(new: jax.Array, old: jax.Array) -> jax.Array:
             return new if applied is True else jnp.where(applied, new, old)
@@ -167,8 +148,8 @@ def find_moments(opt_state: Any) -> MomentsState | None:
 
 def schedule_count(opt_state: Any) -> jax.Array:
     """Returns the number of a state's updates, int32 [], without skipped steps."""
-    counts = [part.count for part in opt_state if isinstance(part, optax.ScaleByScheduleState)]
-    return jnp.asarray(counts[-1])  # the learning rate comes last
+    counts = (part.count for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
+    return jnp.asarray(next(counts))
 
 
 def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
@@ -190,16 +171,7 @@ def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
     Source: arXiv 1904.00962, algorithm 2, with φ the identity.
     """
 
-    def init(params: optax.Params) -> optax.EmptyState:
-        del params
-        return optax.EmptyState()
-
-    def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        if params is None:
-            raise ValueError("the trust ratio needs the parameters")
-
+    def update(updates: Params, params: Any) -> Params:
         def scale(update: jax.Array, param: jax.Array, names: LogicalAxes, adapts: bool):
             if not adapts:
                 return update
@@ -211,7 +183,6 @@ def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
                 usable, param_norm / jnp.where(update_norm > 0, update_norm, 1.0), 1.0
             )
 
-        scaled = jax.tree.map(scale, updates, params, axes, decay_mask(params))
-        return scaled, state
+        return jax.tree.map(scale, updates, params, axes, decay_mask(params))
 
-    return optax.GradientTransformation(init, update)
+    return optax.stateless(update)

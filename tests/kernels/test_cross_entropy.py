@@ -16,8 +16,8 @@ from bert_jax.model.cross_entropy import (
     cross_entropy,
     decoded_cross_entropy,
 )
-from bert_jax.model.layers import ParamUse, add_bias, product
-from bert_jax.model.tied import shares_of
+from bert_jax.model.layers import add_bias
+from bert_jax.model.tied import decoded, shares_of
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error
@@ -33,8 +33,7 @@ def on_a_cpu(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
 
 def xla(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
     """As `MlmHead` computes it on accelerators without the kernels."""
-    use = ParamUse(("hidden", "vocab"), "float32")
-    logits = add_bias(product(rows, table.T, jnp.float32, use), bias)
+    logits = add_bias(decoded(rows, table, shares_of(table, "float32")), bias)
     return Scored(*(each[0] for each in cross_entropy(logits[None], labels[None])))
 
 
