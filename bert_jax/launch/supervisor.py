@@ -80,38 +80,29 @@ class Supervisor:
         self._trouble = False  # in the last look
         self._mistake: UserError | None = None
 
-    def run(self) -> SupervisorState:
+    def run(self, *, ask_only: bool = False) -> SupervisorState:
         """Watches until the job is over and its machines are gone.
 
-        Raises UserError if machines were refused and only the user can mend it, RunStopped if
-        another supervisor has the lease or the end cannot be written down.
+        With `ask_only`, returns once machines are asked for. Raises UserError if machines were
+        refused and only the user can mend it, RunStopped if another supervisor has the lease or the
+        end cannot be written down.
         """
-        self._look_until(lambda: False)
-        return self.state
-
-    def start(self) -> SupervisorState:
-        """Returns once machines are asked for; raises as `run` does."""
-        self._look_until(
-            lambda: self.state.current is not None and self.state.current.created is not None
-        )
-        return self.state
+        while True:
+            self._look()
+            record = self.state.current
+            if ask_only and record is not None and record.created is not None:
+                return self.state
+            if self.state.outcome is not None and record is None:
+                write_state(self._files, self.state)
+                if self._mistake is not None:
+                    raise self._mistake
+                return self.state
+            self._rest()
 
     def stop(self, why: str) -> None:
         """Ends the job; `run` then writes that down and deletes its machines."""
         if self.state.outcome is None:
             self._finish("stopped", why)
-
-    def _look_until(self, enough: Callable[[], bool]) -> None:
-        while True:
-            self._look()
-            if enough():
-                return
-            if self.state.outcome is not None and self.state.current is None:
-                write_state(self._files, self.state)
-                if self._mistake is not None:
-                    raise self._mistake
-                return
-            self._rest()
 
     def _rest(self) -> None:
         """Sleeps until the next look, and prints a status line every minute."""
@@ -129,7 +120,8 @@ class Supervisor:
         if not self.state.attempts:
             return f"{self.job.name}: no machines yet"
         record = self.state.attempts[-1]
-        parts = [f"{self._name}: {_WORDS.get(record.state, record.state.value)}"]
+        name = record.of(self.job).resource
+        parts = [f"{name}: {_WORDS.get(record.state, record.state.value)}"]
         if record.state in (State.ACTIVE, State.STARTING):
             parts += [text] if (text := self._progress.describe()) else []
         else:
@@ -220,9 +212,9 @@ class Supervisor:
             # Bill from the last observation without billing: over-count rather than under-count.
             self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
         record = self.state.attempts[-1]
-        verdict = None if hosts is None else verdicts.of_run(hosts)
-        if verdict is None:
-            verdict = verdicts.of_machines(self.job, record, seen, now=now, pace=self._pace)
+        verdict = (hosts and verdicts.of_run(hosts)) or verdicts.of_machines(
+            self.job, record, seen, now=now, pace=self._pace
+        )
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
             verdict = verdicts.of_silence(record, hosts, self._ages, now=now, pace=self._pace)
         # After a run is done, machines that are gone are no news.
@@ -320,14 +312,10 @@ class Supervisor:
         write_state(self._files, state)
         self.state = state
 
-    @property
-    def _name(self) -> str:
-        """The name of the last attempt's machines, or the job's."""
-        attempts = self.state.attempts
-        return attempts[-1].of(self.job).resource if attempts else self.job.name
-
     def _tell(self, line: str) -> None:
-        """Prints a change, once."""
-        if (said := f"{self._name}: {line}") != self._said:
+        """Prints a change, once, after the name of the last attempt's machines, or the job's."""
+        attempts = self.state.attempts
+        name = attempts[-1].of(self.job).resource if attempts else self.job.name
+        if (said := f"{name}: {line}") != self._said:
             self._said, self._told_at = said, self._clock()
             self._say(said)

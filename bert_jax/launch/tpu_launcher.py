@@ -17,7 +17,6 @@ from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import Existing, Observation, Owner, State
 from bert_jax.launch.requests import Pace, until_gone
-from bert_jax.parallel.topology import TpuTopology
 
 _Phase = tpu_v2.QueuedResourceState.State
 _STATES: Final = {
@@ -54,32 +53,32 @@ class QueuedResources:
 
     def render(self, attempt: Attempt) -> list[launcher.Request]:
         """Returns the one request for the machines."""
-        request = creation(attempt, "")
+        request = creation(attempt, self._location(attempt), "")
         what = f"queued resource {attempt.resource} in {attempt.placement.zone}"
         return [launcher.Request(what, as_json(request), as_command(request))]
 
     def create(self, attempt: Attempt) -> None:
         """Asks for the machines, which run the script that was staged with the job."""
-        request = creation(attempt, JobFiles(attempt.job.directory).startup.read_text())
+        script = JobFiles(attempt.job.directory).startup.read_text()
+        request = creation(attempt, self._location(attempt), script)
         what, expected = f"queued resource {attempt.resource}", (exceptions.AlreadyExists,)
         try:
             self._service.send("create_queued_resource", request, what=what, expected=expected)
         except exceptions.AlreadyExists:
-            found = self._get(_name(attempt))
+            found = self._get(self._name(attempt))
             owner = None if found is None else _owner(_node_of(found))
             launcher.require_ours(attempt, owner, what, where=str(attempt.placement.zone))
 
     def observe(self, attempt: Attempt) -> Observation:
         """Returns the state of the queued resource."""
-        found = self._get(_name(attempt))
+        found = self._get(self._name(attempt))
         if found is None or not _owner(_node_of(found)).is_job(Owner.of(attempt)):
             return Observation(State.ABSENT)
         return Observation(_state(found), _reason(found))
 
     def delete(self, attempt: Attempt) -> None:
         """Deletes the queued resource and its machines."""
-        project, zone, _ = place(attempt)
-        self._delete(parent(project, zone), attempt.resource, Owner.of(attempt))
+        self._delete(self._location(attempt), attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
         """Deletes an entry of `existing`."""
@@ -103,6 +102,12 @@ class QueuedResources:
             for node, name, state, bills in found
             if node.labels.get(JOB_LABEL)
         ]
+
+    def _location(self, attempt: Attempt) -> str:
+        return parent(self._project, attempt.placement.zone or "")
+
+    def _name(self, attempt: Attempt) -> str:
+        return f"{self._location(attempt)}/queuedResources/{attempt.resource}"
 
     def _get(self, name: str) -> tpu_v2.QueuedResource | None:
         request = tpu_v2.GetQueuedResourceRequest(name=name)
@@ -162,11 +167,6 @@ class QueuedResources:
                 _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
 
 
-def _name(attempt: Attempt) -> str:
-    project, zone, _ = place(attempt)
-    return f"{parent(project, zone)}/queuedResources/{attempt.resource}"
-
-
 def _last(name: str) -> str:
     return name.rpartition("/")[2]
 
@@ -201,32 +201,13 @@ def parent(project: str, zone: str) -> str:
     return f"projects/{project}/locations/{zone}"
 
 
-def place(attempt: Attempt) -> tuple[str, str, TpuTopology]:
-    """Returns project, zone and topology. Raises UserError if Cloud TPU cannot make them."""
-    project, placement = attempt.job.submit.project, attempt.placement
-    topology, zone = placement.topology, placement.zone
-    if topology is None:
-        raise UserError('submit.on: found "local", allowed with queued resources: topologies')
-    if topology.accelerator.runtime_version is None:
-        raise UserError(
-            f'submit.on: found "{topology.name}", which Cloud TPU offers on GKE alone; allowed: '
-            "submit.launcher: gke"
-        )
-    if project is None or zone is None:
-        missing = "project" if project is None else "zone"
-        raise UserError(f"submit.{missing}: missing; set it, or give --{missing}")
-    return project, zone, topology
-
-
-def creation(attempt: Attempt, script: str) -> tpu_v2.CreateQueuedResourceRequest:
+def creation(attempt: Attempt, location: str, script: str) -> tpu_v2.CreateQueuedResourceRequest:
     """Returns the request for the machines of an attempt, which run a script when they start.
 
     Raises UserError if Cloud TPU has no such machines, or a setting is missing.
     """
-    project, zone, _ = place(attempt)
-    submit, location = attempt.job.submit, parent(project, zone)
-    tpu = tpu_v2.QueuedResource.Tpu
-    spec = tpu.NodeSpec(parent=location, node=_node(attempt, script))
+    submit, tpu = attempt.job.submit, tpu_v2.QueuedResource.Tpu
+    spec = tpu.NodeSpec(parent=location, node=_node(attempt, location, script))
     if attempt.placement.slices == 1:
         spec.node_id = attempt.resource
     else:
@@ -250,9 +231,13 @@ def creation(attempt: Attempt, script: str) -> tpu_v2.CreateQueuedResourceReques
     )
 
 
-def _node(attempt: Attempt, script: str) -> tpu_v2.Node:
-    project, zone, topology = place(attempt)
-    submit = attempt.job.submit
+def _node(attempt: Attempt, location: str, script: str) -> tpu_v2.Node:
+    topology, submit = attempt.placement.topology, attempt.job.submit
+    if topology is None or topology.accelerator.runtime_version is None:
+        raise UserError(
+            f'submit.on: found "{attempt.placement.on}", which Cloud TPU offers on GKE alone; '
+            "allowed: submit.launcher: gke"
+        )
     node = tpu_v2.Node(
         accelerator_type=topology.accelerator_type,
         runtime_version=topology.accelerator.runtime_version,
@@ -269,7 +254,7 @@ def _node(attempt: Attempt, script: str) -> tpu_v2.Node:
     if submit.service_account is not None:
         node.service_account = tpu_v2.ServiceAccount(email=submit.service_account, scope=[_SCOPE])
     if submit.data_disk is not None:
-        source = f"projects/{project}/zones/{zone}/disks/{submit.data_disk}"
+        source = f"{location.replace('/locations/', '/zones/')}/disks/{submit.data_disk}"
         # Several machines may read a disk if none of them writes it.
         mode = tpu_v2.AttachedDisk.DiskMode.READ_ONLY
         node.data_disks = [tpu_v2.AttachedDisk(source_disk=source, mode=mode)]

@@ -55,20 +55,16 @@ def jobs(
     section = with_gcloud_settings(section or SubmitSection())
     bucket = section.bucket or os.environ.get(BUCKET)
     found = find_existing(known_launchers(section, say=say), bucket=bucket, say=say)
-    if not stop_orphans:
-        return found
-    return [each for each in found if not _stopped(each, confirm, say)]
-
-
-def _stopped(found: Found, confirm: Confirm | None, say: Say) -> bool:
-    if not found.orphan:
-        return False
-    name = found.existing.resource
-    if confirm is not None and not confirm(f"Delete {name} ({found.orphan})?"):
-        return False
-    found.launcher.remove(found.existing)
-    say(f"{name}: deleted ({found.orphan})")
-    return True
+    left = []
+    for each in found:
+        what = f"{each.existing.resource} ({each.orphan})"
+        wanted = stop_orphans and each.orphan and (confirm is None or confirm(f"Delete {what}?"))
+        if wanted:
+            each.launcher.remove(each.existing)
+            say(f"{each.existing.resource}: deleted ({each.orphan})")
+        else:
+            left.append(each)
+    return left
 
 
 def describe_jobs(found: Sequence[Found]) -> list[str]:

@@ -85,7 +85,7 @@ def submit(
         return watch_job(files, launcher, say=say, confirm=confirm)
     with lease(files, say=say) as held:
         try:
-            state = Supervisor(files, launcher, held, say=say).start()
+            state = Supervisor(files, launcher, held, say=say).run(ask_only=True)
         except KeyboardInterrupt:  # a request may be out
             say(left_running(files))
             raise

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped, UserError, counted
 from bert_jax.files.lock import Lock, lock_at
 from bert_jax.launch.job import Job, JobFiles, find_job, read_job
 from bert_jax.launch.launcher import Launcher, launcher_for
@@ -51,7 +51,12 @@ def watch_job(
         try:
             state = supervisor.run()
         except KeyboardInterrupt:
-            if not _wants_deletion(supervisor, confirm):
+            try:
+                question = "Delete its machines? Without that they go on, and bill."
+                delete = supervisor.state.current is None or confirm(question)
+            except KeyboardInterrupt:
+                delete = False
+            if not delete:
                 say(left_running(files))
                 return supervisor.state
             try:
@@ -62,15 +67,6 @@ def watch_job(
                 raise
     say(conclude(supervisor.job, state))
     return state
-
-
-def _wants_deletion(supervisor: Supervisor, confirm: Confirm) -> bool:
-    if supervisor.state.current is None:
-        return True  # there are no machines to ask about
-    try:
-        return confirm("Delete its machines? Without that they go on, and bill.")
-    except KeyboardInterrupt:
-        return False
 
 
 @contextlib.contextmanager
@@ -104,7 +100,6 @@ def conclude(job: Job, state: SupervisorState) -> str:
     # Until machines were gone: `seen` is newer if somebody looked at the job later.
     last = state.attempts[-1].deleted if state.attempts else None
     spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))
-    restarts = len(state.restarts)
-    again = f", {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+    again = f", {counted(len(state.restarts), 'restart')}" if state.restarts else ""
     dollars = state.dollars(job.placements, state.seen)
     return f"{job.name}: {state.outcome} after {spent}{again}, ${dollars:,.2f}"

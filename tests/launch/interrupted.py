@@ -9,9 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
-from bert_jax.launch import preflight
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.supervisor_state import read_state
 from bert_jax.runs.checkpoints import load_params
@@ -34,12 +32,6 @@ def saved_often(project: Path) -> dict[str, Any]:
         "checkpoint": {"every": 4},
     }
     return values
-
-
-@pytest.fixture
-def cpu_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts of a cloud's double are processes here: `submit` lets them train on the CPU."""
-    monkeypatch.setattr(preflight, "check_platform", lambda job, mesh: [])
 
 
 def run_undisturbed(values: dict[str, Any], directory: Path) -> Path:

@@ -18,6 +18,7 @@ from bert_jax.launch.verdict import WatchPace
 from tests.launch.cloud_jobs import Clock
 
 HOUR = 3600.0
+EIGHT = ("--on", "v5e-8", "--zone", "us-west4-a")
 PACE = WatchPace(poll=120.0, start=1200.0, silence=600.0, settle=180.0)
 
 
@@ -71,11 +72,9 @@ class ScriptedLauncher:
         self.down = False
 
     def render(self, attempt: Attempt) -> list[Request]:
-        """Returns nothing."""
         return []
 
     def create(self, attempt: Attempt) -> None:
-        """Makes what does not exist."""
         self._count("create")
         if attempt.resource not in self.machines:
             self.on_create(attempt)
@@ -83,25 +82,21 @@ class ScriptedLauncher:
             self.created.append(attempt.resource)
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns what there is."""
         self._count("observe")
         found = self.machines.get(attempt.resource)
-        return (
-            Observation(State.ABSENT) if found is None else Observation(found.state, found.message)
-        )
+        if found is None:
+            return Observation(State.ABSENT)
+        return Observation(found.state, found.message)
 
     def delete(self, attempt: Attempt) -> None:
-        """Takes it away."""
         self._count("delete")
         self.on_delete(attempt)
         self.machines.pop(attempt.resource, None)
 
     def remove(self, existing: Existing) -> None:
-        """Takes away what an entry is about."""
         self.delete(self.machines[existing.resource].attempt)
 
     def existing(self) -> list[Existing]:
-        """Returns everything."""
         return [
             Existing(
                 owner=Owner.of(found.attempt),
@@ -119,8 +114,30 @@ class ScriptedLauncher:
             raise Unavailable("503 the service is unavailable")
 
     def become(self, resource: str, state: State, message: str = "") -> None:
-        """Changes machines that exist."""
         self.machines[resource].state, self.machines[resource].message = state, message
+
+
+class Provider(ScriptedLauncher):
+    """Machines that are active at once, and whose run is done at the third look."""
+
+    looks_until_done = 3
+    interrupt_at = 0
+
+    def create(self, attempt: Any) -> None:
+        super().create(attempt)
+        self.become(attempt.resource, State.ACTIVE)
+
+    def observe(self, attempt: Any) -> Observation:
+        seen = super().observe(attempt)
+        looks = self.requests["observe"]
+        if looks == self.interrupt_at:
+            raise KeyboardInterrupt
+        if looks >= self.looks_until_done:
+            files = JobFiles(attempt.job.directory)
+            for worker in range(attempt.hosts):
+                path = files.host(attempt.number, worker)
+                path.write_text(HostStatus(state="done", at=1.0, step=9).model_dump_json())
+        return seen
 
 
 class Said(list[str]):
@@ -134,7 +151,6 @@ class Said(list[str]):
         self.moments: list[float] = []  # of each line
 
     def append(self, line: str, /) -> None:
-        """Takes a line."""
         assert self.faults_meant or UNFORESEEN not in line, line
         self.moments.append(self.clock.now)
         super().append(line)
@@ -215,7 +231,6 @@ class World:
         self.clock.after(until, lambda: setattr(self.launcher, method, works))
 
     def becomes(self, state: State, message: str = "", *, at: float, attempt: int = 1) -> None:
-        """Changes machines later."""
         self.clock.after(at, lambda: self.launcher.become(f"base-{attempt}", state, message))
 
     def run_until_done(self, attempt: int, *, at: float, step: int) -> None:

@@ -191,27 +191,40 @@ def ending(code: int, step: int | None = None) -> Ending:
     return Ending(at=0.0, exit_code=code, step=step, message=f"said {code}")
 
 
-def test_a_run_that_is_done_or_that_no_restart_mends_is_not_started_again() -> None:
-    for code, state in ((0, "done"), (1, "failed"), (2, "failed")):
-        verdict = Restarts(1.0).judge(ending(code, 5))
-        assert (verdict.state, verdict.exit_code, verdict.pause) == (state, code, None)
-        assert verdict.message == f"said {code}"
-
-
-def test_a_signal_and_a_lost_peer_are_no_fault_of_the_step() -> None:
+@pytest.mark.parametrize(
+    ("endings", "said"),
+    [
+        ([(0, 5)], "said 0"),
+        ([(1, 5)], "said 1"),
+        ([(2, 5)], "said 2"),
+        # A signal and a lost peer are no fault of the step.
+        ([(3, 7), (4, 7), (3, 7), (4, 7), (4, 7)], None),
+        *[
+            ([(code, 7), (4, 6), (code, 7)], "the run died twice at step 7: said {code}")
+            for code in (43, 137, 134, 5)
+        ],
+        # Progress excuses a death before the first report.
+        (
+            [(137, None), (137, 9), (137, None), (137, None)],
+            "the run died twice before its first report: said 137",
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_starts_again_unless_it_is_done_or_died_twice_at_one_step(
+    endings: list[tuple[int, int | None]], said: str | None
+) -> None:
     restarts = Restarts(1.0)
-    for code in (3, 4, 3, 4, 4):
-        assert restarts.judge(ending(code, 7)).state == "restarting"
-
-
-def test_dying_twice_at_one_step_ends_the_host() -> None:
-    for code in (43, 137, 134, 5):
-        restarts = Restarts(1.0)
-        assert restarts.judge(ending(code, 7)).pause == 1.0
-        assert restarts.judge(ending(4, 6)).state == "restarting"
-        verdict = restarts.judge(ending(code, 7))
-        assert (verdict.state, verdict.exit_code) == ("failed", 1)
-        assert verdict.message == f"the run died twice at step 7: said {code}"
+    *before, last = [restarts.judge(ending(*each)) for each in endings]
+    assert {verdict.state for verdict in before} <= {"restarting"}
+    if said is None:
+        assert last.state == "restarting"
+        return
+    code = endings[-1][0]
+    exit_code = code if code in (0, 1, 2) else 1
+    state = "failed" if exit_code else "done"
+    assert (last.state, last.exit_code, last.pause) == (state, exit_code, None)
+    assert last.message == said.format(code=code)
 
 
 @pytest.mark.parametrize("steps", [(None,), (7,), (7, 8, 9, 10)], ids=str)
@@ -228,14 +241,6 @@ def test_uncaught_exceptions_get_a_few_restarts_without_a_new_checkpoint(
     assert (verdict.state, verdict.exit_code) == ("failed", 1)
     assert "4 uncaught exceptions without a new checkpoint" in verdict.message
     assert verdict.message.endswith("said 70")
-
-
-def test_dying_twice_before_the_first_report_ends_the_host_unless_there_was_progress() -> None:
-    restarts = Restarts(1.0)
-    assert restarts.judge(ending(137)).state == "restarting"
-    assert restarts.judge(ending(137, 9)).state == "restarting"
-    assert restarts.judge(ending(137)).state == "restarting"
-    assert "before its first report" in restarts.judge(ending(137)).message
 
 
 def test_pauses_double_up_to_two_minutes_and_begin_anew_with_progress() -> None:

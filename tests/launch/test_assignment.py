@@ -17,7 +17,7 @@ from bert_jax.launch.assignment import (
 from bert_jax.launch.job import JobPlacement
 from tests.launch.jobs import write_job
 from tests.project import ROOT
-from tests.storage.cloud import Cloud, _server, cloud  # noqa: F401
+from tests.storage.cloud import Cloud
 
 
 def assignment(
@@ -66,9 +66,7 @@ def test_a_host_that_is_none_of_the_attempt_s_is_refused(tmp_path: Path) -> None
         assignment(tmp_path, JobPlacement(on="local"), worker=3)
 
 
-def test_jax_finds_in_a_bucket_what_was_compiled_before(
-    cloud: Cloud,  # noqa: F811
-) -> None:
+def test_jax_finds_in_a_bucket_what_was_compiled_before(cloud: Cloud) -> None:
     compiled = cloud.make_bucket() / "jobs" / "tiny" / "compiled"
     program = (
         "import bert_jax.files.remote, jax\n"

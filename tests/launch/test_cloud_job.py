@@ -24,7 +24,6 @@ from bert_jax.verbs import submit as submit_verb
 from tests.launch.interrupted import (
     TIMEOUT,
     assert_done_as_undisturbed,
-    cpu_hosts,  # noqa: F401
     processes_told,
     run_undisturbed,
     saved_often,
@@ -32,7 +31,7 @@ from tests.launch.interrupted import (
 )
 from tests.launch.tpu_service import PROJECT, TpuService
 from tests.project import environment, write_config
-from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
+from tests.storage.cloud import Cloud
 
 pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
@@ -78,10 +77,7 @@ def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict
 
 @pytest.mark.chaos
 def test_a_slice_taken_back_in_mid_run_is_made_again(
-    cloud: Cloud,  # noqa: F811
-    project: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cloud: Cloud, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = saved_often(project)
     undisturbed = run_undisturbed(values, tmp_path)

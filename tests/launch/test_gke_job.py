@@ -12,11 +12,11 @@ from bert_jax.launch.job import JobFiles
 from bert_jax.launch.requests import Pace
 from bert_jax.launch.supervisor_state import read_state
 from tests.launch.cluster import Cluster
-from tests.launch.interrupted import cpu_hosts, saved_often  # noqa: F401
+from tests.launch.interrupted import saved_often
 from tests.launch.manifests import IMAGE
 from tests.launch.test_cloud_job import on_bucket
 from tests.project import ok, refused, write_config
-from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
+from tests.storage.cloud import Cloud
 
 pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
@@ -35,11 +35,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def test_jobs_finds_what_is_on_the_cluster_that_kubectl_knows(
-    cloud: Cloud,  # noqa: F811
-    cluster: Cluster,
-    project: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cloud: Cloud, cluster: Cluster, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its label, in any namespace, with no option; and it can be ended from there."""
     bucket = cloud.make_bucket()

@@ -12,7 +12,7 @@ import yaml
 from bert_jax.config import load_config, parse_config
 from bert_jax.launch.job import HostStatus, JobFiles
 from bert_jax.parallel.topology import parse_topology
-from tests.launch.test_submit import Cloud, cloud, config  # noqa: F401
+from tests.launch.scripted import Provider
 from tests.project import ROOT, ok
 
 README = ROOT / "tpu_setup" / "README.md"
@@ -103,9 +103,7 @@ def test_the_request_by_hand_has_the_table_s_runtime() -> None:
 
 
 def test_what_the_page_says_of_a_job_that_runs_works_on_one(
-    cloud: Cloud,  # noqa: F811
-    config: Path,  # noqa: F811
-    tmp_path: Path,
+    provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     bucket = tmp_path / "b"
     values = yaml.safe_load(config.read_text()) | {"run_dir": str(bucket / "runs" / "base")}
@@ -129,7 +127,7 @@ def test_what_the_page_says_of_a_job_that_runs_works_on_one(
         ("jobs", f"base-1 in : active, bills, watched, {files.directory}"),
         ("stop", "base-1: stopped: by `bert-jax stop`"),
     ]
-    assert cloud.machines == {}
+    assert provider.machines == {}
 
 
 FOLDER = Path(__file__).parents[2] / "tpu_setup"

@@ -7,8 +7,7 @@ import yaml
 
 from bert_jax.launch.preflight import TABLE_DATE
 from bert_jax.parallel.accelerators import ACCELERATORS
-from tests.launch.test_submit import config, run  # noqa: F401
-from tests.project import ROOT, ok, refused
+from tests.project import ROOT, invoke, ok, refused
 
 BASE = ROOT / "configs" / "pretrain" / "base.yaml"
 BUCKET = ("--project", "p", "--bucket", "gs://your-bucket")
@@ -102,9 +101,7 @@ def test_a_dry_run_begins_with_cost_limits_and_what_was_not_checked() -> None:
     assert "no limit on dollars: submit needs --max-cost DOLLARS, or --no-limit" in full
 
 
-def test_a_submit_that_costs_needs_a_limit_or_the_word_that_there_is_none(
-    config: Path,  # noqa: F811
-) -> None:
+def test_a_submit_that_costs_needs_a_limit_or_the_word_that_there_is_none(config: Path) -> None:
     values = yaml.safe_load(config.read_text()) | {"run_dir": "r", "tokenizer": "t", "mesh": {}}
     for phase in values["train"]["phases"]:
         phase["dataset"] = "d"
@@ -127,7 +124,7 @@ def test_without_credentials_no_network_is_waited_for(
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     arguments = {"submit": (BASE, *BUCKET, *V5E, "--max-cost", 9, "--yes")}
-    found = run(verb, *arguments.get(verb, ("gs://your-bucket/jobs/base",)))
+    found = invoke(verb, *arguments.get(verb, ("gs://your-bucket/jobs/base",)))
     assert found.exit_code == 2, found.output
     line = found.output.splitlines()[-1]
     assert line.startswith("bert-jax: gs://your-bucket")

@@ -13,7 +13,7 @@ from etils import epath
 from tests.launch.cloud_vm import TOKEN, Vm, stage_software
 from tests.launch.jobs import STARTUP, TIMEOUT
 from tests.project import ROOT
-from tests.storage.cloud import Cloud, _server, cloud  # noqa: F401
+from tests.storage.cloud import Cloud
 
 ATTRIBUTES = {
     "bert-jax-attempt": "2",
@@ -44,10 +44,7 @@ def test_it_installs_with_the_version_of_uv_that_the_tests_have() -> None:
         assert f"\nuv=={version}\n" in path.read_text()
 
 
-def test_a_vm_installs_the_staged_wheel_once_and_hands_over(
-    cloud: Cloud,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_vm_installs_the_staged_wheel_once_and_hands_over(cloud: Cloud, tmp_path: Path) -> None:
     job = cloud.make_bucket() / "jobs" / "a b$(touch pwned)"
     stage_software(job)
     vm = Vm(tmp_path / "vm")
@@ -71,10 +68,7 @@ def test_a_vm_installs_the_staged_wheel_once_and_hands_over(
     assert vm.notes.count("/uv ") == installed
 
 
-def test_a_wheel_that_is_not_what_was_staged_is_not_run(
-    cloud: Cloud,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_wheel_that_is_not_what_was_staged_is_not_run(cloud: Cloud, tmp_path: Path) -> None:
     job = cloud.make_bucket() / "jobs" / "tiny"
     stage_software(job)
     (job / "software" / "bert_jax-0.2.0-py3-none-any.whl").write_bytes(b"another")

@@ -234,7 +234,7 @@ def world(tmp_path: Path) -> World:
     """A job that was submitted five hours ago, and is not watched."""
     world = World(tmp_path)
     world.clock.now = time.time() - 5 * HOUR
-    world.supervisor().start()
+    world.supervisor().run(ask_only=True)
     return world
 
 

@@ -14,8 +14,8 @@ from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.launch.host_paths import for_hosts
 from bert_jax.launch.section import SubmitSection
-from tests.launch.test_submit import EIGHT, Cloud, cloud, config, run  # noqa: F401
-from tests.project import ok
+from tests.launch.scripted import EIGHT, Provider
+from tests.project import invoke, ok
 
 
 def _shard(root: Path) -> Path:
@@ -52,8 +52,8 @@ def _another(root: Path) -> None:
     ids=["cut", "dataset gone", "tokenizer changed", "another"],
 )
 def test_data_that_is_not_whole_or_not_of_the_tokenizer_is_refused(
-    cloud: Cloud,  # noqa: F811
-    config: Path,  # noqa: F811
+    provider: Provider,
+    config: Path,
     project: Path,
     tmp_path: Path,
     damage: Callable[[Path], object],
@@ -68,12 +68,12 @@ def test_data_that_is_not_whole_or_not_of_the_tokenizer_is_refused(
     values["train"] |= {"phases": [phase]}
     config.write_text(yaml.safe_dump(values))
     damage(root)
-    refused = run("submit", config, "--bucket", tmp_path / "b", "--yes")
+    refused = invoke("submit", config, "--bucket", tmp_path / "b", "--yes")
     assert refused.exit_code == 2, refused.output
     (line,) = refused.output.splitlines()
     assert re.search(said, line), line
     assert not (tmp_path / "b").exists()
-    assert cloud.requests["create"] == 0
+    assert provider.requests["create"] == 0
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,7 @@ def test_no_name_of_a_job_is_anything_to_a_shell(evil: str) -> None:
 
 
 def test_no_secret_of_the_submitter_goes_with_a_job(
-    cloud: Cloud,  # noqa: F811
-    config: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    provider: Provider, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "s3cr3t-0f-the-submitter"
     for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GOOGLE_API_KEY"):

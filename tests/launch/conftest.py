@@ -1,0 +1,41 @@
+"""What jobs need: a bucket, machines that do what a test says, a configuration."""
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from bert_jax.launch import bundle, preflight
+from bert_jax.verbs import jobs, stop, submit, watch
+from tests.launch.cloud_jobs import Clock
+from tests.launch.scripted import Provider
+from tests.project import project_config, write_config
+from tests.storage.cloud import _server, cloud  # noqa: F401
+
+_SOFTWARE = functools.cache(bundle.software)  # packed once
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
+    """In the place of every launcher."""
+    provider = Provider(Clock())
+    monkeypatch.setattr(bundle, "software", _SOFTWARE)
+    for module in (submit, watch, stop):
+        monkeypatch.setattr(module, "launcher_for", lambda section: provider)
+    monkeypatch.setattr(jobs, "known_launchers", lambda section, say: [provider])
+    return provider
+
+
+@pytest.fixture
+def config(project: Path, tmp_path: Path) -> Path:
+    """Of a run of any number of hosts on this machine."""
+    values = project_config(project) | {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
+    values["submit"] = {"poll_seconds": 0.01, "on": "local"}
+    values["mesh"] |= {"data": -1}
+    return write_config(tmp_path / "run.yaml", values)
+
+
+@pytest.fixture
+def cpu_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts of a cloud's double are processes here: `submit` lets them train on the CPU."""
+    monkeypatch.setattr(preflight, "check_platform", lambda job, mesh: [])
