@@ -87,8 +87,7 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
         )
     if path.suffix != ".txt":
-        for row in read_table(path):
-            yield _text_of(row, _resolve(row, columns))
+        yield from (_text_of(row, columns) for row in read_table(path))
         return
     if columns.asked:
         option, name = next(iter(columns.asked.items()))
@@ -100,22 +99,14 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
         yield InputText(number, line, None, None)
 
 
-def _resolve(row: TableRow, columns: TextColumns) -> TextColumns:
-    """Returns the columns with `text` filled in, after checking that each exists."""
-    asked = columns.asked
-    row.require(asked.items())
-    if columns.text is not None:
-        return columns
-    return columns._replace(text=row.only_column("--column", but=asked.values()))
-
-
 def _text_of(row: TableRow, columns: TextColumns) -> InputText:
+    row.require(columns.asked.items())
+    column = columns.text or row.only_column("--column", but=columns.asked.values())
     label = None
     if columns.label is not None:
         found = row.values[columns.label]
         if found is None or found == "" or isinstance(found, dict | list):
             raise UserError(f'{row.place}: "{columns.label}" found {found!r}, allowed: a label')
         label = str(found)
-    assert columns.text is not None
     pair = None if columns.pair is None else row.text(columns.pair)
-    return InputText(row.line, row.text(columns.text), pair, label)
+    return InputText(row.line, row.text(column), pair, label)

@@ -19,10 +19,7 @@ Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
 
 class DistributedSection(Section):
-    """How several processes find each other. On a Cloud TPU everything is found by itself.
-
-    `timeout_seconds` is for all to come; one that is silent for `silence_seconds` is gone.
-    """
+    """How several processes find each other. On a Cloud TPU everything is found by itself."""
 
     enabled: bool = False
     """True on every host of a job of several processes."""
