@@ -1,14 +1,12 @@
 """The processes of a job meet at process 0 before they join JAX's coordination service.
 
 If a process does not join in time, JAX aborts the others in C++ and does not name it. So process 0
-first listens on the coordinator's port, by HTTP, and leaves the port to JAX when all have come.
+first listens on the coordinator's port, and leaves the port to JAX when all have come.
 Every other process reports to it again and again, until it answers with the outcome.
 """
 
 import contextlib
 import dataclasses
-import http.client
-import http.server
 import json
 import os
 import socket
@@ -138,28 +136,18 @@ class _Host(socketserver.TCPServer):
         return self._outcome
 
 
-class _Request(http.server.BaseHTTPRequestHandler):
-    """The report of a process."""
+class _Request(socketserver.StreamRequestHandler):
+    """The report of a process, and its answer: a line of JSON each."""
 
     server: _Host  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 2.0  # seconds for a client that sends nothing
 
-    def do_POST(self) -> None:
-        """Answers with what is known."""
-        try:
-            length = min(int(self.headers["Content-Length"]), _LONGEST)
-            index, host, pid, count, command, name = json.loads(self.rfile.read(length))
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, TypeError, ValueError):  # of another program's client
+            index, host, pid, count, command, name = json.loads(self.rfile.readline(_LONGEST))
             member = Member(int(index), str(host), int(pid))
             answer = self.server.hear(member, int(count), dict(command), str(name))
-        except (TypeError, ValueError):
-            self.send_error(400)
-            return
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Writes no log."""
+            self.wfile.write(json.dumps(answer).encode())
 
 
 def _listen(meeting: Meeting, me: Member) -> _Host:
@@ -168,7 +156,7 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
         try:
             return _Host(meeting, me)
         except OSError as error:
-            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            with contextlib.suppress(OSError, ValueError):
                 # Another process 0 of this job refuses this one.
                 _members(_ask(meeting, me, host="localhost"))
             if meeting.is_over:
@@ -192,7 +180,7 @@ def _report(meeting: Meeting, me: Member) -> Members:
             if answer := _ask(meeting, me):
                 return _members(answer)
             last = time.monotonic()
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or first_line(error)
         time.sleep(max(_AGAIN_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
@@ -203,11 +191,10 @@ def _report(meeting: Meeting, me: Member) -> Members:
 
 def _ask(meeting: Meeting, me: Member, *, host: str | None = None) -> dict[str, Any]:
     """Returns what process 0 answers to a report."""
-    connection = http.client.HTTPConnection(host or meeting.host, meeting.port, timeout=5.0)
-    with contextlib.closing(connection):
+    with socket.create_connection((host or meeting.host, meeting.port), timeout=5.0) as connection:
         report = [*me, meeting.count, meeting.command, meeting.signal()]
-        connection.request("POST", "/", json.dumps(report).encode())
-        return json.loads(connection.getresponse().read())
+        connection.sendall(json.dumps(report).encode() + b"\n")
+        return json.loads(connection.makefile("rb").read())
 
 
 def _members(outcome: dict[str, Any]) -> Members:
