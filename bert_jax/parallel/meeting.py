@@ -106,9 +106,9 @@ class _Host(socketserver.TCPServer):
                 self._outcome |= {"mistake": line} if line else {"members": self._members}
             elif meeting.is_over:
                 self._outcome["missing"] = _missing(meeting, self._members)
-        told = meeting.count if "stopped" in self._outcome else len(self._members)
+        waiting = set(range(meeting.count) if "stopped" in self._outcome else self._members)
         ended = time.monotonic()
-        while len(self._told) < told and time.monotonic() < ended + _VERDICT_SECONDS:
+        while waiting - self._told and time.monotonic() < ended + _VERDICT_SECONDS:
             self.handle_request()
         return self._outcome
 
