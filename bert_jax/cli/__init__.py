@@ -19,8 +19,9 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         from bert_jax.parallel.stop_signal import STOP
 
-        STOP.hold()  # until the configuration says whether other processes must be told
-        STOP.listen(owns_process=True)  # before anything that takes time
+        # Before anything that takes time. Signals are held until the configuration says whether
+        # other processes must be told.
+        STOP.listen(owns_process=True, hold=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     from bert_jax.cli.base import exit_code
     from bert_jax.cli.commands import cli

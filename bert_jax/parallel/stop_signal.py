@@ -108,22 +108,19 @@ class StopSignal:
         self._saved_step = 0  # which the last checkpoint holds, or is about to
         self._wait_for_save: Callable[[], None] = lambda: None
 
-    def listen(self, *, owns_process: bool) -> None:
+    def listen(self, *, owns_process: bool, hold: bool = False) -> None:
         """Hears signals from now on, if called in the main thread.
 
         With `owns_process` the process ends, as the command line does, as soon as all steps are
-        saved; otherwise the train loop alone ends, after its next step.
+        saved; otherwise the train loop alone ends, after its next step. With `hold` it answers no
+        signal, except a second one, until the processes have met, or `release`.
         """
         if threading.current_thread() is threading.main_thread() and self._pipe is None:
-            self._owns_process = owns_process
+            self._owns_process, self._held = owns_process, hold
             self._pipe = SignalPipe(self._hear, handler=self._handler)
 
-    def hold(self) -> None:
-        """Answers no signal, except a second one, until the processes have met, or `release`."""
-        self._held = True
-
     def release(self) -> None:
-        """Ends the process if a signal has come since `hold`; call it in the main thread."""
+        """Ends the process if a held signal has come; call it in the main thread."""
         with self._lock:
             held, self._held = self._held, False
         if held and self.name:
@@ -143,7 +140,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Hears signals at least until the end of the block."""
+        """Hears signals at least until the end of the block; then forgets the run."""
         if self._pipe is not None:
             yield
             return
@@ -151,7 +148,13 @@ class StopSignal:
         try:
             yield
         finally:
-            self._stop_listening()
+            if self._pipe is not None:  # called in the main thread
+                self._pipe.close()
+                self._pipe = None
+                self._run += 1
+                self._expect_notice()
+                self._forget()
+                OUTAGE.stopping = False
 
     def saved(self, step: int, wait_for_save: Callable[[], None]) -> None:
         """Says that all steps are in the checkpoint of `step`, 0 for none, or about to be.
@@ -285,17 +288,6 @@ class StopSignal:
             assert self._pipe is not None
             self._pipe.give_back(number)
             os.kill(os.getpid(), number)
-
-    def _stop_listening(self) -> None:
-        """Restores the former signal handlers, and forgets the request."""
-        if self._pipe is None:
-            return
-        self._pipe.close()
-        self._pipe = None
-        self._run += 1
-        self._expect_notice()
-        self._forget()
-        OUTAGE.stopping = False
 
     def _expect_notice(self) -> None:
         if self._channel is not None:

@@ -108,4 +108,5 @@ def test_processes_that_are_a_step_apart_save_once_more() -> None:
         until_agreed(stop, channel, notices=1)
         assert stop.due()
     finally:
-        stop._stop_listening()
+        assert stop._pipe is not None
+        stop._pipe.close()
