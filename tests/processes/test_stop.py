@@ -109,12 +109,12 @@ def test_a_signal_to_the_process_group_stops_a_run_with_loader_workers(
 
 
 def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None:
-    """The main thread is in the compiler, for long: 12 layers, unrolled."""
+    """The main thread is in the compiler, for long: 8 layers, unrolled."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "bert_jax.cli", "pretrain", str(config)),
             *(f"run_dir={tmp_path / 'run'}", "mesh.simulated_devices=1"),
-            *("model.architecture.num_hidden_layers=12", "model.execution.unroll=12"),
+            *("model.architecture.num_hidden_layers=8", "model.execution.unroll=8"),
         ],
         cwd=ROOT,
         env=environment() | {"JAX_LOG_COMPILES": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"},
