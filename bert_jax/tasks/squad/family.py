@@ -1,10 +1,11 @@
 """Question answering on SQuAD 1.1 and 2.0: the task family."""
 
 import functools
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -34,7 +35,7 @@ from bert_jax.tasks.squad.answers import (
 from bert_jax.tasks.squad.file import SquadQuestion, find_answer, questions_in_memory, read_squad
 from bert_jax.tasks.squad.offsets import OffsetEncoder
 from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0, tune
-from bert_jax.tasks.squad.windows import ContextWindows, count_windows
+from bert_jax.tasks.squad.windows import ContextWindows
 from bert_jax.text.tokenizer import Tokenizer
 
 TUNED_THRESHOLD = "null_threshold"  # among the figures of a run's dev evaluation
@@ -103,7 +104,7 @@ class SquadSection(FilesSection):
                 raise UserError(
                     f"{paths[role]}: found no answer that is in its context, allowed: at least one"
                 )
-            notes += count_notes(paths[role], split.notes())
+            notes += count_notes(paths[role], split.findings)
         if with_null and threshold is None and "dev" not in splits:
             notes.append("task.null_threshold: found none set or tuned on a dev set: 0 is used")
         return Family(
@@ -135,11 +136,14 @@ def _write_json(
     return written
 
 
-class SquadSplit(Split):
-    """The windows of a file's questions.
+class _Asked(NamedTuple):
+    question: SquadQuestion
+    windows: ContextWindows
+    target: tuple[int, int]  # first and last piece of the answer; (-1, -1) without one
 
-    Memory holds the questions and a few integers for each window; pieces are encoded on request.
-    """
+
+class SquadSplit(Split):
+    """The windows of a file's questions; pieces are encoded on request."""
 
     def __init__(
         self,
@@ -158,48 +162,40 @@ class SquadSplit(Split):
         is there is the target. Role "dev" chooses the threshold on the records. `threshold` is None
         where it is unknown; `with_null` permits "no answer" (version 2.0).
         """
-        self._section, self._max_length, self._with_null = section, max_length, with_null
+        self._section, self._with_null = section, with_null
         self._role, self._threshold, self._special = role, threshold, tokenizer.special
         self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
         self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
-        self._asked = questions
-        self._cut = 0  # questions that are too long
-        kept: list[SquadQuestion] = []
-        sizes: list[tuple[int, int, int, int]] = []  # context, question, first and last of answer
+        self._asked: list[_Asked] = []
+        self._rows: list[tuple[_Asked, int]] = []  # questions with the number of a window
+        lengths: list[int] = []
+        cut = 0
         for question in questions:
             target = self._target(question) if role == "train" else (-1, -1)
             if target is None:
                 continue
             query = len(self._query(question.question))
-            self._cut += query > section.max_query_length
-            kept.append(question)
+            cut += query > section.max_query_length
+            others = min(query, section.max_query_length) + SPECIAL_PIECES
             pieces = len(self._pieces(question.context).ids)
-            query = min(query, section.max_query_length)
-            sizes.append((pieces, query, target[0], target[1]))
-        self._questions, self.skipped = kept, len(questions) - len(kept)
-        self.examples, self.fingerprint = len(kept), content_hash(kept)
-        table = np.array(sizes, np.int32).reshape(-1, 4)
-        self._context_pieces, query_pieces, self._target_first, self._target_last = table.T
-        self._rooms = (max_length - SPECIAL_PIECES - query_pieces).astype(np.int32)
-        counts = count_windows(self._context_pieces, self._rooms, stride=section.stride)
-        self._question_of = np.repeat(np.arange(len(kept), dtype=np.int32), counts)
-        self._first_row = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        rows = np.arange(len(self._question_of))
-        self._window_of = (rows - self._first_row[self._question_of]).astype(np.int32)
-        rooms = self._rooms[self._question_of]
-        starts = self._window_of * np.minimum(rooms, section.stride)
-        left = self._context_pieces[self._question_of] - starts
-        self.lengths = (max_length - rooms + np.minimum(left, rooms)).astype(np.int32)
-
-    def notes(self) -> dict[str, int]:
-        """Returns findings about the file, with the number of questions that each concerns."""
-        answered = sum(bool(question.answers) for question in self._asked)
-        return {
+            windows = ContextWindows(pieces, max_length - others, section.stride)
+            asked = _Asked(question, windows, target)
+            self._asked.append(asked)
+            for window in range(windows.number):
+                start, end = windows.bounds(window)
+                self._rows.append((asked, window))
+                lengths.append(others + end - start)
+        self.lengths = np.array(lengths, np.int32)
+        self.examples = len(self._asked)
+        self.fingerprint = content_hash(asked.question for asked in self._asked)
+        self.skipped = len(questions) - self.examples
+        answered = sum(bool(question.answers) for question in questions)
+        self.findings = {
             f"of {answered:,} answers are not in their context at the place named: skipped": (
                 self.skipped
             ),
-            f"of {len(self._asked):,} questions are longer than {self._section.max_query_length} "
-            "pieces: cut (task.max_query_length)": self._cut,
+            f"of {len(questions):,} questions are longer than {section.max_query_length} pieces: "
+            "cut (task.max_query_length)": cut,
         }
 
     def row(self, index: int) -> Encoded:
@@ -208,41 +204,41 @@ class SquadSplit(Split):
         To train on, also the first and last piece of the answer in the row, as "start" and "end",
         both 0 where the window does not hold all of it.
         """
-        number = int(self._question_of[index])
-        question = self._questions[number]
-        start, end = self._windows(number).bounds(int(self._window_of[index]))
+        (question, windows, answer), window = self._rows[index]
+        start, end = windows.bounds(window)
         query = self._query(question.question)[: self._section.max_query_length]
         context = self._pieces(question.context).ids[start:end]
         ids = [self._special.cls, *query, self._special.sep, *context, self._special.sep]
         first = len(query) + 2
         if self._role != "train":
             return Encoded((ids,), (first,), {})
-        answer = int(self._target_first[number]), int(self._target_last[number])
         inside = start <= answer[0] and answer[1] < end
         targets = [piece - start + first if inside else 0 for piece in answer]
         return Encoded((ids,), (first,), {"start": targets[0], "end": targets[1]})
 
     def question(self, index: int) -> SquadQuestion:
-        """Returns the question that a window belongs to."""
-        return self._questions[self._question_of[index]]
+        """Returns the question of a window."""
+        return self._rows[index][0].question
 
     def reduce(self, index: int, logits: np.ndarray) -> WindowCandidates:
         """Returns the spans that a window proposes."""
-        windows, window = self._windows(self._question_of[index]), int(self._window_of[index])
+        (_, windows, _), window = self._rows[index]
+        start, end = windows.bounds(window)
         return find_candidates(
             logits,
             windows.most_context(window),
-            first=self._max_length - 1 - windows.room,
-            offset=windows.bounds(window)[0],
+            first=len(logits) - 1 - (end - start),  # [SEP] comes after the context
+            offset=start,
             n_best=self._section.n_best,
             max_answer_length=self._section.max_answer_length,
         )
 
     def records(self, kept: Sequence[WindowCandidates]) -> list[Record]:
         """Returns each question's record; see `to_record`."""
+        candidates = iter(kept)
         found = [
-            self._answers(question, kept[self._first_row[number] : self._first_row[number + 1]])
-            for number, question in enumerate(self._questions)
+            self._answers(asked.question, list(itertools.islice(candidates, asked.windows.number)))
+            for asked in self._asked
         ]
         threshold = self._threshold or 0.0  # 0: as in google-research/bert
         if self._with_null and self._role == "dev" and self._threshold is None:
@@ -261,7 +257,7 @@ class SquadSplit(Split):
 
     def _with_questions(self, found: Sequence[Answers], *, threshold: float) -> list[Record]:
         records = []
-        for question, answers in zip(self._questions, found, strict=True):
+        for (question, _, _), answers in zip(self._asked, found, strict=True):
             gold = [{"text": text, "start": start} for text, start in question.answers or ()]
             asked = {
                 "id": question.id,
@@ -282,7 +278,3 @@ class SquadSplit(Split):
             if target:
                 return target
         return None if question.answers else (-1, -1)
-
-    def _windows(self, question: int) -> ContextWindows:
-        pieces, room = self._context_pieces[question], self._rooms[question]
-        return ContextWindows(int(pieces), int(room), self._section.stride)

@@ -8,23 +8,20 @@ from typing import NamedTuple
 import numpy as np
 
 
-def count_windows(pieces: np.ndarray, room: np.ndarray, *, stride: int) -> np.ndarray:
-    """Returns the number of windows of each context: 500 pieces, room 300, stride 128 → 3.
-
-    An empty context has one window, so that each question is asked (google-research/bert drops it).
-    `pieces` is the size of each context, `room` the size of its windows, at least 1, both int [n];
-    `stride` is the number of pieces between the starts of windows. Returns int32 [n].
-    """
-    over = np.maximum(pieces - room, 0)
-    return (1 + -(-over // np.minimum(room, stride))).astype(np.int32)
-
-
 class ContextWindows(NamedTuple):
     """The windows of one context, numbered from 0."""
 
     pieces: int  # pieces of the context
-    room: int  # pieces that fit in a window
-    stride: int  # as for `count_windows`
+    room: int  # pieces that fit in a window, at least 1
+    stride: int  # pieces between the starts of windows
+
+    @property
+    def number(self) -> int:
+        """The number of windows: 500 pieces, room 300, stride 128 → 3.
+
+        An empty context has one, so that each question is asked (google-research/bert drops it).
+        """
+        return 1 + -(-max(self.pieces - self.room, 0) // min(self.room, self.stride))
 
     def bounds(self, window: int) -> tuple[int, int]:
         """Returns the first piece of a window and one behind its last."""
@@ -38,14 +35,12 @@ class ContextWindows(NamedTuple):
         hundredth of the window's length; of equals the first counts. Each piece of a context has
         just one such window. Returns bool [pieces in the window].
         """
-        pieces, room, stride = self
         start, end = self.bounds(window)
-        step = min(room, stride)
-        last = int(count_windows(np.array(pieces), np.array(room), stride=stride)) - 1
-        reach = (room - 1) // step  # windows further off share no piece with this one
-        others = np.arange(max(window - reach, 0), min(window + reach, last) + 1)
+        step = min(self.room, self.stride)
+        reach = (self.room - 1) // step  # windows further off share no piece with this one
+        others = np.arange(max(window - reach, 0), min(window + reach + 1, self.number))
         starts = (others * step)[:, None]
-        ends = np.minimum(starts + room, pieces)
+        ends = np.minimum(starts + self.room, self.pieces)
         position = np.arange(start, end)[None]
         seen = np.minimum(position - starts, ends - 1 - position) + 0.01 * (ends - starts)
         inside = (position >= starts) & (position < ends)

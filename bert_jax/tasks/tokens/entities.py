@@ -2,11 +2,11 @@
 
 Spans are read as by conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks, which accepts
 every sequence of labels. `seqeval` does the same, but its last release is of 2020; `nervaluate` has
-no BIOES. The figures are scikit-learn's.
+no BIOES.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.scores import OUTSIDE, label_figure
@@ -163,16 +163,8 @@ def entity_scores(
     together (micro). 0 / 0 is 0. Returns precision, recall, f1 of
     entities; token_accuracy, the share of equal labels.
     """
-    pairs = _paired_types(gold, predicted)
-    precision = recall = f1 = 0.0
-    if pairs.types:
-        precision, recall, f1, _ = _figures(pairs, average="micro")
-    return {
-        "precision": float(precision),
-        "recall": float(recall),
-        "f1": float(f1),
-        "token_accuracy": label_scores(gold, predicted, ("accuracy",))["accuracy"],
-    }
+    accuracy = label_scores(gold, predicted, ("accuracy",))["accuracy"]
+    return {**_figures(_places(gold), _places(predicted)), "token_accuracy": accuracy}
 
 
 def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
@@ -183,13 +175,30 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     Labelled records of a task with a scheme of spans; types are sorted; support is the number of
     entities in the labels.
     """
-    pairs = _paired_types([r["label"] for r in records], [r["prediction"] for r in records])
-    if not pairs.types:
-        return {}
-    columns = ("precision", "recall", "f1", "support")
+    gold, predicted = (_places([r[key] for r in records]) for key in ("label", "prediction"))
+    report = {}
+    for kind in sorted({entity.type for _, entity in gold | predicted}):
+        sides = ({each for each in side if each[1].type == kind} for side in (gold, predicted))
+        support = sum(entity.type == kind for _, entity in gold)
+        report[kind] = {**_figures(*sides), "support": float(support)}
+    return report
+
+
+def _places(sentences: Sequence[Sequence[str]]) -> set[tuple[int, Entity]]:
+    """Returns the entities of all sentences, each after the number of its sentence."""
     return {
-        name: dict(zip(columns, map(float, row), strict=True))
-        for name, *row in zip(pairs.types, *_figures(pairs, average=None), strict=True)
+        (number, entity)
+        for number, labels in enumerate(sentences)
+        for entity in find_entities(labels)
+    }
+
+
+def _figures(gold: set[tuple[int, Entity]], predicted: set[tuple[int, Entity]]) -> dict[str, float]:
+    right = len(gold & predicted)
+    return {
+        "precision": right / max(len(predicted), 1),
+        "recall": right / max(len(gold), 1),
+        "f1": 2 * right / max(len(gold) + len(predicted), 1),
     }
 
 
@@ -204,36 +213,3 @@ def label_scores(
     ]
     first, second = zip(*pairs, strict=True)
     return {key: label_figure(key, first, second) for key in keys}
-
-
-class _Pairs(NamedTuple):
-    """The type on each side for every place of an entity on either side; −1: none."""
-
-    gold: list[int]
-    predicted: list[int]
-    types: list[str]
-
-
-def _paired_types(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> _Pairs:
-    # Spans of one side never overlap, so a place has one type at most, and agreement of entities
-    # is agreement of types over places, which scikit-learn counts.
-    places: dict[tuple[int, int, int], list[str | None]] = {}
-    for number, sides in enumerate(zip(gold, predicted, strict=True)):
-        for side, labels in enumerate(sides):
-            for entity in find_entities(labels):
-                place = places.setdefault((number, entity.start, entity.end), [None, None])
-                place[side] = entity.type
-    types = sorted({kind for place in places.values() for kind in place if kind is not None})
-    ids: dict[str | None, int] = {None: -1, **{kind: index for index, kind in enumerate(types)}}
-    first, second = ([ids[place[side]] for place in places.values()] for side in (0, 1))
-    return _Pairs(first, second, types)
-
-
-def _figures(pairs: _Pairs, *, average: Literal["micro"] | None) -> Any:
-    """Returns precision, recall, F1 and support: of all types together, or arrays by type."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    # scikit-learn's own types know only the default of `zero_division`, "warn".
-    function: Any = precision_recall_fscore_support
-    types = range(len(pairs.types))
-    return function(pairs.gold, pairs.predicted, labels=types, average=average, zero_division=0)
