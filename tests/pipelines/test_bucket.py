@@ -18,7 +18,7 @@ def wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> ExamplesSection:
     """Two files with some documents in common, cut in several parts; the output is in a bucket."""
-    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 4000)
+    monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 8000)
     write_corpus(tmp_path / "text0.txt", documents=range(30))
     write_corpus(tmp_path / "text1.txt", documents=range(20, 50))
     write_tokenizer(tmp_path / "tokenizer")
