@@ -148,7 +148,7 @@ def _already_made(
     if not output.is_dir():
         raise UserError(f"output: {output} is a file; allowed: a directory that does not exist yet")
     if not (output / PROVENANCE_NAME).exists():
-        # In a bucket an unfinished run has its shards there, and its work beside it.
+        # In a bucket an unfinished run has its shards there; its work is elsewhere.
         if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
                 f"output: {output} holds other files; choose a directory that does not exist yet"

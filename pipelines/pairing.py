@@ -4,16 +4,16 @@ Each document has a random stream of its own, so its examples depend on other do
 the random next. There is no masking here: the loader masks.
 
 Next sentence (BERT): in half of the cases the second span comes from another document. The rules
-are those of ``create_instances_from_document`` in google-research/bert
-``create_pretraining_data.py``, with one deliberate difference: a random next never comes from the
-document itself (google-research/bert gives up after ten tries and still labels it random).
+follow ``create_instances_from_document`` in google-research/bert ``create_pretraining_data.py``,
+with one deliberate difference: a random next never comes from the document itself
+(google-research/bert gives up after ten tries and still labels it random).
 
 Sentence order (ALBERT, arXiv 1909.11942, section 3.1): are the two spans swapped? Chunks and
 truncation are the same. One deliberate difference from ALBERT's ``create_pretraining_data.py``:
 there, a chunk of a single sentence gets its second span from another document and the label of a
 swapped one. Here both spans always come from one document.
 
-Full sentences are those of RoBERTa (arXiv 1907.11692, section 4.2).
+Full sentences follow RoBERTa (arXiv 1907.11692, section 4.2).
 """
 
 import math

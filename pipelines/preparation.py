@@ -23,7 +23,7 @@ PREPARATION_NAME: Final = "preparation.json"
 
 
 class PreparationRecipe(Section):
-    """The settings that decide which text a dataset has, beside those of ``provenance.json``."""
+    """The settings that decide which text a dataset has, besides ``provenance.json``."""
 
     formats: tuple[str, ...]  # of the sources, each once
     text_field: str

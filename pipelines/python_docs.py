@@ -20,7 +20,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.text.sentences import split_sentences
 
 MIN_SENTENCES: Final = 4
-"""A shorter document joins that of its module or package: two spans need a choice of sentences."""
+"""A shorter document joins its module's or package's: two spans need a choice of sentences."""
 
 # Packages of other authors, and tests, whose strings are made to be parsed.
 _SKIPPED: Final = frozenset(

@@ -1,4 +1,4 @@
-"""Settings of ``bert-jax examples``, and those of sources that ``bert-jax vocab`` shares."""
+"""Settings of ``bert-jax examples``, and of sources, which ``bert-jax vocab`` shares."""
 
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -30,7 +30,7 @@ _LANGUAGE: Final = "en"
 
 
 def as_inputs(value: Any) -> Any:
-    """Returns file names as a tuple, those of several languages as a mapping to tuples.
+    """Returns file names as a tuple, or for several languages as a mapping to tuples.
 
     Raises ValueError: ``value`` is something else.
     """
@@ -196,7 +196,7 @@ class ExamplesSection(SourcesSection, PairingSection):
     """``sentences``: each line is a sentence, as in google-research/bert. ``prose``: each line is
     a paragraph."""
     documents: Literal["blank_line", "file"] = "blank_line"
-    """What separates documents in files of plain text: blank lines, or each file is one."""
+    """Separation of documents in plain text: blank lines, or each file is one document."""
     language: str = _LANGUAGE
     """ISO 639 code, for splitting prose into sentences, where ``input`` does not name languages."""
     input_root: PathText | None = None

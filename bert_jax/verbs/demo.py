@@ -149,7 +149,7 @@ def _commoner_label(dataset: epath.PathLike) -> float:
 
 
 def _say_scores(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
-    """Says the two scores beside those of a model that has learnt nothing."""
+    """Says the two scores and the scores of a model without training."""
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
     error = math.sqrt(guess * (1 - guess) / result.examples)
     narrator_of(console).say(

@@ -1,1 +1,1 @@
-"""What is left out of a corpus before it is tokenised: each rule a setting, each counted."""
+"""Rules for text to leave out of a corpus: each is a setting, each is counted."""

@@ -30,7 +30,7 @@ _COLUMNS: Final = frozenset(
     )
 )
 
-_INDEX: Final = "evaluation"  # directory below that of the work
+_INDEX: Final = "evaluation"  # directory in the work directory
 _FILES: Final = "files.json"
 
 

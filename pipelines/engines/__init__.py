@@ -1,1 +1,1 @@
-"""What runs a list of jobs: local processes or Apache Beam."""
+"""Runners of lists of jobs: local processes or Apache Beam."""

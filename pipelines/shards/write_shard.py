@@ -47,7 +47,7 @@ class DocumentBucket(NamedTuple):
 
 
 class ShardJob(NamedTuple):
-    """What a worker needs to make one shard."""
+    """The input of one shard."""
 
     name: str
     target: str  # directory of the finished shard
@@ -76,7 +76,7 @@ def write_shard(job: ShardJob) -> ShardSummary:
     """Pairs a shard's buckets and writes it, its lengths and its summary.
 
     A finished shard of an earlier run stays if its bytes still match. Raises UserError: the disk is
-    full. Nothing is left under the shard's name.
+    full; no file has the shard's name then.
     """
     done, target = epath.Path(job.work) / f"{job.name}.json", epath.Path(job.target) / job.name
     if (finished := _read_finished(done, target)) is not None:

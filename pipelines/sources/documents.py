@@ -12,7 +12,7 @@ class Document(NamedTuple):
     """A document as its file has it."""
 
     offset: int  # byte offset of its first line, or number of its record; see :func:`document_id`
-    lines: list[str]  # stripped of surrounding white space; none is blank, there is at least one
+    lines: list[str]  # at least one, all without surrounding white space
     id: str | None = None  # the id in the file, unique there; None: the offset is its id
 
 

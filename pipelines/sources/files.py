@@ -112,7 +112,7 @@ def find_files(patterns: Sequence[str]) -> list[str]:
 
     Patterns are file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
     local or ``gs://``. The files are sorted by name, each once, however many patterns name it.
-    Raises UserError: a missing file, a glob that matches no file, a directory, no pattern at all.
+    Raises UserError: a missing file, a glob that matches no file, a directory, or no pattern.
     """
     if not patterns:
         raise UserError("input: no file given; allowed: files and globs, also packed")

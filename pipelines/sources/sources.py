@@ -32,7 +32,7 @@ class Reader(NamedTuple):
     """How a format is read."""
 
     cut: Callable[[str, str, SourcesSection, int], list[FilePart]]
-    """Cuts a file, given by path and name, into parts of about so many bytes for workers."""
+    """Cuts a file (path, name, settings, bytes of a part) into parts for workers."""
     read: Callable[[records.PartReading], Iterator[Document]]
     """Yields the documents of a part."""
 
@@ -60,7 +60,7 @@ _BY_START: Final = (
 )
 _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
-# Of the extra `data`, which only the preparation of text needs.
+# Libraries of the extra `data`; only the preparation of text needs them.
 _LIBRARIES: Final = ("tensorflow-datasets", "mwparserfromhell", "sentencex", "rensa")
 _PART_BYTES: Final = 64 << 20  # part size in a process that reads all parts
 

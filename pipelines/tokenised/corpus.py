@@ -77,7 +77,7 @@ class Corpus(NamedTuple):
 
 
 def tokenise_corpus(build: DatasetBuild, *, sources: Sequence[Source], tally: Tally) -> Corpus:
-    """Makes the tokenised parts that do not exist yet; ``tally`` is that of the sources.
+    """Makes the tokenised parts that do not exist yet; ``tally`` counts the sources.
 
     Raises UserError: bad input, two documents with one id, a full disk.
     """

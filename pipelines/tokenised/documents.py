@@ -94,7 +94,7 @@ def _dtypes(width: int) -> tuple[np.dtype, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenisedDocuments:
-    """Documents of sentences of token ids, concatenated; none is empty.
+    """Documents of sentences of token ids, concatenated; each has a token.
 
     Sentence ``s`` is ``tokens[sentence_starts[s]:sentence_starts[s + 1]]``. Document ``d`` has the
     sentences ``document_starts[d]`` to ``document_starts[d + 1]``.

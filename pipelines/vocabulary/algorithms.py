@@ -113,7 +113,7 @@ def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> 
 
 
 class VocabularyTooSmall(Exception):
-    """The characters alone need more pieces than asked for."""
+    """The characters alone need more pieces than the vocabulary's size."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(f"the characters alone need {needed} pieces")

@@ -136,7 +136,7 @@ def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """40 documents in three files of two formats, of which every fifth comes twice."""
+    """40 documents in three files of two formats; every fifth comes twice."""
     write_corpus(tmp_path / "text0.txt", documents=range(20))
     records = [{"text": "\n".join(sentences(d))} for d in [*range(20, 40), *range(0, 20, 5)]]
     (tmp_path / "text1.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))

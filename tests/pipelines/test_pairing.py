@@ -148,7 +148,7 @@ def test_pairs_are_distributed_as_the_release_distributes_them() -> None:
         "back cut of A": lambda p: back_cut(p.first_stop),
         "back cut of B": lambda p: back_cut(p.second_stop),
     }
-    # Examples of one pass share its target, so one per pass is looked at: they are independent.
+    # Examples of one pass share its target, so one per pass is compared: they are independent.
     for name, figure in figures.items():
         for place in (0, -1):
             p = same_distribution(

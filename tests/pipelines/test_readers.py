@@ -1,4 +1,4 @@
-"""Every format gives the documents that stand in it, however it is cut."""
+"""Every format gives its documents, however it is cut."""
 
 import bz2
 import gzip

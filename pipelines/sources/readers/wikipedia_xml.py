@@ -136,7 +136,7 @@ def read(reading: PartReading) -> Iterator[Document]:
 
 
 class _Bounded:
-    """A file with a limit on the bytes of a page, all of which the parser keeps in memory.
+    """A file with a limit on the bytes of a page: the parser keeps a page in memory.
 
     A packed file of megabytes may be one page of terabytes.
     """
