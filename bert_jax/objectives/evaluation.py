@@ -12,7 +12,7 @@ from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.inference.lengths import bucket_of, buckets_up_to
 from bert_jax.narration import doing
-from bert_jax.objectives.example_source import open_source
+from bert_jax.objectives.phases import open_source
 from bert_jax.objectives.registry import objective_of, objective_section
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.rules import batch_parts

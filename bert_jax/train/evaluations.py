@@ -16,9 +16,9 @@ from bert_jax.train.hooks import Pause
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
+from bert_jax.train.progress import StepTracker
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
-from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.writer import VALIDATION
 
 

@@ -11,9 +11,9 @@ from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.agreement import failure_of
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
+from bert_jax.train.progress import DueActions, StepTracker
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState
-from bert_jax.train.step_tracker import DueActions, StepTracker
 
 
 @dataclasses.dataclass

@@ -19,12 +19,12 @@ from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.hooks import Hook, Pause, check_replicas, save, stop_early
 from bert_jax.train.output import PhaseReports, open_output
 from bert_jax.train.prefetch import prefetch_to_device
+from bert_jax.train.progress import StepTracker
 from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.restore import RollbackLog, restore_or_initialise
 from bert_jax.train.spec import Phase, TrainSpec
 from bert_jax.train.state import TrainState, abstract_state
 from bert_jax.train.step_runner import RollbackDue, RunningStep, StepRunner
-from bert_jax.train.step_tracker import StepTracker
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,24 @@
-"""The progress of a run."""
+"""The progress of a run, and the actions that are due after its steps."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import jax
 import pydantic
 
 from bert_jax.data.loader.data_position import DataPosition
+from bert_jax.task import Sums
+from bert_jax.train.agreement import from_first_process
 from bert_jax.train.bad_steps import StepHistory
 from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.metrics import add
+from bert_jax.train.spec import Intervals, Phase
 
 # The progress of an imported checkpoint, which has a step and no data position.
 IMPORTED: Final = "imported"
@@ -68,3 +74,115 @@ class TrainProgress:
 
 
 _PLAIN: Final = pydantic.TypeAdapter(TrainProgress)
+
+
+class DueActions(NamedTuple):
+    """The actions after a step, except reports; the devices wait meanwhile."""
+
+    evaluate: bool
+    save: bool
+    stop: bool  # the run, on request
+    end_phase: bool
+    compare: bool = False  # the replicas of the state
+
+    @property
+    def anything(self) -> bool:
+        """Whether the step must be finished before the next one starts."""
+        return self.compare or self.evaluate or self.save
+
+
+class StepTracker:
+    """Counts steps and phases, and decides what is due."""
+
+    def __init__(
+        self, progress: TrainProgress, *, phases: Sequence[Phase], intervals: Intervals
+    ) -> None:
+        """Continues from `progress`, which is updated in place."""
+        self.progress = progress
+        self._phases, self._intervals = phases, intervals
+        self._batch_offset = 0
+        self._saved = time.monotonic()
+
+    @property
+    def last_step(self) -> int:
+        """The step that the run ends at."""
+        progress = self.progress
+        ahead = sum(phase.steps for phase in self._phases[progress.phase :])
+        return progress.step - progress.phase_step + ahead
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether so many evaluations in a row were no better that the run should end."""
+        patience = self._intervals.patience
+        return patience is not None and self.progress.without_better >= patience
+
+    def remaining_phases(self) -> Iterator[Phase]:
+        """Yields the phases that have steps left, entering each."""
+        for index in range(self.progress.phase, len(self._phases)):
+            if self.out_of_patience:
+                return
+            if index > self.progress.phase:
+                self.progress.start_phase(index)
+            if self.progress.phase_step < self._phases[index].steps:
+                yield self._phases[index]
+
+    def first_batch(self) -> int:
+        """Returns the batch of the current phase to begin with.
+
+        Positions count rows: after a change of batch size, batches and steps differ.
+        """
+        progress = self.progress
+        loader = self._phases[progress.phase].loader
+        first = loader.check(progress.position) if progress.position else 0
+        self._batch_offset = first - progress.phase_step
+        return first
+
+    def due_after_next(self, *, stop_requested: bool) -> DueActions:
+        """Returns the actions due after the step that was dispatched and is not yet counted."""
+        intervals, phase = self._intervals, self._phases[self.progress.phase]
+        step = self.progress.step + 1
+        end_phase = self.progress.phase_step + 1 >= phase.steps
+        every = intervals.evaluate_every
+        evaluate = end_phase or (every is not None and step % every == 0)
+        # The clock first: all processes must ask it at the same steps.
+        save = self._minutes_are_over(step) or end_phase or stop_requested
+        save = save or step % intervals.checkpoint_every == 0
+        if save:
+            self._saved = time.monotonic()
+        return DueActions(
+            evaluate=evaluate and phase.evaluate is not None,
+            save=save,
+            stop=stop_requested and step < self.last_step,
+            end_phase=end_phase,
+            compare=bool(intervals.checksum_every and step % intervals.checksum_every == 0),
+        )
+
+    def _minutes_are_over(self, step: int) -> bool:
+        """Returns whether to save after a step by the first process's clock.
+
+        Several processes ask at report steps alone, since that is a round trip.
+        """
+        if (minutes := self._intervals.checkpoint_minutes) is None:
+            return False
+        if jax.process_count() > 1 and step % self._intervals.log_every:
+            return False
+        return from_first_process(lambda: time.monotonic() - self._saved >= 60 * minutes)
+
+    def finish_step(self, metrics: Sums) -> None:
+        """Counts a step and adds its metrics to the next report."""
+        progress = self.progress
+        progress.step += 1
+        progress.phase_step += 1
+        loader = self._phases[progress.phase].loader
+        progress.position = loader.position(progress.phase_step + self._batch_offset)
+        progress.window = add(progress.window, metrics)
+
+    @property
+    def report_due(self) -> bool:
+        """Whether to report after the step just counted."""
+        return self.progress.step % self._intervals.log_every == 0
+
+    def take_window(self) -> Sums:
+        """Returns the metrics summed since the last report, and starts a new sum."""
+        window, self.progress.window = self.progress.window, {}
+        return window

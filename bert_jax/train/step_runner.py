@@ -14,11 +14,11 @@ from bert_jax.train.metrics import to_host
 from bert_jax.train.output import Output, PhaseReports
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.profile import StepProfile
+from bert_jax.train.progress import StepTracker
 from bert_jax.train.restore import Rollback, RollbackLog, restore_or_initialise
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, abstract_like
 from bert_jax.train.step import HEALTHY, StepFigures, StepLimits, TrainStep
-from bert_jax.train.step_tracker import StepTracker
 from bert_jax.train.watchdog import Watchdog
 from bert_jax.train.writer import read_metrics
 

@@ -2,7 +2,7 @@
 
 import math
 
-from bert_jax.objectives.plateau import PlateauWatch
+from bert_jax.objectives.bert import PlateauWatch
 
 
 def make_plateau() -> PlateauWatch:

@@ -14,7 +14,7 @@ from bert_jax.parallel.stop_signal import STOP
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
 from bert_jax.train.goodput import Stopwatch
-from bert_jax.train.step_tracker import StepTracker
+from bert_jax.train.progress import StepTracker
 from bert_jax.train.writer import read_metrics
 from tests.project import invoke, ok, one_phase, write_config
 

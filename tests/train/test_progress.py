@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from bert_jax.data.loader.data_position import DataPosition
-from bert_jax.train import step_tracker
+from bert_jax.train import progress
 from bert_jax.train.manifest import SelectionScore
-from bert_jax.train.progress import TrainProgress
+from bert_jax.train.progress import DueActions, StepTracker, TrainProgress
 from bert_jax.train.spec import Intervals, Phase
-from bert_jax.train.step_tracker import DueActions, StepTracker
 
 INTERVALS = Intervals(log_every=2, evaluate_every=3, checkpoint_every=4)
 NOTHING = DueActions(evaluate=False, save=False, stop=False, end_phase=False)
@@ -125,7 +124,7 @@ def test_a_save_is_due_after_so_many_minutes_since_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seconds = [0.0]
-    monkeypatch.setattr(step_tracker.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: seconds[0])
     intervals = Intervals(
         log_every=9, evaluate_every=None, checkpoint_every=99, checkpoint_minutes=2
     )
