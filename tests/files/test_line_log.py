@@ -1,8 +1,6 @@
-"""Logs of JSON lines: whole after a kill, damage set aside, nothing lost that a disk refuses."""
+"""Logs of JSON lines: whole after a kill, damage set aside. A full disk: tests/train."""
 
-import errno
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,43 +78,3 @@ def test_whatever_lies_between_them_whole_lines_are_found(parts: list[int | byte
     )
     found = [line.entry["n"] for line in parse_lines(raw, check).good]
     assert found == [part for part in parts if isinstance(part, int)]
-
-
-def test_what_a_disk_refuses_waits_also_where_half_a_line_cannot_be_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "log.jsonl"
-    log, said = reopen(path, 0)
-    log.append({"n": 1})
-    opened = Path.open
-
-    class Fails:
-        """A file that takes half of what is written, and then nothing more."""
-
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def __enter__(self) -> "Fails":
-            return self
-
-        def __exit__(self, *raised: object) -> None:
-            self.file.close()
-
-        def write(self, rest: memoryview) -> int:
-            self.file.write(rest[:4])
-            raise OSError(errno.EIO, "Input/output error")
-
-        def truncate(self, size: int) -> None:
-            raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "open", lambda *args, **kwargs: Fails(opened(*args, **kwargs)))
-        for n in (2, 3):
-            log.append({"n": n})
-        with pytest.raises(OSError, match="Input/output error"):
-            log.flush()
-    (line,) = said
-    assert line.endswith("; its lines wait until it can be written")
-    log.append({"n": 4})
-    assert numbers(path) == [1, 2, 3, 4]
-    assert len(path.read_bytes().splitlines()) == 4
