@@ -107,7 +107,8 @@ def _classes(labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, float]
     return tuple(names.tolist()), classes, float(counts.max() / len(labels))
 
 
-def learn_mix(states: np.ndarray, labels: np.ndarray, *, classes: int) -> np.ndarray:
+@functools.partial(jax.jit, static_argnames="classes")
+def learn_mix(x_NSD: jax.Array, y_N: jax.Array, *, classes: int) -> jax.Array:
     """Returns the weight of each state, float32 [states], positive and summing to 1.
 
     The weights are the softmax of one parameter per state, learned jointly with a softmax
@@ -116,11 +117,6 @@ def learn_mix(states: np.ndarray, labels: np.ndarray, *, classes: int) -> np.nda
     1; a linear classifier absorbs its factor γ. The states are float32 [texts, states, D], the
     labels int [texts], 0 to classes − 1.
     """
-    return np.asarray(_learn(jnp.asarray(states), jnp.asarray(labels), classes=classes))
-
-
-@functools.partial(jax.jit, static_argnames="classes")
-def _learn(x_NSD: jax.Array, y_N: jax.Array, *, classes: int) -> jax.Array:
     count, depth, width = x_NSD.shape
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:
