@@ -176,7 +176,7 @@ def exit_code(error: Exception) -> int | None:
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
-    """Returns a configuration; says so, since loading the checks takes most of a second."""
+    """Returns a configuration and shows that it is read: loading the checks takes most of 1 s."""
     from bert_jax.narration import current_console, doing
 
     with doing(f"reading {config}", at_once=not current_console().stderr):

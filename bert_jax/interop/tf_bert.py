@@ -123,7 +123,7 @@ def _placements(
 
 
 def _find_heads(source: TfBundle) -> HeadsSection:
-    """Returns each head of which there is any tensor; `read_params` then needs all of them."""
+    """Returns every head with at least one tensor; `read_params` then needs all its tensors."""
 
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in source.specs)

@@ -102,7 +102,7 @@ class Execution(Section):
     dtype: Dtype = "bfloat16"
     """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
     gradient_dtype: Dtype = "float32"
-    """In which gradients of parameters, which are float32 themselves, are summed over devices."""
+    """Dtype of the sums of gradients over devices; parameters are float32."""
     attention: Implementation = "auto"
     """`xla`: plain JAX, anywhere. `fused`: one kernel on v4, v5e, v5p and v6e, for rows of up to
     2,048 tokens where a device has pairs of heads of 64 in bfloat16, of up to 512 with most others.
@@ -120,8 +120,8 @@ class Execution(Section):
     before it, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh` in bfloat16 where 128 divides
     the widths of a device. `auto`: in training `fused` where it can run, else `xla`."""
     remat: Remat = "none"
-    """What the backward pass computes a second time instead of keeping it: attention weights, all
-    but products, or whole layers."""
+    """Arrays that the backward pass computes again: attention weights, all but products, or whole
+    layers."""
     unroll: int | None = pydantic.Field(default=None, ge=1)
     """Layers per trip of the loop over layers. None: all of up to 24 in training on a TPU, all of
     up to 4 elsewhere, else one."""

@@ -19,7 +19,7 @@ from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
 from bert_jax.parallel.rules import constrain, gathered
 
-# What the backward pass keeps of a layer: everything, everything outside attention's core (see
+# Arrays of a layer that are kept for the backward pass: all, all outside attention's core (see
 # attention.py), the results of matrix products with parameters, or only the layer's input.
 REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
     "none": lambda layer: layer,
@@ -220,7 +220,7 @@ def _is_param(node: Any) -> bool:
 
 
 def _all_but_last(params: Any) -> tuple[Any, Any]:
-    """Returns the parameters of all layers but the last, stacked, and those of the last."""
+    """Returns the stacked parameters of all layers but the last, and the last layer's."""
     leaves, structure = jax.tree.flatten(params)
     first, last = zip(*map(_cut, leaves), strict=True)
     return structure.unflatten(first), structure.unflatten(last)

@@ -1,4 +1,4 @@
-"""What `auto` and settings left out come to, on the devices of a mesh."""
+"""Resolves `auto` and omitted settings of an execution for the devices of a mesh."""
 
 from typing import Any, Final, Literal, NamedTuple, get_args
 

@@ -59,8 +59,8 @@ class FinetuneOptimizerSection(AdamSection):
     bias_correction: bool = True
     """False is google-research/bert's Adam."""
     layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """The rate of a layer over that of the layer above. Heads and pooler have the full rate, the
-    top layer the first factor (after arXiv 1905.05583)."""
+    """Ratio of a layer's rate to the rate of the layer above. Heads and pooler have the full rate,
+    the top layer the first factor (after arXiv 1905.05583)."""
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: `embeddings`, `encoder`, `pooler`, `layers.N`, `layers.N-M` (from
     0, both included)."""

@@ -126,32 +126,17 @@ def test_missing_sizes_are_named() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (
-            {"hiden_size": 768},
-            ': hiden_size: unknown key; did you mean "hidden_size"?',
-        ),
-        ({"hidden_act": "swish"}, ': hidden_act found "swish", allowed: gelu, relu'),
-        (
-            {"vocab_size": 28996},
-            ": vocab_size found 28996, but the tokenizer has 30522 pieces",
-        ),
+        ({"hiden_size": 768}, 'hiden_size: unknown key; did you mean "hidden_size"?'),
+        ({"hidden_act": "swish"}, 'hidden_act found "swish", allowed: gelu, relu'),
+        ({"vocab_size": 28996}, "vocab_size found 28996, but the tokenizer has 30522 pieces"),
+        ({"hidden_size": "768"}, 'hidden_size: found "768", allowed: an integer'),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: found 0, allowed: greater than or equal"),
+        ({"num_attention_heads": 5}, "num_attention_heads: found 5, which does not divide"),
     ],
 )
-def test_a_foreign_file_is_refused_with_the_key(
+def test_a_foreign_file_is_refused_with_key_and_value(
     tmp_path: Path, change: dict[str, Any], expected: str
 ) -> None:
     path = write(tmp_path, RELEASED | change)
     message = refused(ModelSection(bert_config=path))
-    assert message.startswith(f"model.bert_config: {path}")
-    assert expected in message
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("hidden_size", "768"), ("num_hidden_layers", 0), ("hidden_dropout_prob", 1)]
-)
-def test_an_ill_typed_or_impossible_value_is_refused_with_key_and_value(
-    tmp_path: Path, key: str, value: Any
-) -> None:
-    path = write(tmp_path, RELEASED | {key: value})
-    message = refused(ModelSection(bert_config=path))
-    assert message.startswith(f"model.bert_config: {path}: {key}: found {json.dumps(value)}, ")
+    assert message.startswith(f"model.bert_config: {path}: {expected}")
