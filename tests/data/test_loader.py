@@ -14,6 +14,8 @@ from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rng import stream
 from bert_jax.errors import UserError
 from tests.data.memory_dataset import (
+    MAX_EXAMPLES,
+    SPECIAL,
     Batch,
     MemoryDataset,
     assert_equal,
@@ -24,30 +26,72 @@ from tests.data.memory_dataset import (
     take,
 )
 
-settings = hypothesis.settings(deadline=None, max_examples=12)
+settings = hypothesis.settings(deadline=None, max_examples=6)
 
 # A row for each example, and several to a row.
 LOADERS = [make_loader, packed_loader]
 
 
-def indices_of(rows: Batch) -> list[int]:
-    """The dataset's index of each row, masks undone."""
-    ids = rows["input_ids"].copy()
-    at_row, at_slot = np.nonzero(rows["masked_lm_weights"])
-    ids[at_row, rows["masked_lm_positions"][at_row, at_slot]] = rows["masked_lm_ids"][
+def rows_of(batch: Batch) -> list[tuple[int, ...]]:
+    """The dataset's indices of the examples in each row, masks undone."""
+    ids = batch["input_ids"].copy()
+    at_row, at_slot = np.nonzero(batch["masked_lm_weights"])
+    ids[at_row, batch["masked_lm_positions"][at_row, at_slot]] = batch["masked_lm_ids"][
         at_row, at_slot
     ]
-    return (ids[:, 1] - 100).tolist()
+    examples = batch["segment_ids"].max(axis=1)
+    return [
+        tuple((ids[row, batch["cls_positions"][row, :count] + 1] - 100).tolist())
+        for row, count in enumerate(examples)
+    ]
 
 
+def indices_of(batch: Batch) -> list[int]:
+    return [index for row in rows_of(batch) for index in row]
+
+
+@pytest.mark.parametrize("make", LOADERS)
 @settings
 @hypothesis.given(st.integers(1, 60), st.integers(0, 2**70), st.integers(1, 9))
-def test_every_epoch_is_every_example_once(count, seed, batch_size):
-    epochs = 3
-    loader = make_loader(MemoryDataset(count), batch_size=batch_size, seed=seed)
-    seen = indices_of(join(take(loader, -(-epochs * count // batch_size))))
-    for epoch in range(epochs):
-        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
+def test_every_epoch_is_every_example_once(make, count, seed, batch_size):
+    loader = make(MemoryDataset(count), batch_size=batch_size, seed=seed)
+    epoch = loader.rows_per_epoch
+    seen = join(take(loader, -(-3 * epoch // batch_size)))
+    for start in range(0, 3 * epoch, epoch):
+        rows = {name: value[start : start + epoch] for name, value in seen.items()}
+        assert sorted(indices_of(rows)) == list(range(count))
+
+
+def test_packed_rows_come_in_another_order_and_company_each_epoch_phase_and_seed():
+    def epochs(count: int, **kwargs) -> list[list[tuple[int, ...]]]:
+        loader = packed_loader(MemoryDataset(400), batch_size=1, **kwargs)
+        rows = take(loader, count * loader.rows_per_epoch)
+        return [
+            rows_of(join(rows[start : start + loader.rows_per_epoch]))
+            for start in range(0, len(rows), loader.rows_per_epoch)
+        ]
+
+    found = [*epochs(3), *epochs(1, phase=1), *epochs(1, seed=8)]
+    for at, epoch in enumerate(found):
+        shared = [row for row in epoch if len(row) > 1]
+        assert len(shared) > 100
+        for other in found[:at]:
+            assert len({*shared} & {*other}) < len(shared) / 4
+            assert [len(row) for row in epoch] != [len(row) for row in other]
+
+
+def test_an_example_is_masked_in_a_packed_row_as_it_is_alone():
+    dataset, single, found = MemoryDataset(50), row_maker(), 0
+    loader = packed_loader(dataset, batch_size=1)
+    for row, batch in enumerate(take(loader, 3 * loader.rows_per_epoch)):
+        for k, index in enumerate(indices_of(batch)):
+            stream_ = stream(7, "mask", 0, row // loader.rows_per_epoch, index)
+            alone = single(dataset[index], stream_)
+            places = batch["segment_ids"][0] == k + 1
+            seen = alone["input_ids"][alone["segment_ids"] == 1]
+            np.testing.assert_array_equal(batch["input_ids"][0][places], seen)
+            found += int((seen == SPECIAL.mask).sum())
+    assert found > 100
 
 
 def test_phases_over_one_dataset_differ_in_order_and_masks():
@@ -142,6 +186,7 @@ def test_a_position_from_json_is_a_step_also_for_other_hosts_workers_and_batch_s
         ("masking.rate", {"transform": row_maker(rate=0.2, max_predictions=5)}),
         ("masking.unit", {"transform": row_maker(unit="whole_word")}),
         ("masking.max_predictions", {"transform": row_maker(max_predictions=3)}),
+        ("packing", {"transform": row_maker().packed(MAX_EXAMPLES)}),
     ],
 )
 def test_position_of_another_run_is_an_error_that_names_the_field(name, change):

@@ -72,48 +72,29 @@ def question(
     *, context: str, gold: tuple[tuple[str, int], ...], prediction: str, start: int | None
 ) -> dict[str, Any]:
     answers = [{"text": text, "start": at} for text, at in gold]
+    nbest = [
+        {"text": text, "probability": p, "start_logit": 1.0, "end_logit": 2.0}
+        for text, p in ((prediction, 0.7), ("", 0.2), (EVIL, 0.1))
+    ]
     return {
-        "id": "q",
-        "title": "t",
-        "question": f"Who? {EVIL}",
-        "context": context,
-        "answers": answers,
-        "label": answers,
-        "prediction": prediction,
-        "start": start,
-        "score": 1.5,
-        "null_score_difference": -2.0,
-        "nbest": [
-            {"text": text, "probability": p, "start_logit": 1.0, "end_logit": 2.0}
-            for text, p in ((prediction, 0.7), ("", 0.2), (EVIL, 0.1))
-        ],
-    }
+        "id": "q", "title": "t", "question": f"Who? {EVIL}", "context": context,
+        "answers": answers, "label": answers, "prediction": prediction, "start": start,
+        "score": 1.5, "null_score_difference": -2.0, "nbest": nbest,
+    }  # fmt: skip
 
 
 def choice(count: int) -> list[dict[str, Any]]:
+    shared = {"text": f"start {EVIL}", "choices": ["a", EVIL, "c"], "prediction": 0}
+    odds = [0.6, 0.3, 0.1]
     return [
-        {
-            "id": str(at),
-            "text": f"start {EVIL}",
-            "choices": ["a", EVIL, "c"],
-            "label": at % 3,
-            "prediction": 0,
-            "probabilities": [0.6, 0.3, 0.1],
-        }
-        for at in range(count)
+        {**shared, "id": str(at), "label": at % 3, "probabilities": odds} for at in range(count)
     ]
 
 
-def weights(layers: int, heads: int, size: int, *, padded: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    made = np.zeros((layers, heads, size + padded, size + padded), np.float32)
-    made[:, :, :size, :size] = rng.dirichlet(np.full(size, 0.2), (layers, heads, size))
-    return made
-
-
 def example(layers: int = 2, heads: int = 3, size: int = 5) -> AttentionMaps:
+    weights = np.random.default_rng(0).dirichlet(np.full(size, 0.2), (layers, heads, size))
     tokens = ["[CLS]", EVIL, *(f"t{at}" for at in range(size - 3)), "[SEP]"]
-    return attention_view(tokens, weights(layers, heads, size))
+    return attention_view(tokens, weights)
 
 
 def metrics(evaluations: int = 3) -> list[dict[str, Any]]:
