@@ -69,37 +69,38 @@ def words_of(ids: np.ndarray) -> list[list[int]]:
     return words
 
 
-@settings
-@hypothesis.given(examples, st.integers(0, 2**32), units, st.integers(1, 40), st.floats(0.01, 0.9))
-def test_positions_and_original_ids_are_those_of_the_masks(example, seed, unit, most, rate):
-    before = example.input_ids.copy()
-    masked = mask(example.input_ids, seed, MaskingSection(unit=unit, rate=rate), most)
-    np.testing.assert_array_equal(example.input_ids, before)
-    np.testing.assert_array_equal(masked.ids, before[masked.positions])
+@hypothesis.settings(deadline=None, max_examples=160)
+@hypothesis.given(
+    examples,
+    st.integers(0, 2**32),
+    st.sampled_from(["token", "whole_word", "ngram", "span"]),
+    st.integers(1, 40),
+    st.floats(0.01, 0.9),
+    st.integers(1, 12),
+)
+def test_masks_keep_originals_whole_words_and_the_budget(
+    example, seed, unit, most, rate, max_words
+):
+    spans = {"max_words": max_words} if unit in ("ngram", "span") else {}
+    ids = example.input_ids
+    before = ids.copy()
+    masked = mask(ids, seed, MaskingSection(unit=unit, rate=rate, **spans), most)
+    np.testing.assert_array_equal(ids, before)
+    np.testing.assert_array_equal(masked.ids, ids[masked.positions])
     assert (np.diff(masked.positions) > 0).all()
-    untouched = np.ones(len(before), bool)
-    untouched[masked.positions] = False
-    np.testing.assert_array_equal(masked.input_ids[untouched], before[untouched])
+    untouched = np.delete(np.arange(len(ids)), masked.positions)
+    np.testing.assert_array_equal(masked.input_ids[untouched], ids[untouched])
     assert not np.isin(masked.ids, [SPECIAL.cls, SPECIAL.sep]).any()
-    if unit == "token":  # as many as google-research/bert masks
-        length = len(before)
-        assert len(masked.ids) == min(most, max(1, round(length * rate)), length - 3)
-
-
-@settings
-@hypothesis.given(examples, st.integers(0, 2**32), st.integers(1, 40))
-def test_whole_words_are_taken_whole_and_as_many_as_fit(example, seed, most):
-    masked = mask(example.input_ids, seed, MaskingSection(unit="whole_word"), most)
-    budget = min(most, max(1, round(len(example.input_ids) * 0.15)))
+    budget = min(most, max(1, round(len(ids) * rate)), len(ids) - 3)
     chosen = set(masked.positions.tolist())
-    left_out = []
-    for word in words_of(example.input_ids):
-        assert chosen.issuperset(word) or chosen.isdisjoint(word)
-        if chosen.isdisjoint(word):
-            left_out.append(len(word))
-    assert len(chosen) <= budget
+    if unit == "token":  # as many as google-research/bert masks
+        assert len(chosen) == budget
+        return
+    words = words_of(ids)
+    assert all(chosen.issuperset(word) or chosen.isdisjoint(word) for word in words)
+    left_out = [len(word) for word in words if chosen.isdisjoint(word)]
     # Nothing that would still have fitted was passed over.
-    assert not left_out or len(chosen) + min(left_out) > budget
+    assert len(chosen) <= budget < len(chosen) + min(left_out, default=budget + 1)
 
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])

@@ -95,20 +95,17 @@ def test_of_several_dev_sets_each_has_its_curve_and_its_section() -> None:
         for step in (10, 20)
     ]
     records = single(20, labels=("no", "yes"))
-    document = read(
-        render(
-            inputs(
-                labels=("no", "yes"),
-                metrics=lines,
-                scores={"matched": {"accuracy": 0.5}, "other": {"accuracy": 0.4, "f1": 0.3}},
-                records={"matched": records, "other": records},
-            )
-        )
+    made = inputs(
+        labels=("no", "yes"),
+        metrics=lines,
+        scores={"matched": {"accuracy": 0.5}, "other": {"accuracy": 0.4, "f1": 0.3}},
+        records={"matched": records, "other": records},
     )
-    assert "matched/accuracy other/accuracy" in document.text
-    assert "Predictions on matched" in document.text
-    assert "Predictions on other" in document.text
-    assert "accuracy 0.5000 0.4000 f1 – 0.3000" in document.text
+    text = read(render(made)).text
+    assert "matched/accuracy other/accuracy" in text
+    assert "Predictions on matched" in text
+    assert "Predictions on other" in text
+    assert "accuracy 0.5000 0.4000 f1 – 0.3000" in text
 
 
 def test_diverged_and_empty_runs_still_give_a_report() -> None:
