@@ -1,1 +1,1 @@
-"""The report that fine-tuning ends with: one HTML file that needs nothing else."""
+"""Reports of datasets, plans and fine-tuned runs: HTML files that load no other file."""

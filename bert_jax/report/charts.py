@@ -30,7 +30,12 @@ class Series(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, float]]  # x rising
-    best: int | None = None  # index of the point to highlight
+    marks_best: bool = False  # whether the highest point is highlighted
+
+    @property
+    def best(self) -> tuple[float, float]:
+        """The highest point."""
+        return max(self.points, key=lambda point: point[1])
 
 
 class Chart(NamedTuple):
@@ -49,7 +54,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
     at most `STYLES` lines, each with at least one finite point.
     """
     lines, remarks = zip(*map(_readable, series), strict=True)
-    best = [line.points[line.best] for line in lines if line.best is not None]
+    best = [line.best for line in lines if line.marks_best]
     spec = chart_spec(
         "line",
         names=[line.name for line in lines],
@@ -142,18 +147,16 @@ def _rows(points: np.ndarray) -> list[dict[str, float]]:
 
 def _readable(series: Series) -> tuple[Series, list[str]]:
     """Returns the finite points of a line, averaged if they are many, and remarks on it."""
-    finite = [(at, point) for at, point in enumerate(series.points) if math.isfinite(point[1])]
+    points = [point for point in series.points if math.isfinite(point[1])]
     remarks = []
-    if missing := len(series.points) - len(finite):
+    if missing := len(series.points) - len(points):
         remarks.append(f"{series.name}: {missing:,} values that are not finite are left out.")
-    points = [point for _, point in finite]
-    best = next((new for new, (at, _) in enumerate(finite) if at == series.best), None)
-    if len(points) > POINTS and series.best is None:
+    if len(points) > POINTS and not series.marks_best:
         size = math.ceil(len(points) / POINTS)
         groups = [points[start : start + size] for start in range(0, len(points), size)]
         points = [(group[-1][0], float(np.mean([y for _, y in group]))) for group in groups]
         remarks.append(f"{series.name}: each point is the mean of {size}.")
-    return Series(series.name, points, best), remarks
+    return series._replace(points=points), remarks
 
 
 def _in_words(line: Series) -> str:
@@ -161,7 +164,6 @@ def _in_words(line: Series) -> str:
     words = (
         f"{line.name} from {number(start)} at {number(first)} to {number(end)} at {number(last)}"
     )
-    if line.best is not None:
-        step, value = line.points[line.best]
-        words += f", best {number(value)} at {number(step)}"
+    if line.marks_best:
+        words += f", best {number(line.best[1])} at {number(line.best[0])}"
     return words

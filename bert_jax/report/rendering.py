@@ -4,6 +4,7 @@ import base64
 import functools
 import gzip
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,12 +19,12 @@ from bert_jax.errors import counted
 SHOWN: Final = 25  # examples in a list; the total is always given
 TEXT_LIMIT: Final = 1000  # characters of one text
 
-# HTML allows none of these, not even escaped.
+# Characters that HTML does not allow, not even escaped.
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef]")
 
 
 class Share(NamedTuple):
-    """A table cell: a percentage, with or without a bar beside it."""
+    """A table cell: a percentage, with or without a bar."""
 
     value: float
     filled: float | None = None  # how much of the bar is filled, 0 to 1; None: no bar
@@ -55,20 +56,15 @@ def select(
     return Selection(found[:limit], len(found))
 
 
-class Contents:
-    """The headings of a page's sections, each with a unique anchor."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, str] = {}
-        """Heading by anchor."""
+class Contents(dict[str, str]):
+    """The headings of a page's sections by their unique anchors."""
 
     def add(self, heading: str) -> str:
         """Returns the anchor of a new section: ``"Dev & test"`` → ``"dev-test"``."""
-        anchor = base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
-        repeat = 2
-        while anchor in self.entries:
-            anchor, repeat = f"{base}-{repeat}", repeat + 1
-        self.entries[anchor] = heading
+        base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
+        names = itertools.chain([base], (f"{base}-{repeat}" for repeat in itertools.count(2)))
+        anchor = next(name for name in names if name not in self)
+        self[anchor] = heading
         return anchor
 
 
@@ -76,9 +72,9 @@ def render_page(template: str, *, title: str, **context: Any) -> str:
     """Returns a complete HTML document.
 
     Its content security policy forbids all requests, and all scripts but ours, which it names by
-    their hashes: even text that escaped escaping could not run. The template of the page's sections
-    is extended by the frame in ``page.html``; `context` has the variables of both, of which `about`
-    (a line), `figures` (label and value) and `footer` are the frame's.
+    their hashes: even unescaped text could not run. The frame in ``page.html`` surrounds the page's
+    sections; `context` has the variables of both: the frame reads `about` (a line), `figures`
+    (label and value) and `footer`.
     """
     contents = Contents()
     main = _environment().get_template(template).render(contents=contents, **context)
@@ -92,15 +88,9 @@ def render_fragment(template: str, **context: Any) -> str:
     return CONTROLS.sub("\ufffd", _environment().get_template(template).render(**context))
 
 
-class _Assets(NamedTuple):
-    style: Markup
-    script: Markup
-    library: Markup  # Vega, gzip in base64: 0.4 MB in place of 0.9; ``charts.js`` unpacks it
-    policy: str
-
-
 @functools.cache
-def _assets() -> _Assets:
+def _assets() -> dict[str, str]:
+    """Returns style, script, policy, and Vega as gzip in base64, which ``charts.js`` unpacks."""
     templates = resources.files("bert_jax.report") / "templates"
     script = (templates / "charts.js").read_text()
     packed = (templates / "vega.js.gz").read_bytes()
@@ -108,12 +98,12 @@ def _assets() -> _Assets:
         f"'sha256-{base64.b64encode(hashlib.sha256(each).digest()).decode()}'"
         for each in (script.encode(), gzip.decompress(packed))
     )
-    return _Assets(
-        style=Markup((templates / "style.css").read_text()),
-        script=Markup(script),
-        library=Markup(base64.b64encode(packed).decode()),
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {hashes}",
-    )
+    return {
+        "style": Markup((templates / "style.css").read_text()),
+        "script": Markup(script),
+        "library": Markup(base64.b64encode(packed).decode()),
+        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src {hashes}",
+    }
 
 
 @functools.cache

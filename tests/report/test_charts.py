@@ -23,7 +23,7 @@ def best(chart: Chart) -> list[Spec]:
 
 
 def test_a_line_chart_has_the_points_and_tells_them_in_words() -> None:
-    made = line_chart("F1 on dev", [Series("F1", [(1, 0.5), (2, 0.75), (3, 0.7)], best=1)])
+    made = line_chart("F1 on dev", [Series("F1", [(1, 0.5), (2, 0.75), (3, 0.7)], True)])
     assert points(made.spec) == [(1, 0.5), (2, 0.75), (3, 0.7)]
     assert best(made)[0] == {"x": 2, "y": 0.75, "text": "best 0.7500"}
     assert made.label == "F1 on dev: F1 from 0.5000 at 1 to 0.7000 at 3, best 0.7500 at 2"
@@ -31,10 +31,12 @@ def test_a_line_chart_has_the_points_and_tells_them_in_words() -> None:
 
 def test_values_that_are_not_finite_are_left_out_and_reported() -> None:
     nan, points_ = float("nan"), [(1.0, 1.0), (2.0, float("nan")), (3.0, 0.5), (4.0, float("inf"))]
-    made = line_chart("Loss", [Series("a", points_, best=2), Series("b", [(1, nan), (2, 2.0)])])
+    made = line_chart(
+        "Loss", [Series("a", points_, marks_best=True), Series("b", [(1, nan), (2, 2.0)])]
+    )
     assert points(made.spec) == [(1, 1), (3, 0.5), (2, 2)]
     assert "a: 2 values that are not finite are left out." in made.remarks
-    assert best(made)[0]["text"] == "best 0.5000"
+    assert best(made)[0]["text"] == "best 1.0000"
 
 
 def test_a_long_line_is_averaged_and_keeps_its_mean() -> None:

@@ -24,7 +24,7 @@ class Segment(NamedTuple):
 def answers(records: Sequence[Record], *, f1: Sequence[float]) -> View:
     """Returns the worst questions with their contexts, and a few with F1 1.
 
-    `f1` is that of each record, all labelled: 0 to 1, as the task's scorer computed it.
+    `f1` has a score for each record, all labelled: 0 to 1, as the task's scorer computed it.
     """
     scored = (
         {**record, "f1": float(score), "segments": segments(record)}
@@ -40,7 +40,7 @@ def answers(records: Sequence[Record], *, f1: Sequence[float]) -> View:
 
 
 def _answerable(records: Sequence[Record]) -> Matrix | None:
-    """Returns gold against predicted; None if every question has an answer."""
+    """Returns gold against predicted, unless every question has an answer."""
     counts = np.zeros((2, 2), np.int64)
     for record in records:
         counts[int(not record["answers"]), int(not record["prediction"])] += 1

@@ -22,8 +22,8 @@ class AttentionMaps(NamedTuple):
     tokens: Sequence[str]
     omitted: int  # tokens beyond `TOKENS`
     descriptions: Sequence[Sequence[str]]  # [layers][heads]
+    # Square roots of the weights as uint8 [layers, heads, tokens, tokens], gzip in base64.
     levels: str
-    """Square roots of the weights as uint8 [layers, heads, tokens, tokens], gzip in base64."""
     spec: Spec
 
 

@@ -25,12 +25,11 @@ class Matrix(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """A confusion matrix; of many labels that of the most frequent, and the top confusions."""
+    """A confusion matrix, of at most the `MATRIX` most frequent labels, and the top confusions."""
 
     matrix: Matrix
     labels: int
-    frequent: Sequence[tuple[str, str, int]]
-    """Gold, predicted, times; empty if the matrix shows every label."""
+    frequent: Sequence[tuple[str, str, int]]  # gold, predicted, times; only if labels are left out
 
 
 def single_label(records: Sequence[Record], *, labels: Sequence[str]) -> View:
@@ -127,7 +126,7 @@ def confusion(gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence
 
 
 def _metrics(gold: Any, predicted: Any, names: Sequence[str], labels: Sequence[Any]) -> list[Row]:
-    """Returns a row for each label and two averages; 0 where nothing was counted."""
+    """Returns a row for each label and two averages; figures without examples are 0."""
     from sklearn.metrics import classification_report
 
     keys = [str(at) for at in range(len(names))]  # a label may have the name of an average

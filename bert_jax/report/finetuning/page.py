@@ -114,12 +114,18 @@ def _ranked(inputs: ReportInputs) -> list[str]:
 
 def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
     """Loss, the best metric and learning rate, by step."""
-    training = _series(inputs.metrics, "train", loss="training", learning_rate="rate")
-    dev = _series(inputs.metrics, "validation", loss="dev", **{key: key for key in ranked})
+
+    def line(kind: str, key: str, name: str, *, marks_best: bool = False) -> Series:
+        own = [
+            each for each in inputs.metrics if each["kind"] == kind and each.get(key) is not None
+        ]
+        return Series(name, [(float(each["step"]), float(each[key])) for each in own], marks_best)
+
+    best = [line("validation", key, key, marks_best=True) for key in ranked[:STYLES]]
     lines = {
-        "Loss": [training["loss"], dev["loss"]],
-        f"{inputs.best_metric} on dev": [_with_best(dev[key]) for key in ranked][:STYLES],
-        "Learning rate": [training["learning_rate"]],
+        "Loss": [line("train", "loss", "training"), line("validation", "loss", "dev")],
+        f"{inputs.best_metric} on dev": best,
+        "Learning rate": [line("train", "learning_rate", "rate")],
     }
     charts = []
     for title, series in lines.items():
@@ -127,25 +133,6 @@ def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
         if found:
             charts.append(line_chart(title, found))
     return charts
-
-
-def _series(lines: Sequence[Mapping[str, Any]], kind: str, **names: str) -> dict[str, Series]:
-    """The metrics of one kind by key, each with the name to show."""
-    own = [line for line in lines if line["kind"] == kind]
-    return {
-        key: Series(
-            name,
-            [(float(line["step"]), float(line[key])) for line in own if line.get(key) is not None],
-        )
-        for key, name in names.items()
-    }
-
-
-def _with_best(series: Series) -> Series:
-    finite = [at for at, (_, y) in enumerate(series.points) if math.isfinite(y)]
-    if not finite:
-        return series
-    return series._replace(best=max(finite, key=lambda at: series.points[at][1]))
 
 
 def _evaluations(inputs: ReportInputs, ranked: Sequence[str]) -> _Table | None:
