@@ -136,7 +136,7 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
             places = [f"{name}: record {number}" for number in range(first, first + len(held))]
             for rows in decode_rows([record.payload for record in held], places):
                 lengths.extend(rows.lengths.tolist())
-                slots = max(slots, rows.weights.shape[1])
+                slots = max(slots, rows.slots)
                 most = max(most, int(rows.counts.max()))
                 highest = max(highest, rows.highest_id)
                 added = np.bincount(rows.originals(), minlength=len(counts))

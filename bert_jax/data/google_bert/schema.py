@@ -28,12 +28,7 @@ _LONGEST: Final = 2**16 - 1  # tokens of an example
 class StoredRows(NamedTuple):
     """n valid rows of one size: L tokens and P slots for predictions each, padding included."""
 
-    input_ids: np.ndarray  # int64 `[n, L]`
-    segment_ids: np.ndarray  # int64 `[n, L]`
-    positions: np.ndarray  # int64 `[n, P]`
-    ids: np.ndarray  # int64 `[n, P]`
-    weights: np.ndarray  # float32 `[n, P]`
-    labels: np.ndarray  # int `[n]`
+    values: dict[str, np.ndarray]  # by feature, `[n, size]`: int64, float32 of the weights
     lengths: np.ndarray  # int `[n]`: tokens
     counts: np.ndarray  # int `[n]`: predictions
 
@@ -41,27 +36,36 @@ class StoredRows(NamedTuple):
         """Yields the example of each row, without padding."""
         sizes = zip(self.lengths.tolist(), self.counts.tolist(), strict=True)
         for row, (length, count) in enumerate(sizes):
+            held = {name: values[row] for name, values in self.values.items()}
             yield StaticExample(
-                input_ids=self.input_ids[row, :length].astype(np.int32),
-                token_type_ids=self.segment_ids[row, :length].astype(np.int32),
-                positions=self.positions[row, :count].astype(np.int32),
-                ids=self.ids[row, :count].astype(np.int32),
-                weights=self.weights[row, :count],
-                next_sentence_label=int(self.labels[row]),
+                input_ids=held["input_ids"][:length].astype(np.int32),
+                token_type_ids=held["segment_ids"][:length].astype(np.int32),
+                positions=held["masked_lm_positions"][:count].astype(np.int32),
+                ids=held["masked_lm_ids"][:count].astype(np.int32),
+                weights=held[WEIGHTS][:count],
+                next_sentence_label=int(held[LABEL][0]),
             )
+
+    @property
+    def slots(self) -> int:
+        """Slots for predictions in each row."""
+        return self.values[WEIGHTS].shape[1]
 
     @property
     def highest_id(self) -> int:
         """Highest id that the model sees."""
-        return int(self.input_ids[_first(self.lengths, self.input_ids.shape[1])].max())
+        ids = self.values["input_ids"]
+        return int(ids[_first(self.lengths, ids.shape[1])].max())
 
     def originals(self) -> np.ndarray:
         """Returns the tokens before masking without special ones: int64 `[tokens]`."""
-        row, slot = _first(self.counts, self.ids.shape[1]).nonzero()
-        original = self.input_ids.copy()
-        original[row, self.positions[row, slot]] = self.ids[row, slot]
+        row, slot = _first(self.counts, self.slots).nonzero()
+        original = self.values["input_ids"].copy()
+        positions = self.values["masked_lm_positions"][row, slot]
+        original[row, positions] = self.values["masked_lm_ids"][row, slot]
         ordinary = _first(self.lengths, original.shape[1])
-        second = ((self.segment_ids == 1) & ordinary).argmax(1)  # where B begins; 0: no B
+        # Where B begins; 0: there is no B.
+        second = ((self.values["segment_ids"] == 1) & ordinary).argmax(1)
         for special in (0, np.maximum(second - 1, 0), self.lengths - 1):
             ordinary[np.arange(len(ordinary)), special] = False
         return original[ordinary]
@@ -132,16 +136,7 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         if wrong.any():
             most = np.broadcast_to(highest, held.shape)[wrong][0]
             raise ValueError(f"found {name} {held[wrong][0]}, allowed: 0 to {most}")
-    return StoredRows(
-        input_ids=values["input_ids"],
-        segment_ids=values["segment_ids"],
-        positions=values["masked_lm_positions"],
-        ids=values["masked_lm_ids"],
-        weights=values[WEIGHTS],
-        labels=labels[:, 0],
-        lengths=lengths,
-        counts=counts,
-    )
+    return StoredRows(values, lengths, counts)
 
 
 def _first(counts: np.ndarray, size: int) -> np.ndarray:

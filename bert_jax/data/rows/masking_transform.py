@@ -184,20 +184,13 @@ class StaticExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StaticMaskTransform:
-    """A `bert_jax.task.RowTransform` over examples that are masked already: it only pads them.
-
-    A row is the same in every epoch.
-    """
+    """A `bert_jax.task.RowTransform` over masked examples: pads them, alike in every epoch."""
 
     seq_length: int  # L, tokens in a row
     max_predictions: int  # P, slots for predictions in a row
     vocab_size: int  # of the model; an id beyond it is an error
     pad_id: int
-
-    @property
-    def max_examples(self) -> int:
-        """One example per row."""
-        return 1
+    max_examples: int = dataclasses.field(default=1, init=False)  # in a row
 
     def packed(self, max_examples: int) -> NoReturn:
         """Refuses packing with a UserError."""
