@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data import topics
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from etils import epath
 
@@ -51,13 +51,6 @@ _MIN_WORD_SHARE: Final = 0.65
 _Node: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class _Document(NamedTuple):
-    """The documentation of one object: ``("json.decoder.JSONDecoder", ["Simple JSON …"])``."""
-
-    name: str
-    sentences: list[str]
-
-
 def write_python_docs(
     directory: str | os.PathLike[str], *, max_bytes: int | None = None
 ) -> list[Path]:
@@ -79,8 +72,8 @@ def write_python_docs(
     written: list[Path] = []
     for name, documents in (("topics", _chapters(seen)), ("library", _library(seen))):
         texts: list[str] = []
-        for document in documents:
-            text = "".join(f"{sentence}\n" for sentence in document.sentences)
+        for sentences in documents:
+            text = "".join(f"{sentence}\n" for sentence in sentences)
             left -= len(text.encode()) + 1  # with the blank line after it
             if left < 0:
                 break
@@ -95,31 +88,30 @@ def write_python_docs(
     return written
 
 
-def _chapters(seen: set[str]) -> Iterator[_Document]:
+def _chapters(seen: set[str]) -> Iterator[list[str]]:
     """Yields the chapters of the language reference, each sentence once."""
     for name in sorted(topics.topics):
-        document = _Document(name, _new_sentences([topics.topics[name]], seen))
-        if len(document.sentences) >= MIN_SENTENCES:
-            yield document
+        sentences = _new_sentences([topics.topics[name]], seen)
+        if len(sentences) >= MIN_SENTENCES:
+            yield sentences
 
 
-def _library(seen: set[str]) -> Iterator[_Document]:
+def _library(seen: set[str]) -> Iterator[list[str]]:
+    """Yields documents of modules and classes, and of the short ones of each package together."""
     root = Path(sysconfig.get_path("stdlib"))
-    modules = (_module_documents(path, root, seen) for path in _source_files(root))
-    # A package's files are adjacent in the sorted order. Short documents of its modules are joined
-    # to one document of the package.
-    packages = itertools.groupby(
-        itertools.chain.from_iterable(modules), key=lambda document: document.name.split(".")[0]
-    )
-    for package, documents in packages:
+    for _, modules in itertools.groupby(_source_files(root), key=lambda path: _name(path, root)[0]):
         brief: list[str] = []
-        for document in documents:
-            if len(document.sentences) >= MIN_SENTENCES:
-                yield document
+        for sentences in (made for path in modules for made in _module_documents(path, seen)):
+            if len(sentences) >= MIN_SENTENCES:
+                yield sentences
             else:
-                brief += document.sentences
+                brief += sentences
         if len(brief) >= MIN_SENTENCES:
-            yield _Document(package, brief)
+            yield brief
+
+
+def _name(path: Path, root: Path) -> tuple[str, ...]:
+    return path.relative_to(root).with_suffix("").parts
 
 
 def _source_files(root: Path) -> list[Path]:
@@ -128,12 +120,11 @@ def _source_files(root: Path) -> list[Path]:
         folders[:] = [name for name in folders if name not in _SKIPPED and "-" not in name]
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     # By parts, not as text: "os/x.py" and "os.py" must not have "os-y.py" between them.
-    return sorted(files, key=lambda path: path.relative_to(root).with_suffix("").parts)
+    return sorted(files, key=lambda path: _name(path, root))
 
 
-def _module_documents(path: Path, root: Path, seen: set[str]) -> Iterator[_Document]:
-    """Yields a module's own document (its docstring and its functions'), then its classes'."""
-    name = ".".join(path.relative_to(root).with_suffix("").parts)
+def _module_documents(path: Path, seen: set[str]) -> Iterator[list[str]]:
+    """Yields its classes' documents, then a module's own: its docstring and its functions'."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of invalid escapes in the library's docstrings
@@ -146,10 +137,10 @@ def _module_documents(path: Path, root: Path, seen: set[str]) -> Iterator[_Docum
     for node in classes:
         sentences = _new_sentences(_docstrings(node, node.body), seen)
         if len(sentences) >= MIN_SENTENCES:
-            yield _Document(f"{name}.{node.name}", sentences)
+            yield sentences
         else:
             own += sentences
-    yield _Document(name, own)
+    yield own
 
 
 def _docstrings(node: _Node, body: Iterable[ast.stmt]) -> Iterator[str]:
