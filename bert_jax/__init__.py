@@ -27,9 +27,8 @@ from bert_jax.version import __version__
 if TYPE_CHECKING:
     from bert_jax.config import RunConfig, dump_config, load_config, parse_config
     from bert_jax.data.dataset.cache import CacheSection
-    from bert_jax.data.dataset.provenance import Provenance
+    from bert_jax.data.dataset.provenance import MixtureSection, Provenance
     from bert_jax.data.dataset.reader import Dataset, open_dataset
-    from bert_jax.data.dataset.recipe import MixtureSection
     from bert_jax.data.loader.row_order import PackingSection
     from bert_jax.data.loader.section import LoaderSection
     from bert_jax.data.rows.masking import MaskingSection

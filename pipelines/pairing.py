@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.dataset.recipe import MIN_PAIR_TOKENS, PAIR_SPECIAL_TOKENS, PairingSection
+from bert_jax.data.dataset.provenance import MIN_PAIR_TOKENS, PAIR_SPECIAL_TOKENS, PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, join_key
 

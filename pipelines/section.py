@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import pydantic
 
-from bert_jax.data.dataset.recipe import MixtureSection, PairingSection
+from bert_jax.data.dataset.provenance import MixtureSection, PairingSection
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.section import (
     DataPathText,

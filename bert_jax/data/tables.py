@@ -1,23 +1,76 @@
-"""Streaming readers of tables: CSV, TSV, JSON lines and Parquet."""
+"""Streaming readers of tables: CSV, TSV, JSON lines and Parquet; what happens at malformed rows."""
 
 import csv
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from bert_jax.data.row_errors import RowError, RowErrors
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
+OnError: TypeAlias = Literal["stop", "skip"]  # at a malformed row
+SKIPPED_SHOWN: Final = 3  # skipped rows in a note
 Delimiter: TypeAlias = Literal["comma", "semicolon", "tab", "pipe"]
 _DELIMITERS: Final[Mapping[str, str]] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 # Characters in a field of a .csv; the csv module's default of 131,072 is less than long documents.
 FIELD_LIMIT: Final = 1 << 24
 MAX_COLUMNS: Final = 10_000
 BATCH_ROWS: Final = 1024  # of a .parquet in memory
+
+
+ItemT = TypeVar("ItemT")
+MadeT = TypeVar("MadeT")
+
+
+class RowError(UserError):
+    """One row of a table is malformed; the rows after it can be read."""
+
+
+class RowErrors:
+    """Raises the error of a malformed row, or skips the row.
+
+    ``RowErrors("skip").kept(["1", "x", "2"], number) -> [1, 2]``
+    """
+
+    def __init__(self, on_error: OnError = "stop", *, setting: str | None = None) -> None:
+        """Starts without skipped rows.
+
+        `setting` is what a user sets to skip malformed rows; errors name it.
+        """
+        self._on_error, self.setting = on_error, setting
+        self._first: list[str] = []  # errors of the first skipped rows
+        self.count = 0  # skipped rows
+
+    def refuse(self, error: RowError) -> None:
+        """Skips the row of an error; RowError: rows are not skipped."""
+        if self._on_error == "stop":
+            if self.setting is None:
+                raise error
+            raise RowError(f"{error}; {self.setting} would skip the row") from error
+        self.count += 1
+        if self.count <= SKIPPED_SHOWN:
+            self._first.append(str(error))
+
+    def kept(self, items: Iterable[ItemT], make: Callable[[ItemT], MadeT]) -> list[MadeT]:
+        """Returns what `make` returns for each item, without the items it raises RowError for."""
+        made = []
+        for item in items:
+            try:
+                made.append(make(item))
+            except RowError as error:
+                self.refuse(error)
+        return made
+
+    def note(self, table: object, *, kept: int) -> list[str]:
+        """Returns a line with the number of skipped rows and the first errors; [] without any."""
+        if not self.count:
+            return []
+        first = "; ".join(error.removeprefix(f"{table}: ") for error in self._first)
+        more = "; …" if self.count > SKIPPED_SHOWN else ""
+        return [f"{table}: skipped {self.count:,} of {self.count + kept:,} rows: {first}{more}"]
 
 
 class TableRow(NamedTuple):

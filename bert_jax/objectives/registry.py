@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.dataset.reader import Dataset
-from bert_jax.data.dataset.recipe import PairingKind
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective

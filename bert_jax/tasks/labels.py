@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from bert_jax.data.row_errors import RowError
+from bert_jax.data.tables import RowError
 from bert_jax.errors import UserError, counted, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.config import ProblemName

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.row_errors import RowErrors
 from bert_jax.data.rows.collate import assemble, encode_ragged
+from bert_jax.data.tables import RowErrors
 from bert_jax.tasks.family import (
     DataRequest,
     Encoded,

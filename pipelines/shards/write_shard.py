@@ -11,8 +11,7 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from etils import epath
 
-from bert_jax.data.dataset.provenance import PairsRecord, ShardRecord
-from bert_jax.data.dataset.recipe import PairingSection
+from bert_jax.data.dataset.provenance import PairingSection, PairsRecord, ShardRecord
 from bert_jax.data.dataset.schema import ExampleEncoder
 from bert_jax.data.rng import mix64
 from bert_jax.files.atomic import whole_file, write_whole

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from bert_jax.data.dataset.recipe import PairingSection
+from bert_jax.data.dataset.provenance import PairingSection
 from bert_jax.pipelines.pairing import Pair, Single, pair_documents
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.corpus import from_lists

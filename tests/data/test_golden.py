@@ -9,7 +9,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from bert_jax.data.dataset.recipe import PairingSection
+from bert_jax.data.dataset.provenance import PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.row_errors import RowErrors
-from bert_jax.data.tables import read_table
+from bert_jax.data.tables import RowErrors, read_table
 from bert_jax.errors import UserError
 
 

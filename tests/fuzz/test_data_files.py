@@ -15,8 +15,7 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert import tf_example
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.google_bert.tfrecord import frame
-from bert_jax.data.row_errors import RowErrors
-from bert_jax.data.tables import read_table
+from bert_jax.data.tables import RowErrors, read_table
 from bert_jax.errors import UserError
 from bert_jax.pipelines.cleaning.contamination import evaluation_texts
 from bert_jax.pipelines.section import SourcesSection

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.data.dataset.recipe import PairingKind, PairingSection
+from bert_jax.data.dataset.provenance import PairingKind, PairingSection
 from bert_jax.errors import UserError
 from bert_jax.model.config import Execution
 from bert_jax.objectives.bert import MLM_EPSILON, BertObjective

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.config import parse_config
+from bert_jax.data.dataset.provenance import MixtureSection, PairingKind, PairingSection
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.data.dataset.recipe import MixtureSection, PairingKind, PairingSection
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.pairing import draw_passes, pair_documents

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from bert_jax.data.dataset.recipe import PairingKind, PairingSection
+from bert_jax.data.dataset.provenance import PairingKind, PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.pipelines.pairing import Pair, SentenceOffsets, Single, pair_document, truncate
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments

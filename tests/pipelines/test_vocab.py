@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from bert_jax.data.dataset.recipe import MixtureSection
+from bert_jax.data.dataset.provenance import MixtureSection
 from bert_jax.errors import UserError
 from bert_jax.pipelines.vocabulary.sample import measure, sample_lines, sample_mixture
 from bert_jax.pipelines.vocabulary.train import VocabSection, train_vocab

@@ -8,12 +8,12 @@ import numpy as np
 from bert_jax.data.dataset.provenance import (
     CorpusRecord,
     LanguageRecord,
+    PairingSection,
     PairsRecord,
     Provenance,
     SplitRecord,
     TextRecord,
 )
-from bert_jax.data.dataset.recipe import PairingSection
 from bert_jax.data.dataset.schema import Example
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection
 from bert_jax.report.dataset.page import render

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import pydantic
 from etils import epath
 
-from bert_jax.data.row_errors import RowErrors
+from bert_jax.data.tables import RowErrors
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.download import local_copy
