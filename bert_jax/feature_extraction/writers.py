@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -142,46 +143,42 @@ class ParquetWriter:
 class NpzWriter:
     """`vectors` float32 [units, width]; for pieces and words `offsets`, `spans` and the units.
 
-    Text n has the units ``offsets[n]`` to ``offsets[n + 1]``. The numbers go to temporary files
-    until their count, which an array's header holds, is known.
+    Text n has the units ``offsets[n]`` to ``offsets[n + 1]``. Vectors go to a temporary file until
+    their count, which the array's header holds, is known.
     """
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
         self._path, self._width = path, width
         self._level: Level = level
-        self._vectors, self._offsets, self._spans, self._strings = (
-            files.enter_context((path.parent / name).open("w+b"))
-            for name in ("vectors", "offsets", "spans", "strings")
-        )
-        self._offsets.write(bytes(8))
-        self._texts = self._units = 0
-        self._longest = 1
+        self._vectors = files.enter_context((path.parent / "vectors").open("w+b"))
+        self._offsets, self._spans, self._units = [0], bytearray(), list[str]()
 
     def add(self, features: TextFeatures) -> None:
         """Appends to the arrays."""
         self._vectors.write(np.ascontiguousarray(features.vectors, np.float32).tobytes())
-        self._texts += 1
-        self._units += len(features.vectors)
-        self._offsets.write(np.int64(self._units).tobytes())
-        self._spans.write(np.asarray(features.spans, np.int8).tobytes())
-        self._longest = max([self._longest, *map(len, features.units)])
-        self._strings.writelines(json.dumps(unit).encode() + b"\n" for unit in features.units)
+        self._offsets.append(self._offsets[-1] + len(features.vectors))
+        self._spans += bytes(features.spans)
+        self._units += features.units
 
     def close(self) -> None:
         """Writes the archive."""
-        units = (self._units,)
+        shape = (self._offsets[-1], self._width)
+        header: dict[str, Any] = {"descr": "<f4", "fortran_order": False, "shape": shape}
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
-            vectors = _blocks(self._vectors)
-            _add_array(archive, "vectors", "<f4", (*units, self._width), vectors)
+            with archive.open("vectors.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, header)
+                self._vectors.seek(0)
+                shutil.copyfileobj(self._vectors, member)
             if self._level == "sentence":
                 return
-            _add_array(archive, "offsets", "<i8", (self._texts + 1,), _blocks(self._offsets))
-            _add_array(archive, "spans", "|i1", units, _blocks(self._spans))
-            # Strings of the longest one's width, which NumPy reads without pickle.
-            dtype = f"<U{self._longest}"
-            self._strings.seek(0)
-            strings = (np.asarray(json.loads(line), dtype).tobytes() for line in self._strings)
-            _add_array(archive, UNIT_NAMES[self._level], dtype, units, strings)
+            others = {
+                "offsets": np.asarray(self._offsets, np.int64),
+                "spans": np.frombuffer(self._spans, np.int8),
+                UNIT_NAMES[self._level]: np.asarray(self._units, np.str_),
+            }
+            for name, array in others.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 FeatureWriter: TypeAlias = NpzWriter | ParquetWriter | JsonlWriter
@@ -190,20 +187,3 @@ WRITERS: Final[dict[str, type[FeatureWriter]]] = {
     ".parquet": ParquetWriter,
     ".jsonl": JsonlWriter,
 }
-
-
-def _add_array(
-    archive: zipfile.ZipFile, name: str, dtype: str, shape: tuple[int, ...], blocks: Iterable[bytes]
-) -> None:
-    """Adds ``<name>.npy`` to an archive."""
-    header: dict[str, Any] = {"descr": dtype, "fortran_order": False, "shape": shape}
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-        np.lib.format.write_array_header_1_0(member, header)
-        for block in blocks:
-            member.write(block)
-
-
-def _blocks(file: IO[bytes]) -> Iterator[bytes]:
-    file.seek(0)
-    while block := file.read(1 << 20):
-        yield block
