@@ -64,19 +64,13 @@ class RowPredictor:
             task = _for_memory(saved, table, problem=model.heads.problem)
         values = {**task.model_dump(mode="json"), **settings}
         task = validate(type(task), values, source="predict", key="task")
-        if self._run is not None:
+        if self._run is None:
+            request = DataRequest(model.tokenizer, self._max_length, seed=0, roles=(_ROLE,))
+            labels = model.heads.labels or None
+            family = task.open(request._replace(input=table, labels=labels))
+        else:
             step = model.loaded.step
             family = open_data(self._run, roles=(_ROLE,), step=step, input=table, task=task)
-        else:
-            request = DataRequest(
-                tokenizer=model.tokenizer,
-                max_length=self._max_length,
-                seed=0,
-                roles=(_ROLE,),
-                input=table,
-                labels=model.heads.labels or None,
-            )
-            family = task.open(request)
         return self._predictor(model.loaded.params, family.splits[_ROLE])
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
-from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.family import Family
@@ -23,40 +21,14 @@ Examples = Sequence[Mapping[str, Any]]
 
 def prepare(data_dir: Path, name: str, splits: Mapping[str, Examples]) -> Path:
     """Writes a dataset where and as TFDS would."""
-    builder = tfds.builder(f"glue/{name}", data_dir=data_dir)
-    assert str(builder.version) == VERSION
-    directory = data_dir / "glue" / name / VERSION
+    builder = tfds.builder(f"glue/{name}", data_dir=data_dir, file_format="array_record")
+    directory = Path(builder.data_path)
     directory.mkdir(parents=True)
-    features: Any = builder.info.features
-    template = tfds.core.ShardedFileTemplate(
-        data_dir=epath.Path(directory),
-        template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-        dataset_name="glue",
-        filetype_suffix="array_record",
-    )
-    infos = []
+    writer = tfds.core.SequentialWriter(builder.info, 100, file_format="array_record")
+    writer.initialize_splits([*splits])
     for split, examples in splits.items():
-        path = directory / f"glue-{split}.array_record-00000-of-00001"
-        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
-        for example in examples:
-            writer.write(features.serialize_example(features.encode_example(example)))
-        writer.close()
-        infos.append(
-            tfds.core.SplitInfo(
-                name=split,
-                shard_lengths=[len(examples)],
-                num_bytes=path.stat().st_size,
-                filename_template=template,
-            )
-        )
-    tfds.folder_dataset.write_metadata(
-        data_dir=directory,
-        features=features,
-        split_infos=infos,
-        filename_template=template,
-        version=VERSION,
-        check_data=False,
-    )
+        writer.add_examples({split: [*examples]})
+    writer.close_all()
     return directory
 
 

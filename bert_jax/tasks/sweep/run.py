@@ -197,16 +197,11 @@ def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: 
     """Runs all points that are not done yet, shows the table, and writes the best run.
 
     Settings and points come from `plan`. Returns the best run's step and figures, or that a signal
-    stopped the sweep. Raises UserError: the configuration does not fit the data, the origin
-    or the run directory, or its runs cannot be compared; RunStopped: no run ended with a figure, or
-    another reason than its numbers stopped one, and the same command resumes it.
+    stopped the sweep. Raises UserError: the configuration does not fit the data, the origin or the
+    run directory; RunStopped: no run ended with a figure, or another reason than its numbers
+    stopped one, and the same command resumes it.
     """
     prepared = prepare(settings)
-    if not prepared.family.dev:
-        raise UserError(
-            f"finetune.task.dev: found none, allowed: a file, since {len(points)} runs are "
-            f"compared by their dev figures"
-        )
     root = claim_run(
         settings.run_dir,
         verb="finetune",

@@ -71,9 +71,8 @@ def conclude(
 def _evaluation(
     loaded: LoadedParams, family: Family, records: Mapping[str, Sequence[Record]], *, role: str
 ) -> tuple[Evaluation, Baseline | None]:
-    """Returns the figures of splits, and the comparison on the first one; None without a split."""
-    first = next(iter(records.values()), None)
-    baseline = baseline_of(family, first) if first else None
+    """Returns the figures of splits, and the comparison on the first one."""
+    baseline = baseline_of(family, next(iter(records.values())))
     examples = sum(split.examples for name, split in family.splits.items() if name.startswith(role))
     constant, failure = (baseline.constant, baseline.failure) if baseline else (None, None)
     scores = score_splits(family, records)
@@ -188,17 +187,9 @@ def open_data(
                 f"task.null_threshold is tuned on; run `bert-jax evaluate {run.directory} "
                 f"--checkpoint {step}` first"
             )
-    request = DataRequest(
-        tokenizer=run.tokenizer,
-        max_length=section.max_length,
-        seed=section.split_seed,
-        roles=roles,
-        labels=run.heads.labels,
-        tuned=tuned,
-        input=input,
-    )
+    request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
     with doing("reading and encoding the task's files"):
-        return task.open(request)
+        return task.open(request._replace(labels=run.heads.labels, tuned=tuned))
 
 
 def write_records(path: epath.Path, records: Sequence[Record]) -> None:

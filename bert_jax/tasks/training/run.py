@@ -91,9 +91,9 @@ def _train_spec(
             seq_length=round(batches.plan.mean_length),
             read=1 if prepared.task.heads.reads_pooled else None,
         ),
-        evaluate=evaluate if family.dev else None,
+        evaluate=evaluate,
         watch=None,
-        validation=" ".join(prepared.content[name] for name in family.dev) or "nothing",
+        validation=" ".join(prepared.content[name] for name in family.dev),
     )
     write_config = functools.partial(
         prepared.write_run, root=root, origin=prepared.origin_record(root)
