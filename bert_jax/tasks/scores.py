@@ -151,49 +151,42 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
     `records` are the labelled records of the first dev split.
     """
     labels = [record["label"] for record in records]
-    numbers = isinstance(labels[0], float)
-    if np.std(labels) == 0 if numbers else len(set(map(_key, _parts(labels, records)))) < 2:
-        return None
-    metric = family.best_metric
-    constant = [
-        family.score([record | {"prediction": answer} for record, answer in blind])[metric]
-        for blind in _blind(labels, records)
-    ]
-    own = family.score(records)[metric]
-    return Baseline(metric, own, constant=max(constant), only=_only(labels, records))
-
-
-def _only(labels: list[Any], records: Sequence[Record]) -> str | None:
     predictions = [record["prediction"] for record in records]
+    constants: list[list[Any]]  # answers that may be the best, each for every record
     if isinstance(labels[0], float):
+        several = np.std(labels) > 0
         flat = np.std(predictions) < FLAT * np.std(labels)
-        return f"{np.mean(predictions):.3g}" if flat else None
-    found = {_key(part): part for part in _parts(predictions, records)}
-    return _spelled(*found.values()) if len(found) == 1 else None
+        only = f"{np.mean(predictions):.3g}" if flat else None
+        constants = [[float(np.mean(labels))] * len(records)]
+    else:
+        known, found = (_counted(answers, records) for answers in (labels, predictions))
+        several = len(known) > 1
+        only = _spelled(json.loads(next(iter(found)))) if len(found) == 1 else None
+        # The best one by accuracy is the most frequent, by F1 the positive label.
+        usual = [json.loads(key) for key, _ in known.most_common(CONSTANTS)]
+        if "nbest" in records[0]:
+            constants = [[""] * len(records)]
+        elif "tokens" in records[0]:
+            tag = OUTSIDE if json.dumps(OUTSIDE) in known else usual[0]
+            constants = [[[tag] * len(record["tokens"]) for record in records]]
+        else:
+            constants = [[label] * len(records) for label in usual]
+    if not several:
+        return None
+
+    def score(answers: Sequence[Any]) -> float:
+        pairs = zip(records, answers, strict=True)
+        made = [record | {"prediction": answer} for record, answer in pairs]
+        return family.score(made)[family.best_metric]
+
+    return Baseline(family.best_metric, score(predictions), max(map(score, constants)), only)
 
 
-def _blind(labels: list[Any], records: Sequence[Record]) -> list[list[tuple[Record, Any]]]:
-    """Returns the constant answers that may be the best, each with every record."""
-    if isinstance(labels[0], float):
-        return [[(record, float(np.mean(labels))) for record in records]]
-    if "nbest" in records[0]:
-        return [[(record, "") for record in records]]
-    parts = _parts(labels, records)
-    # The best one by accuracy is the most frequent, by F1 the positive label.
-    usual = [json.loads(key) for key, _ in Counter(sorted(map(_key, parts))).most_common(CONSTANTS)]
+def _counted(answers: list[Any], records: Sequence[Record]) -> Counter[str]:
+    """Returns the answers as JSON, sorted, with their numbers: one a record, or one a token."""
     if "tokens" in records[0]:
-        tag = OUTSIDE if OUTSIDE in parts else usual[0]
-        return [[(record, [tag] * len(record["tokens"])) for record in records]]
-    return [[(record, label) for record in records] for label in usual]
-
-
-def _parts(answers: list[Any], records: Sequence[Record]) -> list[Any]:
-    """Returns the single answers: one a record, or one a token."""
-    return [tag for tags in answers for tag in tags] if "tokens" in records[0] else answers
-
-
-def _key(answer: Any) -> str:
-    return json.dumps(answer, sort_keys=True)
+        answers = [tag for tags in answers for tag in tags]
+    return Counter(sorted(json.dumps(answer, sort_keys=True) for answer in answers))
 
 
 def _spelled(answer: Any) -> str:

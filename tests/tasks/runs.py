@@ -36,19 +36,10 @@ def tiny_run(
     steps: Sequence[int] = (STEP,),
     layers: int = 1,
 ) -> Path:
-    """Writes a run directory as `import` does: an encoder with a pooler, no other head.
+    """Writes ``run/`` as `import` does, and returns it: an encoder with a pooler, no other head.
 
-    Layers of 64, eight heads, 64 positions; WordPiece over the words of `write_table`.
-
-    Args:
-        directory: gets ``vocab.txt`` and ``run/``.
-        heads: of the model; None for a pooler alone.
-        config: the rest of the run's configuration.
-        steps: of its checkpoints, which hold the same parameters.
-        layers: how many.
-
-    Returns:
-        The run directory.
+    Layers of 64, eight heads, 64 positions; WordPiece over the words of `write_table`. The
+    checkpoints of all `steps` hold the same parameters.
     """
     vocabulary = directory / "vocab.txt"
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
@@ -96,12 +87,7 @@ def write_table(directory: Path, rows: int, seed: int) -> Path:
     """Writes ``<directory>/rows-<rows>-<seed>.csv``: columns "text" and "label".
 
     ``word7 good2 word31 good0,good``: half of the words tell, the others say nothing. A text has 4
-    words or 18: two lengths to compile for.
-
-    Args:
-        directory: is made.
-        rows: how many, of both labels.
-        seed: of the words; files of different seeds share few texts.
+    words or 18: two lengths to compile for. Files of different seeds share few texts.
     """
     rng = np.random.default_rng(seed)
     lines = ["text,label"]
@@ -120,12 +106,7 @@ def tiny_config(directory: Path, *, layers: int = 1, **changes: Any) -> dict[str
     """Returns a fine-tuning configuration over such a run and tables, as a YAML file would hold it.
 
     160 rows to train on in batches of 16, 48 to evaluate on: two epochs take a few seconds, and
-    most seeds learn it.
-
-    Args:
-        directory: gets the run, the tables and, under ``tuned``, the fine-tuned run.
-        layers: of the run.
-        **changes: settings of the section "finetune" in place of those here.
+    most seeds learn it. `changes` are settings of "finetune"; the fine-tuned run is ``tuned``.
     """
     finetune: dict[str, Any] = {
         "init_from": str(tiny_run(directory, layers=layers)),

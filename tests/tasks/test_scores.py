@@ -100,13 +100,3 @@ def test_figures_of_numbers_are_those_of_scipy(pairs: list[tuple[int, int]]) -> 
         scores.number_figure("spearman", labels, found),
         np.corrcoef(*map(stats.rankdata, (labels, found)))[0, 1],
     )
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1))
-def test_figures_do_not_depend_on_the_order_of_examples(pairs: list[tuple[str, str]]) -> None:
-    records = [{"label": label, "prediction": found} for label, found in pairs]
-    keys = ("accuracy", "macro_f1", "matthews", "f1")
-    forward = scores.figures(records, keys, positive="a")
-    assert forward == pytest.approx(scores.figures(records[::-1], keys, positive="a"))
-    assert all(-1 <= value <= 1 for value in forward.values())

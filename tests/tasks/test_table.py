@@ -332,10 +332,3 @@ def test_every_example_is_in_one_part_and_equal_ones_are_together(
         different = {(text, pair) for of, text, pair in rows if of == label}
         assert label in {example.target for example in train}
         assert (label in {example.target for example in dev}) == (len(different) > 1)
-
-
-def test_each_label_gives_its_share() -> None:
-    rows: list[Row] = [(number % 4 == 0, f"text {number}", None) for number in range(400)]
-    train, dev = hold_out(examples_of(rows), fraction=0.1, seed=0)
-    assert Counter(bool(e.target) for e in train) == {False: 270, True: 90}
-    assert Counter(bool(e.target) for e in dev) == {False: 30, True: 10}

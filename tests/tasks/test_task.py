@@ -72,6 +72,10 @@ def random_params(task: FinetuneTask) -> Any:
 Expected = Callable[[torch.Tensor, Callable[[str], torch.Tensor]], torch.Tensor]
 
 
+def class_loss(scores: torch.Tensor, target: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    return functional.cross_entropy(scores, target("label").long())
+
+
 def token_loss(scores: torch.Tensor, target: Callable[[str], torch.Tensor]) -> torch.Tensor:
     labels = target("labels").long().reshape(-1)
     return functional.cross_entropy(scores.reshape(-1, 3), labels, ignore_index=NO_LABEL)
@@ -94,11 +98,7 @@ WEIGHTED = dataclasses.replace(classification("single_label"), class_weights=(0.
 TOKENS = task_of(task="token_classification", labels=LABELS, pooler=False)
 
 LOSSES: dict[str, tuple[FinetuneTask, dict[str, Any], Expected]] = {
-    "one label": (
-        classification("single_label"),
-        {"label": ONE_OF_THREE},
-        lambda scores, target: functional.cross_entropy(scores, target("label").long()),
-    ),
+    "one label": (classification("single_label"), {"label": ONE_OF_THREE}, class_loss),
     "class weights": (
         WEIGHTED,
         {"label": ONE_OF_THREE},
@@ -128,7 +128,7 @@ LOSSES: dict[str, tuple[FinetuneTask, dict[str, Any], Expected]] = {
     "a choice": (
         task_of(task="multiple_choice"),
         {"choices": 4, "label": np.asarray([0, 3, 1, 2, 0, 0], np.int32)},
-        lambda scores, target: functional.cross_entropy(scores, target("label").long()),
+        class_loss,
     ),
 }
 

@@ -49,41 +49,34 @@ def told(config: RunConfig, **options: Any) -> str:
     return out.getvalue()
 
 
-class Killed:
-    """In place of `run_finetuning`: dies before a run, and records runs."""
+def dies_after(count: int, ran: list[str]) -> Any:
+    """In place of `run_finetuning`: dies after so many runs, whose names it adds."""
 
-    def __init__(self) -> None:
-        self.ran: list[str] = []
+    def run(prepared: Any, root: Any, predictor: Predictor, **options: Any) -> Any:
+        if len(ran) == count:
+            raise KeyboardInterrupt
+        ran.append(root.name)
+        return run_finetuning(prepared, root, predictor, **options)
 
-    def after(self, count: int) -> Any:
-        def run(prepared: Any, root: Any, predictor: Predictor, **options: Any) -> Any:
-            if len(self.ran) == count:
-                raise KeyboardInterrupt
-            self.ran.append(root.name)
-            return run_finetuning(prepared, root, predictor, **options)
-
-        return run
+    return run
 
 
 SWEEP = {"seeds": 2, "learning_rates": [RATE, TOO_LOW, TOO_HIGH]}
 
 
 @pytest.fixture(scope="module")
-def killed() -> Killed:
-    return Killed()
-
-
-@pytest.fixture(scope="module")
-def swept(base: dict[str, Any], killed: Killed, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six runs, killed after the first: of each seed two that learn nothing, one by divergence."""
-    root = tmp_path_factory.mktemp("swept") / "run"
+    root, ran = tmp_path_factory.mktemp("swept") / "run", []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_verb, "run_finetuning", killed.after(1))
+        patch.setattr(sweep_verb, "run_finetuning", dies_after(1, ran))
         with pytest.raises(KeyboardInterrupt):
             told(config(base, root, sweep=SWEEP))
         assert not (root / "config.yaml").exists()
-        patch.setattr(sweep_verb, "run_finetuning", killed.after(9))
+        patch.setattr(sweep_verb, "run_finetuning", dies_after(9, ran))
         (root.parent / "out").write_text(told(config(base, root, sweep=SWEEP)))
+    assert len(ran) == len(set(ran)) == 6
+    assert list(runs(root)) == ran
     return root
 
 
@@ -159,11 +152,9 @@ def test_the_run_directory_of_a_sweep_is_an_ordinary_run(swept: Path, tmp_path: 
     assert report.count(">degenerate<") >= 2
 
 
-def test_a_killed_sweep_runs_each_run_once_and_a_finished_one_shows_its_table_again(
-    base: dict[str, Any], swept: Path, killed: Killed, monkeypatch: pytest.MonkeyPatch
+def test_a_sweep_that_is_done_shows_its_table_again_and_runs_nothing(
+    base: dict[str, Any], swept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(killed.ran) == len(set(killed.ran)) == 6
-    assert list(runs(swept)) == killed.ran
     monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: pytest.fail("ran again"))
     out = told(config(base, swept, sweep=SWEEP))
     table = out.splitlines()
