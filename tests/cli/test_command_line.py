@@ -1,10 +1,14 @@
-"""A mistaken command line gets one line that names what was meant; help is in the order of work."""
+"""A mistaken command line gets one line that names what was meant; help; exit codes of errors."""
 
+import importlib
 import re
+import sys
 
 import pytest
 
+from bert_jax.cli import main
 from bert_jax.cli.commands import cli
+from bert_jax.errors import PeerLost, RunStopped, UserError
 from tests.project import ok, refused
 
 
@@ -39,3 +43,28 @@ def test_help_has_every_verb_once_in_the_order_of_the_work() -> None:
     verbs = re.findall(r"^  ([a-z-]+)  +\S", text.partition("Prepare data:")[2], re.MULTILINE)
     assert sorted(verbs) == sorted(cli.commands)
     assert verbs.index("new") < verbs.index("vocab") < verbs.index("pretrain")
+
+
+@pytest.mark.parametrize("debug", [(), ("--debug",)])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(RuntimeError, 70), (RunStopped, 1), (UserError, 2), (PeerLost, 4)],
+)
+def test_only_an_uncaught_exception_ends_with_70(
+    error: type[Exception],
+    code: int,
+    debug: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*args: object, **values: object) -> None:
+        raise error("it failed")
+
+    monkeypatch.setattr(importlib.import_module("bert_jax.verbs.status"), "status", fail)
+    monkeypatch.setattr(sys, "argv", ["bert-jax", "status", "run", *debug])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == code
+    said = capsys.readouterr().err
+    assert "it failed" in said
+    assert ("Traceback" in said) == (bool(debug) or code == 70)

@@ -14,7 +14,6 @@ from etils import epath
 from flax import nnx
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
-from bert_jax.interop.hf_config import BARE, CLASSES, ClassName
 from bert_jax.interop.mapping import expand, their_tensors
 from bert_jax.interop.names import hf_names
 from bert_jax.model.bert import Bert
@@ -45,12 +44,10 @@ class Imported(NamedTuple):
         """The run's model with its parameters."""
         return bind(self.run.build, self.params)
 
-    def theirs(self, tree: Any, *, kind: ClassName = "BertForPreTraining") -> dict[str, np.ndarray]:
+    def theirs(self, tree: Any) -> dict[str, np.ndarray]:
         """Parameters, gradients or any tree like them under Hugging Face's names and shapes."""
-        prefix = "" if kind == BARE else "bert."
         vocab = self.run.architecture.vocab_size
-        placements = expand(hf_names(prefix, CLASSES[kind].task), tree, vocab_size=vocab)
-        return dict(their_tensors(tree, placements))
+        return dict(their_tensors(tree, expand(hf_names("bert.", None), tree, vocab_size=vocab)))
 
 
 def bind(build: Callable[[], Any], params: Any) -> Any:
@@ -148,19 +145,12 @@ def read_run(run_dir: Path) -> Imported:
     return Imported(run, jax.device_get(loaded.params))
 
 
-def mixed_batch(
-    config: PreTrainedConfig,
-    *,
-    rows: int = 5,
-    length: int = 24,
-    predictions: int = 6,
-    seed: int = 7,
-) -> dict[str, np.ndarray]:
+def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> dict[str, np.ndarray]:
     """Rows of unequal length with unequal numbers of masks at distinct positions.
 
     [PAD] occurs in the padding only, as in any text: torch gives its row no gradient.
     """
-    rng = np.random.default_rng(seed)
+    rng, length, predictions = np.random.default_rng(seed), 24, 6
     lengths = np.linspace(predictions + 1, length, rows).astype(int)
     inside = np.arange(length) < lengths[:, None]
     counts = rng.integers(1, predictions + 1, rows)
