@@ -3,12 +3,14 @@
 import importlib
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from bert_jax.cli import main
 from bert_jax.cli.commands import cli
 from bert_jax.errors import PeerLost, RunStopped, UserError
+from bert_jax.parallel import processes
 from tests.project import ok, refused
 
 
@@ -68,3 +70,14 @@ def test_only_an_uncaught_exception_ends_with_70(
     said = capsys.readouterr().err
     assert "it failed" in said
     assert ("Traceback" in said) == (bool(debug) or code == 70)
+
+
+def test_an_uncaught_exception_ends_a_process_of_several_with_70(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *_: told.append("traceback"))
+    monkeypatch.setattr(processes, "end_now", lambda *told_of, printed: told.extend(told_of))
+    processes._report_errors(SimpleNamespace(explain=lambda: None))  # pyright: ignore
+    sys.excepthook(RuntimeError, RuntimeError("it failed"), None)
+    assert told == ["traceback", 70, "RuntimeError: it failed"]
