@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import jax
 from etils import epath
-from jax.sharding import Mesh
 from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
@@ -143,13 +142,7 @@ def _train_spec(
         run_dir=root,
         checkpoints=checkpoints,
         check_lock=check_lock,
-        initial_params=functools.partial(
-            initial_params,
-            run_dir=settings.init_from,
-            rows=run.architecture.vocab_size,
-            mesh=mesh,
-            console=console,
-        ),
+        initial_params=functools.partial(_initial_params, run, console),
         write_config=write_config if jax.process_index() == 0 else lambda folder: None,
         allow_data_change=settings.allow_data_change,
         example_log=section.example_log,
@@ -190,21 +183,15 @@ HEADS: Final = {
 }
 
 
-def initial_params(
-    abstract: Params,
-    draw: DrawParams,
-    *,
-    run_dir: str | None,
-    rows: int,
-    mesh: Mesh,
-    console: Console,
+def _initial_params(
+    run: PhaseOpener, console: Console, abstract: Params, draw: DrawParams
 ) -> Params:
     """Returns another run's parameters on the mesh, and fresh ones of parts that it lacks.
 
-    Without a `run_dir` all are fresh. A line names the heads that start fresh, and the heads
-    that are left out. Raises UserError: no checkpoint, or one of another architecture; the other
-    run's embedding has not as many `rows`.
+    Without `init_from` all are fresh. A line names the heads that start fresh, and the heads that
+    are left out. Raises UserError: no checkpoint, or one of another architecture or vocabulary.
     """
+    run_dir, rows = run.settings.init_from, run.architecture.vocab_size
     if run_dir is None:
         return draw(abstract)
     origin = open_run(run_dir)
@@ -213,7 +200,7 @@ def initial_params(
             f"model.architecture.vocab_size: found {rows}, but {run_dir} has {theirs} rows; "
             f"allowed: {theirs}"
         )
-    wanted = abstract_params(define_model(origin.build), mesh)
+    wanted = abstract_params(define_model(origin.build), run.mesh)
     shared = [part for part in abstract if part in wanted]
     wanted |= {part: abstract[part] for part in shared}
 

@@ -18,8 +18,7 @@ import pytest
 
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.tensorboard import TensorBoard
-from bert_jax.train.writer import METRICS, RunWriter, read_metrics
+from bert_jax.train.writer import METRICS, RunWriter, TensorBoard, read_metrics
 from tests.project import ROOT, invoke, project_config, write_config
 from tests.train.checkpoints import state_at
 
