@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from etils import epath
+from tensorboardX.proto.event_pb2 import Event
 
+from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.train.checkpoint import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.writer import METRICS, RunWriter, TensorBoard, read_metrics
@@ -113,7 +116,9 @@ def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
     report(102)
     writer.close()
     assert len(said) == 2
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    found = [Event.FromString(record.payload) for record in scan_records(epath.Path(events))]
+    assert [each.step for each in found if each.summary.value] == list(range(1, 103))
     board = TensorBoard(tmp_path, resume_step=102, say=said.append)
     with full():
         for step in range(103, 303):
