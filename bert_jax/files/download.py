@@ -4,6 +4,7 @@ import concurrent.futures
 import functools
 import hashlib
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -54,16 +55,18 @@ def download(files: Sequence[RemoteFile], target: Path) -> None:
     """
     missing = [file for file in files if not (target / file.name).exists()]
     total, done = sum(file.bytes for file in missing), dict.fromkeys(missing, 0)
-    threads = concurrent.futures.ThreadPoolExecutor(_FILES)
+    threads, stopped = concurrent.futures.ThreadPoolExecutor(_FILES), threading.Event()
     with doing(lambda: f"copying: {sum(done.values()) / 1e9:.3g} of {total / 1e9:.3g} GB"):
         try:
-            list(threads.map(lambda file: _fetch(file, target, done), missing))
+            list(threads.map(lambda file: _fetch(file, target, done, stopped), missing))
         finally:
-            done.clear()  # the other threads stop
+            stopped.set()
             threads.shutdown(cancel_futures=True)
 
 
-def _fetch(file: RemoteFile, target: Path, done: dict[RemoteFile, int]) -> None:
+def _fetch(
+    file: RemoteFile, target: Path, done: dict[RemoteFile, int], stopped: threading.Event
+) -> None:
     part, digest = target / f"{file.name}.part", hashlib.sha256()
     system, path = fsspec.core.url_to_fs(file.path)
     with disk_errors(target), part.open("wb") as local:
@@ -72,7 +75,7 @@ def _fetch(file: RemoteFile, target: Path, done: dict[RemoteFile, int]) -> None:
             piece = system.cat_file(path, start=start, end=end)
             if len(piece) != end - start:
                 raise UserError(f"{file.path}: changed while it was copied; run again")
-            if file not in done:
+            if stopped.is_set():
                 raise concurrent.futures.CancelledError
             local.write(piece)
             digest.update(piece)
