@@ -1,15 +1,18 @@
 """From a section to devices: platform, processes, mesh."""
 
+import functools
 import glob
 import importlib.metadata
 import importlib.util
 import os
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh
 
 from bert_jax.data.host_share import HostShare
@@ -22,6 +25,8 @@ from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape
 
 # Set by JAX itself, and to compile for TPUs without one.
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
+
+_STANDARD_OUTPUT: Final = 1
 
 
 def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None) -> None:
@@ -62,6 +67,26 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
             f'mesh.platform: "{section.platform}" was asked for, found only '
             f'{len(jax.devices())} "{found}" device(s); allowed here: "auto" or "{found}"'
         )
+    if found == "cpu" and jax.process_count() > 1:
+        _connect_cpus()
+
+
+@functools.cache
+def _connect_cpus() -> None:
+    """Runs a first collective on all processes, without the line that Gloo prints in C++."""
+    sys.stdout.flush()
+    kept = os.dup(_STANDARD_OUTPUT)
+    with tempfile.TemporaryFile() as printed:
+        os.dup2(printed.fileno(), _STANDARD_OUTPUT)
+        try:
+            multihost_utils.sync_global_devices("connect")
+        finally:
+            sys.stdout.flush()
+            os.dup2(kept, _STANDARD_OUTPUT)
+            os.close(kept)
+            printed.seek(0)
+            lines = (line for line in printed if not line.startswith(b"[Gloo] "))
+            os.write(_STANDARD_OUTPUT, b"".join(lines))
 
 
 def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -> Mesh:
