@@ -10,7 +10,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from typing import Any, Final, Self, TypeVar
 
 import pydantic
@@ -113,7 +112,12 @@ class BeamEngine:
         stage = self._directory / f"{_STAGE}{uuid.uuid4().hex}"
         stage.mkdir(exist_ok=True)
         write_whole(stage / _JOBS, pickle.dumps((function, list(jobs))))
-        pipeline = _in_background(lambda: self._run_pipeline(stage, len(jobs)))
+        failed: list[BaseException] = []
+        # Unlike a pool's thread, a daemon does not keep the process alive.
+        pipeline = threading.Thread(
+            target=self._run_pipeline, args=(stage, len(jobs), failed), name="beam", daemon=True
+        )
+        pipeline.start()
         open_jobs = dict(enumerate(jobs))
         error: UserError | None = None
         try:
@@ -126,28 +130,30 @@ class BeamEngine:
         finally:
             # Also if the caller stops iterating: jobs that have not begun are skipped.
             (stage / _STOP).touch()
-        if error is not None:
-            raise error
-        pipeline.result()  # raises what the pipeline has raised
+        if error is not None or failed:
+            raise error or failed[0]
         if open_jobs:
             raise UserError(
                 f"{self._directory}: {len(open_jobs)} of {len(jobs)} jobs left no result; allowed: "
                 f"an output that all workers of {self._runner} reach under this name"
             )
 
-    def _run_pipeline(self, stage: epath.Path, count: int) -> None:
-        beam = _import_beam()
-        options = beam.options.pipeline_options.PipelineOptions(self._flags)
-        runner = _FULL_NAMES.get(self._runner, self._runner)
-        pipeline = beam.Pipeline(runner=runner, options=options)
-        _ = (
-            pipeline
-            | "jobs" >> beam.Create([(str(stage), number) for number in range(count)])
-            # Without it a runner may keep all jobs in one worker.
-            | "spread" >> beam.Reshuffle()
-            | "work" >> beam.Map(do_job)
-        )
-        pipeline.run().wait_until_finish()
+    def _run_pipeline(self, stage: epath.Path, count: int, failed: list[BaseException]) -> None:
+        try:
+            beam = _import_beam()
+            options = beam.options.pipeline_options.PipelineOptions(self._flags)
+            runner = _FULL_NAMES.get(self._runner, self._runner)
+            pipeline = beam.Pipeline(runner=runner, options=options)
+            _ = (
+                pipeline
+                | "jobs" >> beam.Create([(str(stage), number) for number in range(count)])
+                # Without it a runner may keep all jobs in one worker.
+                | "spread" >> beam.Reshuffle()
+                | "work" >> beam.Map(do_job)
+            )
+            pipeline.run().wait_until_finish()
+        except BaseException as error:  # any kind: the caller waits for the end
+            failed.append(error)
 
 
 def do_job(element: tuple[str, int]) -> None:
@@ -177,28 +183,13 @@ def _load_jobs(stage: str) -> tuple[Callable[[Any], Any], list[Any]]:
     return pickle.loads((epath.Path(stage) / _JOBS).read_bytes())
 
 
-def _in_background(function: Callable[[], None]) -> Future[None]:
-    """Runs a function in a thread that, unlike a pool's, does not keep the process alive."""
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(function())
-        except BaseException as error:  # any kind: the caller waits for the end
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="beam", daemon=True).start()
-    return done
-
-
-def _results(stage: epath.Path, pipeline: Future[None]) -> Iterator[tuple[int, Any]]:
+def _results(stage: epath.Path, pipeline: threading.Thread) -> Iterator[tuple[int, Any]]:
     seen: set[str] = set()
-    started = time.monotonic()
-    ended = False
-    while not ended:
+    started, running = time.monotonic(), True
+    while running:
         # Short pipelines are polled often; polling a long one may cost money.
-        seconds = min(0.2 + (time.monotonic() - started) / 20, 10.0)
-        ended = bool(wait([pipeline], seconds).done)
+        pipeline.join(min(0.2 + (time.monotonic() - started) / 20, 10.0))
+        running = pipeline.is_alive()
         for path in stage.iterdir():
             if path.suffix == _RESULT and path.name not in seen:
                 seen.add(path.name)

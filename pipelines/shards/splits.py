@@ -1,7 +1,7 @@
 """From tokenised parts to the shards and the lengths index of each split."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -128,17 +128,20 @@ def _finish_split(
 ) -> SplitRecord:
     records = tuple(made.record for made in shards)
     examples = sum(record.examples for record in records)
+
+    def figures(kind: str) -> Iterator[np.ndarray]:
+        return each(load_array, [shard.figures_path(workspace.work, r.name, kind) for r in records])
+
     with whole_file(workspace.partial / lengths_name(languages.split)) as temporary:
         with temporary.open("wb") as file:
             descr = np.lib.format.dtype_to_descr(np.dtype(np.uint16))
             header = {"descr": descr, "fortran_order": False, "shape": (examples,)}
             np.lib.format.write_array_header_1_0(file, header)
-            paths = [shard.lengths_path(workspace.work, record.name) for record in records]
-            for lengths in each(load_array, paths):  # one by one: there may be thousands
+            for lengths in figures("lengths"):  # one by one: there may be thousands
                 file.write(lengths.tobytes())
         lengths_sha256 = sha256_of(temporary)
     smallest = np.zeros(0, np.uint64)
-    for added in each(load_array, [shard.sketch_path(workspace.work, r.name) for r in records]):
+    for added in figures("sketch"):
         smallest = shard.sketch(np.concatenate([smallest, added]))
     sentences = sum(made.sentences for made in shards)
     return SplitRecord(

@@ -110,10 +110,8 @@ def write_shard(job: ShardJob) -> ShardSummary:
             examples=examples,
             tokens=tokens,
         )
-        for path, figures in (
-            (lengths_path(job.work, job.name), np.array(lengths, np.uint16)),
-            (sketch_path(job.work, job.name), smallest),
-        ):
+        for kind, figures in (("lengths", np.array(lengths, np.uint16)), ("sketch", smallest)):
+            path = figures_path(job.work, job.name, kind)
             write_whole(path, array_bytes(figures), make_parent=False)
     write_whole(done, summary.model_dump_json(), make_parent=False)
     return summary
@@ -144,14 +142,9 @@ def _load_bucket(job: ShardJob, bucket: DocumentBucket) -> TokenisedDocuments:
     return found.select(key_order(found.keys))
 
 
-def lengths_path(work: epath.PathLike, name: str) -> epath.Path:
-    """Returns the file of the lengths of a shard's examples, until the dataset is finished."""
-    return epath.Path(work) / f"{name}.lengths.npy"
-
-
-def sketch_path(work: epath.PathLike, name: str) -> epath.Path:
-    """Returns the file of the sketch of a shard's sentences, until the dataset is finished."""
-    return epath.Path(work) / f"{name}.sentences.npy"
+def figures_path(work: epath.PathLike, name: str, kind: str) -> epath.Path:
+    """Returns the file of a shard's ``lengths`` or ``sketch``, until the dataset is finished."""
+    return epath.Path(work) / f"{name}.{kind}.npy"
 
 
 def _examples(
