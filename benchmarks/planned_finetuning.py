@@ -77,11 +77,9 @@ def main() -> None:
             alone = schedules_alone(lowered, mesh, accelerator=accelerator, written=Path(folder))
             started = time.perf_counter()
             with tempfile.TemporaryDirectory() as files:
-                compiled, text = compile_exactly(lowered, Path(files))
+                found = compile_exactly(lowered, Path(files))
             seconds = time.perf_counter() - started
-            cycles = count_cycles(Program.of(parse_hlo(text)), alone, accelerator)
-            memory = compiled.memory_analysis()
-            assert memory is not None
+            cycles = count_cycles(Program.of(parse_hlo(found.text)), alone, accelerator)
             report(
                 "planned_finetuning.cycles",
                 cycles.total,
@@ -93,7 +91,7 @@ def main() -> None:
                 rows=asked.rows,
                 length=asked.length,
                 in_kernels=cycles.in_kernels,
-                temporaries=memory.temp_size_in_bytes,
+                temporaries=found.temporaries,
                 seconds_to_compile=round(seconds, 1),
             )
 

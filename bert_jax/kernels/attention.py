@@ -1,19 +1,20 @@
 """`fused` attention: scores, softmax, dropout and the sum over values in one kernel, in VMEM.
 
-Nothing of size length × length reaches HBM: all keys and values of a head are in VMEM, of long rows
-beside a tile of queries, so that softmax sees all scores of a query. Dropout's words are those of
-`random_bits`, as everywhere else, multiplied in the kernel and again in its backward pass: `fused`
-and `xla` drop the same elements. Held to `bert_jax.model.xla_attention`.
+No [length, length] array reaches HBM. All keys and values of a head are in VMEM; long rows come in
+tiles of queries, so that softmax sees all scores of a query. The kernel multiplies dropout's words
+from `random_bits`, and its backward pass does so again: `fused` and `xla` drop the same elements.
+Held to `bert_jax.model.xla_attention`.
 
-Several heads narrower than the 128 lanes of a vector register lie side by side in one block, as
+Several heads narrower than the 128 lanes of a vector register are side by side in one block, as
 they come out of the projections: no transpose. A product for one head runs over all lanes; the
-matrix unit pads to 128 in any case. In the lanes of the other heads stand segments, so that the
-product which makes the scores masks them as well: no element is compared or replaced.
+matrix unit pads to 128 in any case. The lanes of the other heads hold segments, so that the product
+which makes the scores masks them as well: no element is compared or replaced.
 
-The kernels are in `attention_bodies`, what they see at a time in `attention_shape`.
+The kernels are in `attention_bodies`, their blocks in `attention_shape`.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import jax
@@ -27,13 +28,12 @@ from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
 
-# Added to a score for every bit in which the segments of query and key differ; the exponent of two
-# that softmax takes of it is 0 beside any score there is.
+# Added to a score for every bit in which the segments of query and key differ: softmax gives 0.
 _MASKED: Final = -(2.0**15)
 _CODE: Final = 32  # lanes that a segment is written in, two a bit
 
 _Triple: TypeAlias = tuple[Array, Array, Array]
-# What kernels read and write, and what the axes mean: `heads` are split over devices, or lanes.
+# Arrays of the kernels, and what their axes mean: `heads` are split over devices, or lanes.
 _AXES: Final[dict[str, LogicalAxes]] = {
     **dict.fromkeys(("query_words", "key_words"), ("batch", "heads", "length")),
     **dict.fromkeys(("query_segments", "key_segments"), ("batch", "length")),
@@ -42,7 +42,7 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
 }
-# What both kernels read, see `Read`.
+# Operands of both kernels, see `Read`.
 _READ: Final = (
     *("query_words", "key_words", "query_segments", "key_segments"),
     *("queries", "keys", "keys"),
@@ -66,14 +66,14 @@ def fused_attention(
 
     Args:
         qkv_BLW: queries [B, Q, heads · columns], keys and values [B, L, heads · columns] without
-            their biases. Their gradients are parts of one array [3, B, L, heads · columns], or
-            those of keys and values of [2, B, L, heads · columns] where there are fewer queries.
+            their biases. Their gradients are parts of one array; with fewer queries than keys, the
+            gradients of keys and values are.
         bias_3W: float32 [3, heads · columns].
         segment_ids: int32 [B, L]; a token attends to its own segment alone.
-        seeds: of dropout, int32 [2, B, heads]; None draws nothing.
-        columns: of a head.
+        seeds: seeds of dropout, int32 [2, B, heads]; None: no dropout.
+        columns: columns of a head.
         rate: share of probabilities dropped.
-        queries_BQ: of which tokens the queries are, int32; None: all, as they lie.
+        queries_BQ: tokens of the queries, int32; None: all tokens in order.
     """
     if seeds is None:
         seeds = jnp.zeros((2, len(segment_ids), bias_3W.shape[1] // columns), jnp.int32)
@@ -86,11 +86,19 @@ def fused_attention(
 
 
 class _Tokens(NamedTuple):
-    """What queries and keys are of, int32."""
+    """Tokens of queries and keys, int32."""
 
     positions: Array  # of queries in their row, [B, Q] or [1, Q]
     of_queries: Array  # segments, [B, Q]
-    of_keys: Array  # the same, [B, L]
+    of_keys: Array  # segments, [B, L]
+
+
+def _padded(x: Array, tokens: _Tokens, *, keys: bool = False) -> Array:
+    """Returns an array [B, tokens, …] of as many queries, or keys, as the kernels have."""
+    queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
+    most = padded(length) if keys else padded_queries(queries, length=length)
+    missing = most - x.shape[1]
+    return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2))) if missing else x
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -103,35 +111,39 @@ def _attend(
 def _forward(
     qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, columns: int, rate: float
 ) -> tuple[Array, tuple[Any, ...]]:
-    kernel = _Kernel(forward_kernel, tokens, columns=columns, rate=rate)
     q, k, v = _scaled(qkv, bias, columns)
-    # Padding is a segment of its own, since others' padding may be one that is read: 0.
-    of_queries = kernel.with_padding(tokens.of_queries + 1)
-    of_keys = kernel.with_padding(tokens.of_keys + 1, keys=True)
-    positions = kernel.with_padding(tokens.positions)
+    # Padding is a segment of its own, since tokens may read other padding: 0.
+    of_queries = _padded(tokens.of_queries + 1, tokens)
+    of_keys = _padded(tokens.of_keys + 1, tokens, keys=True)
+    positions = _padded(tokens.positions, tokens)
     operands = (
         line_words(positions[:, None], seeds[0][..., None]),
         line_words(jnp.arange(of_keys.shape[1], dtype=jnp.int32), seeds[1][..., None]),
-        *(of_queries, of_keys, kernel.with_padding(q)),
-        *(kernel.with_padding(each, keys=True) for each in (k, v)),
+        *(of_queries, of_keys, _padded(q, tokens)),
+        *(_padded(each, tokens, keys=True) for each in (k, v)),
     )
-    out, logs = kernel(operands, _READ, results=("queries", "logs"))
-    return out[:, : kernel.queries], (tokens, operands, out, logs)
+    facts = {"tokens": tokens, "columns": columns, "rate": rate}
+    out, logs = _run(forward_kernel, operands, _READ, ("queries", "logs"), **facts)
+    return out[:, : qkv[0].shape[1]], (tokens, operands, out, logs)
 
 
 def _backward(
-    columns: int, rate: float, kept: tuple[Any, ...], gradient: Array
+    columns: int, rate: float, residuals: tuple[Any, ...], gradient: Array
 ) -> tuple[_Triple, Array, None, None]:
-    tokens, operands, out, logs = kept
-    kernel = _Kernel(backward_kernel, tokens, columns=columns, rate=rate)
-    slopes = ("slopes",) if kernel.queries == kernel.length else ("query_slopes", "key_slopes")
-    *found, sums = kernel(
-        (*operands, out, logs, kernel.with_padding(gradient)),
+    tokens, operands, out, logs = residuals
+    queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
+    slopes = ("slopes",) if queries == length else ("query_slopes", "key_slopes")
+    *found, sums = _run(
+        backward_kernel,
+        (*operands, out, logs, _padded(gradient, tokens)),
         (*_READ, "queries", "logs", "queries"),
-        results=(*slopes, "sums"),
+        (*slopes, "sums"),
+        tokens=tokens,
+        columns=columns,
+        rate=rate,
     )
-    of_q = found[0][0, :, : kernel.queries]
-    of_k, of_v = found[-1][-2:, :, : kernel.length]
+    of_q = found[0][0, :, :queries]
+    of_k, of_v = found[-1][-2:, :, :length]
     return (of_q, of_k, of_v), sums.sum((1, 2)), None, None
 
 
@@ -141,7 +153,7 @@ _attend.defvjp(_forward, _backward)
 def _coded(segments: Array, shape: Shape, dtype: Any, *, of_keys: bool) -> Array:
     """Returns segments [B, L] of queries or of keys as the kernels have them, [B, L, lanes].
 
-    A bit takes two lanes, in one of which a product of the two is not zero if they differ.
+    A bit takes two lanes. If the bits of query and key differ, the product of one lane is not zero.
     """
     lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
     bits = (segments[..., None] >> (lane // 2)) + lane & 1
@@ -155,65 +167,55 @@ def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
     return [x.astype(qkv[0].dtype) for x in with_bias]
 
 
-class _Kernel:
-    """A kernel, run by every device for each of its rows and groups of heads."""
+def _run(
+    body: Callable[..., None],
+    operands: tuple[Array, ...],
+    names: tuple[str, ...],
+    results: tuple[str, ...],
+    *,
+    tokens: _Tokens,
+    columns: int,
+    rate: float,
+) -> tuple[Array, ...]:
+    """Returns a kernel's results, by name; a device runs it for its own rows and groups of heads.
 
-    def __init__(self, body: Any, tokens: _Tokens, *, columns: int, rate: float) -> None:
-        self.queries, self.length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
-        self._body = body
-        self._shape = functools.partial(
-            Shape,
-            queries=self.queries,
-            length=self.length,
-            columns=columns,
-            rate=rate,
-            forward=body is forward_kernel,
-            composes=composes_words(),
-        )
+    Each operand has its name in `_AXES`, and a gradient the name of its array. The first operands
+    are words and segments.
+    """
+    forward = body is forward_kernel
 
-    def with_padding(self, x: Array, *, keys: bool = False) -> Array:
-        """Returns an array [B, tokens, …] of as many queries, or keys, as the kernel has."""
-        most = padded(self.length) if keys else padded_queries(self.queries, length=self.length)
-        missing = most - x.shape[1]
-        return jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2))) if missing else x
-
-    def __call__(
-        self, operands: tuple[Array, ...], names: tuple[str, ...], *, results: tuple[str, ...]
-    ) -> tuple[Array, ...]:
-        """Returns the results, by their names; the first operands are words and segments.
-
-        Each operand has its name in `_AXES`; a gradient has that of its array.
-        """
-
-        def run(*arrays: Array) -> tuple[Array, ...]:
-            return self._call(names, arrays, results)
-
-        return on_each_device(run, operands, axes=_AXES, arguments=names, results=results)
-
-    def _call(
-        self, names: tuple[str, ...], arrays: tuple[Array, ...], results: tuple[str, ...]
-    ) -> tuple[Array, ...]:
+    def run(*arrays: Array) -> tuple[Array, ...]:
         *words, of_queries, of_keys, q, k, v = arrays[: len(_READ)]
         batch, heads, _ = words[0].shape
-        shape = self._shape(batch=batch, heads=heads)
+        shape = Shape(
+            batch=batch,
+            length=tokens.of_keys.shape[1],
+            queries=tokens.of_queries.shape[1],
+            heads=heads,
+            columns=columns,
+            rate=rate,
+            forward=forward,
+            composes=composes_words(),
+        )
         arrays = (
             *(each.reshape(batch, -1, shape.group, each.shape[-1]) for each in words),
             _coded(of_queries, shape, q.dtype, of_keys=False),
             _coded(of_keys, shape, q.dtype, of_keys=True),
             *(q, k, v, *arrays[len(_READ) :]),
         )
-        made = [shape.array(name, dtype=q.dtype) for name in results]
         scores = batch * heads * shape.padded_queries * shape.padded
         return launch(
-            functools.partial(self._body, shape=shape),
+            functools.partial(body, shape=shape),
             *arrays,
-            name="attention_forward" if shape.forward else "attention_backward",
-            made=made,
+            name="attention_forward" if forward else "attention_backward",
+            made=[shape.array(name, dtype=q.dtype) for name in results],
             order=("parallel", "parallel", "arbitrary"),
-            flops=(2 if shape.forward else 5) * 2 * scores * shape.columns,
+            flops=(2 if forward else 5) * 2 * scores * columns,
             transcendentals=scores,
             grid=shape.grid,
             in_specs=[shape.block(name) for name in names],
             out_specs=[shape.block(name) for name in results],
             scratch_shapes=shape.running,
         )
+
+    return on_each_device(run, operands, axes=_AXES, arguments=names, results=results)

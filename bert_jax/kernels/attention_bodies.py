@@ -1,9 +1,9 @@
-"""The attention kernels themselves: what one run of each does with its rows, heads and queries.
+"""The attention kernels themselves: one run works on the rows, heads and queries of a block.
 
 Scores are [keys, queries]: softmax then works across registers and not inside of them, and numbers
-of queries lie along lanes. Every operation is written for all heads of a stage before the next one:
-the compiler keeps the order in which it is given operations of different heads, and one head's
-wait for each other.
+of queries are along lanes. Every operation is written for all heads of a stage before the next one:
+the compiler keeps the order of operations of different heads, and operations of one head wait for
+each other.
 """
 
 import math
@@ -25,12 +25,12 @@ _FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ
 
 
 def scale(columns: int) -> float:
-    """Of queries; exponentials are taken to base two, which is what the hardware has."""
+    """Returns the scale of queries; exponentials have base two, as in the hardware."""
     return columns**-0.5 * math.log2(math.e)
 
 
 class Read(NamedTuple):
-    """What both kernels read: refs to a block of rows and heads, of queries those of a tile."""
+    """Operands of both kernels: refs to a block of rows and heads, with a tile of the queries."""
 
     query_words: Any
     key_words: Any
@@ -77,7 +77,11 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
     total: dict[int, tuple[Array, ...]] = {}
     for heads in shape.stages():
         keep = [_keep(read, head, shape) for head in heads]
-        g_LW = {row: _scaled_up(gradient[row], shape) for row, _ in heads}
+        scale_up = 1 / (1 - shape.rate)
+        g_LW = {
+            row: (gradient[row].astype(jnp.float32) * scale_up).astype(gradient.dtype)
+            for row, _ in heads
+        }
         taken_off = _taken_off(out, gradient, heads, shape)
         scores = [_scores(read, head, shape) for head in heads]
         weights = [
@@ -123,10 +127,9 @@ def _so_far(running: Any, at: tuple[int, int], of_tile: Array) -> Array:
 
 
 def _slopes(made: Sequence[Any], shape: Shape) -> tuple[list[tuple[Any, int, Any]], Sequence[Any]]:
-    """Returns where the gradients of queries, keys and values go, and what is made beside them.
+    """Returns the array, place and tokens of each gradient of q, k and v; and the other results.
 
-    For each the array, its place there, and which tokens: of one array for all three a block has
-    whole rows, of which the queries of a tile are a part.
+    If one array has all three gradients, its block has whole rows, and a tile's queries are a part.
     """
     if shape.queries != shape.length:
         of_q, of_kv, *others = made
@@ -139,17 +142,13 @@ def _slopes(made: Sequence[Any], shape: Shape) -> tuple[list[tuple[Any, int, Any
 
 
 def _scores(read: Read, head: Head, shape: Shape) -> Array:
-    """Returns those of one head, [keys, queries]."""
+    """Returns the scores of one head, [keys, queries]."""
     row, number = head
     of_keys, of_queries = (
         _beside(x[row], segments[row], number, shape)
         for x, segments in ((read.k, read.key_segments), (read.q, read.query_segments))
     )
     return _dot(of_keys, of_queries, 1, 1)
-
-
-def _scaled_up(g_LW: Array, shape: Shape) -> Array:
-    return (g_LW.astype(jnp.float32) * (1 / (1 - shape.rate))).astype(g_LW.dtype)
 
 
 def centred_keys(k_LW: Array) -> Array:
@@ -164,7 +163,7 @@ def centred_keys(k_LW: Array) -> Array:
 
 
 def _taken_off(out: Any, gradient: Any, heads: Any, shape: Shape) -> list[Array]:
-    """Returns Σ weights · their gradients, for each query and head: what softmax takes off."""
+    """Returns Σ weights · their gradients for each query and head, which softmax subtracts."""
     product_WL = {
         row: jnp.transpose(gradient[row].astype(jnp.float32) * out[row].astype(jnp.float32))
         for row, _ in heads
@@ -189,18 +188,18 @@ def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
 
 
 def _where_inside(head: int, shape: Shape, x_LW: Array, other_LW: Array) -> Array:
-    """Returns a head's columns of one array, the others of another."""
+    """Returns a head's columns of one array, and the other columns of another."""
     return jnp.where(_lanes_of(head, shape), x_LW, other_LW)
 
 
 def _lanes_of(head: int, shape: Shape) -> Array:
-    """Returns where in a block a head's columns lie, bool [1, width]."""
+    """Returns a head's columns in a block, bool [1, width]."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, shape.width), 1)
     return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)
 
 
 def _across(x: Array, tile: int) -> Array:
-    """Returns numbers of keys, the same in all lanes [keys, 128], in as many as a tile has."""
+    """Returns numbers of keys, the same in all lanes [keys, 128], for the lanes of a tile."""
     return x[:, :tile] if tile < LANES else jnp.concatenate([x] * (tile // LANES), axis=1)
 
 
@@ -211,8 +210,7 @@ def _where(keep: Array | None, x: Array) -> Array:
 def _keep(read: Read, head: Head, shape: Shape) -> Array | None:
     """Returns which probabilities stay: a query is a row of the tile, as in `dropout`.
 
-    The words of keys are turned once they fill a register, which spreads them in the same
-    operation.
+    The words of keys are turned when they fill a register, which spreads them too.
     """
     if not shape.rate:
         return None

@@ -1,4 +1,4 @@
-"""What the attention kernels are compiled for: the blocks they see and the order of their work."""
+"""The blocks of the attention kernels and the order of their work."""
 
 import dataclasses
 import itertools
@@ -13,25 +13,23 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.launch import LANES, PACKED
 
-# Scores of queries that are worked on at a time, of one head with all of its keys at least: what is
-# made of them must fit into VMEM, 16 MiB on v4. Forward there is less of it.
+# Scores that are worked on at a time, of one head with all of its keys at least: arrays of as many
+# numbers must fit into VMEM, 16 MiB on v4. Forward there are fewer such arrays.
 _FORWARD: Final = 2**20
 _BACKWARD: Final = 9 * 2**16
-# Of short rows as many as have so many scores: more fill the units of the core no better, and each
-# is code of its own.
+# Scores of all short rows of a block: more fill the units of the core no better, and add code.
 _SCORES_OF_ROWS: Final = 2**19
 _MOST_ROWS: Final = 8
 # Tokens from which on rows are padded to two registers: tiles of one alone cost a quarter more.
 _WIDE: Final = 768
-# Tokens from which on VMEM has no second buffer for keys and values, the next ones' to come into.
+# Tokens from which on VMEM has no second buffer for the next keys and values.
 _BUFFERED_ONCE: Final = 1536
-# Tokens of the longest rows. Of longer ones keys and values do not fit into VMEM beside scores, and
+# Tokens of the longest rows. Keys and values of longer rows do not fit into VMEM beside scores, and
 # lines of dropout's words repeat.
 LONGEST: Final = 2048
-# Of what every head of a block keeps, registers that are spilled fill VMEM. That it fits is known
-# of blocks of two heads in 128 lanes; of others in as many lanes up to here.
+# The same where a block is not two heads in 128 lanes: spilled registers of every head fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
-# Of wider blocks up to as many heads × tokens of two bytes.
+# Heads × tokens of two bytes in wider blocks.
 _MOST_TOKENS: Final = 3072
 
 
@@ -65,8 +63,8 @@ def padded(length: int) -> int:
 def padded_queries(queries: int, *, length: int) -> int:
     """Returns the queries of a row in the kernels.
 
-    Few of them leave lanes of a register empty, which costs nothing; what they are padded to in HBM
-    does, so that is a register's rows and not its lanes.
+    Few queries are padded to a register's rows and not to its lanes: empty lanes cost nothing, but
+    padding in HBM does.
     """
     if queries == length or queries > LANES:
         return padded(queries)
@@ -75,11 +73,11 @@ def padded_queries(queries: int, *, length: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a kernel is compiled for."""
+    """Sizes and settings that a kernel is compiled for."""
 
     batch: int  # rows of a device
     length: int  # tokens of a row, as the caller has them
-    queries: int  # those of them that attend
+    queries: int  # tokens of a row that attend
     heads: int  # of a device
     columns: int  # of a head
     rate: float  # of dropout; 0 draws nothing
@@ -122,10 +120,9 @@ class Shape:
 
     @property
     def rows(self) -> int:
-        """Rows of a block: of short ones as many as keep the core's units busy.
+        """Rows of a block: as many short rows as keep the core's units busy.
 
-        One head is a chain of operations, each of which waits for the one before. Those of other
-        heads and rows fill the gaps.
+        The operations of one head wait for each other. Other heads and rows fill the gaps.
         """
         # Forward on v4 more are slower.
         scores = 2 * _SCORES_OF_ROWS if self.forward and not self.composes else _SCORES_OF_ROWS
@@ -139,7 +136,7 @@ class Shape:
 
     @property
     def lanes_of_segments(self) -> int:
-        """Lanes of a block of segments; one head alone has them beside it."""
+        """Lanes of a block of segments; one head alone has additional lanes for them."""
         return self.width if self.group > 1 else LANES
 
     def stages(self) -> Sequence[Sequence[tuple[int, int]]]:
@@ -154,13 +151,13 @@ class Shape:
 
     @property
     def running(self) -> Sequence[Any]:
-        """What the backward kernel keeps from tile to tile: gradients of keys and values so far."""
+        """Scratch of the backward kernel: sums of gradients of keys and values over tiles."""
         if self.forward or self.tiles == 1:
             return ()
         return (pltpu.VMEM((2, self.rows, self.padded, self.width), jnp.float32),)
 
     def array(self, name: str, *, dtype: Any) -> jax.ShapeDtypeStruct:
-        """Returns what a result looks like on one device."""
+        """Returns the shape and dtype of a result on one device."""
         width = self.heads * self.columns
         sizes = {
             "queries": (self.batch, self.padded_queries, width),
@@ -174,10 +171,7 @@ class Shape:
         return jax.ShapeDtypeStruct(sizes[name], jnp.float32 if exact else dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
-        """Returns the part of an array that one run of a kernel sees.
-
-        Rows and a group of heads; of queries and what belongs to them a tile.
-        """
+        """Returns the block of an array: rows, a group of heads, and a tile of the queries."""
         rows, lanes, whole, tile = self.rows, self.lanes_of_segments, self.padded, self.tile
         blocks = {
             "query_words": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
@@ -192,7 +186,7 @@ class Shape:
             "logs": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
             "sums": ((3, rows, 1, self.width), lambda b, t, _: (0, b, 0, t)),
         }
-        # Those of all heads of a row are the same.
+        # All heads of a row have the same segments.
         once = self.tiles > 1 and name == "key_segments"
         once |= self.padded > _BUFFERED_ONCE and name == "keys"
         return pl.BlockSpec(*blocks[name], pipeline_mode=pl.Buffered(1) if once else None)

@@ -6,8 +6,8 @@ once for the gradients of rows, table and bias. Rows come in groups that are in 
 kernel is called for each group, and adds to the table's gradient. Held to
 `bert_jax.model.cross_entropy`, which has the derivative.
 
-Maxima and sums are kept for every lane, and joined outside: in a step nothing crosses lanes. What
-the kernels see at a time is in `cross_entropy_shape`. Shape suffixes: N rows, D columns, V pieces.
+Maxima and sums are kept for every lane, and joined outside: in a step nothing crosses lanes. Blocks
+are in `cross_entropy_shape`. Shape suffixes: N rows, D columns, V pieces.
 """
 
 import functools
@@ -38,7 +38,7 @@ _EACH: Final[LogicalAxes] = ("batch",)
 
 
 class Decoded(NamedTuple):
-    """What softmax makes of the logits of each row, float32 [N]."""
+    """Statistics of the logits of each row, float32 [N]."""
 
     log_total: Array  # the logarithm of the sum of exponentials
     largest: Array  # logit
@@ -48,13 +48,12 @@ class Decoded(NamedTuple):
 def decode(
     rows_ND: Array, table_VD: Array, bias_V: Array, labels_N: Array
 ) -> tuple[Decoded, Array]:
-    """Returns what a loss needs of ``rows · tableᵀ + bias``, and the logits for `decode_backward`.
+    """Returns statistics of ``rows · tableᵀ + bias``, and the logits for `decode_backward`.
 
-    The logits have what each device pads its rows and pieces with. On a TPU the kernels run
-    compiled, elsewhere interpreted, for tests.
+    The logits include each device's padding of rows and pieces. On a TPU the kernels run compiled,
+    elsewhere interpreted, for tests.
 
-    `rows_ND` and `table_VD`: of one dtype, that of the product; `bias_V`: float32; `labels_N`:
-    int32.
+    `rows_ND` and `table_VD`: in the dtype of the product; `bias_V`: float32; `labels_N`: int32.
     """
     run = per_shard(
         _forward,
@@ -79,7 +78,7 @@ def decode_backward(
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of rows, table and bias of ``Σ gradient · (log_total − picked)``.
 
-    That of the table is each device's share of it, float32 [S, V, D] for S parts of the rows.
+    The table's gradient is each device's share, float32 [S, V, D] for S parts of the rows.
     """
     run = per_shard(
         _backward,
@@ -210,7 +209,7 @@ def _cores() -> int:
 
 
 def _forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
-    """Writes a tile's logits, and adds what they are to softmax and loss."""
+    """Writes a tile's logits, and adds them to the statistics of softmax and loss."""
     rows, table, bias, labels, logits, out, kept = refs
     tile, first = _tile(table, shape), _first_piece(shape)
     starts = pl.program_id(2) == 0
@@ -237,9 +236,9 @@ def _forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
 
 
 def _backward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
-    """Writes a tile's gradients, and adds to that of the rows.
+    """Writes a tile's gradients, and adds to the rows' gradient.
 
-    Both products have the same factor, which is made once.
+    Both products have the same factor, which is computed once.
     """
     rows, table, logits, facts, *so_far, of_rows, of_table, of_bias, kept, slopes = refs
     tile, first = _tile(table, shape), _first_piece(shape)
@@ -267,7 +266,7 @@ def _first_piece(shape: Shape) -> Array:
 
 
 def _tile(table: Any, shape: Shape) -> Array:
-    """Returns the tile, with zeros behind the table's end: whatever lies there, even NaN."""
+    """Returns the tile, with zeros behind the table's end, where the memory may hold NaN."""
     tile = table[...]
     if shape.pieces % shape.tile == 0:
         return tile

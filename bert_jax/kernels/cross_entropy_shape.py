@@ -1,4 +1,4 @@
-"""What the kernels of the masked pieces' loss are compiled for: what they hold, and its tiles."""
+"""The blocks of the kernels of the masked pieces' loss, and the groups that rows come in."""
 
 import dataclasses
 import itertools
@@ -13,8 +13,8 @@ from bert_jax.kernels.launch import LANES, PACKED
 # Pieces of a tile. Backward less of them fit beside the gradients.
 _FORWARD: Final = 512
 _BACKWARD: Final = 256
-# Rows that are worked on at a time: what the product of some takes fills the time that the softmax
-# of others waits. Forward fewer are a quarter slower on v6e, backward more a tenth on v5e.
+# Rows that are worked on at a time: the product of some runs while the softmax of others waits.
+# Forward fewer are a quarter slower on v6e, backward more a tenth on v5e.
 _FORWARD_STRIP: Final = 256
 _BACKWARD_STRIP: Final = 128
 # Bytes of what a kernel holds. VMEM is 16 MiB on v4, and as much is given elsewhere unasked.
@@ -23,19 +23,19 @@ _F32: Final = 4
 # Registers of rows that fit whatever the rest is: beyond, the search ends.
 _MOST: Final = 256
 
-# What the forward kernel keeps of each row and lane: the largest logit, the sum of exponentials
-# beside it, the label's logit.
+# Statistics of the forward kernel for each row and lane: the largest logit, the sum of exponentials
+# relative to it, the label's logit.
 STATISTICS: Final = 3
-# What the backward kernel reads of each row: log-sum-exp, the loss's gradient, the label.
+# Operands of the backward kernel for each row: log-sum-exp, the loss's gradient, the label.
 FACTS: Final = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a kernel is compiled for.
+    """Sizes and settings that a kernel is compiled for.
 
-    All rows of a group lie in VMEM while tiles of pieces pass by. The grid of the forward kernel
-    has all groups, a call of the backward one is of one of them.
+    All rows of a group are in VMEM while tiles of pieces pass by. The grid of the forward kernel
+    has all groups; a call of the backward kernel has one group.
     """
 
     rows: int  # of a group
@@ -101,7 +101,7 @@ class Shape:
         return [(STATISTICS, self.rows, LANES)] if self.forward else [(self.rows, self.hidden)]
 
     def array(self, name: str, dtype: Any) -> jax.ShapeDtypeStruct:
-        """Returns what a result looks like."""
+        """Returns the shape and dtype of a result."""
         groups = self.grid[1]
         sizes = {
             "logits": (groups * self.rows, self.width),
@@ -113,7 +113,7 @@ class Shape:
         return jax.ShapeDtypeStruct(sizes[name], dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
-        """Returns the part of an array that a step sees; a gradient is as what it is of.
+        """Returns the block of an array; a gradient has the block of its array.
 
         The kernels' first operand is the number of the first group of a call.
         """
@@ -154,8 +154,8 @@ def groups_of(rows: int, *, hidden: int, pieces: int, itemsize: int) -> tuple[in
 def widest(*, pieces: int, itemsize: int) -> int:
     """Returns the largest hidden size that the kernels take, a multiple of 128.
 
-    Of it a strip of rows still fits into VMEM beside a tile of the table. Groups of fewer rows
-    would read the table so often that XLA's product is many times as fast.
+    A strip of rows of that size still fits into VMEM beside a tile of the table. Groups of fewer
+    rows would read the table so often that XLA's product is many times as fast.
     """
     sizes = itertools.count(LANES, LANES)
     fitting = itertools.takewhile(
@@ -166,7 +166,7 @@ def widest(*, pieces: int, itemsize: int) -> int:
 
 
 def _fits(rows: int, groups: int, *, hidden: int, pieces: int, itemsize: int) -> bool:
-    """Returns whether both kernels' groups of so many rows fit into VMEM."""
+    """Returns whether groups of `rows` rows fit into VMEM in both kernels."""
     shapes = (
         Shape(
             rows=rows,

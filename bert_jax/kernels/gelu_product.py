@@ -19,10 +19,10 @@ from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
 
-# Rows and columns of a product: another one's epilogue fits beside it.
+# Rows and columns of a product, beside which another product's epilogue fits.
 _ROWS: Final = 256
 _COLUMNS: Final = (256, LANES)
-# Of a block. Each of its four arrays lies in VMEM twice.
+# Sizes of a block. Each of its four arrays is in VMEM twice.
 _MOST_ROWS: Final = 1024
 _MOST_COLUMNS: Final = 768
 _BYTES: Final = 6 * 2**20
@@ -36,14 +36,14 @@ _AXES: Final[dict[str, LogicalAxes]] = {
 
 
 def fits(*, inputs: int, outputs: int) -> bool:
-    """Returns whether the kernel takes a matrix of so many rows and columns on a device."""
+    """Returns whether the kernel takes a device's matrix of `inputs` rows, `outputs` columns."""
     smallest = LANES * (inputs + outputs) + 2 * LANES * LANES
     return inputs % LANES == outputs % LANES == 0 and 2 * smallest <= _BYTES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the kernel is compiled for, on one device."""
+    """Sizes that the kernel is compiled for, on one device."""
 
     rows: int  # as the caller has them
     width: int  # of a gradient

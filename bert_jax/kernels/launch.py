@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
-# Of an axis of the grid: whether cores may share it.
+# Whether cores may share an axis of the grid.
 Order = Literal["parallel", "arbitrary"]
 
 # Vector registers, which blocks are cut for: the same on v4, v5e, v5p and v6e.

@@ -65,7 +65,7 @@ class NormGradients(NamedTuple):
 
 
 def fits(width: int) -> bool:
-    """Returns whether the kernels take tokens of so many numbers: whole registers of them."""
+    """Returns whether the kernels take tokens of `width` numbers: whole registers."""
     return width % LANES == 0 and width <= MOST_NUMBERS
 
 
@@ -151,7 +151,7 @@ def _padded(x: Array, axis: int, size: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """What a kernel is compiled for."""
+    """Sizes and settings that a kernel is compiled for."""
 
     batch: int  # rows of a device
     length: int  # tokens of a row, as the caller has them

@@ -30,16 +30,16 @@ _ROUNDS: Final = (
 )
 _LAST_SHIFT: Final = 14
 
-# Of a line's word, from the lowest bit: 1, 9 and 2 bits of the line's number after a permutation
-# of its tile's own, 8 of nothing between, so that `low · low` stays below `high`, and 10 of a hash.
+# Bits of a line's word, from the lowest: 1, 9 and 2 of the line's number after the tile's own
+# permutation, 8 empty ones between, so that `low · low` stays below `high`, and 10 of a hash.
 _PLACES: Final = 2**11 - 1
 _TURNS: Final = ((6, 0), (5, 8), (6, 16))  # shifts of the number, and of the seed
 _DRAWN: Final = 9  # bits of `low`, which is odd
 _HIGH: Final = 20  # where `high` begins
 _HASHED: Final = np.int32(-(2**22))
 
-# How a product of lines is taken: of one int32 each, or of `low` and `high` as float32. Columns
-# have beside it what an element's word must reach.
+# Factors of a product of lines: one int32 each, or `low` and `high` as float32. Columns also have
+# the least word that is kept.
 Factors: TypeAlias = tuple[Array, ...]
 # The last binary place of a float32 of this size is 1, so that a sum with it shows whole numbers.
 _WHOLE: Final = np.float32(2**23)
@@ -88,10 +88,10 @@ def row_factors(words: Array) -> Factors:
 
 
 def column_factors(words: Array, rate: float) -> Factors:
-    """Returns those of columns, and the least word that is kept at a rate of dropout.
+    """Returns the words of columns, and the least word that is kept at a rate of dropout.
 
-    Words have 12 bits, so a column has one of the two numbers next to the rate: which one decides
-    its `low`. On average over columns the rate is met to 2⁻²².
+    Words have 12 bits, so a column has one of the two numbers next to the rate: its `low` decides
+    which one. On average over columns the rate is met to 2⁻²².
     """
     least, share = divmod(min(rate, 1 - 2**-12) * 2 ** (32 - _HIGH), 1)
     more = (words & (2**_DRAWN - 1) << 1) < round(share * 2**_DRAWN) << 1

@@ -83,30 +83,24 @@ def work(plans: Sequence[Plan], prices: Prices) -> Rows:
 
 def memory(plans: Sequence[Plan]) -> Rows:
     """Returns the HBM of each program by kind."""
-    headings = (
-        *("topology", "phase", "parameters", "optimizer", "batch", "temporaries", "gradients ≤"),
-        *("program", "peak", "of"),
-    )
+    parts = ("parameters", "optimizer", "batch", "temporaries")
+    headings = ("topology", "phase", *parts, "peak", "of")
     rows = [
-        (found.name, f"{at} {kind}", *_gibibytes(found, kind, step))
+        (found.name, f"{at} {kind}", *_gibibytes(found, step))
         for found, at, phase in each_phase(plans)
         for kind, step in phase.compiled.items()
     ]
     return Rows("HBM per chip, GiB (compiled)", headings, rows, 2)
 
 
-def _gibibytes(found: Plan, kind: str, step: CompiledStep) -> Row:
-    accelerator = found.topology.accelerator
-    unit = GIB / accelerator.devices_per_chip
-    held = step.memory
-    if held is None:
-        limit = (step.available_bytes or 0) / unit
-        return (*(NOTHING,) * 6, f"{step.peak / unit:.2f}", f"{limit:.2f}")
-    # As much as the parameters at most, and part of the temporaries.
-    gradients = min(held.parameters, held.temporaries) if kind == "train" else 0
-    sizes = (held.parameters, held.optimizer, held.batch, held.temporaries, gradients)
-    shown = (f"{size / unit:.2f}" for size in (*sizes, held.program, held.peak))
-    return (*shown, f"{accelerator.hbm_bytes / GIB:.2f}")
+def _gibibytes(found: Plan, step: CompiledStep) -> Row:
+    unit = GIB / found.topology.accelerator.devices_per_chip
+    available = step.available_bytes or found.topology.accelerator.device_hbm_bytes
+    shown = [NOTHING] * 4
+    if (held := step.memory) is not None:
+        sizes = (held.parameters, held.optimizer, held.batch, held.temporaries)
+        shown = [f"{size / unit:.2f}" for size in sizes]
+    return (*shown, f"{step.peak / unit:.2f}", f"{available / unit:.2f}")
 
 
 def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:

@@ -62,9 +62,7 @@ def compiled(*, peak: int = 8 * GIB, **facts: Any) -> CompiledStep:
     """Returns a step of 8 GiB that takes 3 million cycles."""
     facts = {"rows": ROWS, "useful_flops": 1e9, "compile_seconds": 10.0, "quick": True} | facts
     return CompiledStep(
-        memory=Memory(
-            parameters=GIB, optimizer=2 * GIB, batch=7, temporaries=5 * GIB, program=0, peak=peak
-        ),
+        memory=Memory(parameters=GIB, optimizer=2 * GIB, batch=7, temporaries=5 * GIB, peak=peak),
         cycles=Cycles(
             scheduled=2_000_000,
             by_bytes=400_000,

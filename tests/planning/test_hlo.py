@@ -126,14 +126,6 @@ def test_a_loops_body_counts_as_often_as_it_runs() -> None:
     assert found.total == found.scheduled + found.by_bytes == sum(found.by_kind.values())
 
 
-def test_a_trip_count_that_the_compiler_writes_is_taken() -> None:
-    text = NESTED.replace(
-        "body=%outer_body", 'body=%outer_body, backend_config={"known_trip_count":{"n":"11"}}'
-    )
-    trips = {found.name: found.trips for found in module(text).operations}
-    assert trips["product"] == 33
-
-
 def test_a_loop_that_the_data_end_is_named_and_counts_once() -> None:
     """The bound comes in from outside."""
     text = NESTED.replace("%eight = u32[] constant(8)", "%eight = u32[] convert(%flag)")

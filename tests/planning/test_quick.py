@@ -121,7 +121,8 @@ def test_memory_is_read_from_the_compilers_own_report() -> None:
         "allocation 492: size 467812864, page 0, preallocated-temp:\n"
         "allocation 495: size 117440512, color 1, page 0, preallocated-temp:\n",
     )
-    assert found == ("HloModule jit_step", 467812864, 93978624 + 512 + 467812864)
+    given = 93978624 + 512
+    assert found == ("HloModule jit_step", given, 467812864, given + 467812864)
     with pytest.raises(ValueError, match="no buffers"):
         read_scheduled("", "x")
 

@@ -26,14 +26,6 @@ DCN: Final = "DCN"
 # Between slices the compiler hands arrays to the host: a send and a receive of one rendezvous.
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
-_TRANSFERS: Final[dict[str, str]] = {
-    "ALL_REDUCE": "all-reduce",
-    "REDUCE_SCATTER": "reduce-scatter",
-    "ALL_GATHER": "all-gather",
-    "ALL_TO_ALL": "all-to-all",
-    "ONE_TO_ONE": "collective-permute",
-}
-
 # A fusion of that name sums and keeps one share on each device.
 _SCATTERS: Final = "all-reduce-scatter"
 # Fusions between which a collective runs; a fusion that computes meanwhile holds it too.
@@ -168,7 +160,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _between_slices(instruction: Instruction) -> str | None:
     """Returns the kind of collective that a send to the host stands for."""
     found = instruction.opcode == "send" and _TRANSFER.search(instruction.attributes)
-    return _TRANSFERS.get(found[1]) if found else None
+    kind = found[1].lower().replace("_", "-") if found else None
+    return "collective-permute" if kind == "one-to-one" else kind
 
 
 def _inside(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:

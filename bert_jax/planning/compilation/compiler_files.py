@@ -36,16 +36,17 @@ _TOO_LARGE = (
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
-class Scheduled(NamedTuple):
-    """A program before code is generated for it."""
+class CompiledProgram(NamedTuple):
+    """A program as the compiler describes it."""
 
     text: str  # HLO, in the order in which it runs
-    temporaries: int  # bytes of a device's HBM, equal to the figure of the whole compilation
+    arguments: int  # bytes of a device's HBM; the quick form includes new results
+    temporaries: int  # bytes of a device's HBM, the same in both forms
     total: int  # bytes with arguments, and with results that do not overwrite an argument
 
 
-def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> tuple[jax.stages.Compiled, str]:
-    """Returns a compiled program and its HLO text with `estimated_cycles`.
+def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgram:
+    """Compiles a program, code included; the text has `estimated_cycles`.
 
     The compiler writes its files to `folder`, which is empty. `Compiled.as_text` is not used:
     jaxlib 0.10.2 cannot read the programs of libtpu 0.0.51 for v6e.
@@ -53,8 +54,13 @@ def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> tuple[jax.stag
     Raises:
         jax.errors.JaxRuntimeError: the compiler refused the program.
     """
-    compiled = lowered.compile(_options(folder))
-    return compiled, read_coded(folder)
+    sizes = lowered.compile(_options(folder)).memory_analysis()
+    assert sizes is not None  # only some backends have none
+    # `peak_memory_in_bytes` includes buffers on the chip, and less than all temporaries, which are
+    # reserved as a whole.
+    arguments, temporaries = sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
+    total = arguments + temporaries + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return CompiledProgram(read_coded(folder), arguments, temporaries, total)
 
 
 def read_coded(folder: Path) -> str:
@@ -66,7 +72,7 @@ def read_coded(folder: Path) -> str:
     return _read(folder, _CODED)
 
 
-def compile_quickly(lowered: jax.stages.Lowered, folder: Path) -> Scheduled:
+def compile_quickly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgram:
     """Compiles up to code generation, which continues in a thread: end the process soon.
 
     The compiler writes its files to `folder`, which is empty.
@@ -92,7 +98,7 @@ def compile_quickly(lowered: jax.stages.Lowered, folder: Path) -> Scheduled:
     return read_scheduled(_read(folder, _SCHEDULED), _read(folder, _BUFFERS))
 
 
-def read_scheduled(text: str, buffers: str) -> Scheduled:
+def read_scheduled(text: str, buffers: str) -> CompiledProgram:
     """Returns a program from its HLO text and the compiler's report of buffers.
 
     Raises:
@@ -101,11 +107,9 @@ def read_scheduled(text: str, buffers: str) -> Scheduled:
     found = [(int(size), kind) for size, kind in _ALLOCATION.findall(buffers)]
     if not found:
         raise ValueError(f"no buffers in the compiler's file: {buffers[:200]!r}")
-    return Scheduled(
-        text=text,
-        temporaries=sum(size for size, kind in found if kind.startswith("preallocated-temp")),
-        total=sum(size for size, kind in found if "thread-local" not in kind),
-    )
+    temporaries = sum(size for size, kind in found if kind.startswith("preallocated-temp"))
+    total = sum(size for size, kind in found if "thread-local" not in kind)
+    return CompiledProgram(text, total - temporaries, temporaries, total)
 
 
 def memory_refused(message: str) -> tuple[int, int] | None:

@@ -140,8 +140,8 @@ def _compiled(kernels: Sequence[Kernel], mesh: Mesh, written: Path) -> dict[str,
         for kernel in kernels
     ]
     with tempfile.TemporaryDirectory() as folder:
-        _, text = compile_exactly(jax.jit(call_all).lower(operands), Path(folder))
-    return read_schedules(written, Program.of(parse_hlo(text)))
+        found = compile_exactly(jax.jit(call_all).lower(operands), Path(folder))
+    return read_schedules(written, Program.of(parse_hlo(found.text)))
 
 
 def _changed(x: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ memory and collectives are the compiler's, and cycles are estimated by `op_cycle
 reads files whose form belongs to one version of libtpu.
 """
 
+import dataclasses
 import importlib.metadata
 import tempfile
 import time
@@ -28,9 +29,9 @@ from bert_jax.planning.compilation.cycles import Cycles, Work, count_cycles, cou
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernel_schedule import read_schedules, write_schedules
 from bert_jax.planning.compilation.kernels_alone import schedules_alone
-from bert_jax.planning.compilation.lowering import LoweredStep, lower_step, open_topology
+from bert_jax.planning.compilation.lowering import lower_step, open_topology
 from bert_jax.planning.compilation.op_cycles import estimates, fitted
-from bert_jax.planning.compilation.program import Program
+from bert_jax.planning.compilation.program import Program, compilers_own
 from bert_jax.planning.request import CompileRequest
 
 
@@ -42,8 +43,7 @@ class Memory:
     optimizer: int  # moments and counters; for an evaluation the whole trained state beside it
     batch: int  # other arguments
     temporaries: int  # the compiler's figure: activations, gradients, copies
-    program: int  # code; 0 in the quick form
-    peak: int  # all of these but the code, with results that do not overwrite an argument
+    peak: int  # all of these, and results that do not overwrite an argument
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,69 +106,39 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     schedules = {}
     if request.quick:
         schedules = schedules_alone(step.lowered, mesh, accelerator=accelerator, written=written)
-    started = time.perf_counter()
-
-    def too_large(needed: int, available: int) -> CompiledStep:
-        return CompiledStep(
-            rows=step.rows,
-            useful_flops=step.flops,
-            needed_bytes=needed,
-            available_bytes=available,
-            compile_seconds=time.perf_counter() - started,
-        )
-
+    started, found = time.perf_counter(), None
+    compile_program = compile_quickly if request.quick else compile_exactly
     try:
-        if request.quick:
-            found = compile_quickly(step.lowered, files)
-            program = Program.of(parse_hlo(found.text), estimates(accelerator))
-            given = found.total - found.temporaries  # with results that overwrite nothing
-            memory = _memory(step, given, temporaries=found.temporaries, total=found.total)
-        else:
-            compiled, text = compile_exactly(step.lowered, files)
-            program = Program.of(parse_hlo(text))
-            schedules = read_schedules(written, program)
-            memory = _exact(step, compiled)
+        found = compile_program(step.lowered, files)
+        needed, available = found.total, accelerator.device_hbm_bytes
     except jax.errors.JaxRuntimeError as error:
         if (sizes := memory_refused(str(error))) is None:
             raise
         needed, available = sizes
-        return too_large(needed + step.beside_bytes, available)
-    seconds, available = time.perf_counter() - started, accelerator.device_hbm_bytes
-    if memory.peak > available:  # because of arrays beside the step, unknown to the compiler
-        return too_large(memory.peak, available)
-    return CompiledStep(
+    needed += step.beside_bytes  # which the compiler does not know of
+    result = CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,
-        memory=memory,
+        compile_seconds=time.perf_counter() - started,
+    )
+    if found is None or needed > available:
+        return dataclasses.replace(result, needed_bytes=needed, available_bytes=available)
+    estimate = estimates(accelerator) if request.quick else compilers_own
+    program = Program.of(parse_hlo(found.text), estimate)
+    if not request.quick:
+        schedules = read_schedules(written, program)
+    return dataclasses.replace(
+        result,
+        memory=Memory(
+            parameters=step.parameter_bytes,
+            optimizer=step.optimizer_bytes + step.beside_bytes,
+            batch=max(found.arguments - step.parameter_bytes - step.optimizer_bytes, 0),
+            temporaries=found.temporaries,
+            peak=needed,
+        ),
         cycles=count_cycles(program, schedules, accelerator),
         work=count_work(program),
         collectives=tuple(find_collectives(program, DevicePlacement.of(topology, mesh))),
-        compile_seconds=seconds,
         copy_bytes=step.copy_bytes,
         quick=request.quick,
-    )
-
-
-def _exact(step: LoweredStep, compiled: jax.stages.Compiled) -> Memory:
-    found = compiled.memory_analysis()
-    assert found is not None  # only some backends have none
-    # `peak_memory_in_bytes` includes buffers on the chip, and less than all temporaries, which are
-    # reserved as a whole.
-    given, temporaries = found.argument_size_in_bytes, found.temp_size_in_bytes
-    results = found.output_size_in_bytes - found.alias_size_in_bytes  # that overwrite nothing
-    total, code = given + temporaries + results, found.generated_code_size_in_bytes
-    return _memory(step, given, temporaries=temporaries, total=total, program=code)
-
-
-def _memory(
-    step: LoweredStep, given: int, *, temporaries: int, total: int, program: int = 0
-) -> Memory:
-    """Returns bytes by kind; `given`: of all arguments, parameters among them."""
-    return Memory(
-        parameters=step.parameter_bytes,
-        optimizer=step.optimizer_bytes + step.beside_bytes,
-        batch=max(given - step.parameter_bytes - step.optimizer_bytes, 0),
-        temporaries=temporaries,
-        program=program,
-        peak=total + step.beside_bytes,
     )

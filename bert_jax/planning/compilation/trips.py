@@ -7,7 +7,6 @@ from typing import Final
 
 from bert_jax.planning.compilation.hlo import Computation, HloModule, Instruction
 
-_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _INDEX = re.compile(r"\bindex=(\d+)")
 _DIRECTION = re.compile(r"\bdirection=(\w+)")
 _FLIPPED: Final = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
@@ -20,12 +19,9 @@ def trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int
     A counter goes from its first value in steps up or down to a constant: the loops of
     `jax.lax.scan`, and the compiler's windowed products, which count in twos.
     """
-    if known := _KNOWN.search(loop.attributes):
-        return int(known[1])
-    condition = module.computations[loop.called["condition"]]
-    state = caller[loop.operands[0]]
-    body = _root(module.computations[loop.called["body"]])
-    if state.opcode != "tuple" or body.opcode != "tuple":
+    condition, body = (module.computations[loop.called[role]] for role in ("condition", "body"))
+    state, result = caller[loop.operands[0]], _root(body)
+    if state.opcode != "tuple" or result.opcode != "tuple":
         return None
     for counter, bound, direction in _comparisons(module, condition):
         index = _element(condition, counter)
@@ -35,7 +31,7 @@ def trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int
         if index is None or limit is None:
             continue
         first = _constant(caller, state.operands[index])
-        step = _step(module.computations[loop.called["body"]], body.operands[index], index)
+        step = _step(body, result.operands[index], index)
         if first is not None and step:
             distance = limit - first
             if direction in ("LE", "GE"):
