@@ -117,7 +117,8 @@ def _ratio(linear: LinearCost, observed: Observed, *, is_product: bool) -> float
 
 def compile_layers(topology: str, folder: str) -> None:
     """Writes the program of `LAYERS` to a folder; libtpu is loaded once in a process."""
-    from bert_jax.planning.compilation.lowering import lower_step, open_topology
+    from bert_jax.parallel.mesh import make_mesh
+    from bert_jax.planning.compilation.lowering import lower_step, open_devices
 
     phase = {"dataset": "none", "steps": 1, "seq_length": 512, "batch_size": 256}
     values = {
@@ -126,7 +127,7 @@ def compile_layers(topology: str, folder: str) -> None:
     }
     config = parse_config(values, source="benchmark")
     request = train_step(config, topology, vocab_size=VOCAB)
-    _, mesh = open_topology(request)
+    mesh = make_mesh(request.mesh, open_devices(parse_topology(topology), slices=1))
     compile_exactly(lower_step(request, mesh).lowered, Path(folder))
 
 

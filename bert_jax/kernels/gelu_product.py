@@ -5,10 +5,9 @@ product for half as many cycles again; here the vector units work while the matr
 to `bert_jax.model.elementwise`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,47 +40,33 @@ def fits(*, inputs: int, outputs: int) -> bool:
     return inputs % LANES == outputs % LANES == 0 and 2 * smallest <= _BYTES
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Sizes that the kernel is compiled for, on one device."""
+class _Blocks(NamedTuple):
+    """How a device's product is cut: rows and columns of each."""
 
-    rows: int  # as the caller has them
-    width: int  # of a gradient
-    inner: int  # of what GELU was taken of
-    itemsize: int  # bytes of a number
+    product: tuple[int, int]  # multiplied at a time
+    block: tuple[int, int]  # seen by one run of the kernel
+    grid: tuple[int, int]  # blocks of columns, and of rows
+    padded: int  # rows in the kernel
 
-    @property
-    def product(self) -> tuple[int, int]:
-        """Rows and columns that are multiplied at a time."""
-        rows = min(_ROWS, -(-self.rows // PACKED) * PACKED)
-        return rows, next(count for count in _COLUMNS if self.inner % count == 0)
 
-    @property
-    def padded(self) -> int:
-        """Rows in the kernel."""
-        return -(-self.rows // self.product[0]) * self.product[0]
+def _blocks(*, rows: int, width: int, inner: int, itemsize: int) -> _Blocks:
+    """Returns blocks with as many rows as fit, rows before columns.
 
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns of a block: as many as fit, rows before columns."""
-        rows, columns = self.product
-        most = max(_MOST_COLUMNS, columns)
-        choices = [
-            (of_rows, of_columns)
-            for of_columns in range(columns, most + 1, columns)
-            for of_rows in range(rows, max(_MOST_ROWS, rows) + 1, rows)
-            if self.inner % of_columns == self.padded % of_rows == 0
-            and self._bytes(of_rows, of_columns) <= _BYTES
-        ]
-        return max(choices, default=(rows, columns))
-
-    def _bytes(self, rows: int, columns: int) -> int:
-        return self.itemsize * (rows * self.width + columns * self.width + 2 * rows * columns)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Blocks of columns, and of rows."""
-        return self.inner // self.block[1], self.padded // self.block[0]
+    `rows` × `width` is the size of a gradient; GELU was taken of `inner` columns of `itemsize`
+    bytes.
+    """
+    down = min(_ROWS, -(-rows // PACKED) * PACKED)
+    across = next(count for count in _COLUMNS if inner % count == 0)
+    padded = -(-rows // down) * down
+    choices = [
+        (of_rows, of_columns)
+        for of_columns in range(across, max(_MOST_COLUMNS, across) + 1, across)
+        for of_rows in range(down, max(_MOST_ROWS, down) + 1, down)
+        if inner % of_columns == padded % of_rows == 0
+        and itemsize * (of_rows * width + of_columns * width + 2 * of_rows * of_columns) <= _BYTES
+    ]
+    block = max(choices, default=(down, across))
+    return _Blocks((down, across), block, (inner // block[1], padded // block[0]), padded)
 
 
 def gelu_product(
@@ -109,23 +94,23 @@ def _call(
     gradient: Array, kernel: Array, x: Array, *, slope: Callable[[Array], Array]
 ) -> tuple[Array, ...]:
     (rows, width), inner = gradient.shape, len(kernel)
-    shape = Shape(rows=rows, width=width, inner=inner, itemsize=x.dtype.itemsize)
+    cut = _blocks(rows=rows, width=width, inner=inner, itemsize=x.dtype.itemsize)
     # Rows of zeros have gradients of zeros, and add nothing to sums.
-    gradient, x = (jnp.pad(each, ((0, shape.padded - rows), (0, 0))) for each in (gradient, x))
-    of_rows, of_columns = shape.block
+    gradient, x = (jnp.pad(each, ((0, cut.padded - rows), (0, 0))) for each in (gradient, x))
+    of_rows, of_columns = cut.block
     made = (
         jax.ShapeDtypeStruct(x.shape, x.dtype),
-        jax.ShapeDtypeStruct((shape.grid[1], SUBLANES, inner), jnp.float32),
+        jax.ShapeDtypeStruct((cut.grid[1], SUBLANES, inner), jnp.float32),
     )
     found, sums = launch(
-        functools.partial(_body, shape=shape, slope=slope),
+        functools.partial(_body, cut=cut, slope=slope),
         *(gradient, kernel, x),
         name="gelu_product",
         made=made,
         order=("parallel", "parallel"),
-        flops=2 * shape.padded * width * inner,
-        transcendentals=shape.padded * inner,
-        grid=shape.grid,
+        flops=2 * cut.padded * width * inner,
+        transcendentals=cut.padded * inner,
+        grid=cut.grid,
         in_specs=[
             pl.BlockSpec((of_rows, width), lambda f, n: (n, 0)),
             pl.BlockSpec((of_columns, width), lambda f, n: (f, 0)),
@@ -146,15 +131,15 @@ def _body(
     out: Any,
     sums: Any,
     *,
-    shape: Shape,
+    cut: _Blocks,
     slope: Callable[[Array], Array],
 ) -> None:
     """Products are written out one after the other: so the compiler fills one with another."""
-    rows, columns = shape.product
-    for first in range(0, shape.block[1], columns):
+    rows, columns = cut.product
+    for first in range(0, cut.block[1], columns):
         across = slice(first, first + columns)
         total = jnp.zeros((SUBLANES, columns), jnp.float32)
-        for top in range(0, shape.block[0], rows):
+        for top in range(0, cut.block[0], rows):
             down = slice(top, top + rows)
             contracted = (((1,), (1,)), ((), ()))
             found = jax.lax.dot_general(

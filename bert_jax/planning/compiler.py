@@ -1,6 +1,5 @@
 """Compiles requests in processes of their own, and keeps the results."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 import pydantic
-from rich.console import Console
 
 from bert_jax.data.cores import available_cores
 from bert_jax.errors import RunStopped, UserError, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
+from bert_jax.narration import Narrator
 from bert_jax.planning.compilation.step import STEP, CompiledStep
 from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.planning.worker import LOG, REQUEST, RESULT
@@ -37,14 +36,13 @@ TPU_COMPILER: Final[Mapping[str, str]] = {
 }
 # A program out of JAX's own cache brings no text.
 _NO_CACHE: Final[Mapping[str, str]] = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-_EVERY: Final = 20.0  # seconds between two lines of progress without a terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiler:
     """How to compile: what to show, what to keep."""
 
-    console: Console  # where progress is shown
+    narrator: Narrator  # where progress is shown
     fresh: bool = False  # compile even what is kept
 
     def steps(
@@ -80,7 +78,8 @@ class Compiler:
                 continue  # never compiled, or of an older form
             if found is not None:
                 when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.stat().st_mtime))
-                self._say(f"{title}: compiled on {when}; --fresh compiles again")
+                line = f"{title}: compiled on {when}; --fresh compiles again"
+                self.narrator.say(line, style="dim")
                 return found
         return None
 
@@ -97,9 +96,11 @@ class Compiler:
         ) as root:
             folders = [Path(root) / str(at) for at in range(len(requests))]
             running = list(map(_start, requests, folders))
+            usually = " (usually less than five minutes)" if first.quick else ""
             try:
-                usually = " (usually less than five minutes)" if first.quick else ""
-                seconds = self._wait(running, title=f"{title}{usually}")
+                with self.narrator.stage(f"compiling {title}{usually}", at_once=True):
+                    for process in running:
+                        process.wait()
             finally:
                 for process in running:
                     process.kill()
@@ -109,31 +110,7 @@ class Compiler:
                 steps.append(_result(folder, request.topology, title))
                 kept_at(request).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(kept_at(request), STEP.dump_json(steps[-1]))
-        self._say(f"compiled {title} in {seconds:.0f} s")
         return steps
-
-    def _wait(self, running: Sequence[subprocess.Popen[bytes]], *, title: str) -> float:
-        """Shows progress until the processes end, and returns the seconds.
-
-        A terminal has one line that is replaced. A file or a pipe gets a line at once, then one
-        every 20 seconds.
-        """
-        started, due = time.monotonic(), 0.0
-        with self.console.status("") as status:
-            for process in running:
-                while process.poll() is None:
-                    passed = time.monotonic() - started
-                    line = f"compiling {title} … {passed:.0f} s"
-                    status.update(line)
-                    if passed >= due and not self.console.is_terminal:
-                        self._say(line)
-                        due += _EVERY
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(timeout=1.0)
-        return time.monotonic() - started
-
-    def _say(self, line: str) -> None:
-        self.console.print(line, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def kept_at(request: CompileRequest) -> Path:

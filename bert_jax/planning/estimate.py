@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compilation.program import PRODUCTS
 from bert_jax.planning.compilation.step import CompiledStep
@@ -111,6 +112,19 @@ class Plan:
         available = self.topology.accelerator.device_hbm_bytes
         steps = (step for phase in phases or self.phases for step in phase.compiled.values())
         return max(step.peak / (step.available_bytes or available) for step in steps)
+
+    def memory_missing(self) -> str:
+        """Returns the first step that does not fit, the HBM it needs, and the HBM of a chip."""
+        kind, at, step = next(
+            (kind, at, step)
+            for at, phase in enumerate(self.phases)
+            for kind, step in phase.compiled.items()
+            if step.memory is None
+        )
+        unit = GIB / self.topology.accelerator.devices_per_chip
+        needed, available = step.peak / unit, (step.available_bytes or 0) / unit
+        where = f"the {kind} step of phase {at}"
+        return f"{where} needs {needed:.1f} GiB of {available:.1f} GiB per chip"
 
     def suggestion(self, overrides: tuple[str, ...], step: CompiledStep) -> Suggestion:
         """Returns settings whose train step was compiled and fits."""

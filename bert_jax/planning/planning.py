@@ -11,7 +11,6 @@ from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.request import CompileRequest, StepKind
 from bert_jax.planning.suggest import find_fitting
-from bert_jax.planning.verdict import memory_missing
 
 # Of `base` on v5e:4x4 against its exact program 2.5%; for others see docs/planning.md.
 _CYCLES_OFF: Final = "10%"
@@ -108,8 +107,8 @@ def _surely_fits(run: CompileRequest, phase: int, train: CompiledStep) -> bool:
 def _with_suggestions(plan: Plan, run: CompileRequest, compiler: Compiler) -> Plan:
     """Returns a plan with settings under which the largest phase fits."""
     if not plan.fits:  # now: the search takes many times as long
-        line = f"{run.topology}: does not fit: {memory_missing(plan)}"
-        compiler.console.print(f"{line}; looking for settings that fit", soft_wrap=True)
+        line = f"{run.topology}: does not fit: {plan.memory_missing()}"
+        compiler.narrator.say(f"{line}; looking for settings that fit")
     sizes = [phase.batch_size * phase.seq_length**2 for phase in run.train.phases]
     run = run.model_copy(update={"phase": sizes.index(max(sizes))})
     changed: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.planning import QUICK_NOTE
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.verdict import NOTHING, dollars, duration, verdict
+from bert_jax.planning.rows import NOTHING, dollars, duration, verdict
 from bert_jax.report.charts import Chart, bar_chart
 from bert_jax.report.rendering import render_page
 

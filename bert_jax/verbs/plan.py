@@ -7,6 +7,7 @@ from rich.console import Console
 
 from bert_jax.config import RunConfig, as_config
 from bert_jax.errors import UserError
+from bert_jax.narration import narrator_of
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.planning import make_plan
@@ -54,7 +55,7 @@ def plan(
     if slices is not None:
         mesh = config.mesh.model_copy(update={"slices": slices})
         config = config.model_copy(update={"mesh": mesh})
-    compiler = Compiler(console=console or Console(stderr=True), fresh=fresh)
+    compiler = Compiler(narrator=narrator_of(console or Console(stderr=True)), fresh=fresh)
     requests = [train_step(config, each, vocab_size=vocab_size) for each in topologies]
     return [make_plan(each, exact=exact, suggest=suggest, compiler=compiler) for each in requests]
 

@@ -1,6 +1,7 @@
-"""``python -m tests.kernels.alone_program '[["norm", {…}]]' v4:2x2x1 …``: compiles kernels.
+"""``python -m tests.kernels.alone_program '{"v4:2x2x1": [["norm", {…}]], …}'``: compiles kernels.
 
-By the functions of `benchmarks.kernels_alone`. Prints the names of the kernels in each program, as
+By the functions of `benchmarks.kernels_alone`; ``["finetuning", {}]`` is the step of a classifier
+as `finetune` executes it. Prints the names of the kernels in the programs of each topology, as
 JSON; a process of its own for test_alone_compile.py.
 """
 
@@ -11,11 +12,14 @@ from typing import Any
 import jax
 
 from benchmarks import kernels_alone
+from benchmarks.planned_finetuning import lowered_step
+from bert_jax.model.config import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.kernels_alone import kernels_of
 from bert_jax.planning.compilation.lowering import open_devices
+from tests.support import small_architecture
 
 
 def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -23,15 +27,20 @@ def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str
 
     On a mesh, by which they know what the chip composes, and how many cores share a grid.
     """
-    devices = open_devices(parse_topology(topology), slices=1)[:1]
-    names: set[str] = set()
-    with jax.set_mesh(make_mesh(MeshSection(), devices)):
-        for module, arguments in wanted:
-            lowered = getattr(kernels_alone, f"lower_{module}")(**arguments)
-            lowered.compile()
-            names |= {each.name for each in kernels_of(lowered.as_text())}
+    devices = open_devices(parse_topology(topology), slices=1)
+    names: list[str] = []
+    for module, arguments in wanted:
+        if module == "finetuning":
+            architecture = small_architecture(hidden_size=128, num_attention_heads=2)
+            mesh = make_mesh(MeshSection(), devices)
+            lowered = lowered_step(architecture, Execution(), mesh, rows=8, length=40)
+        else:
+            with jax.set_mesh(make_mesh(MeshSection(), devices[:1])):
+                lowered = getattr(kernels_alone, f"lower_{module}")(**arguments)
+        lowered.compile()
+        names += [each.name for each in kernels_of(lowered.as_text())]
     return sorted(names)
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: kernels(name, json.loads(sys.argv[1])) for name in sys.argv[2:]}))
+    print(json.dumps({name: kernels(name, each) for name, each in json.loads(sys.argv[1]).items()}))

@@ -1,4 +1,4 @@
-"""The kernels compile for every generation that `auto` chooses them on."""
+"""The kernels compile for every generation that `auto` chooses them on, also in fine-tuning."""
 
 import importlib.util
 import json
@@ -8,8 +8,6 @@ import pytest
 
 from tests.tpu_compiler import compile_for_tpus
 
-# `make chaos` compiles for all four.
-FEW = ("v4:2x2x1", "v6e:2x2")
 TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 KERNELS = {
     "attention": ["attention_backward", "attention_forward"],
@@ -69,16 +67,33 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "topologies"),
-    [
-        (SHORT, FEW),
-        *(pytest.param(each, TOPOLOGIES, marks=pytest.mark.chaos) for each in (SHORT, *LONG)),
-    ],
-)
-def test_kernels_compile_for_every_generation(
-    wanted: list[Program], topologies: tuple[str, ...]
-) -> None:
-    printed = compile_for_tpus("tests.kernels.alone_program", json.dumps(wanted), *topologies)
-    expected = sorted({kernel for name, _ in wanted for kernel in KERNELS[name]})
-    assert json.loads(printed.splitlines()[-1]) == dict.fromkeys(topologies, expected)
+def compiled(wanted: dict[str, list[Program]]) -> dict[str, list[str]]:
+    """The names of the kernels in the programs of each topology."""
+    printed = compile_for_tpus("tests.kernels.alone_program", json.dumps(wanted))
+    found: dict[str, list[str]] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def expected(wanted: list[Program]) -> set[str]:
+    return {kernel for name, _ in wanted for kernel in KERNELS[name]}
+
+
+def test_kernels_compile_alone_and_in_a_fine_tuning_step() -> None:
+    """A classifier's last layer is of [CLS] alone, and has kernels of its own."""
+    few = ("v4:2x2x1", "v6e:2x2")  # `make chaos` compiles for all four
+    found = compiled(dict.fromkeys(few, SHORT) | {"v5e:2x2": [("finetuning", {})]})
+    in_step = found.pop("v5e:2x2")
+    assert {name: set(kernels) for name, kernels in found.items()} == dict.fromkeys(
+        few, expected(SHORT)
+    )
+    assert set(in_step) == {*KERNELS["attention"], *KERNELS["gelu_product"], *KERNELS["norm"]}
+    assert in_step.count("attention_forward") == in_step.count("attention_backward") == 2
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("wanted", [SHORT, *LONG])
+def test_kernels_compile_for_every_generation(wanted: list[Program]) -> None:
+    found = compiled(dict.fromkeys(TOPOLOGIES, wanted))
+    assert {name: set(kernels) for name, kernels in found.items()} == dict.fromkeys(
+        TOPOLOGIES, expected(wanted)
+    )

@@ -1,12 +1,12 @@
 """Whether a run's evaluations fit beside its training, in a plan's quick form too."""
 
-import io
 import math
 
 import jax
 import pytest
 from rich.console import Console
 
+from bert_jax.narration import Narrator
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.planning.compilation.lowering import lower_step
@@ -28,7 +28,7 @@ def planned(
     """The plan for a v5e slice of 16 GiB a chip, and the steps that were compiled for it."""
     fake = FakeCompiler(compiled(peak=peak, copy_bytes=copy_bytes)).install(monkeypatch)
     request = train_step(run(HALVES, *overrides), "v5e:2x2", vocab_size=VOCABULARY)
-    found = make_plan(request, compiler=Compiler(console=Console(file=io.StringIO())))
+    found = make_plan(request, compiler=Compiler(narrator=Narrator(Console(quiet=True))))
     return found, fake.asked
 
 

@@ -14,9 +14,8 @@ from bert_jax.model.execution import resolve_execution
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
-from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding, check_divides
-from bert_jax.parallel.topology import TpuTopology, parse_topology
+from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.task import Objective
 from bert_jax.text.vocabulary import SPECIAL_PIECES
@@ -42,16 +41,6 @@ class LoweredStep(NamedTuple):
     optimizer_bytes: int  # of a train step
     beside_bytes: int  # of an evaluation: what of the trained state lies beside what it is given
     copy_bytes: int  # of a train step: of the copy that evaluations have
-
-
-def open_topology(request: CompileRequest) -> tuple[TpuTopology, Mesh]:
-    """Returns the slice that a request is for, and its devices as the run arranges them.
-
-    Raises:
-        UserError: libtpu does not know the slice, or the mesh does not fit it.
-    """
-    topology = parse_topology(request.topology)
-    return topology, make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
 
 
 def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Self
 
+import numpy as np
+
 from bert_jax.planning.compilation.hlo import Array, Computation, HloModule, Instruction
-from bert_jax.planning.compilation.products import product_flops
 from bert_jax.planning.compilation.trips import trip_count
 
 PRODUCTS: Final = "matrix products"
@@ -45,6 +47,11 @@ _KERNEL_TARGET: Final = 'custom_call_target="tpu_custom_call"'
 _KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
 # The compiler reorders the fields when it generates code.
 _DECLARED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
+
+_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
+_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
+_CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +129,7 @@ class Operation:
     @functools.cached_property
     def product_flops(self) -> int:
         """FLOPs of the products that XLA compiled, in one execution."""
-        return sum(product_flops(around, part) for around, part in self.parts)
+        return sum(_product_flops(around, part) for around, part in self.parts)
 
     @property
     def kernel_flops(self) -> int:
@@ -180,3 +187,39 @@ class Program:
 
 def _cycles(branch: Sequence[Operation]) -> int:
     return sum((found.cycles or 0) * found.trips for found in branch)
+
+
+def _product_flops(computation: Computation, instruction: Instruction) -> int:
+    """Returns the FLOPs of a product without padding and dilation; 0 of other operations."""
+    attributes = instruction.attributes
+    if instruction.opcode == "dot":
+        left = computation[instruction.operands[0]].arrays[0]
+        summed = _CONTRACTED.search(attributes)
+        axes = [int(axis) for axis in summed[1].split(",") if axis] if summed else []
+        return 2 * instruction.arrays[0].elements * math.prod(left.sizes[axis] for axis in axes)
+    labels = _LABELS.search(attributes)
+    if instruction.opcode != "convolution" or labels is None:
+        return 0
+    operands = (computation[name] for name in instruction.operands)
+    left, right, out = (
+        dict(zip(names, each.arrays[0].sizes, strict=True))
+        for names, each in zip(labels.groups(), (*operands, instruction), strict=True)
+    )
+    groups = _BATCH_GROUPS.search(attributes)
+    flops = 2 * right["i"] * out["f"] * left["b"] // (int(groups[1]) if groups else 1)
+    found = _WINDOW.search(attributes)
+    fields = dict(field.split("=") for field in found[1].split()) if found else {}
+    columns = {name: values.split("x") for name, values in fields.items()}
+    for axis in range(len(columns.get("size", ()))):
+        window = {name: values[axis] for name, values in columns.items()}
+        flops *= _positions(window, inputs=left[str(axis)], outputs=out[str(axis)])
+    return flops
+
+
+def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
+    """Returns how often an element of the window meets one of the input, and not padding."""
+    names = ("size", "stride", "rhs_dilate", "lhs_dilate")
+    size, stride, apart, spread = (int(window.get(name, "1")) for name in names)
+    low = int(window.get("pad", "0_0").split("_")[0])
+    at = np.arange(outputs)[:, None] * stride - low + np.arange(size)[None, :] * apart
+    return int(((at >= 0) & (at <= (inputs - 1) * spread) & (at % spread == 0)).sum())

@@ -15,6 +15,8 @@ from typing import Final
 import jax
 import pydantic
 
+from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.collectives import (
     Collective,
     DevicePlacement,
@@ -29,7 +31,7 @@ from bert_jax.planning.compilation.cycles import Cycles, Work, count_cycles, cou
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernel_schedule import read_schedules, write_schedules
 from bert_jax.planning.compilation.kernels_alone import schedules_alone
-from bert_jax.planning.compilation.lowering import lower_step, open_topology
+from bert_jax.planning.compilation.lowering import lower_step, open_devices
 from bert_jax.planning.compilation.op_cycles import estimates, fitted
 from bert_jax.planning.compilation.program import Program, compilers_own
 from bert_jax.planning.request import CompileRequest
@@ -100,7 +102,8 @@ def compile_step(request: CompileRequest) -> CompiledStep:
     written.mkdir()
     files.mkdir()
     write_schedules(written)
-    topology, mesh = open_topology(request)
+    topology = parse_topology(request.topology)
+    mesh = make_mesh(request.mesh, open_devices(topology, slices=request.mesh.slices))
     accelerator = topology.accelerator
     step = lower_step(request, mesh)
     schedules = {}
