@@ -30,8 +30,12 @@ from bert_jax.kernels.launch import LANES
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compilation.kernel_schedule import KernelSchedule, write_schedules
-from bert_jax.planning.compilation.kernels_alone import kernels_of, schedules_alone
+from bert_jax.planning.compilation.kernels import (
+    KernelSchedule,
+    kernels_of,
+    schedules_alone,
+    write_schedules,
+)
 from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compiler import TPU_COMPILER
 

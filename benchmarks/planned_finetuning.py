@@ -30,8 +30,7 @@ from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.compiler_files import compile_exactly
 from bert_jax.planning.compilation.cycles import count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernel_schedule import write_schedules
-from bert_jax.planning.compilation.kernels_alone import schedules_alone
+from bert_jax.planning.compilation.kernels import schedules_alone, write_schedules
 from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.compiler import TPU_COMPILER

@@ -19,9 +19,8 @@ from bert_jax.errors import RunStopped, UserError, not_installed
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.narration import Narrator
-from bert_jax.planning.compilation.step import STEP, CompiledStep
+from bert_jax.planning.compilation.step import LOG, REQUEST, RESULT, STEP, CompiledStep
 from bert_jax.planning.request import CannotPlan, CompileRequest
-from bert_jax.planning.worker import LOG, REQUEST, RESULT
 
 # The environment of a process that compiles for TPUs: no search for a TPU, no flags of the CPU's
 # compiler, which libtpu refuses, and no lock against another process that compiles.
@@ -125,7 +124,7 @@ def _start(request: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
     environment.pop("JAX_NUM_CPU_DEVICES", None)
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "bert_jax.planning.worker", str(folder)],
+            [sys.executable, "-m", "bert_jax.planning.compilation.step", str(folder)],
             stdout=log,
             stderr=log,
             env=environment,

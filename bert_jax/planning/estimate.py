@@ -14,10 +14,6 @@ from bert_jax.planning.compilation.program import PRODUCTS
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.prices import Prices
 
-MATRIX_UNITS = "matrix units"
-VECTOR_UNITS = "vector units and memory"
-NETWORK = "network"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepEstimate:
@@ -150,9 +146,9 @@ class Plan:
             one.cycles * one.calls for one in step.cycles.kernels if one.busiest.startswith("MAT")
         )
         parts = {
-            MATRIX_UNITS: products / clock,
-            VECTOR_UNITS: (step.cycles.total - products) / clock,
-            NETWORK: math.fsum(one.exposed_seconds(clock) for one in step.collectives),
+            "matrix units": products / clock,
+            "vector units and memory": (step.cycles.total - products) / clock,
+            "network": math.fsum(one.exposed_seconds(clock) for one in step.collectives),
         }
         seconds = sum(parts.values())
         peak = self.chips * accelerator.peak_flops["bfloat16"]

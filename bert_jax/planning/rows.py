@@ -244,11 +244,6 @@ def notes(plans: Sequence[Plan]) -> list[str]:
 
 def _warnings(found: Plan) -> Iterator[str]:
     for at, phase in enumerate(found.phases):
-        if phase.train.memory and not phase.fits:
-            yield (
-                f"phase {at}: the train step fits, its evaluation of {phase.evaluation_rows:,} "
-                f"rows at a time does not (train.evaluation.batch_size)"
-            )
         counted = phase.train.cycles
         if counted and counted.unknown_loops:
             yield f"phase {at}: trips unknown, counted once: {', '.join(counted.unknown_loops)}"
@@ -264,9 +259,3 @@ def estimated(prices: Prices) -> str:
         "Estimated: times, hours and dollars, without waiting for input, checkpoints and "
         f"preemptions. Prices of {prices.date}"
     )
-
-
-def sources(prices: Prices) -> str:
-    """Returns which figures are compiled or estimated, and the source of the prices."""
-    compiled = "Compiled: memory, cycles of the core, bytes and kinds of collectives"
-    return f"{compiled}. {estimated(prices)}, {prices.source}"

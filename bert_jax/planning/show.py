@@ -48,7 +48,7 @@ def show_plans(
         if each.rows:
             console.print(_table(each))
     if details:
-        console.print(rows.sources(prices), style="dim", markup=False)
+        console.print(_sources(prices), style="dim", markup=False)
         lines = rows.notes(plans)
     else:
         lines = [f"Compiled: memory. {rows.estimated(prices)}. --details shows the rest."]
@@ -56,6 +56,11 @@ def show_plans(
         lines += dict.fromkeys(line for line in notes if line != QUICK_NOTE)
     for line in lines:
         console.print(line, style="yellow" if details else "dim", markup=False, highlight=False)
+
+
+def _sources(prices: Prices) -> str:
+    compiled = "Compiled: memory, cycles of the core, bytes and kinds of collectives"
+    return f"{compiled}. {rows.estimated(prices)}, {prices.source}"
 
 
 def _table(of: rows.Rows, *, narrow: bool = False) -> Table:
@@ -105,7 +110,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
         title=f"Plan of {title}",
         about=" ".join(f"{each.name}: {verdict(each, prices)}" for each in plans),
         figures=[tile for each in plans for tile in _tiles(each, prices, one=len(plans) == 1)],
-        footer=rows.sources(prices),
+        footer=_sources(prices),
         parts=[each for each in sections if any(table.rows for table in each.tables)],
         notes=rows.notes(plans),
     )

@@ -17,7 +17,7 @@ from bert_jax.model.config import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compilation.kernels_alone import kernels_of
+from bert_jax.planning.compilation.kernels import kernels_of
 from bert_jax.planning.compilation.lowering import open_devices
 from tests.support import small_architecture
 

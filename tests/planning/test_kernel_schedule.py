@@ -10,7 +10,7 @@ from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.compilation.cycles import count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernel_schedule import read_schedule, read_schedules
+from bert_jax.planning.compilation.kernels import read_schedule, read_schedules
 from bert_jax.planning.compilation.program import KERNEL, Program
 from tests.planning.tpu_programs import INNER, LANES, OUTER, ROWS, STEPS, TURNS
 from tests.project import ROOT

@@ -18,12 +18,11 @@ from click.testing import Result
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.planning.compilation import kernels_alone
+from bert_jax.planning.compilation import kernels as compiled_kernels
 from bert_jax.planning.compilation.compiler_files import read_scheduled
 from bert_jax.planning.compilation.cycles import count_cycles, count_work
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernel_schedule import KernelSchedule
-from bert_jax.planning.compilation.kernels_alone import Kernel, kernels_of
+from bert_jax.planning.compilation.kernels import Kernel, KernelSchedule, kernels_of
 from bert_jax.planning.compilation.op_cycles import estimates, features_of, fitted
 from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.compilation.step import STEP, CompiledStep
@@ -164,10 +163,10 @@ def test_a_kernel_too_large_for_a_device_leaves_the_others_their_schedules(
             raise jax.errors.JaxRuntimeError(said)
         return {each.body: SCHEDULE for each in kernels}
 
-    monkeypatch.setattr(kernels_alone, "_compiled", compile_kernels)
+    monkeypatch.setattr(compiled_kernels, "_compiled", compile_kernels)
     lowered: Any = SimpleNamespace(as_text=lambda: LOWERED)
     mesh = make_mesh(MeshSection())
-    find = functools.partial(kernels_alone.schedules_alone, lowered, mesh)
+    find = functools.partial(compiled_kernels.schedules_alone, lowered, mesh)
     assert find(accelerator=V5E, written=tmp_path) == {norm.body: SCHEDULE}
     said = "INTERNAL: something else"
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
@@ -251,9 +250,7 @@ def compile_step(request):
     raise RuntimeError({REFUSAL!r})
 
 steps.compile_step = compile_step
-from bert_jax.planning.worker import main
-
-main(*sys.argv[3:])
+steps.main(*sys.argv[3:])
 """
 
 

@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.parallel.topology import parse_topology
-from bert_jax.planning.compilation.kernel_schedule import write_schedules
+from bert_jax.planning.compilation.kernels import write_schedules
 from bert_jax.planning.compilation.lowering import open_devices
 
 OUTER, INNER = 5, 7

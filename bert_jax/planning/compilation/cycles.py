@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from bert_jax.parallel.accelerators import Accelerator
-from bert_jax.planning.compilation.kernel_schedule import KernelSchedule
+from bert_jax.planning.compilation.kernels import KernelSchedule
 from bert_jax.planning.compilation.op_cycles import flops_per_cycle
 from bert_jax.planning.compilation.program import COLLECTIVES, KERNEL, Operation, Program
 

@@ -52,20 +52,15 @@ class Instruction:
 
     name: str  # unique in the module
     opcode: str  # `fusion`, `all-reduce` …
-    shape: str  # of the result, as text
+    arrays: tuple[Array, ...]  # of the result; a tuple has several
     operands: tuple[str, ...]  # names of instructions of the same computation
     literal: str  # value of a constant, number of a parameter
     attributes: str  # the rest of the line
     is_root: bool  # whether it is the computation's result
 
-    @functools.cached_property
-    def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the result; a tuple has several."""
-        return parse_shape(self.shape)
-
     @property
     def cycles(self) -> int | None:
-        """The compiler's `estimated_cycles` for one execution; None where it gives none."""
+        """The compiler's `estimated_cycles` for one execution, if there are any."""
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found else None
 
@@ -112,7 +107,7 @@ class HloModule:
 
 
 def parse_shape(text: str) -> tuple[Array, ...]:
-    """Returns the arrays of a shape, those of a tuple in order."""
+    """Returns the arrays of a shape; a tuple has several."""
     return tuple(
         Array(
             dtype,
@@ -154,7 +149,7 @@ def _parse(text: str, name: str, *, is_root: bool) -> Instruction:
     return Instruction(
         name=name,
         opcode=rest[:opening],
-        shape=shape,
+        arrays=parse_shape(shape),
         operands=tuple(_OPERAND.findall(inside)),
         literal=inside if "%" not in inside else "",
         attributes=rest[closing + 1 :],

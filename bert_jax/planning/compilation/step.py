@@ -1,5 +1,8 @@
 """One step of a run, compiled for a TPU topology: memory, cycles, work, collectives.
 
+``python -m bert_jax.planning.compilation.step FOLDER`` compiles a request in a process of its own:
+libtpu reads its settings once, and a compiler that runs out of memory ends no other process.
+
 An exact step has the code that the run would execute. A quick step leaves code generation away:
 memory and collectives are the compiler's, and cycles are estimated by `op_cycles`. The quick form
 reads files whose form belongs to one version of libtpu.
@@ -7,14 +10,19 @@ reads files whose form belongs to one version of libtpu.
 
 import dataclasses
 import importlib.metadata
+import json
+import os
+import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import jax
 import pydantic
 
+from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.collectives import (
@@ -29,12 +37,11 @@ from bert_jax.planning.compilation.compiler_files import (
 )
 from bert_jax.planning.compilation.cycles import Cycles, Work, count_cycles, count_work
 from bert_jax.planning.compilation.hlo import parse_hlo
-from bert_jax.planning.compilation.kernel_schedule import read_schedules, write_schedules
-from bert_jax.planning.compilation.kernels_alone import schedules_alone
+from bert_jax.planning.compilation.kernels import read_schedules, schedules_alone, write_schedules
 from bert_jax.planning.compilation.lowering import lower_step, open_devices
 from bert_jax.planning.compilation.op_cycles import estimates, fitted
 from bert_jax.planning.compilation.program import Program, compilers_own
-from bert_jax.planning.request import CompileRequest
+from bert_jax.planning.request import CannotPlan, CompileRequest
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,11 @@ class CompiledStep:
 
 
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
+# Files of a process that compiles, in its folder.
+REQUEST: Final = "request.json"
+RESULT: Final = "result.json"
+LOG: Final = "log"
+_LONGEST: Final = 500  # characters of a reason: the compiler names operands and results
 
 
 def quick_refusal() -> str | None:
@@ -145,3 +157,39 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         copy_bytes=step.copy_bytes,
         quick=request.quick,
     )
+
+
+def main(folder: str) -> None:
+    """Reads a request from a folder and writes ``{"step": …}`` into it.
+
+    ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` a topology unknown to this libtpu,
+    ``{"failed": …, "traceback": …}`` another error, such as the compiler's.
+    """
+    request = CompileRequest.model_validate_json(Path(folder, REQUEST).read_bytes())
+    result: dict[str, Any] = {}
+    try:
+        result["step"] = STEP.dump_python(compile_step(request), mode="json")
+    except CannotPlan as error:
+        result = {"unable": str(error)}
+    except UserError as error:
+        result = {"refused": str(error)}
+    except Exception as error:
+        result = {"failed": _reason(error), "traceback": traceback.format_exc()}
+    Path(folder, RESULT).write_text(json.dumps(result), encoding="utf-8")
+    # After a quick step the compiler continues to generate code, and an exit waits for it.
+    os._exit(0)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error, and the second if the first ends in a colon.
+
+    The compiler's errors end in an address or a dump, and may begin with a mere name:
+    ``"RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Ran out of memory in …"``.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    said = " ".join(lines[: 2 if lines[0].rstrip().endswith(":") else 1])
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
