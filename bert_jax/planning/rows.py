@@ -1,19 +1,15 @@
 """A plan as one sentence, and as tables of text for the terminal and the page alike."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.parallel.accelerators import GIB
 from bert_jax.planning.compilation.collectives import Collective
-from bert_jax.planning.compilation.cycles import Cycles
-from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.estimate import PhasePlan, Plan, Suggestion
 from bert_jax.planning.prices import Prices
 
 NOTHING = "—"
-
-Row = tuple[str, ...]
 
 
 def verdict(found: Plan, prices: Prices) -> str:
@@ -64,9 +60,16 @@ class Rows(NamedTuple):
     """One table; the first `texts` columns are words, the others numbers."""
 
     title: str
-    headings: Row
-    rows: Sequence[Row]
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
     texts: int
+
+
+def _table(title: str, rows: Iterable[Mapping[str, str]], *, texts: int = 2) -> Rows:
+    """Returns a table from rows by heading."""
+    listed = list(rows)
+    headings = list(listed[0]) if listed else []
+    return Rows(title, headings, [list(each.values()) for each in listed], texts)
 
 
 def each_phase(plans: Sequence[Plan]) -> Iterator[tuple[Plan, int, PhasePlan]]:
@@ -78,161 +81,157 @@ def each_phase(plans: Sequence[Plan]) -> Iterator[tuple[Plan, int, PhasePlan]]:
 
 def summary(plans: Sequence[Plan], prices: Prices) -> Rows:
     """Returns memory, time and dollars, a row for each phase."""
-    headings = (
-        *("topology", "phase", "steps", "tokens", "batch"),
-        *("memory", "ms/step", "MFU", "hours", "dollars"),
-    )
-    rows = []
-    for found, at, phase in each_phase(plans):
-        size = (f"{phase.steps:,}", str(phase.seq_length), f"{phase.batch_size:,}")
-        times = (NOTHING,) * 4
-        if phase.fits:
-            step, hours = found.estimate(phase.train), found.phase_hours(phase)
-            times = (
-                f"{step.seconds * 1e3:,.1f}",
-                f"{step.mfu:.0%}",
-                f"{hours:,.1f}" if hours >= 1 else f"{hours:.2f}",
-                dollars(found.dollars(prices, phase)),
-            )
-        name = found.name if at == 0 else ""
-        rows.append((name, str(at), *size, f"{found.hbm_share(phase):.0%}", *times))
-    return Rows("Each phase", headings, rows, 2)
+
+    def row(found: Plan, at: int, phase: PhasePlan) -> dict[str, str]:
+        size = {
+            "topology": found.name if at == 0 else "",
+            "phase": str(at),
+            "steps": f"{phase.steps:,}",
+            "tokens": str(phase.seq_length),
+            "batch": f"{phase.batch_size:,}",
+            "memory": f"{found.hbm_share(phase):.0%}",
+        }
+        if not phase.fits:
+            return size | dict.fromkeys(("ms/step", "MFU", "hours", "dollars"), NOTHING)
+        step, hours = found.estimate(phase.train), found.phase_hours(phase)
+        return size | {
+            "ms/step": f"{step.seconds * 1e3:,.1f}",
+            "MFU": f"{step.mfu:.0%}",
+            "hours": f"{hours:,.1f}" if hours >= 1 else f"{hours:.2f}",
+            "dollars": dollars(found.dollars(prices, phase)),
+        }
+
+    return _table("Each phase", (row(*each) for each in each_phase(plans)))
 
 
 def work(plans: Sequence[Plan], prices: Prices) -> Rows:
-    """Returns what train steps execute beside what the mathematics needs, and what binds them."""
-    headings = (
-        *("topology", "phase", "bound", "rows/s", "chip-hours", "spot"),
-        *("useful TFLOP", "executed", "in kernels", "GB through a chip's HBM"),
-    )
+    """Returns what binds train steps, and what they execute beside what the mathematics needs."""
     rows = []
     for found, at, phase in each_phase(plans):
         step, devices = phase.train, found.topology.devices * found.slices
         if step.work is None:
             continue
         estimate = found.estimate(step)
-        flops = (step.useful_flops, step.work.flops * devices, step.work.kernel_flops * devices)
-        moved = step.work.hbm_bytes * found.topology.accelerator.devices_per_chip
         hours = f"{found.phase_hours(phase) * found.chips:,.0f}" if phase.fits else NOTHING
-        spot = dollars(found.dollars(prices, phase, spot=True))
+        moved = step.work.hbm_bytes * found.topology.accelerator.devices_per_chip
         rows.append(
-            (
-                *(found.name, f"{at} train", estimate.bound),
-                *(f"{estimate.rows_per_second:,.0f}", hours, spot),
-                *(f"{each / 1e12:,.2f}" for each in flops),
-                f"{moved / 1e9:,.2f}",
-            )
+            {
+                "topology": found.name,
+                "phase": f"{at} train",
+                "bound": estimate.bound,
+                "rows/s": f"{estimate.rows_per_second:,.0f}",
+                "chip-hours": hours,
+                "spot": dollars(found.dollars(prices, phase, spot=True)),
+                "useful TFLOP": f"{step.useful_flops / 1e12:,.2f}",
+                "executed": f"{step.work.flops * devices / 1e12:,.2f}",
+                "in kernels": f"{step.work.kernel_flops * devices / 1e12:,.2f}",
+                "GB through a chip's HBM": f"{moved / 1e9:,.2f}",
+            }
         )
-    return Rows("Work of a step, all chips (compiled), and rates (estimated)", headings, rows, 3)
+    title = "Work of a step, all chips (compiled), and rates (estimated)"
+    return _table(title, rows, texts=3)
 
 
 def memory(plans: Sequence[Plan]) -> Rows:
     """Returns the HBM of each program by kind."""
-    parts = ("parameters", "optimizer", "batch", "temporaries")
-    headings = ("topology", "phase", *parts, "peak", "of")
-    rows = [
-        (found.name, f"{at} {kind}", *_gibibytes(found, step))
-        for found, at, phase in each_phase(plans)
-        for kind, step in phase.compiled.items()
-    ]
-    return Rows("HBM per chip, GiB (compiled)", headings, rows, 2)
-
-
-def _gibibytes(found: Plan, step: CompiledStep) -> Row:
-    unit = GIB / found.topology.accelerator.devices_per_chip
-    available = step.available_bytes or found.topology.accelerator.device_hbm_bytes
-    shown = [NOTHING] * 4
-    if (held := step.memory) is not None:
-        sizes = (held.parameters, held.optimizer, held.batch, held.temporaries)
-        shown = [f"{size / unit:.2f}" for size in sizes]
-    return (*shown, f"{step.peak / unit:.2f}", f"{available / unit:.2f}")
+    rows = []
+    for found, at, phase in each_phase(plans):
+        accelerator = found.topology.accelerator
+        for kind, step in phase.compiled.items():
+            sizes: dict[str, int | None] = {
+                part: getattr(step.memory, part, None)
+                for part in ("parameters", "optimizer", "batch", "temporaries")
+            }
+            sizes |= {"peak": step.peak, "of": step.available_bytes or accelerator.device_hbm_bytes}
+            unit = GIB / accelerator.devices_per_chip
+            shown = {
+                part: NOTHING if size is None else f"{size / unit:.2f}"
+                for part, size in sizes.items()
+            }
+            rows.append({"topology": found.name, "phase": f"{at} {kind}"} | shown)
+    return _table("HBM per chip, GiB (compiled)", rows)
 
 
 def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
-    """Yields the cycles of train steps by kind of operation, and of their kernels."""
+    """Yields the cycles of train steps by kind of operation, and of their kernels.
+
+    Bundles are of one call; no schedule takes fewer than the bundles of the busiest unit.
+    """
     for found, at, phase in each_phase(plans):
         if (counted := phase.train.cycles) is None:
             continue
-        title = f"{found.name}, phase {at}, train step"
         clock = found.topology.accelerator.clock_hz
-        yield _kinds(counted, clock, f"{title}: cycles by kind")
-        if counted.kernels:
-            yield _kernels(counted, clock, f"{title}: kernels, by the compiler's schedule")
 
+        def times(count: int, clock: float = clock) -> dict[str, str]:
+            return {"million cycles": f"{count / 1e6:,.1f}", "ms": f"{count / clock * 1e3:,.2f}"}
 
-def _kinds(counted: Cycles, clock: float, title: str) -> Rows:
-    sums = {"in all": counted.total, "of that by bytes alone": counted.by_bytes}
-    rows = [
-        (name, *_times(count, clock), f"{count / max(counted.total, 1):.1%}")
-        for name, count in {**counted.by_kind, **sums}.items()
-    ]
-    return Rows(title, ("kind", "million cycles", "ms", "share"), rows, 1)
-
-
-def _kernels(counted: Cycles, clock: float, title: str) -> Rows:
-    """Bundles are of one call; no schedule takes fewer than the bundles of the busiest unit."""
-    headings = (
-        *("kernel", "busiest unit"),
-        *("calls", "bundles", "of that unit", "ratio", "MB moved", "million cycles", "ms"),
-    )
-    rows = [
-        (
-            *(one.name, one.busiest),
-            *(f"{count:,}" for count in (one.calls, one.bundles, one.busiest_bundles)),
-            f"{one.bundles / max(one.busiest_bundles, 1):.2f}",
-            f"{one.copied_bytes / 1e6:,.1f}",
-            *_times(one.cycles * one.calls, clock),
+        sums = {"in all": counted.total, "of that by bytes alone": counted.by_bytes}
+        kinds = (
+            {"kind": kind} | times(count) | {"share": f"{count / max(counted.total, 1):.1%}"}
+            for kind, count in {**counted.by_kind, **sums}.items()
         )
-        for one in counted.kernels
-    ]
-    return Rows(title, headings, rows, 2)
-
-
-def _times(count: int, clock: float) -> Row:
-    return f"{count / 1e6:,.1f}", f"{count / clock * 1e3:,.2f}"
+        kernels = (
+            {
+                "kernel": one.name,
+                "busiest unit": one.busiest,
+                "calls": f"{one.calls:,}",
+                "bundles": f"{one.bundles:,}",
+                "of that unit": f"{one.busiest_bundles:,}",
+                "ratio": f"{one.bundles / max(one.busiest_bundles, 1):.2f}",
+                "MB moved": f"{one.copied_bytes / 1e6:,.1f}",
+            }
+            | times(one.cycles * one.calls)
+            for one in counted.kernels
+        )
+        title = f"{found.name}, phase {at}, train step"
+        yield _table(f"{title}: cycles by kind", kinds, texts=1)
+        if counted.kernels:
+            yield _table(f"{title}: kernels, by the compiler's schedule", kernels)
 
 
 def collectives(plans: Sequence[Plan]) -> Rows:
     """Returns every kind of collective of the train steps."""
-    headings = (
-        *("topology", "phase", "kind", "axis", "link", "dtype", "overlaps"),
-        *("times", "MB", "ms alone", "ms exposed"),
-    )
     rows = []
     for found, at, phase in each_phase(plans):
         clock = found.topology.accelerator.clock_hz
-        groups: dict[Row, list[Collective]] = defaultdict(list)
+        groups: dict[tuple[str, ...], list[Collective]] = defaultdict(list)
         for one in phase.train.collectives:
             overlaps = "yes" if one.overlaps else "no"
             axes, dtypes = " × ".join(one.axes), "+".join(one.dtypes)
             groups[one.kind, axes, one.link, dtypes, overlaps].append(one)
         for key, members in sorted(groups.items()):
-            sums = (
-                f"{sum(one.trips for one in members):,}",
-                f"{sum(one.bytes * one.trips for one in members) / 1e6:,.1f}",
-                f"{sum(one.seconds * one.trips for one in members) * 1e3:,.2f}",
-                f"{sum(one.exposed_seconds(clock) for one in members) * 1e3:,.2f}",
+            named = dict(zip(("kind", "axis", "link", "dtype", "overlaps"), key, strict=True))
+            alone = sum(one.seconds * one.trips for one in members)
+            exposed = sum(one.exposed_seconds(clock) for one in members)
+            rows.append(
+                {
+                    "topology": found.name,
+                    "phase": f"{at} train",
+                    **named,
+                    "times": f"{sum(one.trips for one in members):,}",
+                    "MB": f"{sum(one.bytes * one.trips for one in members) / 1e6:,.1f}",
+                    "ms alone": f"{alone * 1e3:,.2f}",
+                    "ms exposed": f"{exposed * 1e3:,.2f}",
+                }
             )
-            rows.append((found.name, f"{at} train", *key, *sums))
     title = "Collectives of a step (compiled), their time (estimated)"
-    return Rows(title, headings, rows, 7)
+    return _table(title, rows, texts=7)
 
 
 def suggestions(plans: Sequence[Plan]) -> Rows:
-    """Returns the settings that fit, most rows a second first; empty where none were sought."""
-    rows = [
-        (
-            found.name,
-            " ".join(one.overrides) or "as configured",
-            f"{one.seconds * 1e3:,.1f} ms",
-            f"{one.rows_per_second:,.0f}",
-            f"{one.peak_bytes / GIB:.2f}",
-        )
+    """Returns the settings that fit, most rows a second first; empty without a search."""
+    rows = (
+        {
+            "topology": found.name,
+            "settings": " ".join(one.overrides) or "as configured",
+            "step": f"{one.seconds * 1e3:,.1f} ms",
+            "rows/s": f"{one.rows_per_second:,.0f}",
+            "peak, GiB": f"{one.peak_bytes / GIB:.2f}",
+        }
         for found in plans
         for one in found.suggestions
-    ]
-    title = "What fits, fastest first: the step of the largest phase (estimated)"
-    return Rows(title, ("topology", "settings", "step", "rows/s", "peak, GiB"), rows, 2)
+    )
+    return _table("What fits, fastest first: the step of the largest phase (estimated)", rows)
 
 
 def notes(plans: Sequence[Plan]) -> list[str]:

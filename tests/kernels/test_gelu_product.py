@@ -82,8 +82,10 @@ def test_on_a_mesh_every_device_has_its_own_rows_and_columns() -> None:
             assert_same(fed(fused, *arrays), expected)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla(remat: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "remat"), [("norm", "none"), ("ffn", "none"), ("ffn", "dots"), ("ffn", "full")]
+)
+def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla(part: str, remat: str) -> None:
     batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2).items()}
     sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     params = fresh_params(small_task(**sizes))
@@ -96,11 +98,12 @@ def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla(remat: str)
             return task.loss(model, batch, weights=weights, dropout_key=jax.random.key(3))[0]
 
         program = str(jax.make_jaxpr(jax.grad(loss))(params))
-        assert ("gelu_product" in program) is (execution["ffn"] == "fused")
+        kernel = {"norm": "norm_backward", "ffn": "gelu_product"}[part]
+        assert (kernel in program) is (execution[part] == "fused")
         return jax.jit(jax.value_and_grad(loss))(params)
 
-    found, gradients = loss_and_gradients(ffn="fused", remat=remat)
-    expected, expected_gradients = loss_and_gradients(ffn="xla")
+    found, gradients = loss_and_gradients(**{part: "fused", "remat": remat})
+    expected, expected_gradients = loss_and_gradients(**{part: "xla"})
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
     for each in (gradients, expected_gradients):
         each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero but for rounding

@@ -15,8 +15,7 @@ from bert_jax.model.encoder import REMAT
 from bert_jax.model.layers import Dense, LayerNorm
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from tests.model.parts import fresh_params, model_of
-from tests.support import relative_error, small_architecture, small_batch, small_task
+from tests.support import relative_error, small_architecture
 
 
 @functools.partial(jax.jit, static_argnames=("norm", "rate", "remat"))
@@ -113,26 +112,3 @@ def test_on_a_mesh_every_device_runs_its_own_rows() -> None:
     for section in (MeshSection(data=8), MeshSection(data=2, fsdp=2, tensor=2)):
         with jax.set_mesh(make_mesh(section)):
             assert_same(end("fused", arrays, vectors, rate=0.2), expected)
-
-
-def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla() -> None:
-    batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2).items()}
-    sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
-    params = fresh_params(small_task(**sizes))
-
-    def loss_and_gradients(norm: str) -> Any:
-        task = small_task(execution={"norm": norm}, **sizes)
-
-        def loss(params: Any) -> Any:
-            model, weights = model_of(task, params), task.weights(batch)
-            return task.loss(model, batch, weights=weights, dropout_key=jax.random.key(3))[0]
-
-        return jax.jit(jax.value_and_grad(loss))(params)
-
-    (found, gradients), (expected, expected_gradients) = map(loss_and_gradients, ("fused", "xla"))
-    assert float(found) == pytest.approx(float(expected), rel=1e-6)
-    of_layers = gradients["encoder"]["layers"]
-    of_layers["attention"]["key"].pop("bias")  # zero but for rounding
-    expected_gradients["encoder"]["layers"]["attention"]["key"].pop("bias")
-    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
-    assert max(relative_error(*pair) for pair in pairs) < 1e-5

@@ -4,16 +4,16 @@ import collections
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 from rich.console import Console
 
-from bert_jax.config import parse_config
 from bert_jax.planning import planning
 from bert_jax.planning.compilation.collectives import DCN, ICI
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.verbs.plan import plan
+from tests.planning.plans import LAYERS, LENGTH, PREDICTIONS, run
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +22,7 @@ pytestmark = [
     ),
 ]
 
-WIDTH, LAYERS, LENGTH, ROWS, PREDICTIONS, VOCABULARY = 128, 2, 64, 32, 10, 1024
+WIDTH, ROWS, VOCABULARY = 128, 32, 1024
 BF16, F32 = 2, 4
 SPLIT = 0.95  # of the parameters, those that are split, where each chip's vectors are counted
 FIGURES = 4096  # bytes of losses, counts and norms, all of them together
@@ -31,35 +31,19 @@ Kind: TypeAlias = tuple[str, tuple[str, ...], str]  # kind, mesh axes, dtype
 Bounds: TypeAlias = tuple[float, float]  # bytes of one step on one device, at least and at most
 
 
-def compiled(mesh: Mapping[str, int], **changes: Any) -> CompiledStep:
+SIZES = (
+    f"model.architecture.hidden_size={WIDTH}",
+    "model.architecture.num_attention_heads=4",
+    f"model.architecture.intermediate_size={2 * WIDTH}",
+    f"train.phases.0.batch_size={ROWS}",
+    "train.evaluation=null",
+)
+
+
+def compiled(*overrides: str) -> CompiledStep:
     """The train step of a small model for four v5e chips, or for several such slices."""
-    phase = {"dataset": "none", "steps": 10, "seq_length": LENGTH, "batch_size": ROWS}
-    values = {
-        "model": {
-            "architecture": {
-                "hidden_size": WIDTH,
-                "num_hidden_layers": LAYERS,
-                "num_attention_heads": 4,
-                "intermediate_size": 2 * WIDTH,
-                "max_position_embeddings": LENGTH,
-            },
-            "execution": changes.get("execution", {}),
-        },
-        "mesh": dict(mesh),
-        "train": {
-            "phases": [
-                phase
-                | {"max_predictions": PREDICTIONS, "accumulation": changes.get("accumulation", 1)}
-            ],
-            "evaluation": None,
-        },
-    }
-    (found,) = plan(
-        parse_config(values, source="test"),
-        ["v5e:2x2"],
-        vocab_size=VOCABULARY,
-        console=Console(quiet=True),
-    )
+    config = run(*SIZES, *overrides, layers=LAYERS)
+    (found,) = plan(config, ["v5e:2x2"], vocab_size=VOCABULARY, console=Console(quiet=True))
     return found.phases[0].train
 
 
@@ -115,7 +99,7 @@ def activations(rows: int, width: int = F32) -> int:
 
 @pytest.mark.chaos  # test_plan.py has these collectives of a smaller step
 def test_data_parallel_scatters_each_gradient_once_in_float32_and_gathers_parameters() -> None:
-    step = compiled({"data": 4})
+    step = compiled("mesh.data=4")
     size = 4 * parameters(step)
     check(
         step,
@@ -129,7 +113,7 @@ def test_data_parallel_scatters_each_gradient_once_in_float32_and_gathers_parame
 
 
 def test_slices_exchange_each_chips_share_of_the_gradients_and_gather_nothing() -> None:
-    step = compiled({"slices": 2})
+    step = compiled("mesh.slices=2")
     size = 4 * parameters(step)
     vectors = (1 - SPLIT) * size + FIGURES
     check(
@@ -148,7 +132,7 @@ def test_slices_exchange_each_chips_share_of_the_gradients_and_gather_nothing() 
 @pytest.mark.parametrize("attention", ["auto", pytest.param("xla", marks=pytest.mark.chaos)])
 def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -> None:
     """`auto` is `fused` here, a kernel on every device; so are LayerNorm and GELU's gradient."""
-    step = compiled({"data": 2, "tensor": 2}, execution={"attention": attention})
+    step = compiled("mesh.tensor=2", f"model.execution.attention={attention}")
     assert step.cycles is not None
     kernels = sum(kernel.calls for kernel in step.cycles.kernels)
     of_loss = 2
@@ -182,7 +166,7 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
 
 @pytest.mark.chaos
 def test_gradients_are_summed_in_bfloat16_where_the_setting_says_so() -> None:
-    step = compiled({"data": 4}, execution={"gradient_dtype": "bfloat16"})
+    step = compiled("mesh.data=4", "model.execution.gradient_dtype=bfloat16")
     sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
     assert ("bf16",) in {one.dtypes for one in sums}
     assert sum(one.bytes for one in sums) < 0.6 * 4 * parameters(step)
@@ -190,7 +174,7 @@ def test_gradients_are_summed_in_bfloat16_where_the_setting_says_so() -> None:
 
 @pytest.mark.chaos
 def test_fsdp_gathers_kernels_in_bfloat16_and_sums_their_gradients_in_float32() -> None:
-    step = compiled({"fsdp": 4})
+    step = compiled("mesh.fsdp=4")
     assert step.memory is not None
     whole = 4 * parameters(step)  # more: small parameters lie on every device
     gathered = sum(one.bytes * one.trips for one in step.collectives if one.kind == "all-gather")
@@ -204,7 +188,7 @@ def test_fsdp_gathers_kernels_in_bfloat16_and_sums_their_gradients_in_float32() 
 @pytest.mark.chaos
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_accumulation_moves_no_activation(accumulation: int) -> None:
-    step = compiled({"data": 4}, accumulation=accumulation)
+    step = compiled("mesh.data=4", f"train.phases.0.accumulation={accumulation}")
     assert {one.kind for one in step.collectives} <= {"all-reduce", "reduce-scatter", "all-gather"}
     sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
     summed = sum(one.bytes * one.trips for one in sums)

@@ -4,23 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan_table import BEGINS, CONFIGS, ENDS, Row, insert
-from bert_jax.config import load_config
-from bert_jax.parallel.topology import parse_topology
+from benchmarks.plan_table import BEGINS, ENDS, insert
 from tests.project import ROOT
-
-
-def test_a_chip_has_the_same_rows_of_a_large_batch_at_a_time_on_16_chips_and_on_64() -> None:
-    rows = set()
-    for topology, slices in (("v5e:4x4", 1), ("v5e:8x8", 1), ("v5e:4x4", 2)):
-        row = Row("large, LAMB", topology, slices)
-        config = load_config(f"configs/{CONFIGS[row.name][0]}", row.overrides())
-        chips = parse_topology(topology).chips * slices
-        assert config.train is not None
-        rows.add(
-            tuple(phase.batch_size // (phase.accumulation * chips) for phase in config.train.phases)
-        )
-    assert rows == {(256, 64)}
 
 
 def test_a_table_is_written_between_its_marks_and_nothing_else_changes(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from bert_jax.config import parse_config
 from bert_jax.errors import UserError
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.step import CompiledStep
+from bert_jax.planning.planning import COMPILED, candidates, find_fitting
 from bert_jax.planning.request import CompileRequest
-from bert_jax.planning.suggest import COMPILED, candidates, find_fitting
 from bert_jax.verbs.plan import train_step
 from tests.planning.plans import compiled, refused_step
 
