@@ -18,9 +18,10 @@ from etils import epath
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import read_yaml
-from bert_jax.launch.job import Attempt, JobFiles, JobPlacement, read_job
+from bert_jax.launch.job import Attempt, JobFiles, read_job
+from bert_jax.launch.supervisor_state import read_state
 from bert_jax.section import Section
-from bert_jax.validation import read_section, validate
+from bert_jax.validation import validate
 from bert_jax.version import __version__
 
 JOB_ATTRIBUTE: Final = "bert-jax-job"
@@ -135,8 +136,10 @@ def read_assignment(host: HostEnvironment) -> Assignment:
             f"this host has bert-jax {__version__}, the job was submitted with {job.version}; "
             "allowed: the same; make the container anew, or submit with its version"
         )
-    placement = read_section(JobPlacement, files.attempt(host.attempt))
-    attempt = Attempt(job, host.attempt, placement)
+    records = [each for each in read_state(files).attempts if each.number == host.attempt]
+    if not records:
+        raise UserError(f"BERT_JAX_ATTEMPT: found {host.attempt}, which {job.name} has not begun")
+    attempt = records[0].of(job)
     if host.worker >= attempt.hosts:
         raise UserError(
             f"BERT_JAX_WORKER: found {host.worker}, allowed: 0 to {attempt.hosts - 1} of "

@@ -7,7 +7,7 @@ from google.cloud import cloudquotas_v1, tpu_v2
 
 from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
-from bert_jax.launch.job import Job, JobPlacement
+from bert_jax.launch.job import Job
 from bert_jax.launch.preflight import PreflightFinding
 from bert_jax.launch.requests import Pace
 from bert_jax.launch.tpu_launcher import parent
@@ -69,28 +69,20 @@ def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFin
             continue
         name = quota.spot if submit.provisioning == "spot" else quota.on_demand
         needed = topology.chips * placement.slices * quota.per_chip
-        yield _compare(service, project, name, placement, zone=zone, needed=needed)
-
-
-def _compare(
-    service: GoogleService,
-    project: str,
-    name: str,
-    placement: JobPlacement,
-    *,
-    zone: str,
-    needed: int,
-) -> PreflightFinding:
-    try:
-        limit = _limit(service, project, name, zone)
-    except (UserError, RunStopped) as error:
-        return PreflightFinding("unknown", f"quota {name}: {first_line(error)}", placement)
-    if limit is None:
-        return PreflightFinding("unknown", f"quota {name}: no figure for {zone}", placement)
-    if 0 <= limit < needed:
-        line = f"quota {name} in {zone}: found {limit}, needed {needed}; ask for more: {_QUOTAS}"
-        return PreflightFinding("wrong", line, placement)
-    return PreflightFinding("fine", f"quota {name} in {zone}: {limit}, needed {needed}", placement)
+        verdict, line = "fine", f"quota {name} in {zone}"
+        try:
+            limit = _limit(service, project, name, zone)
+        except (UserError, RunStopped) as error:
+            verdict, line = "unknown", f"quota {name}: {first_line(error)}"
+        else:
+            if limit is None:
+                verdict, line = "unknown", f"quota {name}: no figure for {zone}"
+            elif 0 <= limit < needed:
+                verdict = "wrong"
+                line += f": found {limit}, needed {needed}; ask for more: {_QUOTAS}"
+            else:
+                line += f": {limit}, needed {needed}"
+        yield PreflightFinding(verdict, line, placement)
 
 
 def _limit(service: GoogleService, project: str, quota: str, zone: str) -> int | None:

@@ -110,10 +110,6 @@ class JobFiles:
         self.stop = directory / "stop.json"  # exists once `bert-jax stop` has asked for the end
         self.compiled = directory / "compiled"  # JAX's cache of compiled programs
 
-    def attempt(self, number: int) -> epath.Path:
-        """Returns the `JobPlacement` of an attempt as JSON, written before it asks for machines."""
-        return self.directory / "attempts" / str(number) / "placement.json"
-
     def host(self, attempt: int, worker: int) -> epath.Path:
         """Returns the heartbeat of one host: `HostStatus` as JSON, written every minute."""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"

@@ -193,46 +193,41 @@ def _job_status(
     files: JobFiles, job: Job, state: SupervisorState, launcher: Launcher | None, *, now: float
 ) -> JobStatus:
     priced = any(placement.dollars_per_hour is not None for placement in job.placements)
-    found = JobStatus(
-        name=job.name,
-        directory=str(files.directory),
-        outcome=state.outcome,
-        message=state.message,
-        paid_hours=sum(record.hours(now) for record in state.attempts),
-        dollars=state.dollars(job.placements, now) if priced else None,
-        watched=state.seen or None,
-    )
+    found: dict[str, Any] = {
+        "name": job.name,
+        "directory": str(files.directory),
+        "outcome": state.outcome,
+        "message": state.message,
+        "paid_hours": sum(record.hours(now) for record in state.attempts),
+        "dollars": state.dollars(job.placements, now) if priced else None,
+        "watched": state.seen or None,
+    }
     if not state.attempts:
-        return found
+        return JobStatus(**found)
     recent = state.attempts[-_RECENT_ATTEMPTS:]
     told = {record.number: read_hosts(files, record.of(job)) for record in recent}
     last = state.attempts[-1]
     attempt, hosts = last.of(job), told[last.number]
     silent = {"silent": len(hosts.missing)} if hosts.missing else {}
-    seen, at = _observe(attempt, last, state, launcher, now=now)
+    seen, at = _observe(attempt, state, launcher, now=now)
     restarts = [each for one in state.attempts for each in _restarts(one, told.get(one.number))]
-    return found.model_copy(
-        update={
-            "attempt": last.number,
-            "placement": attempt.placement,
-            "machines": seen.state,
-            "machines_message": seen.message,
-            "machines_seen": at,
-            "hosts": dict(Counter(host.state for host in hosts.told.values())) | silent,
-            "restarts": tuple(sorted(restarts, key=lambda restart: restart.at)),
-        }
+    return JobStatus(
+        **found,
+        attempt=last.number,
+        placement=attempt.placement,
+        machines=seen.state,
+        machines_message=seen.message,
+        machines_seen=at,
+        hosts=dict(Counter(host.state for host in hosts.told.values())) | silent,
+        restarts=tuple(sorted(restarts, key=lambda restart: restart.at)),
     )
 
 
 def _observe(
-    attempt: Attempt,
-    record: AttemptRecord,
-    state: SupervisorState,
-    launcher: Launcher | None,
-    *,
-    now: float,
+    attempt: Attempt, state: SupervisorState, launcher: Launcher | None, *, now: float
 ) -> tuple[Observation, float | None]:
-    """Returns the machines' state and the time of the observation."""
+    """Returns the state of the last attempt's machines and the time of the observation."""
+    record = state.attempts[-1]
     if record.deleted is not None:
         return Observation(State.ABSENT, record.reason), record.deleted
     last_seen = Observation(record.state, record.message)

@@ -16,7 +16,6 @@ from typing import Final
 from etils import epath
 
 from bert_jax.errors import NoCredentials, RunStopped, UserError, first_line
-from bert_jax.files.atomic import write_whole
 from bert_jax.files.lock import Lock, LockLost
 from bert_jax.launch import verdict as verdicts
 from bert_jax.launch.heartbeats import (
@@ -174,8 +173,6 @@ class Supervisor:
             return self._finish("limit", index)
         number = len(self.state.attempts) + 1
         record = AttemptRecord(number=number, placement=index, intended=self._clock())
-        placement = self.job.placements[index]
-        write_whole(self._files.attempt(number), placement.model_dump_json(indent=1))
         self._write(self.state.model_copy(update={"attempts": (*self.state.attempts, record)}))
         self._ages, self._progress = HeartbeatAges(), RunProgress(self._total_steps)
         return self._create(record, asked=False)

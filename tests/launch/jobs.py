@@ -12,6 +12,7 @@ from etils import epath
 from bert_jax.config import dump_config, parse_config
 from bert_jax.launch.job import HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.section import SubmitSection
+from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState
 from bert_jax.version import __version__
 from tests.project import ROOT, environment
 
@@ -28,12 +29,12 @@ def write_job(
     name: str = "tiny",
     hosts: int = 1,
     version: str = __version__,
-    dollars_per_hour: float | None = None,
+    placement: JobPlacement | None = None,
 ) -> JobFiles:
     """Writes a job of `on: local` with its first attempt; the wheel is not needed."""
     settings = SubmitSection(name=name, on=("local",), hosts=hosts, bucket=str(bucket))
     run_dir = config["run_dir"]
-    placement = JobPlacement(on="local", dollars_per_hour=dollars_per_hour)
+    placement = placement or JobPlacement(on="local")
     job = Job(
         name=name,
         run_dir=run_dir,
@@ -43,12 +44,13 @@ def write_job(
         submitted=time.time(),
     )
     files = JobFiles(job.directory)
+    begun = AttemptRecord(number=1, placement=0, intended=job.submitted)
+    files.host(1, 0).parent.mkdir(parents=True, exist_ok=True)
     for path, content in (
         (files.job, job.model_dump_json()),
         (files.config, dump_config(parse_config(dict(config), source="test"))),
-        (files.attempt(1), placement.model_dump_json()),
+        (files.supervisor, SupervisorState(attempts=(begun,)).model_dump_json()),
     ):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     return files
 

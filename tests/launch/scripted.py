@@ -80,6 +80,8 @@ class ScriptedLauncher:
             self.on_create(attempt)
             self.machines[attempt.resource] = Machines(attempt)
             self.created.append(attempt.resource)
+            reports = JobFiles(attempt.job.directory).host(attempt.number, 0).parent
+            reports.mkdir(parents=True, exist_ok=True)
 
     def observe(self, attempt: Attempt) -> Observation:
         self._count("observe")

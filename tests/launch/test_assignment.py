@@ -24,8 +24,7 @@ def assignment(
     directory: Path, placement: JobPlacement, *, worker: int = 0, **told: str
 ) -> Assignment:
     config = {"run_dir": str(directory / "run"), "loader": {"cache": {}}}
-    files = write_job(directory, config, hosts=3)
-    files.attempt(1).write_text(placement.model_dump_json())
+    files = write_job(directory, config, hosts=3, placement=placement)
     values = {
         "BERT_JAX_JOB": str(files.directory),
         "BERT_JAX_ATTEMPT": "1",

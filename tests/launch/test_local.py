@@ -130,6 +130,7 @@ def test_what_a_job_elsewhere_has_is_neither_seen_nor_ended(
 
 # A host that says that its run is done, and ends.
 DONE = """
+mkdir -p "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"
 cd "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"
 echo '{"state": "done", "exit_code": 0, "at": 1.0, "step": 7}' > "told-$BERT_JAX_WORKER"
 mv "told-$BERT_JAX_WORKER" "worker-$BERT_JAX_WORKER.json"

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from bert_jax.cli.commands import cli
 from bert_jax.errors import UserError
-from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles
+from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.status import read_run_status, read_status
 from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, write_state
@@ -57,7 +57,8 @@ def files(tmp_path: Path) -> JobFiles:
         "run_dir": str(tmp_path / "run"),
         "train": {"phases": [{"dataset": "d", "steps": 700}, {"dataset": "d", "steps": 300}]},
     }
-    files = write_job(tmp_path, config, hosts=2, dollars_per_hour=10.0)
+    placement = JobPlacement(on="local", dollars_per_hour=10.0)
+    files = write_job(tmp_path, config, hosts=2, placement=placement)
     write_metrics(
         tmp_path / "run",
         [

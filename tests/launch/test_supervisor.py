@@ -56,7 +56,6 @@ def test_a_job_is_made_watched_and_deleted(tmp_path: Path) -> None:
     assert found.dollars(world.job.placements, world.clock.now) == pytest.approx(
         10 * (HOUR - 60) / HOUR, rel=0.05
     )
-    assert world.files.attempt(1).exists()
 
 
 def test_what_was_suspended_is_deleted_and_made_again(tmp_path: Path) -> None:
