@@ -43,7 +43,7 @@ class Predictor:
         determines the costs of a program and of padding, `passes` how often every row comes; for
         `few_rows` see `BucketedInference`.
         """
-        self._pad_id = pad_id
+        self.mesh, self._pad_id = mesh, pad_id
         self._inference = BucketedInference(
             _forward(model),
             mesh,
@@ -79,13 +79,6 @@ def _forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
         return logits(nnx.merge(model.graphdef, params), batch, dropout_key=None)
 
     return forward
-
-
-def predict_splits(
-    predictor: Predictor, params: Any, family: Family, names: Sequence[str]
-) -> dict[str, list[Record]]:
-    """Returns the records of several splits by name."""
-    return {name: predictor(params, family.splits[name]) for name in names}
 
 
 def score_splits(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:

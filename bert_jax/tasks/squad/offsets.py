@@ -59,12 +59,16 @@ class OffsetEncoder:
         """Returns the pieces of a text, without special ones."""
         ids: list[int] = []
         spans: _Spans = []
+        words: list[int] = []  # first characters
+        counts: list[int] = []  # pieces of each word
         for match in _WORD.finditer(text):
             word_ids, word_spans = self._word(match.group())
             ids += word_ids
-            at = match.start()
-            spans += [(at + start, at + end) for start, end in word_spans]
+            spans += word_spans
+            words.append(match.start())
+            counts.append(len(word_ids))
         places = np.array(spans, np.int32).reshape(-1, 2)
+        places += np.repeat(np.array(words, np.int32), np.array(counts, np.int32))[:, None]
         return OffsetPieces(ids, places[:, 0].copy(), places[:, 1].copy())
 
     def _word(self, word: str) -> tuple[list[int], _Spans]:

@@ -322,7 +322,6 @@ def _promote(
         open_run(root),
         prepared.family,
         predictor,
-        mesh=prepared.mesh,
         check_lock=check_lock,
         console=console,
         seeds=[each.to_json() for each in record.results.values() if each.score is not None],

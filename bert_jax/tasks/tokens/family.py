@@ -52,6 +52,13 @@ class TokenClassificationSection(FilesSection):
     stride: int | None = pydantic.Field(default=None, ge=1)
     """Pieces from one window of a long sentence to the next. None: half a window."""
 
+    @property
+    def named_scheme(self) -> entities.Scheme | None:
+        """The scheme, unless it has to be found in the labels."""
+        if self.scheme == "auto":
+            return None
+        return "BIOES" if self.scheme == "IOBES" else self.scheme
+
     def open(self, request: DataRequest) -> Family:
         """Opens the files.
 
@@ -139,7 +146,7 @@ def _scheme_of_file(
     section: TokenClassificationSection, train: ConllFile, notes: list[str]
 ) -> entities.Scheme:
     """Returns the scheme of a training set; a note names it if it was found there."""
-    scheme = _named_scheme(section)
+    scheme = section.named_scheme
     if scheme is None:
         scheme = entities.detect_scheme([sentence.labels or [] for sentence in train.sentences])
         notes.append(f"{train.path}: the scheme of its labels is {scheme}")
@@ -153,22 +160,14 @@ def _scheme_of_file(
 
 
 def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str]) -> entities.Scheme:
-    found, scheme = entities.scheme_of_names(labels), _named_scheme(section)
-    if scheme is None:
-        return found
+    found, scheme = entities.scheme_of_names(labels), section.named_scheme
     for name in labels:
-        if not entities.fits(name, scheme):
+        if scheme is not None and not entities.fits(name, scheme):
             raise UserError(
                 f"task.scheme: found {section.scheme}, which has no {name} as the model has, "
                 f"allowed: {found}"
             )
-    return scheme
-
-
-def _named_scheme(section: TokenClassificationSection) -> entities.Scheme | None:
-    if section.scheme == "auto":
-        return None
-    return "BIOES" if section.scheme == "IOBES" else section.scheme
+    return scheme or found
 
 
 def _contradictions(file: ConllFile, scheme: entities.Scheme) -> list[str]:

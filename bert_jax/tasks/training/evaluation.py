@@ -21,7 +21,7 @@ from bert_jax.runs.checkpoints import LoadedParams, load_params
 from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
 from bert_jax.tasks.family import DataRequest, Family, Record
-from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
+from bert_jax.tasks.predictor import Predictor, score_splits
 from bert_jax.tasks.scores import Baseline, baseline_of
 from bert_jax.tasks.section import FinetuneSection, TaskSection
 from bert_jax.tasks.training.report import write_report
@@ -38,7 +38,6 @@ def conclude(
     family: Family,
     predictor: Predictor,
     *,
-    mesh: jax.sharding.Mesh,
     check_lock: Callable[[], None],
     console: Console,
     seeds: Sequence[Mapping[str, Any]] = (),
@@ -50,8 +49,8 @@ def conclude(
     writing if another process has taken the directory.
     """
     with doing("predicting dev with the best checkpoint"):
-        loaded = load_params(run, checkpoint="auto", mesh=mesh)
-        records = predict_splits(predictor, loaded.params, family, family.dev)
+        loaded = load_params(run, checkpoint="auto", mesh=predictor.mesh)
+        records = {name: predictor(loaded.params, family.splits[name]) for name in family.dev}
     evaluation, baseline = _evaluation(loaded, family, records, role="dev")
     check_lock()
     loaded = loaded._replace(params=gathered(loaded.params))  # one process makes the report
@@ -147,7 +146,8 @@ def predict_run(
         pad_id=run.tokenizer.special.pad,
         architecture=run.architecture,
     )
-    return loaded, family, predict_splits(predictor, loaded.params, family, list(family.splits))
+    records = {name: predictor(loaded.params, split) for name, split in family.splits.items()}
+    return loaded, family, records
 
 
 def section_of(run: Run) -> FinetuneSection:

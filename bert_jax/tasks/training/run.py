@@ -14,7 +14,7 @@ from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.checkpoints import write_checkpoints
 from bert_jax.runs.directory import open_run
 from bert_jax.runs.evaluation import Evaluation
-from bert_jax.tasks.predictor import Predictor, predict_splits, score_splits
+from bert_jax.tasks.predictor import Predictor, score_splits
 from bert_jax.tasks.training.evaluation import conclude
 from bert_jax.tasks.training.setup import TrainingSetup, origin_params
 from bert_jax.train.checkpoint import Checkpointer
@@ -51,12 +51,7 @@ def run_finetuning(
     if outcome.interrupted:
         return FinishedRun(outcome, None)
     best = conclude(
-        open_run(root),
-        prepared.family,
-        predictor,
-        mesh=prepared.mesh,
-        check_lock=check_lock,
-        console=console,
+        open_run(root), prepared.family, predictor, check_lock=check_lock, console=console
     )
     return FinishedRun(Outcome(outcome.step, False, best.scores), best)
 
@@ -76,7 +71,8 @@ def _train_spec(
     every = max(1, steps // section.evaluations_per_epoch)
 
     def evaluate(params: Any) -> dict[str, float]:
-        return score_splits(family, predict_splits(predictor, params, family, family.dev))
+        dev = {name: predictor(params, family.splits[name]) for name in family.dev}
+        return score_splits(family, dev)
 
     phase = Phase(
         steps=steps * section.epochs,
