@@ -39,10 +39,9 @@ class Proxy:
     """Hands requests on to a server, some of them badly.
 
     Attributes:
-        url: of the proxy.
-        failed: how many requests failed, by kind.
-        uploaded: bytes of the bodies sent up, by method and path.
-        requests: how many came, by method and path.
+        url: address of the proxy.
+        failed: number of requests that failed, by kind.
+        requests: number of requests, by method and path.
         down: while true every request is refused.
         forbidden: while true every request is answered with 403, which is not tried again.
     """
@@ -66,7 +65,6 @@ class Proxy:
         self._faults = faults
         self._random = random.Random(faults.seed)
         self.failed: collections.Counter[str] = collections.Counter()
-        self.uploaded: collections.Counter[str] = collections.Counter()
         self.requests: collections.Counter[str] = collections.Counter()
 
     def __enter__(self) -> Proxy:
@@ -99,9 +97,7 @@ class Proxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        where = f"{request.method} {request.path}"
-        self.requests[where] += 1
-        self.uploaded[where] += len(body)
+        self.requests[f"{request.method} {request.path}"] += 1
         if self.forbidden:
             return web.json_response({"error": {"code": 403, "message": "over quota"}}, status=403)
         fault = self._choose(request)
