@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.hosts import free_port, joining, start, start_one
+from tests.project import ok
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +32,20 @@ def on_two(*arguments: object, directory: Path) -> list[str]:
 def test_evaluation_gives_the_figures_of_one_process(trained: Path, tmp_path: Path) -> None:
     on_two("evaluate", trained, directory=tmp_path)
     two = json.loads((trained / "evaluation.json").read_text())
-    one = start_one("evaluate", trained, directory=tmp_path)
-    assert one.wait() == 0, one.err
+    ok("evaluate", trained)
     alone = json.loads((trained / "evaluation.json").read_text())
     assert two["examples"] == alone["examples"] > 50  # as many as the Python's documentation gives
     assert two["scores"] == pytest.approx(alone["scores"], rel=1e-5)
 
 
 def test_what_one_process_does_the_other_waits_for(trained: Path, tmp_path: Path) -> None:
-    exported, imported = tmp_path / "hf", tmp_path / "imported"
-    said = on_two("export", trained, exported, directory=tmp_path)
-    assert (exported / "model.safetensors").exists()
+    """So do `import` and `features`."""
+    said = on_two("export", trained, tmp_path / "hf", directory=tmp_path)
+    assert (tmp_path / "hf" / "model.safetensors").exists()
     assert said[1] == ""
-    on_two("import", exported, imported, directory=tmp_path)
-    said = on_two("fill-mask", imported, "the [MASK] .", directory=tmp_path)
+    said = on_two("fill-mask", trained, "the [MASK] .", directory=tmp_path)
     assert "%" in said[0]
     assert said[1] == ""
-    texts = tmp_path / "texts.txt"
-    texts.write_text("a list of strings\n")
-    on_two("features", imported, texts, tmp_path / "f.jsonl", directory=tmp_path)
-    assert len((tmp_path / "f.jsonl").read_text().splitlines()) == 1
 
 
 def test_a_run_goes_on_with_another_number_of_processes_and_a_tensor_axis_over_hosts(
