@@ -87,6 +87,12 @@ def from_lists(
     )
 
 
+def original(piece: str) -> str:
+    """The text of a printed piece: ``[MASK]⟨京⟩`` → ``京``, ``北⟨=⟩`` → ``北``."""
+    seen, _, was = piece.removesuffix("⟩").partition("⟨")
+    return seen if was in ("", "=") else was
+
+
 def stop_at(line: str) -> Callable[[str], None]:
     """Progress that stops the run when it says a line with this beginning."""
 

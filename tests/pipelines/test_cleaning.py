@@ -56,14 +56,7 @@ def test_documents_that_are_no_prose_go(lines: list[str], rule: str) -> None:
     tally = Tally()
     assert prose_lines(lines, BoilerplateSection(), tally=tally) is None
     assert tally.documents == {f"boilerplate.{rule}": 1}
-    off = BoilerplateSection(
-        min_line_words=0,
-        letters=False,
-        sentence_end=False,
-        line_phrases=(),
-        document_phrases=(),
-        min_sentence_ends=0,
-    )
+    off = BoilerplateSection(**{name: type(value)() for name, value in BoilerplateSection()})
     assert prose_lines(lines, off, tally=Tally()) == lines
 
 
@@ -122,18 +115,9 @@ def evaluation_files(directory: Path) -> list[str]:
         "1\tNothing in here that anyone would have written anywhere else at all.\tx\t0\n"
         "2\ttoo short\tthis too\t0\n"
     )
-    squad = {
-        "data": [
-            {
-                "paragraphs": [
-                    {
-                        "context": "A context of which every word is new to all of them here.",
-                        "qas": [{"question": "Does the quick brown fox jump over the lazy dog?"}],
-                    }
-                ]
-            }
-        ]
-    }
+    context = "A context of which every word is new to all of them here."
+    questions = [{"question": "Does the quick brown fox jump over the lazy dog?"}]
+    squad = {"data": [{"paragraphs": [{"context": context, "qas": questions}]}]}
     (directory / "squad.json").write_text(json.dumps(squad))
     (directory / "lines.txt").write_text("one two\n\n" + "w " * 30 + "\n")
     return [str(directory / name) for name in ("dev.tsv", "squad.json", "lines.txt")]

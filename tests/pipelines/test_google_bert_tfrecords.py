@@ -19,6 +19,13 @@ from tests.data.google_bert_writer import read_release
 LENGTH = 48
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made")
+    make_dataset(directory)
+    return directory
+
+
 def rows_of(directory: Path, **masking: object) -> MaskingTransform:
     return MaskingTransform.from_tokenizer(
         load_tokenizer(directory / "tokenizer"),
@@ -27,10 +34,11 @@ def rows_of(directory: Path, **masking: object) -> MaskingTransform:
     )
 
 
-def test_tensorflow_reads_the_examples_with_fresh_masks_in_each_copy(tmp_path: Path) -> None:
-    make_dataset(tmp_path)
-    dataset = open_dataset(tmp_path / "dataset", "train")
-    rows = rows_of(tmp_path)
+def test_tensorflow_reads_the_examples_with_fresh_masks_in_each_copy(
+    made: Path, tmp_path: Path
+) -> None:
+    dataset = open_dataset(made / "dataset", "train")
+    rows = rows_of(made)
     written = write_tfrecords([dataset], tmp_path / "out", rows=rows, seed=3, copies=2)
     assert written == {"train": 2 * len(dataset)}
     paths = sorted((tmp_path / "out").iterdir())
@@ -55,10 +63,9 @@ def test_tensorflow_reads_the_examples_with_fresh_masks_in_each_copy(tmp_path: P
     assert len(masks) > 1.8 * len(wanted)  # copies differ, but for chance in short examples
 
 
-def test_what_is_written_is_read_again_split_by_split(tmp_path: Path) -> None:
-    make_dataset(tmp_path)
-    splits = [open_dataset(tmp_path / "dataset", split) for split in ("train", "validation")]
-    rows = rows_of(tmp_path)
+def test_what_is_written_is_read_again_split_by_split(made: Path, tmp_path: Path) -> None:
+    splits = [open_dataset(made / "dataset", split) for split in ("train", "validation")]
+    rows = rows_of(made)
     write_tfrecords(splits, tmp_path / "out", rows=rows, seed=3, copies=3)
     train, validation = (open_google_bert(tmp_path / "out", s) for s in ("train", "validation"))
     assert (len(train), len(validation)) == (3 * len(splits[0]), len(splits[1]))

@@ -11,7 +11,7 @@ from scipy import stats
 
 from bert_jax.data.dataset.provenance import PairingKind, PairingSection
 from bert_jax.data.rng import stream
-from bert_jax.pipelines.pairing import Pair, SentenceOffsets, Single, pair_document, truncate
+from bert_jax.pipelines.pairing import Pair, SentenceOffsets, pair_document, truncate
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.data.distributions import same_distribution
 from tests.data.numbered import LENGTHS, numbered, pairs_of, singles_of, token_owner
@@ -201,16 +201,6 @@ def test_full_sentences_are_filled_sentence_by_sentence(
     for single, spans in zip(singles, found, strict=True):
         assert single.length == sum(map(len, spans)) + len(spans) + 1
         assert single.length == single.first_length <= max_seq_length
-
-
-def test_documents_are_separated_and_a_separator_never_ends_an_example() -> None:
-    section = PairingSection(kind="full_sentences", max_seq_length=10)
-    # 3 + [SEP] + 4 tokens fill the room of 8; then 6, where [SEP] and 2 more do not fit; then 2.
-    assert singles_of(numbered([[3], [4], [6], [2], [1]]), section) == [
-        Single(((0, 3), (3, 7))),
-        Single(((7, 13),)),
-        Single(((13, 15), (15, 16))),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.train.writer import read_metrics
-from tests.corpus import SPECIAL
+from tests.corpus import original, write_tokenizer
 from tests.data.chinese import LEXICON
 from tests.project import ok, project_config, write_config
 
@@ -27,19 +27,13 @@ def config(tmp_path: Path) -> Path:
 
     text = tmp_path / "zhwiki" / "AA" / "wiki_00"
     text.parent.mkdir(parents=True)
-    text.write_text(
-        "".join(
-            f'<doc id="{number}" url="u" title="北京">\n北京\n\n'
-            + "".join(sentence() + sentence() + "\n" for _ in range(4))
-            + "</doc>\n"
-            for number in range(30)
-        ),
-        encoding="utf-8",
-    )
-    vocabulary = [*SPECIAL, *sorted({*CHARACTERS, *"".join(LEXICON), *"。！？"})]
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
-    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    with text.open("w", encoding="utf-8") as file:
+        for number in range(30):
+            lines = [sentence() + sentence() for _ in range(4)]
+            head = f'<doc id="{number}" url="u" title="北京">'
+            file.write("\n".join([head, "北京", "", *lines, "</doc>", ""]))
+    characters = sorted({*CHARACTERS, *"".join(LEXICON), *"。！？"})
+    write_tokenizer(tmp_path / "tokenizer", documents=0, extra=characters)
     values = project_config(tmp_path)
     del values["vocab"]
     values["examples"] |= {
@@ -87,9 +81,3 @@ def test_chinese_words_are_masked_whole_from_text_to_model(config: Path) -> None
     assert "segmenter: tests.data.chinese:cut" in saved
     settings = json.loads((root / "run" / "tokenizer" / "tokenizer_config.json").read_text())
     assert settings["do_lower_case"] is True
-
-
-def original(piece: str) -> str:
-    """``[MASK]⟨京⟩`` → ``京``, ``北⟨=⟩`` → ``北``."""
-    seen, _, was = piece.removesuffix("⟩").partition("⟨")
-    return seen if was in ("", "=") else was

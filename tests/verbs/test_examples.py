@@ -11,13 +11,13 @@ from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.text import load_tokenizer
-from tests.corpus import hashes, section, write_corpus, write_tokenizer
+from tests.corpus import hashes, original, section, write_corpus, write_tokenizer
 from tests.project import ok, refused, write_config
 from tests.report.strict_html import read
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of 60 documents and the dataset made of it; `run.yaml` describes it."""
     root = tmp_path_factory.mktemp("made")
     write_corpus(root / "text.txt", documents=range(60))
@@ -28,11 +28,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def made(original: Path, tmp_path: Path) -> Path:
+def made(dataset: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     root = tmp_path / "made"
-    shutil.copytree(original, root)
-    config = (root / "run.yaml").read_text().replace(str(original), str(root))
+    shutil.copytree(dataset, root)
+    config = (root / "run.yaml").read_text().replace(str(dataset), str(root))
     (root / "run.yaml").write_text(config)
     return root
 
@@ -74,18 +74,10 @@ def test_inspected_examples_give_back_the_text(made: Path) -> None:
     for at, example in enumerate(train.__getitems__(range(len(train)))):
         first = tokenizer.pieces(example.input_ids[1 : example.first_length - 1].tolist())
         second = tokenizer.pieces(example.input_ids[example.first_length : -1].tolist())
-        found = [_original(line).split() for line in lines[2 * at : 2 * at + 2]]
+        found = [list(map(original, line.split())) for line in lines[2 * at : 2 * at + 2]]
         assert found == [first, second]  # every word of this vocabulary is one piece
     assert "[MASK]⟨" in printed
     assert "⟨=⟩" in printed
-
-
-def _original(line: str) -> str:
-    words = []
-    for word in line.split(" "):
-        seen, bracket, original = word.partition("⟨")
-        words.append(seen if not bracket or original == "=⟩" else original.removesuffix("⟩"))
-    return " ".join(words)
 
 
 def test_masks_are_drawn_as_the_configuration_says(made: Path) -> None:
