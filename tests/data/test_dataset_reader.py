@@ -42,20 +42,15 @@ def test_tfds_reads_the_same_examples(directory: Path, split: str) -> None:
         assert theirs["next_sentence_label"] == ours.next_sentence_label
 
 
-def test_examples_come_in_the_order_asked_for_also_after_pickling(directory: Path) -> None:
+def test_examples_come_in_the_order_asked_for_with_their_lengths(directory: Path) -> None:
     dataset = open_dataset(directory, "train")
     indices = [*np.random.default_rng(0).permutation(len(dataset)).tolist(), 0, 0]
     again = pickle.loads(pickle.dumps(dataset)).__getitems__(indices)
     for index, example in zip(indices, again, strict=True):
         assert example.input_ids.tolist() == dataset[index].input_ids.tolist()
-
-
-def test_the_lengths_index_tells_each_examples_length(directory: Path) -> None:
-    dataset = open_dataset(directory, "validation")
-    examples = dataset.__getitems__(range(len(dataset)))
+        assert dataset.lengths[index] == len(example.input_ids)
     assert isinstance(dataset.lengths, np.memmap)
-    assert dataset.lengths.tolist() == [len(example.input_ids) for example in examples]
-    assert dataset.provenance.splits["validation"].tokens == dataset.lengths.sum()
+    assert dataset.provenance.splits["train"].tokens == dataset.lengths.sum()
 
 
 def test_the_fingerprint_follows_the_content(directory: Path, tmp_path: Path) -> None:

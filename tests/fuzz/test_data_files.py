@@ -5,6 +5,7 @@ import gzip
 import json
 import lzma
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,42 +92,47 @@ def test_tables(tmp_path: Path, suffix: str, whole: str, inputs: int) -> None:
     survives(read, damaged(whole.encode()), inputs)
 
 
-@both_forms
-def test_tables_of_choices(tmp_path: Path, inputs: int) -> None:
-    path = tmp_path / "choices.csv"
+def read_both_choices(path: Path) -> None:
+    for header in (True, False):
+        names = ("startphrase", "e0", "e1", "label") if header else ("0", "1", "2", "3")
+        columns = {"text": names[0], "choices": names[1:3], "label": names[3]}
+        section = MultipleChoiceSection.model_validate(columns | {"header": header})
+        read_choices(path, section, labelled=False, errors=RowErrors())
 
-    def read(content: bytes) -> None:
-        path.write_bytes(content)
-        for header in (True, False):
-            names = ("startphrase", "e0", "e1", "label") if header else ("0", "1", "2", "3")
-            columns = {"text": names[0], "choices": names[1:3], "label": names[3]}
-            section = MultipleChoiceSection.model_validate(columns | {"header": header})
-            read_choices(path, section, labelled=False, errors=RowErrors())
 
-    survives(read, damaged(CHOICES.encode()), inputs)
+def read_questions(path: Path) -> None:
+    list(evaluation_texts(str(path)))
+    read_squad(path, version="auto", needs_answers=True)
 
 
 @both_forms
-def test_columns_of_tokens(tmp_path: Path, inputs: int) -> None:
-    path = tmp_path / "train.txt"
+@pytest.mark.parametrize(
+    ("name", "contents", "use"),
+    [
+        ("choices.csv", damaged(CHOICES.encode()), read_both_choices),
+        (
+            "train.txt",
+            damaged(CONLL.encode()),
+            lambda path: read_conll(path, labelled=True).names,
+        ),
+        ("dev.json", json_of(SQUAD), read_questions),
+    ],
+    ids=["choices", "tokens", "questions"],
+)
+def test_files_of_tasks(
+    tmp_path: Path,
+    name: str,
+    contents: st.SearchStrategy[bytes],
+    use: Callable[[Path], object],
+    inputs: int,
+) -> None:
+    path = tmp_path / name
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        _ = read_conll(path, labelled=True).names
+        use(path)
 
-    survives(read, damaged(CONLL.encode()), inputs)
-
-
-@both_forms
-def test_questions_of_squad(tmp_path: Path, inputs: int) -> None:
-    path = tmp_path / "dev.json"
-
-    def read(content: bytes) -> None:
-        path.write_bytes(content)
-        list(evaluation_texts(str(path)))
-        read_squad(path, version="auto", needs_answers=True)
-
-    survives(read, json_of(SQUAD), inputs)
+    survives(read, contents, inputs)
 
 
 @both_forms
@@ -169,21 +175,6 @@ def test_shards(tmp_path: Path, dataset: Path, inputs: int) -> None:
         assert [each.input_ids.tolist() for each in examples] == expected  # harmless, or refused
 
     survives(read, st.one_of(flipped(whole), flipped(whole), damaged(whole)), inputs)
-
-
-@both_forms
-def test_lengths_indices(tmp_path: Path, dataset: Path, inputs: int) -> None:
-    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
-    index = copy / "train.lengths.npy"
-    whole = index.read_bytes()
-
-    def read(content: bytes) -> None:
-        index.write_bytes(content)
-        if content != whole:
-            with pytest.raises(UserError, match="damaged: SHA-256"):
-                read_all(copy)
-
-    survives(read, st.one_of(flipped(whole), damaged(whole)), inputs)
 
 
 @both_forms

@@ -1,6 +1,7 @@
 """Configurations, overrides, and the JSON that comes with checkpoints and datasets."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,69 +90,46 @@ def test_yaml_that_is_made_up(inputs: int) -> None:
     survives(lambda text: parse_yaml(text, "x.yaml"), texts, inputs)
 
 
-@both_forms
-def test_a_config_json_of_hugging_face(tmp_path: Path, inputs: int) -> None:
-    path = tmp_path / "config.json"
-
-    def read(content: bytes) -> None:
-        path.write_bytes(content)
-        _ = read_config(path).labels
-
-    survives(read, json_of(HF_CONFIG), inputs)
+VOCABULARY = "".join(f"{piece}\n" for piece in PIECES)
+TOKENIZER = {"vocab.txt": VOCABULARY, "tokenizer_config.json": json.dumps(SETTINGS)}
 
 
-@both_forms
-def test_a_bert_config_json_of_google(tmp_path: Path, inputs: int) -> None:
-    path = tmp_path / "bert_config.json"
-    whole = {key: HF_CONFIG[key] for key in list(HF_CONFIG)[2:9]}
-
-    def read(content: bytes) -> None:
-        path.write_bytes(content)
-        resolve_architecture(ModelSection(bert_config=str(path)), vocab_size=30)
-
-    survives(read, json_of(whole), inputs)
+def encode(root: Path) -> None:
+    tokenizer = load_tokenizer(root)
+    tokenizer.decode(tokenizer.encode("thes é [MASK] x"))
 
 
-@both_forms
-def test_a_vocabulary(tmp_path: Path, inputs: int) -> None:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(SETTINGS))
-
-    def read(content: bytes) -> None:
-        (tmp_path / "vocab.txt").write_bytes(content)
-        tokenizer = load_tokenizer(tmp_path)
-        tokenizer.decode(tokenizer.encode("thes é [MASK] x"))
-
-    survives(read, damaged("".join(f"{piece}\n" for piece in PIECES).encode()), inputs)
+# The file that is damaged, its content, the whole files beside it, and what reads it.
+FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
+    "config.json": (HF_CONFIG, {}, lambda root: read_config(root / "config.json").labels),
+    "bert_config.json": (
+        {key: HF_CONFIG[key] for key in list(HF_CONFIG)[2:9]},
+        {},
+        lambda root: resolve_architecture(
+            ModelSection(bert_config=str(root / "bert_config.json")), vocab_size=30
+        ),
+    ),
+    "vocab.txt": (VOCABULARY.encode(), TOKENIZER, encode),
+    "tokenizer_config.json": (SETTINGS, TOKENIZER, encode),
+    "tokenizer.json": (FAST, {}, lambda root: read_hf_tokenizer(root).save(root / "saved")),
+    "model.safetensors.index.json": (
+        {"weight_map": {"a": "model-1.safetensors", "b": "../x"}}, {}, HfWeights
+    ),
+}  # fmt: skip
 
 
 @both_forms
-def test_the_settings_of_a_tokenizer(tmp_path: Path, inputs: int) -> None:
-    (tmp_path / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_models_and_tokenizers(tmp_path: Path, name: str, inputs: int) -> None:
+    whole, beside, use = FILES[name]
+    for other, content in beside.items():
+        (tmp_path / other).write_text(content)
 
     def read(content: bytes) -> None:
-        (tmp_path / "tokenizer_config.json").write_bytes(content)
-        load_tokenizer(tmp_path).encode("thes é")
+        (tmp_path / name).write_bytes(content)
+        use(tmp_path)
 
-    survives(read, json_of(SETTINGS), inputs)
-
-
-@both_forms
-def test_a_tokenizer_json(tmp_path: Path, inputs: int) -> None:
-    def read(content: bytes) -> None:
-        (tmp_path / "tokenizer.json").write_bytes(content)
-        tokenizer = read_hf_tokenizer(tmp_path)
-        tokenizer.save(tmp_path / "saved")
-
-    survives(read, json_of(FAST), inputs)
-
-
-@both_forms
-def test_an_index_of_shards(tmp_path: Path, inputs: int) -> None:
-    def read(content: bytes) -> None:
-        (tmp_path / "model.safetensors.index.json").write_bytes(content)
-        HfWeights(tmp_path)
-
-    survives(read, json_of({"weight_map": {"a": "model-1.safetensors", "b": "../x"}}), inputs)
+    survives(read, damaged(whole) if isinstance(whole, bytes) else json_of(whole), inputs)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", ".", "", "a/b", "\0"])
