@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
-from tests.project import MESH, invoke, ok, project_config, write_config
+from tests.project import MESH, ok, one_phase, project_config, refused, write_config
 
 
 @pytest.fixture(scope="module")
@@ -140,16 +140,13 @@ def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
     more = (f"run_dir={run_dir}", "train.phases.0.steps=20")
     before = (run_dir / "config.yaml").read_bytes()
 
-    refused = invoke("pretrain", config, *more, "seed=4")
-    assert refused.exit_code == 2
-    assert "seed: found 4, but" in refused.stderr
-    assert "or --allow-data-change" in refused.stderr
+    line = refused("pretrain", config, *more, "seed=4")
+    assert "seed: found 4, but" in line
+    assert "or --allow-data-change" in line
 
     shutil.rmtree(tmp_path / "dataset")  # another dataset under the same name
     ok("examples", config, "examples.dupe_factor=2")
-    refused = invoke("pretrain", config, *more)
-    assert refused.exit_code == 2
-    assert refused.stderr.startswith("bert-jax: dataset: found ")
+    assert refused("pretrain", config, *more).startswith("bert-jax: dataset: found ")
     assert (run_dir / "config.yaml").read_bytes() == before
 
     output = ok("pretrain", config, *more, "seed=4", "--allow-data-change")
@@ -176,9 +173,7 @@ def test_other_masks_go_on_with_the_next_row(small: dict[str, Any], tmp_path: Pa
     config, run_dir = write_config(tmp_path / "run.yaml", small), tmp_path / "run"
     ok("pretrain", config, f"run_dir={run_dir}", "train.phases.0.steps=4")
     other = (f"run_dir={run_dir}", "train.phases.0.steps=8", "objective.masking.rate=0.3")
-    refused = invoke("pretrain", config, *other)
-    assert refused.exit_code == 2
-    assert "objective.masking.rate: found 0.3" in refused.stderr
+    assert "objective.masking.rate: found 0.3" in refused("pretrain", config, *other)
     output = ok("pretrain", config, *other, "--allow-data-change")
     assert "masking.rate was 0.15, is 0.3; phase 0 had read 32 rows and goes on from row 32" in (
         output.replace("masking.max_predictions was 5, is 10; ", "")
@@ -187,3 +182,24 @@ def test_other_masks_go_on_with_the_next_row(small: dict[str, Any], tmp_path: Pa
     rows = [example for step in steps for examples in step for example in examples]
     count = len(open_dataset(small["train"]["phases"][0]["dataset"], "train"))
     assert len(set(rows[:count])) == min(count, len(rows))  # one epoch in one order
+
+
+@pytest.mark.slow
+def test_a_packed_run_resumes_and_refuses_another_packing(project: Path, tmp_path: Path) -> None:
+    evaluation, checkpoint = {"every": 6, "examples": 24}, {"every": 3}
+    values = one_phase(project, steps=6, evaluation=evaluation, checkpoint=checkpoint, log_every=1)
+    values["train"]["phases"][0]["packing"] = {"max_examples": 4}
+    config = write_config(tmp_path / "run.yaml", values)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    ok("pretrain", config, f"run_dir={whole}")
+    cut_back(whole, cut, step=3)
+
+    other = refused("pretrain", config, f"run_dir={cut}", "train.phases.0.packing.max_examples=3")
+    assert "packing.max_examples: found 3, but the checkpoint's data position" in other
+
+    (cut / "metrics.jsonl").unlink()
+    ok("pretrain", config, f"run_dir={cut}")
+    for kind, steps in (("train", [4, 5, 6]), ("validation", [6])):
+        again = read_metrics(cut, kind=kind)
+        assert [line["step"] for line in again] == steps
+        assert again == [line for line in read_metrics(whole, kind=kind) if line["step"] > 3]
