@@ -22,7 +22,6 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Moves the time; what is due happens."""
         self.now += seconds
         self.slept.append(seconds)
         assert len(self.slept) < 2500, "it never ends"
@@ -31,7 +30,6 @@ class Clock:
             entry[1]()
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Lets something happen later."""
         self.due.append((self.now + seconds, happens))
 
     @property

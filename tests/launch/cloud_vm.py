@@ -79,10 +79,7 @@ def stage_software(job: epath.Path) -> None:
 
 
 class Metadata:
-    """A metadata server on loopback; a context manager."""
-
     def __init__(self, attributes: dict[str, str]) -> None:
-        """Takes an instance's attributes."""
         found = {f"attributes/{name}": value for name, value in attributes.items()}
         found["service-accounts/default/token"] = (
             f'{{"access_token":"{TOKEN}","expires_in":3599,"token_type":"Bearer"}}'
@@ -115,7 +112,6 @@ class Vm:
     """A machine of one attempt, which can be booted more than once."""
 
     def __init__(self, directory: Path) -> None:
-        """Makes its disk and its commands."""
         self.home, self._bin = directory / "home", directory / "bin"
         self._notes = directory / "notes"
         self._bin.mkdir(parents=True)
@@ -159,7 +155,6 @@ class Vm:
 
     @property
     def notes(self) -> str:
-        """Every command that was called, with its arguments."""
         return self._notes.read_text() if self._notes.exists() else ""
 
     def _command(self, name: str, text: str) -> None:

@@ -63,7 +63,6 @@ class Cluster:
     requests: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def answer(self, method: str, path: str, query: str, body: Any) -> tuple[int, Any]:
-        """Returns status and body."""
         if _PODS.fullmatch(path):
             return 200, {"kind": "PodList", "apiVersion": "v1", "items": self._pods(query)}
         found = _PATH.fullmatch(path)

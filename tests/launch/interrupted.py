@@ -22,7 +22,6 @@ STEPS = 16
 
 
 def saved_often(project: Path) -> dict[str, Any]:
-    """The configuration of a run of one phase."""
     values = project_config(project)
     values["mesh"] = {"platform": "cpu", "simulated_devices": 1}
     values["train"] |= {
@@ -43,7 +42,6 @@ def run_undisturbed(values: dict[str, Any], directory: Path) -> Path:
 
 
 def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
-    """Waits for something that a job brings about."""
     end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, said()

@@ -63,12 +63,10 @@ class HostProcess:
 
     @property
     def status(self) -> HostStatus | None:
-        """What it last said of itself."""
         path = self._files.host(1, self._worker)
         return HostStatus.model_validate_json(path.read_text()) if path.exists() else None
 
     def until(self, told: Callable[[HostStatus], object]) -> HostStatus:
-        """Returns the first status of which something is true."""
         end = time.monotonic() + TIMEOUT
         while (status := self.status) is None or not told(status):
             assert time.monotonic() < end, (status, self.log)
@@ -77,12 +75,10 @@ class HostProcess:
         return status
 
     def wait(self) -> int:
-        """Returns its exit code."""
         return self.process.wait(TIMEOUT)
 
     @property
     def log(self) -> str:
-        """What it has uploaded of its log."""
         path = self._files.log(1, self._worker)
         return path.read_text() if path.exists() else ""
 

@@ -19,7 +19,6 @@ IMAGE = "us-docker.pkg.dev/test-project/bert/bert-jax:1"
 
 
 def attempts(accelerator: Accelerator) -> Iterator[tuple[str, Attempt]]:
-    """Yields an attempt for each size, with its name."""
     shapes = [TpuTopology(accelerator, shape) for shape in accelerator.shapes]
     one = next(t for t in shapes if t.chips == accelerator.chips_per_host)
     four = next(t for t in shapes if t.hosts() == 4)
@@ -41,7 +40,6 @@ def attempts(accelerator: Accelerator) -> Iterator[tuple[str, Attempt]]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Yields the name of each golden file and its text."""
     for accelerator in ACCELERATORS.values():
         for size, attempt in attempts(accelerator):
             name = f"{accelerator.name}-{size}"
@@ -54,7 +52,6 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Writes them."""
     GOLDEN.mkdir(exist_ok=True)
     for path in GOLDEN.iterdir():
         path.unlink()

@@ -23,8 +23,6 @@ PACE = WatchPace(poll=120.0, start=1200.0, silence=600.0, settle=180.0)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
-    """Returns a function that raises an error."""
-
     def fail(*_: object) -> Any:
         raise error
 
@@ -45,8 +43,6 @@ def bucket_outage() -> tuple[Callable[[], None], Callable[[], None]]:
 
 @dataclasses.dataclass
 class Machines:
-    """What exists of one attempt."""
-
     attempt: Attempt
     state: State = State.WAITING
     message: str = ""

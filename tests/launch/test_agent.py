@@ -36,8 +36,6 @@ sys.exit(code)
 
 
 class Host:
-    """An agent in this process."""
-
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch, *, hosts: int = 1) -> None:
         self._directory, self._patch = directory, patch
         self.files: JobFiles = write_job(
@@ -66,7 +64,6 @@ class Host:
 
     @property
     def status(self) -> HostStatus:
-        """What it last said."""
         return HostStatus.model_validate_json(self.files.host(1, 0).read_text())
 
 

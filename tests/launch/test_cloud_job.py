@@ -43,7 +43,6 @@ class Hosts:
         self._directory, self._environment = directory, environment
 
     def start(self, name: str, node: tpu_v2.Node) -> None:
-        """Starts the one host."""
         directory = self._directory / name
         directory.mkdir(parents=True)
         script = directory / "startup.sh"

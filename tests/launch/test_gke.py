@@ -21,18 +21,15 @@ BUCKET = "gs://bucket"
 
 
 def gke_attempt(**changes: Any) -> Attempt:
-    """Returns an attempt on GKE."""
     return make_attempt(BUCKET, **{"image": IMAGE, **changes})
 
 
 def manifest(**changes: Any) -> dict[str, Any]:
-    """Returns what would be applied."""
     (request,) = GkeJobSets().render(gke_attempt(**changes))
     return yaml.safe_load(request.body)
 
 
 def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:
-    """Returns the pods' specification."""
     return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
@@ -91,8 +88,6 @@ def test_what_gke_has_not_is_said(changes: dict[str, Any], line: str) -> None:
 
 @dataclasses.dataclass
 class World:
-    """A cluster, a launcher and a clock."""
-
     cluster: Cluster
     launcher: GkeJobSets
     clock: Clock

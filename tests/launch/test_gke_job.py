@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """kubectl's configuration names it."""
     cluster = Cluster(lingering=1)
     with cluster.serving(tmp_path) as kubeconfig:
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))

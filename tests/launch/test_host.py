@@ -15,7 +15,6 @@ from tests.project import project_config
 
 @pytest.fixture
 def config(project: Path, tmp_path: Path) -> dict[str, Any]:
-    """Of a short run of one phase."""
     values = project_config(project)
     values["run_dir"] = str(tmp_path / "run")
     values["mesh"] = {"platform": "cpu", "simulated_devices": 1}

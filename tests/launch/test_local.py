@@ -1,9 +1,11 @@
 """This machine as a cloud: processes that whoever looks can see, and that nothing survives."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bert_jax.errors import UserError
@@ -70,11 +72,9 @@ def runs(attempt: Attempt) -> list[int]:
 
 
 def lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def test_hosts_are_seen_from_elsewhere_started_once_and_may_save(
@@ -108,21 +108,14 @@ def test_hosts_that_have_all_ended_have_failed(
     eventually(lambda: launcher.observe(attempt).state is State.FAILED)
 
 
-def test_a_name_that_a_job_elsewhere_has_is_refused(
-    launcher: LocalLauncher, attempt: Attempt, tmp_path: Path
-) -> None:
-    launcher.create(attempt)
-    other = job_in(tmp_path / "other")
-    with pytest.raises(UserError, match=r"^base-1: is a machine of .*; allowed: another --name$"):
-        launcher.create(Attempt(other, 1, other.placements[0]))
-
-
-def test_what_a_job_elsewhere_has_is_neither_seen_nor_ended(
+def test_what_a_job_elsewhere_has_is_neither_taken_nor_seen_nor_ended(
     launcher: LocalLauncher, attempt: Attempt, tmp_path: Path
 ) -> None:
     launcher.create(attempt)
     other = job_in(tmp_path / "other")
     theirs = Attempt(other, 1, other.placements[0])
+    with pytest.raises(UserError, match=r"^base-1: is a machine of .*; allowed: another --name$"):
+        launcher.create(theirs)
     assert launcher.observe(theirs).state is State.ABSENT
     launcher.delete(theirs)
     assert launcher.observe(attempt).state is State.ACTIVE

@@ -25,14 +25,12 @@ from tests.storage.cloud import Cloud
 
 @pytest.fixture
 def service() -> Iterator[TpuService]:
-    """Google's services."""
     service = TpuService(clock=lambda: 0.0)
     with service.serving():
         yield service
 
 
 def job_on(*places: tuple[str, str, int], bucket: str = "gs://b", **submit: Any) -> Job:
-    """Returns a job with placements."""
     placements = tuple(JobPlacement(on=on, zone=zone, slices=slices) for on, zone, slices in places)
     on, zone, _ = places[0]
     job = make_attempt(bucket, on=on, zone=zone, **submit).job

@@ -24,26 +24,21 @@ SCRIPT = "#!/bin/sh\necho started\n"
 
 @dataclasses.dataclass
 class World:
-    """A service, a launcher that asks it, a job and a clock."""
-
     service: TpuService
     launcher: QueuedResources
     clock: Clock
     bucket: str
 
     def attempt(self, **changes: object) -> Attempt:
-        """Returns a staged attempt."""
         return stage(make_attempt(self.bucket, **changes), SCRIPT)  # type: ignore[arg-type]
 
     def wait_for(self, attempt: Attempt, state: State) -> None:
-        """Looks until the attempt is in a state."""
         seen = [self.launcher.observe(attempt).state for _ in range(8)]
         assert state in seen
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """With nothing in it."""
     clock = Clock()
     service = TpuService(clock=clock)
     with service.serving():

@@ -104,7 +104,6 @@ class TpuService(grpc.GenericRpcHandler):
         return None if held is None else held.message.state.state
 
     def billing(self) -> list[str]:
-        """All nodes that exist."""
         return [node.name for held in self._held.values() for node in held.nodes]
 
     def suspend(self, name: str) -> None:
@@ -163,13 +162,11 @@ class TpuService(grpc.GenericRpcHandler):
         return operations_pb2.Operation(name=f"{request.parent}/operations/1", done=False)
 
     def GetQueuedResource(self, request: Any) -> tpu_v2.QueuedResource:
-        """Moves it on."""
         held = self._require(request.name)
         self._advance(held)
         return held.message
 
     def ListQueuedResources(self, request: Any) -> tpu_v2.ListQueuedResourcesResponse:
-        """Two on a page."""
         every = [h.message for n, h in sorted(self._held.items()) if n.startswith("projects/")]
         first = int(request.page_token or 0)
         more = str(first + 2) if first + 2 < len(every) else ""
@@ -210,7 +207,6 @@ class TpuService(grpc.GenericRpcHandler):
         return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=types)
 
     def GetQuotaInfo(self, request: Any) -> cloudquotas_v1.QuotaInfo:
-        """A default, and another limit in one zone."""
         limit = 32 if self.faults.quota is None else self.faults.quota
         kind, details = cloudquotas_v1.DimensionsInfo, cloudquotas_v1.QuotaDetails(value=limit)
         default = kind(details=details, applicable_locations=["us-west4-a", "us-east5-b"])
@@ -241,7 +237,6 @@ class TpuService(grpc.GenericRpcHandler):
         )
 
     def _answer(self, method: str, request: Any) -> Any:
-        """Answers one request, or fails as it should."""
         self.requests[method] += 1
         if errors := self.faults.next_errors.get(method):
             raise Refusal(errors.pop(0))
@@ -289,14 +284,11 @@ def _fail(state: tpu_v2.QueuedResourceState, code: int, message: str) -> None:
 
 
 class Refusal(Exception):
-    """An error as the API sends it."""
-
     def __init__(self, status: status_pb2.Status) -> None:
         self.status = status
 
 
 def status(code: int, message: str, *details: Any) -> status_pb2.Status:
-    """Returns an error with details."""
     packed = [any_pb2.Any() for _ in details]
     for place, detail in zip(packed, details, strict=True):
         place.Pack(detail)
@@ -304,7 +296,6 @@ def status(code: int, message: str, *details: Any) -> status_pb2.Status:
 
 
 def refusal(code: int, message: str, *details: Any) -> Refusal:
-    """Returns the same to be raised."""
     return Refusal(status(code, message, *details))
 
 
@@ -319,12 +310,10 @@ def quota_error(zone: str, limit: int) -> Refusal:
 
 
 def denied(permission: str) -> status_pb2.Status:
-    """What is said to whom a permission is missing."""
     return status(code_pb2.PERMISSION_DENIED, f"Permission '{permission}' denied on '{PROJECT}'")
 
 
 def not_enabled() -> status_pb2.Status:
-    """What is said where the API is off."""
     info = error_details_pb2.ErrorInfo(reason="SERVICE_DISABLED", domain="googleapis.com")
     return status(code_pb2.PERMISSION_DENIED, "Cloud TPU API has not been used before", info)
 
@@ -357,7 +346,6 @@ def _nodes(message: tpu_v2.QueuedResource) -> list[tpu_v2.Node]:
 
 
 def _check(request: tpu_v2.CreateQueuedResourceRequest) -> None:
-    """Refuses what the API refuses."""
     (spec,) = request.queued_resource.tpu.node_spec
     node = spec.node
     try:
