@@ -66,7 +66,7 @@ def parameter_sharding(
     """Returns the layout of a parameter; UserError if a mesh axis does not divide its axis."""
     spec = partition_spec(axes)
     for axis, size in zip(axes, shape, strict=True):
-        parts = _parts(mesh, RULES[axis])
+        parts = axis_parts(mesh, axis)
         if size % parts:
             raise UserError(
                 f"mesh: {'×'.join(RULES[axis])} = {parts} does not divide the axis "
@@ -94,7 +94,7 @@ def trained_spec(
     rows = axes[-2] if len(axes) > 1 else "layers"
     if rows != "layers" and axes[-1] != "head_dim":  # which only biases have
         spread = (*RULES[rows], DATA)
-        if shape[-2] % _parts(mesh, spread) == 0:
+        if shape[-2] % math.prod(mesh.shape[axis] for axis in spread) == 0:
             rules = {**RULES, rows: spread}
     return partition_spec(axes, rules=rules)
 
@@ -136,7 +136,7 @@ def batch_parts(mesh: Mesh | AbstractMesh) -> int:
 
 def axis_parts(mesh: Mesh | AbstractMesh, axis: str) -> int:
     """Returns into how many parts the mesh splits a logical axis."""
-    return _parts(mesh, RULES[axis])
+    return math.prod(mesh.shape[mesh_axis] for mesh_axis in RULES[axis])
 
 
 def parts_in_use(axis: str) -> int:
@@ -177,10 +177,6 @@ def _gathered_backward(axes: LogicalAxes, _: None, gradient: Array) -> tuple[Arr
 
 
 gathered.defvjp(_gathered_forward, _gathered_backward)
-
-
-def _parts(mesh: Mesh | AbstractMesh, mesh_axes: Sequence[str]) -> int:
-    return math.prod(mesh.shape[axis] for axis in mesh_axes)
 
 
 def per_shard(
