@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Optional
 
 import pydantic
 from etils import epath
@@ -178,16 +178,6 @@ class HeadsSection(Section):
         return self
 
 
-def _as_changes(architecture: type[Section]) -> Any:
-    """Returns a section with the fields of an architecture, each optional."""
-    fields: dict[str, Any] = {
-        # `Annotated` needs an argument: the name stands for no constraints.
-        name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
-        for name, field in architecture.model_fields.items()
-    }
-    return pydantic.create_model("ArchitectureChanges", __base__=Section, **fields)
-
-
 if TYPE_CHECKING:
 
     class ArchitectureChanges(Section):
@@ -196,7 +186,15 @@ if TYPE_CHECKING:
         vocab_size: int | None = None
 
 else:
-    ArchitectureChanges = _as_changes(Architecture)
+    ArchitectureChanges = pydantic.create_model(
+        "ArchitectureChanges",
+        __base__=Section,
+        **{
+            # `Annotated` needs an argument: the name stands for no constraints.
+            name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
+            for name, field in Architecture.model_fields.items()
+        },
+    )
 
 
 class ModelSection(Section):

@@ -114,7 +114,7 @@ def test_a_vector_that_all_keys_share_costs_no_precision(core: Any) -> None:
             out = core(q, k, v, bias, segments, rate=0.1)
             return (out.astype(jnp.float32) * weights.astype(np.float32)).sum()
 
-        return jax.grad(value)(q)
+        return jax.jit(jax.grad(value))(q)
 
     expected = of_queries(xla, *(x.astype(jnp.float32) for x in narrow))
     assert relative_error(of_queries(core, *narrow), expected) < 6e-3
