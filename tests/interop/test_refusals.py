@@ -12,27 +12,15 @@ import safetensors.numpy
 import torch
 import transformers
 
+from tests.interop.hf_checkpoints import hf_config, hf_model, save
 from tests.project import invoke
-
-PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrst", "##a", "##b"]
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A small Hugging Face checkpoint with both pretraining heads."""
-    directory = tmp_path / "hf"
-    config = transformers.BertConfig(
-        vocab_size=len(PIECES),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=32,
-    )
-    transformers.BertForPreTraining(config).save_pretrained(directory)
-    (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in PIECES))
-    (directory / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    return directory
+    config = hf_config(hidden_size=16, intermediate_size=24)
+    return save(hf_model(transformers.BertForPreTraining, config), tmp_path / "hf")
 
 
 def refused(checkpoint: Path, *options: object) -> str:
@@ -171,16 +159,17 @@ def test_other_files_that_are_not_a_checkpoints(checkpoint: Path) -> None:
     assert "git-lfs pointer, not the weights; `git lfs pull`" in line_after(
         "model.safetensors", pointer
     )
-    longer, swapped = [*PIECES, "zzz"], [*PIECES[:-2], PIECES[-1], PIECES[-2]]
-    said = line_after("vocab.txt", "\n".join(longer))
-    assert f"vocab_size: found {len(PIECES)}, but the tokenizer has {len(longer)}" in said
+    pieces = (checkpoint / "vocab.txt").read_text().split()
+    said = line_after("vocab.txt", "\n".join([*pieces, "zzz"]))
+    assert f"vocab_size: found {len(pieces)}, but the tokenizer has {len(pieces) + 1}" in said
     assert "its casing is not known" in line_after("tokenizer_config.json", None)
     assert "found no checkpoint, allowed: a Hugging Face directory" in line_after(
         "config.json", None
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     tokenizer.backend_tokenizer.save(str(checkpoint / "tokenizer.json"))
-    assert "vocabulary differs from vocab.txt" in line_after("vocab.txt", "\n".join(swapped))
+    swapped = "\n".join([*pieces[:-2], pieces[-1], pieces[-2]])
+    assert "vocabulary differs from vocab.txt" in line_after("vocab.txt", swapped)
 
 
 def test_an_import_without_the_mlm_head_does_not_guess_words(checkpoint: Path) -> None:
