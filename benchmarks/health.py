@@ -29,7 +29,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.bad_steps import BadStepGuard, StepHistory
-from bert_jax.train.compiled import lower_step, lower_train_step
+from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.hooks import find_deviations
 from bert_jax.train.sections import BadStepsSection, TrainSection, WatchdogSection
@@ -69,7 +69,9 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
         batch = jax.device_put(make_batch(ROWS), batch_sharding(mesh))
         abstract = abstract_state(model, optimizer, mesh)
         watched = lower_train_step(spec, abstract, batch, schedule, accumulation=1).compile()
-        bare = lower_step(unwatched(spec), abstract, batch, schedule).compile()
+        layout = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        jitted = jax.jit(unwatched(spec), donate_argnums=0, out_shardings=(layout, layout.step))
+        bare = jitted.lower(abstract, batch, StepLimits(), schedule).compile()
 
         def fresh() -> TrainState:
             params = draw_params(model, abstract.params, seed=0)

@@ -42,17 +42,11 @@ def lower_train_step(
     donated: the old one's memory becomes the new one's. The program depends on the number of
     segments of the schedule, not on their values.
     """
-    return lower_step(make_train_step(spec, accumulation=accumulation), state, batch, schedule)
-
-
-def lower_step(
-    step: TrainStep, state: TrainState, batch: Batch, schedule: Schedule
-) -> jax.stages.Lowered:
-    """Lowers a step as `lower_train_step` does."""
     layouts, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, state))
     everywhere = state.step.sharding
     scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
     numbers = jax.ShapeDtypeStruct(schedule.shape, schedule.dtype, sharding=everywhere)
+    step = make_train_step(spec, accumulation=accumulation)
     jitted = _jit_step(step, structure, tuple(layouts))
     return jitted.lower(state, batch, StepLimits(scalar, scalar), numbers)
 
