@@ -16,7 +16,7 @@ from tests.project import ROOT, environment
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 # One folder and one kernel for all, as they build on each other: JAX starts once.
-# The code of "classifier" is that of a script, which test_plain_scripts.py runs.
+# test_plain_scripts.py runs the code of "classifier".
 ORDER = ("pretrain", "finetune", "use")
 
 
@@ -85,17 +85,6 @@ def test_progress_is_one_block_of_html_in_the_output_of_a_cell(outputs: dict[str
     assert re.search(r"step 150 validation: loss", html)
     assert "done: 150 steps" in html
     assert "…" not in html  # the live line is gone
-
-
-def test_the_notebook_from_text_to_a_classifier_is_the_script_of_the_documentation() -> None:
-    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
-    found = re.search(r'^```python title="classifier.py"\n(.*?)^```$', page, re.M | re.S)
-    notebook = nbformat.read(NOTEBOOKS / "classifier.ipynb", as_version=4)
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    assert found is not None
-    lines = [line for line in found[1].splitlines() if line]
-    assert [line for source in code for line in source.splitlines() if line] == lines
-    assert len(lines) <= 20
 
 
 def _text(cells: list[Any]) -> str:

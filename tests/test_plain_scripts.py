@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
+
 from tests.project import ROOT, environment
 
 # No dropout: a step without it compiles in half the time.
@@ -33,7 +35,11 @@ def test_the_script_of_the_documentation_runs_once(tmp_path: Path) -> None:
     found = re.search(r'^```python title="classifier.py"\n(.*?)^```$', page, re.M | re.S)
     assert found is not None
     text = found[1]
-    assert len([line for line in text.splitlines() if line]) <= 20
+    lines = [line for line in text.splitlines() if line]
+    assert len(lines) <= 20
+    notebook = nbformat.read(ROOT / "docs" / "notebooks" / "classifier.ipynb", as_version=4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert [line for source in code for line in source.splitlines() if line] == lines
     for old, new in CHANGES:
         assert old in text, old
         text = text.replace(old, new)
