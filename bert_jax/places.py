@@ -37,9 +37,3 @@ def check_place(path: str, *, hub: str = "") -> None:
     elif scheme == "file" and rest:
         allowed += f"; did you mean {rest}?"
     raise ValueError(allowed)
-
-
-def check_local_place(path: str) -> None:
-    """Raises ValueError for any address."""
-    if "://" in path:
-        raise ValueError(_LOCAL)
