@@ -116,11 +116,7 @@ class MultipleChoiceSection(FilesSection):
             errors = RowErrors() if in_memory else row_errors(self.on_error, role)
             questions = read_choices(path, self, labelled=needs_labels(role), errors=errors)
             splits[role] = split = ChoiceSplit(questions, request.tokenizer, request.max_length)
-            found = {
-                "questions have no text": sum(not q.text.strip() for q in questions),
-                f"questions are longer than {request.max_length} pieces and are cut": split.cut,
-            }
-            notes += errors.note(path, kept=len(questions)) + count_notes(path, found)
+            notes += errors.note(path, kept=len(questions)) + count_notes(path, split.findings)
         return Family(
             heads=task_heads("multiple_choice"),
             best_metric="accuracy",
@@ -168,7 +164,12 @@ class ChoiceSplit(Split):
         endings = np.diff(self._endings.offsets).reshape(-1, self._choices)
         lengths = np.diff(self._texts.offsets) + endings.max(axis=1) + 3
         self.lengths = np.minimum(lengths, max_length).astype(np.int32)
-        self.cut = int(np.sum(lengths > max_length))  # questions with a choice that was longer
+        self.findings = {
+            "questions have no text": sum(not question.text.strip() for question in questions),
+            f"questions are longer than {max_length} pieces and are cut": (
+                int(np.sum(lengths > max_length))
+            ),
+        }
 
     def row(self, index: int) -> Encoded:
         """Returns a question: ``[CLS] text [SEP] choice [SEP]`` for each of its choices."""

@@ -53,6 +53,7 @@ class Split:
     lengths: np.ndarray  # pieces of each row's longest sequence: int32 [rows]
     examples: int  # number of examples that the rows come from
     fingerprint: str  # identity of the content: texts, labels and their order
+    findings: Mapping[str, int]  # remarks for the owner of the data, with their numbers of cases
 
     def row(self, index: int) -> Encoded:
         """Returns one row."""

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 from bert_jax.data.tables import RowError
 from bert_jax.errors import UserError, counted, did_you_mean
@@ -101,7 +101,7 @@ class Labelling(NamedTuple):
             return str(found)
         raise RowError(f'{row.place}: "{self.column}" found {found!r}, allowed: a label')
 
-    def with_names_of(self, rows: Sequence[TextRow]) -> "Labelling":
+    def with_names_of(self, rows: Sequence[TextRow]) -> Self:
         """Returns the labelling with the labels of a training set as its names.
 
         They are sorted, whole numbers by size. Raises UserError: there are fewer than two.
@@ -164,7 +164,7 @@ def number_of(label: Any) -> float | None:
 
 
 def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
-    """Returns the kind of problem that labels belong to, the reason, and what strays may be.
+    """Returns the kind of problem that labels belong to, the reason, and the hint for strays.
 
     Lists → "multi_label". Numbers, at least one of them not whole → "regression", also if fewer
     than half of the labels are strays such as "n/a", which would make each number a class. Others →

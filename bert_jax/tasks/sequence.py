@@ -58,21 +58,16 @@ class SequenceSplit(Split):
         special = np.asarray([2 if example.pair is None else 3 for example in texts], np.int64)
         lengths = np.diff(self._firsts.offsets) + np.diff(self._seconds.offsets) + special
         self.lengths = np.minimum(lengths, max_length).astype(np.int32)
-        self._cut = int((lengths > max_length).sum())
-
-    def notes(self, name: str) -> list[str]:
-        """Returns what an owner of the data should know of this split, a line each."""
         empty = [
             example.line
-            for example in self._texts
+            for example in texts
             if not example.text.strip() or (example.pair is not None and not example.pair.strip())
         ]
-        of_all = f"of {len(self._texts):,} texts are"
-        found = {
-            f"{of_all} longer than {self._max_length} pieces: cut": self._cut,
+        of_all = f"of {len(texts):,} texts are"
+        self.findings = {
+            f"{of_all} longer than {max_length} pieces: cut": int((lengths > max_length).sum()),
             f"{of_all} empty {shown_lines(empty)}": len(empty),
         }
-        return count_notes(name, found)
 
     def row(self, index: int) -> Encoded:
         """Returns one row, its target under "label" where it is known.
@@ -161,17 +156,16 @@ class SequenceTask:
 
         The notes on the data come before those on its texts.
         """
-        labelling = self.labelling
-        splits = {
-            name: SequenceSplit(
+        labelling, notes = self.labelling, [*notes]
+        splits: dict[str, Split] = {}
+        for name, found in examples.items():
+            splits[name] = split = SequenceSplit(
                 found,
                 labelling=labelling,
                 tokenizer=request.tokenizer,
                 max_length=request.max_length,
             )
-            for name, found in examples.items()
-        }
-        more = [note for name, split in splits.items() for note in split.notes(name)]
+            notes += count_notes(name, split.findings)
         weights = None
         if "train" in examples:
             targets = (example.target for example in examples["train"])
@@ -183,7 +177,7 @@ class SequenceTask:
             best_metric=self.keys[0],
             class_weights=weights,
             splits=splits,
-            notes=(*notes, *more),
+            notes=tuple(notes),
             score=self._score,
             write_official=self.write_official,
         )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.rows.collate import assemble
+from bert_jax.tasks.family import count_notes
 from bert_jax.tasks.labels import Labelling
 from bert_jax.tasks.sequence import SequenceSplit, TextExample
 from bert_jax.text import Tokenizer
@@ -46,7 +47,7 @@ def test_rows_are_cls_text_sep_pair_sep(tokenizer: Tokenizer) -> None:
     ]
     assert [split.row(n).seconds for n in range(4)] == [(5,), (3,), (2,), (6,)]
     assert (split.examples, split.lengths.dtype) == (4, np.int32)
-    assert split.notes("dev") == [
+    assert count_notes("dev", split.findings) == [
         "dev: 1 of 4 texts are longer than 8 pieces: cut",
         "dev: 1 of 4 texts are empty (line 4)",
     ]

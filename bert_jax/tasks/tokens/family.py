@@ -96,7 +96,8 @@ class TokenClassificationSection(FilesSection):
             splits[role] = split = TokenSplit(
                 file.sentences, request.tokenizer, labels=labels, room=room, stride=stride
             )
-            notes += split.notes(file.path, stray=file.stray_labels)
+            stray = "tokens have a label and others none: all are read as unlabelled"
+            notes += count_notes(file.path, {**split.findings, stray: file.stray_labels})
             notes += _contradictions(file, scheme) if exact else []
         return Family(
             heads=task_heads("token_classification", labels=labels),
@@ -266,12 +267,11 @@ class TokenSplit(Split):
         """
         self._sentences, self._special = sentences, tokenizer.special
         self.examples, self.fingerprint = len(sentences), content_hash(sentences)
-        self._names, self._room = labels, room
+        self._names = labels
         self._ids = {name: index for index, name in enumerate(labels)}
         tokens = itertools.chain.from_iterable(sentence.tokens for sentence in sentences)
         words = encode_ragged(tokenizer, tokens)
         sizes = np.diff(words.offsets)
-        self._without_piece, self._cut = int(np.sum(sizes == 0)), int(np.sum(sizes > room))
         unknown = np.asarray([tokenizer.special.unk], np.int32)
         self._pieces = Ragged(
             words[index][:room] if size else unknown for index, size in enumerate(sizes.tolist())
@@ -289,19 +289,14 @@ class TokenSplit(Split):
         )
         starts, ends = self._pieces.offsets[bounds].T
         self.lengths = (ends - starts + 2).astype(np.int32)
-
-    def notes(self, path: Path, *, stray: int) -> list[str]:
-        """Returns findings about the file, a line each; `stray` is of `ConllFile`."""
         rows = Counter(row.sentence for row in self._rows)
-        found = {
-            "words have no piece and are read as [UNK]": self._without_piece,
-            f"words have more than {self._room} pieces and are cut": self._cut,
-            f"sentences have more than {self._room} pieces and are read in windows": (
+        self.findings = {
+            "words have no piece and are read as [UNK]": int(np.sum(sizes == 0)),
+            f"words have more than {room} pieces and are cut": int(np.sum(sizes > room)),
+            f"sentences have more than {room} pieces and are read in windows": (
                 sum(count > 1 for count in rows.values())
             ),
-            "tokens have a label and others none: all are read as unlabelled": stray,
         }
-        return count_notes(path, found)
 
     def row(self, index: int) -> Encoded:
         """Returns a window, with labels at the first pieces of the words that it predicts.
