@@ -113,11 +113,7 @@ def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> 
 
 
 class VocabularyTooSmall(Exception):
-    """The characters alone need more pieces than the vocabulary's size."""
-
-    def __init__(self, needed: int) -> None:
-        super().__init__(f"the characters alone need {needed} pieces")
-        self.needed = needed  # the least vocabulary size, special pieces included
+    """The characters need more pieces than the vocabulary's size. Argument: the least size."""
 
 
 def train_sentencepiece(

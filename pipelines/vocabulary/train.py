@@ -154,7 +154,7 @@ def _train_sentencepiece(
         if padding:  # the library reserves slots before it learns, so it must learn again
             tokenizer = fit(found + padding, section.unused_slots + padding)
     except algorithms.VocabularyTooSmall as error:
-        raise _too_small(section, error.needed) from None
+        raise _too_small(section, error.args[0]) from None
     if tokenizer.vocab_size != found + padding:
         raise _too_large(section, tokenizer.vocab_size - padding)
     return tokenizer
