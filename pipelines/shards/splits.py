@@ -100,7 +100,7 @@ def write_splits(
 def _jobs(
     build: DatasetBuild, languages: SplitLanguages, special: SpecialIds, count: int
 ) -> list[shard.ShardJob]:
-    split, paired = languages.split, languages.paired
+    split, paired, boosts = languages.split, languages.paired, languages.boosts
     keys = {
         name: load_high_keys([part / split for part in language.parts])
         for name, language in paired.items()
@@ -114,7 +114,7 @@ def _jobs(
             split=split,
             buckets=tuple(buckets),
             parts=parts,
-            boosts=languages.boosts,
+            boosts=boosts,
             special=special,
             pairing=build.section.pairing,
             seed=build.section.seed,
