@@ -164,21 +164,19 @@ def test_random_replacements_are_uniform_over_the_whole_vocabulary():
 
 
 @settings
-@hypothesis.given(examples, st.integers(0, 2**32), units)
-def test_a_row_holds_the_example_and_its_masks(example, seed, unit):
-    make = row_maker(256, unit=unit)
-    row = make(example, stream(seed))
+@hypothesis.given(examples, st.integers(0, 2**32), st.booleans())
+def test_a_row_holds_the_example_and_its_masks(example, seed, has_pair):
     length = len(example.input_ids)
+    if not has_pair:
+        example = Example(example.input_ids, length, 0)
+    row = row_maker(256)(example, stream(seed))
+    tokens, slots, one = ("int32", (256,)), (39,), (1,)
     assert {name: (a.dtype.name, a.shape) for name, a in row.items()} == {
-        "input_ids": ("int32", (256,)),
-        "token_type_ids": ("int32", (256,)),
-        "segment_ids": ("int32", (256,)),
-        "masked_lm_positions": ("int32", (39,)),
-        "masked_lm_ids": ("int32", (39,)),
-        "masked_lm_weights": ("float32", (39,)),
-        "next_sentence_labels": ("int32", (1,)),
-        "cls_positions": ("int32", (1,)),
-        "next_sentence_weights": ("float32", (1,)),
+        **dict.fromkeys(("input_ids", "token_type_ids", "segment_ids"), tokens),
+        **dict.fromkeys(("masked_lm_positions", "masked_lm_ids"), ("int32", slots)),
+        "masked_lm_weights": ("float32", slots),
+        **dict.fromkeys(("next_sentence_labels", "cls_positions"), ("int32", one)),
+        "next_sentence_weights": ("float32", one),
     }
     real = row["masked_lm_weights"] == 1
     assert (row["masked_lm_weights"][~real] == 0).all()
@@ -186,22 +184,12 @@ def test_a_row_holds_the_example_and_its_masks(example, seed, unit):
     restored[row["masked_lm_positions"][real]] = row["masked_lm_ids"][real]
     np.testing.assert_array_equal(restored[:length], example.input_ids)
     assert (restored[length:] == SPECIAL.pad).all()
-    np.testing.assert_array_equal(row["segment_ids"], np.arange(256) < length)
     places = np.arange(256)
-    np.testing.assert_array_equal(
-        row["token_type_ids"], (places >= example.first_length) & (places < length)
-    )
-    assert row["next_sentence_labels"] == [1]
-    assert row["input_ids"][row["cls_positions"][0]] == SPECIAL.cls
-
-
-def test_an_example_without_a_second_span_is_of_one_type_and_has_no_pair_to_tell():
-    ids = np.array([SPECIAL.cls, 10, 11, SPECIAL.sep, 12, 13, SPECIAL.sep], np.uint16)
-    row = row_maker(16)(Example(ids, len(ids), 0), stream(0))
-    assert row["next_sentence_weights"].tolist() == [0.0]
-    assert not row["token_type_ids"].any()
-    assert row["segment_ids"].sum() == len(ids)
-    assert row_maker(16)(Example(ids, 4, 1), stream(0))["next_sentence_weights"].tolist() == [1.0]
+    np.testing.assert_array_equal(row["segment_ids"], places < length)
+    second = (places >= example.first_length) & (places < length)
+    np.testing.assert_array_equal(row["token_type_ids"], second)
+    assert row["next_sentence_labels"] == row["next_sentence_weights"] == [has_pair]
+    assert row["cls_positions"] == [0]
 
 
 @pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])

@@ -134,18 +134,12 @@ def test_tokens_types_and_segments_of_each_sequence(
     sequences, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
     batch = collate_tokens(sequences, seconds, batch_size=size, length=length, pad_id=pad)
     assert {value.dtype for value in batch.values()} == {np.dtype(np.int32)}
-    expected = [
-        (
-            ids + [pad] * (length - len(ids)),
-            [0] * second + [1] * (len(ids) - second) + [0] * (length - len(ids)),
-            [1] * len(ids) + [0] * (length - len(ids)),
-        )
-        for ids, second in [*pairs, *[([], 0)] * missing]
-    ]
-    for number, (ids, types, segments) in enumerate(expected):
-        assert batch["input_ids"][number].tolist() == ids
+    for number, (ids, second) in enumerate([*pairs, *[([], 0)] * missing]):
+        rest = length - len(ids)
+        assert batch["input_ids"][number].tolist() == ids + [pad] * rest
+        types = [0] * second + [1] * (len(ids) - second) + [0] * rest
         assert batch["token_type_ids"][number].tolist() == types
-        assert batch["segment_ids"][number].tolist() == segments
+        assert batch["segment_ids"][number].tolist() == [1] * len(ids) + [0] * rest
 
 
 def test_a_batch_without_rows_has_the_shapes_of_the_row_that_is_named() -> None:
