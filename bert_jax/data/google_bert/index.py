@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from etils import epath
 
-from bert_jax.data.google_bert.schema import decode_rows
+from bert_jax.data.google_bert.schema import TOGETHER, decode_rows
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
@@ -21,7 +21,6 @@ from bert_jax.section import Section
 
 _CHECKSUM: Final = "sha256"
 _VERSION: Final = 1  # of the cache; other versions are rebuilt
-_CHUNK: Final = 64  # records decoded together
 _CACHE_NAME: Final = ".bert_jax_index"
 
 
@@ -131,7 +130,7 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
     files = []
     for path in paths:
         before, name, records = len(offsets), str(path), scan_records(path)
-        while held := list(itertools.islice(records, _CHUNK)):
+        while held := list(itertools.islice(records, TOGETHER)):
             first = len(offsets) - before + 1
             places = [f"{name}: record {number}" for number in range(first, first + len(held))]
             for rows in decode_rows([record.payload for record in held], places):
