@@ -1,4 +1,4 @@
-"""What a run needs, before it costs anything."""
+"""`bert-jax plan`: memory, time and cost of a run before it starts."""
 
 import sys
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the doctor found, and how it is shown."""
+"""Findings of the doctor, and how they are shown."""
 
 import functools
 from collections.abc import Callable, Iterable

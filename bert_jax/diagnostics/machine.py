@@ -57,7 +57,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def installed(name: str) -> str | None:
-    """Returns the version of a distribution; None if it is not installed."""
+    """Returns the version of a distribution, if it is installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

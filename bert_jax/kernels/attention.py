@@ -111,7 +111,9 @@ def _attend(
 def _forward(
     qkv: _Triple, bias: Array, tokens: _Tokens, seeds: Array, columns: int, rate: float
 ) -> tuple[Array, tuple[Any, ...]]:
-    q, k, v = _scaled(qkv, bias, columns)
+    with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
+    with_bias[0] *= scale(columns)
+    q, k, v = (x.astype(qkv[0].dtype) for x in with_bias)
     # Padding is a segment of its own, since tokens may read other padding: 0.
     of_queries = _padded(tokens.of_queries + 1, tokens)
     of_keys = _padded(tokens.of_keys + 1, tokens, keys=True)
@@ -158,13 +160,6 @@ def _coded(segments: Array, shape: Shape, dtype: Any, *, of_keys: bool) -> Array
     lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
     bits = (segments[..., None] >> (lane // 2)) + lane & 1
     return ((1 - bits) * int(_MASKED) if of_keys else bits).astype(dtype)
-
-
-def _scaled(qkv: _Triple, bias: Array, columns: int) -> list[Array]:
-    """Returns queries, keys and values as the kernels read them."""
-    with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
-    with_bias[0] *= scale(columns)
-    return [x.astype(qkv[0].dtype) for x in with_bias]
 
 
 def _run(

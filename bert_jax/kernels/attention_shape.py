@@ -38,20 +38,17 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
 
     `heads`: of a device; `columns`: of a head; `itemsize`: bytes of an activation.
     """
-    shape = Shape(
-        batch=1,
-        length=LANES,
-        queries=LANES,
-        heads=heads,
-        columns=columns,
-        rate=0.0,
-        forward=False,
-        composes=True,
-    )
-    if shape.width > LANES:
-        tokens = _MOST_TOKENS * 2 // (shape.group * itemsize)
+    group = _block_width(heads, columns) // columns
+    if group * columns > LANES:
+        tokens = _MOST_TOKENS * 2 // (group * itemsize)
         return min(tokens // LANES * LANES, _LONGEST_OF_OTHERS)
-    return LONGEST if shape.group == 2 and itemsize == 2 else _LONGEST_OF_OTHERS
+    return LONGEST if group == 2 and itemsize == 2 else _LONGEST_OF_OTHERS
+
+
+def _block_width(heads: int, columns: int) -> int:
+    """Returns the lanes of a block: whole heads, and whole registers or all that there is."""
+    whole = math.lcm(columns, LANES)
+    return whole if heads * columns % whole == 0 else heads * columns
 
 
 def padded(length: int) -> int:
@@ -109,9 +106,8 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """Lanes of a block: whole heads, and whole registers or all that there is."""
-        whole = math.lcm(self.columns, LANES)
-        return whole if self.heads * self.columns % whole == 0 else self.heads * self.columns
+        """Lanes of a block."""
+        return _block_width(self.heads, self.columns)
 
     @property
     def group(self) -> int:

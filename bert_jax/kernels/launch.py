@@ -46,17 +46,11 @@ def launch(
     transcendentals: int,
     **options: Any,
 ) -> tuple[Array, ...]:
-    """Returns the results of a kernel.
+    """Returns the results of a kernel, of the shapes and dtypes `made`.
 
-    Args:
-        body: of the kernel.
-        arrays: its operands.
-        name: by which plans and traces know it.
-        made: shapes and dtypes of the results.
-        order: of each axis of the grid.
-        flops: of its products.
-        transcendentals: exponentials, roots and the like, for each of their elements.
-        options: the rest of `pl.pallas_call`: the grid, blocks and scratch.
+    Plans and traces show `name`; `order` is of each axis of the grid. `flops` are of products,
+    `transcendentals` of elements: exponentials, roots and the like. `options` are the rest of
+    `pl.pallas_call`: the grid, blocks and scratch.
     """
     call = functools.partial(
         pl.pallas_call,

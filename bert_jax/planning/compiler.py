@@ -68,7 +68,7 @@ class Compiler:
         return [step or next(compiled) for step in found]
 
     def _kept(self, request: CompileRequest, title: str) -> CompiledStep | None:
-        """Returns a step that is kept, and says so."""
+        """Returns a step that is kept, and shows its date."""
         exact = request.model_copy(update={"quick": False})
         for kept in dict.fromkeys((kept_at(exact), kept_at(request))):
             try:

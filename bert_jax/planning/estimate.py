@@ -133,11 +133,7 @@ class Plan:
         )
 
     def estimate(self, step: CompiledStep) -> StepEstimate:
-        """Returns the time of one of its steps.
-
-        Raises:
-            ValueError: the step could not be compiled.
-        """
+        """Returns the time of one of its steps; raises ValueError if it was not compiled."""
         if step.cycles is None:
             raise ValueError("a program that does not fit has no time")
         accelerator = self.topology.accelerator
@@ -160,15 +156,11 @@ class Plan:
 
     @property
     def hours(self) -> float | None:
-        """Hours of the whole run with its evaluations; None where it does not fit."""
+        """Hours of the whole run with its evaluations, if it fits."""
         return math.fsum(map(self.phase_hours, self.phases)) if self.fits else None
 
     def phase_hours(self, phase: PhasePlan) -> float:
-        """Returns the hours of one phase with its evaluations.
-
-        Raises:
-            ValueError: the phase does not fit.
-        """
+        """Returns the hours of a phase with its evaluations; ValueError: it does not fit."""
         train = self.estimate(phase.train)
         if phase.evaluation:
             evaluation = self.estimate(phase.evaluation).seconds
@@ -177,7 +169,7 @@ class Plan:
         return (phase.steps * train.seconds + phase.evaluation_batches * evaluation) / 3600
 
     def dollars(self, prices: Prices, *phases: PhasePlan, spot: bool = False) -> float | None:
-        """Returns the cost of phases, default: all; None where one does not fit or has no price."""
+        """Returns the cost of phases, default: all, if they fit and the list has a price."""
         chosen = phases or self.phases
         price = prices.chip_hour.get(self.topology.accelerator.name)
         rate = price and (price.spot if spot else price.on_demand)

@@ -31,7 +31,7 @@ SHALLOW: Final = 2  # layers of a program that is compiled exactly as fast
 COMPILED: Final = 10  # candidates of the run's batch, at most
 _ENOUGH: Final = 4  # that fit
 
-# What the backward pass computes again, from the fastest to the smallest.
+# Recomputation in the backward pass, from the fastest to the smallest.
 _REMAT: Final[tuple[Remat, ...]] = ("none", "attention", "dots", "full")
 _TRIED: Final[tuple[Remat, ...]] = ("none", "attention", "full")
 _ACCUMULATION: Final = (1, 2, 4, 8, 16)  # times what is configured
@@ -40,17 +40,10 @@ _ACCUMULATION: Final = (1, 2, 4, 8, 16)  # times what is configured
 def make_plan(
     run: CompileRequest, *, exact: bool = False, suggest: bool | None = None, compiler: Compiler
 ) -> Plan:
-    """Compiles every step of a run for a topology, in any spelling.
+    """Compiles every step of a run for the topology of `run`, any of its steps.
 
-    Args:
-        run: any step of the run.
-        exact: generate code for all programs, else for shallow ones.
-        suggest: look for settings that fit; None: where the run does not.
-        compiler: how to compile.
-
-    Raises:
-        UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
-        RunStopped: the compiler failed.
+    `exact` generates code for all programs, else for shallow ones. `suggest` looks for settings
+    that fit; None: if the run does not. Errors are as of `Compiler.steps`.
     """
     topology, why_exact = parse_topology(run.topology), quick_refusal()
     architecture = resolve_architecture(run.model, vocab_size=run.vocab_size)
@@ -211,22 +204,14 @@ def find_fitting(
     *,
     compiled: Callable[[CompileRequest, str], CompiledStep],
 ) -> list[Fitting]:
-    """Compiles candidates, those that change least first, until some fit.
+    """Compiles variants of a train step, those that change least first, until some fit.
 
-    A candidate that must need too much memory, judging by others, is left out.
-
-    Args:
-        request: the train step that needs most memory.
-        topology: of a slice.
-        compiled: compiles a train step with a title. If its evaluation does not fit, it returns the
-            evaluation instead.
+    A candidate that must need too much memory, judging by others, is left out. `compiled` compiles
+    a step with a title; if its evaluation does not fit, it returns the evaluation instead.
 
     Returns:
         At most four settings that fit, of ten that are compiled at most, and one of another batch
         size: twice as large, or, where it took more accumulation to fit, as much smaller.
-
-    Raises:
-        RunStopped: the compiler failed.
     """
     tried: dict[TriedSettings, CompiledStep | None] = {}  # None: they do not go together
 

@@ -28,10 +28,9 @@ class Prices(Section):
 
 
 def load_prices(path: str | None = None) -> Prices:
-    """Reads a price list; the one that comes with the package if none is named.
+    """Reads a price list; default: the package's own.
 
-    Raises:
-        UserError: no such file, not YAML, an unknown key, a price that is no number.
+    Raises UserError: no such file, not YAML, an unknown key, a price that is no number.
     """
     source = path or str(_DEFAULT)
     return validate(Prices, read_yaml(source), source=source)

@@ -1,4 +1,4 @@
-"""What is to be compiled: everything that decides a program, and nothing else."""
+"""A request for one compiled program: all settings that decide it, and no other."""
 
 import hashlib
 import importlib.metadata

@@ -32,9 +32,8 @@ def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> 
     start it on every host, as a run.
 
     Args:
-        config: the devices that a run will ask for; None for all there are.
-        run_dir: where a run will write, local or gs://; None leaves this out. Free space is counted
-            in checkpoints of BERT-Base.
+        config: the devices that a run will ask for; default: all devices.
+        run_dir: where a run will write, local or gs://; default: not checked.
 
     Returns:
         The findings. A problem is a finding and never an exception.
@@ -95,14 +94,10 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
 
 
 def look_at_run(run_dir: str) -> Iterator[Finding]:
-    """Yields what is whole and what is damaged in a run directory.
+    """Yields what is whole and what is damaged in a run directory, local or gs://.
 
     Reads every file of its checkpoints, its settings, metrics and datasets; changes nothing:
-    ``list(look_at_run("runs/base"))[0] -> Finding("problem", "checkpoint 4000", "params/d/1f… is
-    missing")``
-
-    Args:
-        run_dir: of `pretrain`, `finetune` or `import`, local or gs://.
+    ``Finding("problem", "checkpoint 4000", "params/d/1f… is missing")``.
     """
     with doing("starting JAX", at_once=True):
         from bert_jax.diagnostics.run_directory import check_run
@@ -119,7 +114,7 @@ class _Trained(NamedTuple):
 
 
 def _trained(config: RunConfig) -> _Trained | None:
-    """Returns the model; None: the configuration trains nothing, or its inputs have a problem."""
+    """Returns the model, if the configuration trains one and its inputs have no problem."""
     from bert_jax.model.bert import bert_builder
     from bert_jax.model.config import resolve_architecture
     from bert_jax.runs.directory import open_run
@@ -143,7 +138,7 @@ def _trained(config: RunConfig) -> _Trained | None:
 
 
 def _checkpoint_bytes(trained: _Trained | None) -> int | None:
-    """Returns the size of one checkpoint: parameters and two moments; None if it is not known."""
+    """Returns the size of one checkpoint: parameters and two moments."""
     import jax
 
     from bert_jax.train.state import define_model

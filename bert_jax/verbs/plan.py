@@ -35,15 +35,13 @@ def plan(
 
     Args:
         config: settings or their file; needs `model` and `train`, as `pretrain` does.
-        topologies: one or several, in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
-        slices: of each; None for `mesh.slices`.
-        vocab_size: of a tokenizer that is not here yet.
-        exact: generate code for the run's own programs, in minutes; else, of more than two layers,
-            their cycles are estimated.
-        fresh: compile even what is kept from before.
-        suggest: look for settings that fit, by compiling up to eleven; None: where the run does
-            not.
-        console: where progress is shown; standard error where none is given.
+        topologies: names in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
+        slices: number of slices of each; default: `mesh.slices`.
+        vocab_size: size of a tokenizer that is not here yet.
+        exact: generate code, in minutes; else cycles of more than two layers are estimated.
+        fresh: compile even if a result is kept.
+        suggest: compile up to eleven settings to find some that fit; default: if the run does not.
+        console: where progress is shown; default: standard error.
 
     Raises:
         UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
@@ -65,8 +63,7 @@ def train_step(
 ) -> CompileRequest:
     """Returns the request for the train step of a run's first phase.
 
-    Raises:
-        UserError: `model`, `train` or the size of the vocabulary is missing.
+    Raises UserError if `model`, `train` or the size of the vocabulary is missing.
     """
     return CompileRequest(
         topology=topology,

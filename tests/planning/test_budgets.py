@@ -97,21 +97,6 @@ def activations(rows: int, width: int = F32) -> int:
     return rows * LENGTH * WIDTH * width
 
 
-@pytest.mark.chaos  # test_plan.py has these collectives of a smaller step
-def test_data_parallel_scatters_each_gradient_once_in_float32_and_gathers_parameters() -> None:
-    step = compiled("mesh.data=4")
-    size = 4 * parameters(step)
-    check(
-        step,
-        gathers(size)
-        | {
-            # Small parameters stay whole, and so do their moments.
-            ("reduce-scatter", ("data",), "f32"): (SPLIT * size, size),
-            ("all-reduce", ("data",), "f32"): (0, (1 - SPLIT) * size + FIGURES),
-        },
-    )
-
-
 def test_slices_exchange_each_chips_share_of_the_gradients_and_gather_nothing() -> None:
     step = compiled("mesh.slices=2")
     size = 4 * parameters(step)

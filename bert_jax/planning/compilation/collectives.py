@@ -1,8 +1,8 @@
 """The collectives of a program: how often, how many bytes, among which devices, over which link.
 
 Times are estimates: bytes over the bandwidth of the links that a group spans, as rings along the
-dimensions of the torus (scaling book, part 3). What the core computes between the start and the end
-of an asynchronous collective hides that much of it.
+dimensions of the torus (scaling book, part 3). Work of the core between the start and the end of an
+asynchronous collective hides that much of its time.
 """
 
 import dataclasses
@@ -71,8 +71,8 @@ class Collective:
     axes: tuple[str, ...]  # mesh axes over which a group extends
     group: int  # devices of a group
     link: str  # `ICI`, or `DCN` where groups cross slices
-    seconds: float  # of one execution, estimated, with nothing beside it
-    hidden_cycles: int  # of the core beside one execution; several in flight share them
+    seconds: float  # of one execution, estimated, if the core waits
+    hidden_cycles: int  # of the core during one execution; several in flight share them
 
     @property
     def overlaps(self) -> bool:
@@ -207,7 +207,7 @@ def _axes(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
 def _time(
     kind: str, size: int, group: Sequence[int], placement: DevicePlacement
 ) -> tuple[str, float]:
-    """Returns the link and the seconds of one execution, with nothing beside it."""
+    """Returns the link and the seconds of one execution without other work."""
     accelerator = placement.topology.accelerator
     slices = {placement.slices[device] for device in group}
     inside = [device for device in group if placement.slices[device] == placement.slices[group[0]]]

@@ -1,4 +1,4 @@
-"""What the compiler says of a program: in its own files, and when it refuses a program.
+"""The compiler's own files of a program, and its message when it refuses one.
 
 The compiler schedules a program and assigns memory first, and then generates code. Code generation
 is most of a compilation and only adds `estimated_cycles` to the program. No option leaves it out.
@@ -48,11 +48,8 @@ class CompiledProgram(NamedTuple):
 def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgram:
     """Compiles a program, code included; the text has `estimated_cycles`.
 
-    The compiler writes its files to `folder`, which is empty. `Compiled.as_text` is not used:
-    jaxlib 0.10.2 cannot read the programs of libtpu 0.0.51 for v6e.
-
-    Raises:
-        jax.errors.JaxRuntimeError: the compiler refused the program.
+    The compiler writes its files to `folder`, which is empty. It raises JaxRuntimeError if it
+    refuses the program.
     """
     sizes = lowered.compile(_options(folder)).memory_analysis()
     assert sizes is not None  # only some backends have none
@@ -60,26 +57,19 @@ def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgra
     # reserved as a whole.
     arguments, temporaries = sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
     total = arguments + temporaries + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    # `Compiled.as_text` is not used: jaxlib 0.10.2 cannot read libtpu 0.0.51's programs for v6e.
     return CompiledProgram(read_coded(folder), arguments, temporaries, total)
 
 
 def read_coded(folder: Path) -> str:
-    """Returns the HLO text with `estimated_cycles` from a folder that the compiler wrote to.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Returns the HLO text with `estimated_cycles` from a folder that the compiler wrote to."""
     return _read(folder, _CODED)
 
 
 def compile_quickly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgram:
     """Compiles up to code generation, which continues in a thread: end the process soon.
 
-    The compiler writes its files to `folder`, which is empty.
-
-    Raises:
-        jax.errors.JaxRuntimeError: the compiler refused the program.
-        ValueError: the files have an unknown form.
+    Files and errors are as of `compile_exactly`; ValueError: the files have an unknown form.
     """
     done: Future[None] = Future()
 
@@ -99,11 +89,7 @@ def compile_quickly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgra
 
 
 def read_scheduled(text: str, buffers: str) -> CompiledProgram:
-    """Returns a program from its HLO text and the compiler's report of buffers.
-
-    Raises:
-        ValueError: the report names no buffer.
-    """
+    """Returns a program from its HLO text and the compiler's report of buffers."""
     found = [(int(size), kind) for size, kind in _ALLOCATION.findall(buffers)]
     if not found:
         raise ValueError(f"no buffers in the compiler's file: {buffers[:200]!r}")

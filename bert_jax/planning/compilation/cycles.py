@@ -51,8 +51,8 @@ class Cycles:
 class Work:
     """Work of one step on one device.
 
-    Products are counted one by one, those in loops times their trips. Elementwise operations are
-    not in the FLOPs, as in the useful FLOPs that stand beside these.
+    Products are counted one by one, in loops times their trips. Elementwise operations are not in
+    the FLOPs, nor in the useful FLOPs.
     """
 
     product_flops: int  # of products that XLA compiled

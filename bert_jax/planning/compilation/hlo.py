@@ -119,11 +119,7 @@ def parse_shape(text: str) -> tuple[Array, ...]:
 
 
 def parse_hlo(text: str) -> HloModule:
-    """Returns a module from its text.
-
-    Raises:
-        ValueError: the text has no entry computation.
-    """
+    """Returns a module from its text; ValueError: the text has no entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in text.splitlines():

@@ -4,7 +4,7 @@
 schedule of every operation: bundles of instructions that issue together, one bundle a cycle. A loop
 (the grid is one) ends in a branch back; its trips follow from the counter that its exit test
 compares with a constant. A pipelined grid has two steps more, in which the body is branched over.
-Whatever else is branched over counts in full, so that figures are upper bounds.
+Other code that is branched over counts in full, so that figures are upper bounds.
 
 A lowered program has the whole of each kernel in it. Taken out, all kernels compile in seconds, and
 each schedule is kept for the next program that has the same kernel.
@@ -37,7 +37,7 @@ from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.request import versions
 
-# Of the last passes alone, a thirtieth of all.
+# Dumps the last passes alone, a thirtieth of all files.
 _DUMP: Final = (
     "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
     "--xla_jf_dump_category_filter=codegen,utilization --xla_jf_dump_llo_pass_label_regex=^final_"
@@ -84,8 +84,8 @@ def write_schedules(folder: Path) -> None:
 class KernelSchedule:
     """Schedule of one call of a kernel on one device."""
 
-    bundles: int  # executed, those of loops times their trips: cycles without waiting for memory
-    slots: Mapping[str, int]  # by unit of the core, the bundles that it alone would need
+    bundles: int  # executed, in loops times their trips: cycles without waiting for memory
+    slots: Mapping[str, int]  # bundles that each unit of the core alone would need
     steps: int  # of the outermost loop, the grid
     unknown_loops: int  # loops whose trips the schedule does not say; they count once
 

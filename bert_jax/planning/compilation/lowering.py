@@ -39,15 +39,14 @@ class LoweredStep(NamedTuple):
     flops: float
     parameter_bytes: int  # as the step has them
     optimizer_bytes: int  # of a train step
-    beside_bytes: int  # of an evaluation: what of the trained state lies beside what it is given
-    copy_bytes: int  # of a train step: of the copy that evaluations have
+    beside_bytes: int  # of an evaluation: trained state that is not an argument
+    copy_bytes: int  # of a train step: the copy of parameters that evaluations have
 
 
 def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     """Returns the step that the run would compile for a mesh of devices that need not be there.
 
-    Raises:
-        UserError: mesh, batch and model do not fit together.
+    Raises UserError if mesh, batch and model do not fit together.
     """
     architecture = resolve_architecture(request.model, vocab_size=request.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
@@ -67,7 +66,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     if trains and phase.packing:
         transform = transform.packed(phase.packing.max_examples)
     rows = phase.batch_size if trains else request.train.evaluation_rows(phase)
-    # The shapes of a batch are those of no rows, made by the transform itself.
+    # The transform itself makes a batch without rows, which has the shapes.
     batch: dict[str, Any] = {
         name: jax.ShapeDtypeStruct(
             (rows, *array.shape[1:]), array.dtype, sharding=batch_sharding(mesh)
@@ -98,11 +97,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
 
 
 def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
-    """Returns the devices of a topology, for compiling alone.
-
-    Raises:
-        CannotPlan: libtpu does not know it.
-    """
+    """Returns the devices of a topology, for compiling alone; CannotPlan: libtpu has no such."""
     options: dict[str, Any] = {}
     if topology.accelerator.megacore:
         options["chip_config_name"] = "megacore"

@@ -51,7 +51,7 @@ _TRANSCENDENTAL: Final = frozenset(
 
 
 class Features(NamedTuple):
-    """What an operation does, in cycles of a chip at its peak, and in vector registers."""
+    """Work of an operation, in cycles of a chip at its peak, and in vector registers."""
 
     products: float  # FLOPs over the peak of the matrix units
     hbm: float  # bytes over the bandwidth of the HBM
@@ -62,7 +62,7 @@ class Features(NamedTuple):
 
 
 class LinearCost(Section):
-    """Cycles for each of `Features`, and the cycles of any operation at all."""
+    """Cycles for each feature, and cycles that every operation takes."""
 
     weights: Features
     start: float

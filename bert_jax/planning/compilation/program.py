@@ -1,4 +1,4 @@
-"""What a program runs, how often, and what each operation does."""
+"""The operations of a program: how often each runs, and its products, bytes and cycles."""
 
 import dataclasses
 import functools
@@ -230,7 +230,7 @@ def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
 
 
 def _trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int | None:
-    """Returns how often the body of a `while` runs; None where the text does not say.
+    """Returns how often the body of a `while` runs, if the text says so.
 
     A counter goes from its first value in steps up or down to a constant: the loops of
     `jax.lax.scan`, and the compiler's windowed products, which count in twos.
@@ -292,7 +292,7 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 
 def _element(computation: Computation, name: str) -> int | None:
-    """Returns the index of a value in the loop's state; None: it is no element of the state."""
+    """Returns the index of a value in the loop's state, if it is an element of the state."""
     found = _behind(computation, name)
     if found.opcode != "get-tuple-element":
         return None
