@@ -179,7 +179,8 @@ def _step(found: Plan, step: CompiledStep) -> dict[str, Any]:
     return result | {
         "compiled": {
             "memory": facts["memory"],
-            "cycles": facts["cycles"] | {"total": step.cycles.total},
+            "cycles": facts["cycles"]
+            | {"total": step.cycles.total, "in_kernels": step.cycles.in_kernels},
             "work": facts["work"],
             "seconds_to_compile": step.compile_seconds,
         },

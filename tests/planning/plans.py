@@ -64,9 +64,7 @@ def compiled(*, peak: int = 8 * GIB, **facts: Any) -> CompiledStep:
     return CompiledStep(
         memory=Memory(parameters=GIB, optimizer=2 * GIB, batch=7, temporaries=5 * GIB, peak=peak),
         cycles=Cycles(
-            scheduled=2_000_000,
             by_bytes=400_000,
-            in_kernels=600_000,
             by_kind={"matrix products": 2_000_000, "copies": 400_000, "custom kernels": 600_000},
             kernels=(),
             uncounted={},

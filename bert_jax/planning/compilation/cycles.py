@@ -33,10 +33,8 @@ class KernelCycles:
 class Cycles:
     """Cycles of one run of a program on one device."""
 
-    scheduled: int  # the compiler's own, times trips
-    by_bytes: int  # of operations without an estimate, bytes at the HBM's bandwidth
-    in_kernels: int  # of Pallas kernels, by their schedules
-    by_kind: Mapping[str, int]  # all three, by kind of operation
+    by_kind: Mapping[str, int]  # by kind of operation
+    by_bytes: int  # of operations without an estimate: bytes at the HBM's bandwidth
     kernels: tuple[KernelCycles, ...]  # those with a schedule, costliest first
     uncounted: Mapping[str, int]  # those without, by name, with the times each runs
     unknown_loops: tuple[str, ...]  # loops whose trips the program does not say; each counts once
@@ -44,7 +42,12 @@ class Cycles:
     @property
     def total(self) -> int:
         """Sum of all cycles that are counted."""
-        return self.scheduled + self.by_bytes + self.in_kernels
+        return sum(self.by_kind.values())
+
+    @property
+    def in_kernels(self) -> int:
+        """Cycles of Pallas kernels, by their schedules."""
+        return self.by_kind.get(KERNEL, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,15 +82,14 @@ def count_cycles(
     program: Program, schedules: Mapping[str, KernelSchedule], accelerator: Accelerator
 ) -> Cycles:
     """Returns the cycles of a program; `schedules`: by the program of each kernel."""
-    by_source: Counter[str] = Counter()
-    by_kind: Counter[str] = Counter()
+    by_bytes, by_kind = 0, Counter[str]()
     uncounted: Counter[str] = Counter()
     kernels: dict[tuple[str, int, int], KernelCycles] = {}
     loops = list(program.unknown_loops)
     for found in program.operations:
         if found.trips == 0 or not found.on_core or found.kind == COLLECTIVES:
             continue  # collectives in fusions are timed with the others
-        source, own = "scheduled", found.cycles
+        own = found.cycles
         if found.kind == KERNEL:
             if (schedule := schedules.get(found.kernel or "")) is None:
                 uncounted[found.name] += found.trips
@@ -97,16 +99,14 @@ def count_cycles(
             before = kernels[key].calls if key in kernels else 0
             kernels[key] = dataclasses.replace(call, calls=before + found.trips)
             loops += [f"a loop inside {found.name}"] if schedule.unknown_loops else []
-            source, own = "kernels", call.cycles
+            own = call.cycles
         elif own is None:
-            source, own = "bytes", round(found.hbm_bytes / accelerator.bytes_per_cycle)
-        by_source[source] += own * found.trips
+            own = round(found.hbm_bytes / accelerator.bytes_per_cycle)
+            by_bytes += own * found.trips
         by_kind[found.kind] += own * found.trips
     return Cycles(
-        scheduled=by_source["scheduled"],
-        by_bytes=by_source["bytes"],
-        in_kernels=by_source["kernels"],
         by_kind=dict(by_kind.most_common()),
+        by_bytes=by_bytes,
         kernels=tuple(sorted(kernels.values(), key=lambda one: -one.cycles * one.calls)),
         uncounted=dict(uncounted),
         unknown_loops=tuple(loops),
