@@ -1,4 +1,4 @@
-"""Running a job on machines that are not this one: asked for, watched, recreated, deleted.
+"""Jobs on other machines: a launcher makes the machines, a supervisor watches and deletes them.
 
-:mod:`section` and :mod:`job` say what is wanted, :mod:`launcher` what every kind of machine can do.
+:mod:`section` and :mod:`job` describe a job, :mod:`launcher` the operations of every launcher.
 """

@@ -1,9 +1,8 @@
-"""What a host is told when it starts, and what it is to do.
+"""A host's environment, and its part of a run.
 
-All machines are told the same names. On Cloud TPU they are attributes of the instance's metadata,
-lower case with hyphens (``bert-jax-job``); in containers and on this machine they are environment
-variables. `tpu_setup/startup.sh` turns attributes into variables and starts
-`python -m bert_jax.launch.host`.
+The names of the variables are the same everywhere. On Cloud TPU they are attributes of the
+instance's metadata, lower case with hyphens (``bert-jax-job``). `tpu_setup/startup.sh` turns
+attributes into variables and starts `python -m bert_jax.launch.host`.
 """
 
 import dataclasses
@@ -18,8 +17,8 @@ from etils import epath
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import read_yaml
+from bert_jax.launch.attempts import read_state
 from bert_jax.launch.job import Attempt, JobFiles, read_job
-from bert_jax.launch.supervisor_state import read_state
 from bert_jax.section import Section
 from bert_jax.validation import validate
 from bert_jax.version import __version__

@@ -1,4 +1,4 @@
-"""The files that hosts read, staged into the job's directory before any host is asked for."""
+"""The files that hosts read, staged into the job's directory before machines exist."""
 
 import base64
 import hashlib

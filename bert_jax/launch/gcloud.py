@@ -1,4 +1,4 @@
-"""What this machine knows of a user's Google Cloud: project, zone and credentials.
+"""The user's Google Cloud settings on this machine: project, zone and credentials.
 
 Project and zone come from flags or the configuration, the environment, or gcloud's own settings, in
 that order. gcloud's files are read here, so gcloud need not be installed.
@@ -13,7 +13,7 @@ from bert_jax.errors import NoCredentials
 from bert_jax.files.patience import LOGIN
 from bert_jax.launch.section import SubmitSection
 
-# By setting: gcloud's section, and the environment variables, of which the first one set counts.
+# By setting: gcloud's section, and the environment variables in order of precedence.
 _PLACES: Final = {
     "project": ("core", ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")),
     "zone": ("compute", ("CLOUDSDK_COMPUTE_ZONE", "GOOGLE_CLOUD_ZONE")),

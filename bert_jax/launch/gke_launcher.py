@@ -64,9 +64,10 @@ class GkeJobSets:
         found = self._get(attempt.resource)
         if found is None or not _owner(found).is_job(Owner.of(attempt)):
             return Observation(State.ABSENT)
-        seen, waits_since = self._look(found)
-        hours = attempt.job.wait_hours
-        if waits_since is None or hours is None or self._pace.now() - waits_since <= hours * 3600:
+        seen, hours = self._look(found), attempt.job.wait_hours
+        if seen.waits_since is None or hours is None:
+            return seen
+        if self._pace.now() - seen.waits_since <= hours * 3600:
             return seen
         ran = found.get("status", {}).get("restarts", 0) > 0
         state = State.SUSPENDED if ran else State.FAILED
@@ -97,7 +98,7 @@ class GkeJobSets:
         return self._send(method, "list of JobSets", (404,), label_selector=JOB_LABEL)["items"]
 
     def _existing(self, item: dict[str, Any]) -> Existing:
-        metadata, state = item["metadata"], self._look(item)[0].state
+        metadata, state = item["metadata"], self._look(item).state
         where = f"{self._cluster or 'cluster'}/{metadata.get('namespace', self._namespace)}"
         bills = state in (State.STARTING, State.ACTIVE, State.DELETING)
         return Existing(_owner(item), metadata["name"], where, state, bills)
@@ -161,7 +162,7 @@ class GkeJobSets:
                 pace=self._pace,
             )
         except (NoCredentials, launcher.Unavailable):
-            # A client keeps its credentials; a new one finds those of a new login.
+            # A client keeps its credentials. A new client finds the credentials of a new login.
             self.__dict__.pop("_api", None)
             raise
 
@@ -171,29 +172,24 @@ class GkeJobSets:
         except ApiException:
             return None
 
-    def _look(self, found: dict[str, Any]) -> tuple[Observation, float | None]:
-        """Returns the state of a JobSet, and since when it waits if it does."""
+    def _look(self, found: dict[str, Any]) -> Observation:
         status = found.get("status", {})
         if found["metadata"].get("deletionTimestamp"):
-            return Observation(State.DELETING), None
+            return Observation(State.DELETING)
         if status.get("terminalState") == "Failed":
             conditions = status.get("conditions", [])
             why = [each.get("message", "") for each in conditions if each.get("type") == "Failed"]
-            return Observation(State.FAILED, why[-1] if why else ""), None
+            return Observation(State.FAILED, why[-1] if why else "")
         if status.get("terminalState") == "Completed":
-            return Observation(State.ACTIVE, "its hosts have ended"), None
+            return Observation(State.ACTIVE, "its hosts have ended")
         wanted = found["spec"]["replicatedJobs"][0]["replicas"]
         ready = sum(jobs.get("ready", 0) for jobs in status.get("replicatedJobsStatus", []))
         if ready >= wanted:
-            return Observation(State.ACTIVE), None
-        waiting = self._unscheduled(found["metadata"])
-        if waiting is None:
-            return Observation(State.STARTING), None
-        why, since = waiting
-        return Observation(State.WAITING, why), since.timestamp()
+            return Observation(State.ACTIVE)
+        return self._scheduling(found["metadata"])
 
-    def _unscheduled(self, jobset: dict[str, Any]) -> tuple[str, datetime.datetime] | None:
-        """Returns why a pod has no machine yet, and since when; None if all have one."""
+    def _scheduling(self, jobset: dict[str, Any]) -> Observation:
+        """Returns whether the pods have machines to start on."""
         pods = self._call(
             kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
             f"pods of {jobset['name']}",
@@ -203,12 +199,14 @@ class GkeJobSets:
         ).items
         if not pods:
             made = datetime.datetime.fromisoformat(jobset["creationTimestamp"])
-            return "its pods are not made yet", made
+            return Observation(State.WAITING, "its pods are not made yet", made.timestamp())
         for pod in pods:
             for condition in pod.status.conditions or []:
                 if condition.type == "PodScheduled" and condition.status == "False":
-                    return condition.message or "unschedulable", pod.metadata.creation_timestamp
-        return None
+                    since = pod.metadata.creation_timestamp.timestamp()
+                    why = condition.message or "unschedulable"
+                    return Observation(State.WAITING, why, since)
+        return Observation(State.STARTING)
 
     def _delete(self, name: str, owner: Owner) -> None:
         def is_gone() -> bool:

@@ -63,7 +63,7 @@ class GoogleService:
                 pace=self._pace,
             )
         except (NoCredentials, Unavailable):
-            # A client keeps its credentials; a new one finds those of a new login.
+            # A client keeps its credentials. A new client finds the credentials of a new login.
             self.__dict__.pop("_client", None)
             raise
 

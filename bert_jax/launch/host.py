@@ -53,7 +53,7 @@ class Reports:
     """
 
     def __init__(self, host: HostEnvironment, heartbeat: Path) -> None:
-        """Starts a part of the log after those of an earlier boot; parts count from 0."""
+        """Starts a new part of the log after a reboot; parts count from 0."""
         self._path = host.files.host(host.attempt, host.worker)
         self.status = read_host(self._path) or HostStatus(state="staging", at=time.time())
         self._log_of = functools.partial(host.files.log, host.attempt, host.worker)
@@ -241,7 +241,7 @@ class Agent:
 
 
 def _newest_step(config: Mapping[str, Any]) -> int:
-    """Returns the step of a run's newest checkpoint; -1 if none can be read."""
+    """Returns the step of a run's newest checkpoint, -1 without a readable one."""
     try:
         found = (epath.Path(config["run_dir"]) / "checkpoints").iterdir()
         return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)

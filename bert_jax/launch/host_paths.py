@@ -81,7 +81,7 @@ class Upload:
 
 
 def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the files and directories that a task reads, by key, without those of libraries."""
+    """Returns the files and directories that a task reads, by key, but not a library's."""
     named = {key: task.get(key) or TFDS for key in _KEYS}
     return {key: path for key, path in named.items() if path != TFDS and not is_dataset_file(path)}
 

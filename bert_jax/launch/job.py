@@ -98,16 +98,16 @@ class JobFiles:
 
     def __init__(self, directory: epath.Path) -> None:
         self.directory = directory
-        # Of the submitter: `Job` as JSON, the resolved `RunConfig`, and a directory with the wheel,
-        # ``constraints.txt`` and ``startup.sh``.
+        # The submitter writes `Job` as JSON, the resolved `RunConfig`, and a directory with the
+        # wheel, ``constraints.txt`` and ``startup.sh``.
         self.job = directory / "job.json"
         self.config = directory / "config.yaml"
         self.software = directory / "software"
         self.startup = self.software / "startup.sh"
-        # Of the supervisor: `SupervisorState` as JSON, and the lock of the one supervisor.
+        # The supervisor writes `SupervisorState` as JSON, and holds the lock.
         self.supervisor = directory / "supervisor.json"
         self.lease = directory / ".supervisor.lock"
-        self.stop = directory / "stop.json"  # exists once `bert-jax stop` has asked for the end
+        self.stop = directory / "stop.json"  # exists after `bert-jax stop`
         self.compiled = directory / "compiled"  # JAX's cache of compiled programs
 
     def host(self, attempt: int, worker: int) -> epath.Path:

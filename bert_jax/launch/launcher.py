@@ -1,4 +1,4 @@
-"""What every launcher can do, and which one makes a job's machines."""
+"""The operations of every launcher, and the choice of a job's launcher."""
 
 import contextlib
 import dataclasses
@@ -27,10 +27,11 @@ class State(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What a launcher sees of an attempt."""
+    """The state of an attempt's machines, as a launcher sees them."""
 
     state: State  # of the machines; heartbeats tell the state of the run
-    message: str = ""  # why, in the provider's words; one line, empty if nothing is wrong
+    message: str = ""  # why, in the provider's words; one line
+    waits_since: float | None = None  # in seconds since 1970; GKE only
 
 
 class Owner(NamedTuple):

@@ -1,4 +1,4 @@
-"""Checks before anything is made, so that nothing is paid for in vain.
+"""Checks before a job costs money.
 
 The zones of each generation are in `bert_jax.parallel.accelerators`, as Google's page had them on
 `TABLE_DATE`: https://docs.cloud.google.com/tpu/docs/regions-zones. Bucket names follow

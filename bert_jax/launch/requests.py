@@ -79,7 +79,7 @@ def persistently(
 
 
 def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
-    """Calls `is_gone`, which asks for a deletion, until it returns True: nothing was left.
+    """Calls `is_gone`, which asks for a deletion, until it returns True.
 
     Raises Unavailable after `Pace.delete`.
     """

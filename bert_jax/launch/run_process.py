@@ -44,7 +44,7 @@ class RunProcess:
     ) -> None:
         """Starts the process, which writes its progress to `heartbeat`; `log` gets its output.
 
-        Our own variables take precedence over those of `environment`.
+        Our own variables take precedence over `environment`.
         """
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log
@@ -110,7 +110,7 @@ def read_heartbeat(path: Path) -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True)
 class RestartDecision:
-    """What follows from an ending."""
+    """The consequence of an ending."""
 
     state: Literal["restarting", "stopped", "done", "failed"]  # of the host
     exit_code: int  # of the agent, if it ends

@@ -9,10 +9,10 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
+from bert_jax.launch.attempts import AttemptRecord, SupervisorState, read_state
 from bert_jax.launch.heartbeats import Hosts, read_hosts, total_steps
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement, read_job
 from bert_jax.launch.launcher import Launcher, Observation, State
-from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_state
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.section import Section
 from bert_jax.train.time_account import GOODPUT, KINDS
@@ -139,7 +139,7 @@ class Status(Section):
 
     @property
     def hours(self) -> float:
-        """The hours that `shares` divides: paid ones, or those of the run's processes."""
+        """The hours that `shares` divides: paid hours, or hours of the run's processes."""
         if self.job is not None and self.paid:
             return self.job.paid_hours
         return sum(self.run.seconds.values()) / 3600

@@ -17,7 +17,14 @@ from etils import epath
 
 from bert_jax.errors import NoCredentials, RunStopped, UserError, first_line
 from bert_jax.files.lock import Lock, LockLost
-from bert_jax.launch import verdict as verdicts
+from bert_jax.launch import attempts
+from bert_jax.launch.attempts import (
+    AttemptRecord,
+    Outcome,
+    SupervisorState,
+    read_state,
+    write_state,
+)
 from bert_jax.launch.heartbeats import (
     HeartbeatAges,
     Hosts,
@@ -27,13 +34,6 @@ from bert_jax.launch.heartbeats import (
 )
 from bert_jax.launch.job import JobFiles, read_job
 from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
-from bert_jax.launch.supervisor_state import (
-    AttemptRecord,
-    Outcome,
-    SupervisorState,
-    read_state,
-    write_state,
-)
 
 # Errors of a bucket or service that may pass, such as credentials that ran out. They neither end a
 # job nor leave its machines alone.
@@ -58,7 +58,7 @@ class Supervisor:
         held: Lock,
         *,
         say: Callable[[str], None],
-        pace: verdicts.WatchPace | None = None,
+        pace: attempts.WatchPace | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -70,7 +70,7 @@ class Supervisor:
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
-        self._pace = pace or verdicts.WatchPace(poll=self.job.submit.poll_seconds)
+        self._pace = pace or attempts.WatchPace(poll=self.job.submit.poll_seconds)
         self._until_next_look = self._pace.poll  # a look takes long while a bucket is down
         self._ages = HeartbeatAges()
         self._said, self._told_at = "", -math.inf
@@ -82,7 +82,7 @@ class Supervisor:
     def run(self, *, ask_only: bool = False) -> SupervisorState:
         """Watches until the job is over and its machines are gone.
 
-        With `ask_only`, returns once machines are asked for. Raises UserError if machines were
+        With `ask_only`, returns after the request for machines. Raises UserError if machines were
         refused and only the user can mend it, RunStopped if another supervisor has the lease or the
         end cannot be written down.
         """
@@ -139,7 +139,7 @@ class Supervisor:
             self._lease.check()
         except LockLost:
             raise
-        except _PASSING as error:  # nothing that is written down first can happen now
+        except _PASSING as error:  # without the bucket, `_begin` cannot write and stops
             self._tell(f"trying again: {error}")
         with self._errors_logged():
             if self.state.outcome is None:
@@ -153,7 +153,7 @@ class Supervisor:
 
     def _advance(self) -> None:
         now, margin = self._clock(), self._until_next_look
-        limit = verdicts.reached(self.job, self.state, now=now, margin_seconds=margin)
+        limit = attempts.reached(self.job, self.state, now=now, margin_seconds=margin)
         record = self.state.current
         if limit is not None:
             self._finish("limit", limit)
@@ -168,7 +168,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         """Writes down the next attempt, and asks for its machines."""
-        index = verdicts.next_placement(self.job, self.state)
+        index = attempts.next_placement(self.job, self.state)
         if isinstance(index, str):
             return self._finish("limit", index)
         number = len(self.state.attempts) + 1
@@ -183,7 +183,7 @@ class Supervisor:
         try:
             self._launcher.create(attempt)
         except OutOfQuota as error:
-            return self._end(verdicts.Verdict("quota", str(error)))
+            return self._end(attempts.Verdict("quota", str(error)))
         except UserError as error:
             if isinstance(error, NoCredentials) and (asked or record.number > 1):
                 raise  # the user may log in again
@@ -199,7 +199,7 @@ class Supervisor:
         now = self._clock()
         changed = seen.state is not record.state
         self._change(state=seen.state, message=seen.message)
-        if verdicts.begins(record, seen):
+        if attempts.begins(record, seen):
             self._change(up_from=now)
         hosts = None if seen.state is State.WAITING else self._hosts(record)
         if seen.state is not State.ACTIVE:
@@ -209,11 +209,11 @@ class Supervisor:
             # Bill from the last observation without billing: over-count rather than under-count.
             self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
         record = self.state.attempts[-1]
-        verdict = (hosts and verdicts.of_run(hosts)) or verdicts.of_machines(
+        verdict = (hosts and attempts.of_run(hosts)) or attempts.of_machines(
             self.job, record, seen, now=now, pace=self._pace
         )
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
-            verdict = verdicts.of_silence(record, hosts, self._ages, now=now, pace=self._pace)
+            verdict = attempts.of_silence(record, hosts, self._ages, now=now, pace=self._pace)
         # After a run is done, machines that are gone are no news.
         if changed and (verdict is None or verdict.outcome != "done"):
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
@@ -236,7 +236,7 @@ class Supervisor:
             self._change(step=hosts.step)
         return hosts
 
-    def _end(self, verdict: verdicts.Verdict) -> None:
+    def _end(self, verdict: attempts.Verdict) -> None:
         """Ends the attempt, and the job if its run has ended or another attempt is hopeless."""
         reason = verdict.reason
         if verdict.outcome is not None:
@@ -244,7 +244,7 @@ class Supervisor:
             return self._finish(verdict.outcome, reason + dump)
         self._tell(f"{verdict.end}: {reason}")
         self._change(end=verdict.end, reason=reason)
-        if (why := verdicts.hopeless(self.job, self.state)) is not None:
+        if (why := attempts.hopeless(self.job, self.state)) is not None:
             self._finish("failed", f"{why}: {reason}{self._dump(reason)}")
         return None
 
@@ -311,8 +311,8 @@ class Supervisor:
 
     def _tell(self, line: str) -> None:
         """Prints a change, once, after the name of the last attempt's machines, or the job's."""
-        attempts = self.state.attempts
-        name = attempts[-1].of(self.job).resource if attempts else self.job.name
+        records = self.state.attempts
+        name = records[-1].of(self.job).resource if records else self.job.name
         if (said := f"{name}: {line}") != self._said:
             self._said, self._told_at = said, self._clock()
             self._say(said)

@@ -9,13 +9,12 @@ from typing import Final
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
+from bert_jax.launch.attempts import AttemptRecord, SupervisorState, WatchPace, read_state
 from bert_jax.launch.gcloud import with_gcloud_settings
 from bert_jax.launch.heartbeats import read_hosts
 from bert_jax.launch.job import BUCKET, Job, JobFiles, job_directory, read_job
 from bert_jax.launch.launcher import Existing, Launcher, State, known_launchers
 from bert_jax.launch.section import SubmitSection
-from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, read_state
-from bert_jax.launch.verdict import WatchPace
 from bert_jax.verbs.watch import Confirm, Say
 
 _UNWATCHED_SECONDS: Final = 900.0

@@ -8,6 +8,7 @@ from bert_jax.config import RunConfig, dump_config, parse_config
 from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute
 from bert_jax.launch import host_paths
+from bert_jax.launch.attempts import SupervisorState, read_state
 from bert_jax.launch.bundle import software, stage
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud import require_credentials, with_gcloud_settings
@@ -16,7 +17,6 @@ from bert_jax.launch.launcher import launcher_for
 from bert_jax.launch.preflight import check_bucket_name
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
-from bert_jax.launch.supervisor_state import SupervisorState, read_state
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
 from bert_jax.verbs.submit_checks import (
@@ -49,8 +49,8 @@ def submit(
         config: with `submit`; relative paths count from the bucket, or for `on: local` from the
             working directory.
         verb: the verb that hosts run.
-        watch: watch the job to its end. Otherwise this returns once machines are asked for, and
-            nobody replaces or deletes them until `bert_jax.watch`.
+        watch: watch the job to its end. Otherwise this returns after the request for machines,
+            which are neither replaced nor deleted until `bert_jax.watch`.
         prices: a price list of your own.
         no_limit: allow any cost. Otherwise `submit.limits.cost` is required, except for
             ``on: local``.
@@ -60,7 +60,7 @@ def submit(
         say: called with each line of news.
 
     Returns:
-        What was done; without an outcome if the job still runs.
+        The state of the job; without an outcome if it still runs.
 
     Raises:
         UserError: a setting does not fit, an input is missing, or the project has no permission.

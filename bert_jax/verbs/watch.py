@@ -6,10 +6,10 @@ from datetime import timedelta
 
 from bert_jax.errors import RunStopped, UserError, counted
 from bert_jax.files.lock import Lock, lock_at
+from bert_jax.launch.attempts import SupervisorState
 from bert_jax.launch.job import Job, JobFiles, find_job, read_job
 from bert_jax.launch.launcher import Launcher, launcher_for
 from bert_jax.launch.supervisor import Supervisor
-from bert_jax.launch.supervisor_state import SupervisorState
 
 Say = Callable[[str], None]
 Confirm = Callable[[str], bool]
@@ -29,7 +29,7 @@ def watch(
         say: called with each line of news.
 
     Returns:
-        What was done; without an outcome if the user left the job running.
+        The state of the job; without an outcome if the user left it running.
 
     Raises:
         UserError: there is no such job, or another process watches it.

@@ -10,11 +10,11 @@ import pytest
 from bert_jax.errors import RunStopped
 from bert_jax.files.lock import lock_at
 from bert_jax.launch import heartbeats
+from bert_jax.launch.attempts import WatchPace
 from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Existing, Observation, Owner, Request, State, Unavailable
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import UNFORESEEN, Supervisor
-from bert_jax.launch.verdict import WatchPace
 from tests.launch.cloud_jobs import Clock
 
 HOUR = 3600.0

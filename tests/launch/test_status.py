@@ -10,10 +10,10 @@ from click.testing import CliRunner, Result
 
 from bert_jax.cli.commands import cli
 from bert_jax.errors import UserError
+from bert_jax.launch.attempts import AttemptRecord, SupervisorState, write_state
 from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.status import read_run_status, read_status
-from bert_jax.launch.supervisor_state import AttemptRecord, SupervisorState, write_state
 from bert_jax.train.time_account import KINDS
 from bert_jax.verbs.jobs import Found, find_existing
 from bert_jax.verbs.logs import read_log
