@@ -28,10 +28,9 @@ class Share(NamedTuple):
 
     value: float
     filled: float | None = None  # how much of the bar is filled, 0 to 1; None: no bar
-    digits: str = ".2%"
 
     def __str__(self) -> str:
-        return f"{self.value:{self.digits}}"
+        return f"{self.value:.2%}"
 
 
 Cell: TypeAlias = str | float | Share  # of a table
