@@ -1,36 +1,34 @@
 """Pretraining on TFRecords as google-research/bert writes them."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from etils import epath
 from rich.console import Console
 
 from bert_jax.config import parse_config
+from bert_jax.data.google_bert import tf_example
 from bert_jax.data.google_bert.reader import open_google_bert
+from bert_jax.data.google_bert.tfrecord import frame, scan_records
 from bert_jax.errors import UserError
 from bert_jax.verbs.evaluate import evaluate
 from bert_jax.verbs.examples import ExtraOutputs, examples
 from bert_jax.verbs.pretrain import pretrain
-from tests.data.google_bert_writer import read_release, write_release
 from tests.project import MESH, project_config
 
 QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
-def records(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """TFRecords of the project's dataset of 32 tokens, rewritten by TensorFlow."""
-    root = tmp_path_factory.mktemp("released")
+def ours(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TFRecords of the project's dataset of 32 tokens."""
+    path = tmp_path_factory.mktemp("released") / "ours"
     config = parse_config(project_config(project), source="test")
-    examples(config, extra=ExtraOutputs(tfrecords=str(root / "ours")), console=QUIET)
-    (root / "theirs").mkdir()
-    for path in sorted((root / "ours").glob("*tfrecord*")):
-        write_release(root / "theirs" / path.name, read_release([path], length=32, slots=5))
-    return root / "theirs"
+    examples(config, extra=ExtraOutputs(tfrecords=str(path)), console=QUIET)
+    return path
 
 
 def values(project: Path, root: Path, dataset: object) -> dict[str, Any]:
@@ -42,9 +40,13 @@ def values(project: Path, root: Path, dataset: object) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_them_and_is_evaluated(
-    project: Path, records: Path, tmp_path: Path
-) -> None:
+def test_a_run_learns_from_them_and_is_evaluated(project: Path, ours: Path, tmp_path: Path) -> None:
+    from tests.data.google_bert_writer import read_release, write_release
+
+    records = tmp_path / "theirs"  # rewritten by TensorFlow
+    records.mkdir()
+    for path in sorted(ours.glob("*tfrecord*")):
+        write_release(records / path.name, read_release([path], length=32, slots=5))
     config = parse_config(values(project, tmp_path, records), source="test")
     outcome = pretrain(config, console=QUIET)
     assert outcome.step == 10
@@ -59,9 +61,9 @@ def test_a_run_learns_from_them_and_is_evaluated(
 
 
 def test_files_that_do_not_fit_the_run_are_refused(
-    project: Path, records: Path, tmp_path: Path
+    project: Path, ours: Path, tmp_path: Path
 ) -> None:
-    def said(*overrides: str, dataset: object = records) -> str:
+    def said(*overrides: str, dataset: object = ours) -> str:
         config = parse_config(values(project, tmp_path, dataset), overrides, source="test")
         with pytest.raises(UserError) as caught:
             pretrain(config, console=QUIET)
@@ -77,13 +79,16 @@ def test_files_that_do_not_fit_the_run_are_refused(
     assert said("train.phases.0.seq_length=16").startswith(
         "train.phases.0.seq_length: found 16, but the dataset's longest example has "
     )
-    row = read_release([records / "train.tfrecord-00000-of-00001"], length=32, slots=5)[0]
-    other = tmp_path / "other.tfrecord"
-    write_release(other, [row | {"input_ids": [7, *row["input_ids"][1:]]}])
-    assert "begins and ends an example with the ids [7, " in said(dataset=other)
-    write_release(other, [row | {"input_ids": [row["input_ids"][0], 9999, *row["input_ids"][2:]]}])
-    assert "has the token id 9999, allowed: 0 to 639" in said(dataset=other)
-    shutil.copy(records / "train.tfrecord-00000-of-00001", other)
-    other.write_bytes(other.read_bytes()[:-3])
+    other, train = tmp_path / "other.tfrecord", ours / "train.tfrecord-00000-of-00001"
+    first = next(scan_records(epath.Path(train))).payload
+    for at, wrong, message in (
+        (0, 7, "begins and ends an example with the ids [7, "),
+        (1, 9999, "has the token id 9999, allowed: 0 to 639"),
+    ):
+        example = tf_example.Example.FromString(first)
+        example.features.feature["input_ids"].int64_list.value[at] = wrong
+        other.write_bytes(frame(example.SerializeToString()))
+        assert message in said(dataset=other)
+    other.write_bytes(train.read_bytes()[:-3])
     assert "damaged (cut short)" in said(dataset=other)
     assert not (tmp_path / "run").exists()
