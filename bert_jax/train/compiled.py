@@ -13,10 +13,9 @@ from jax.sharding import Mesh
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.rules import replicated
-from bert_jax.task import Batch, Metrics, Params, Task
+from bert_jax.task import Batch, Params, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 from bert_jax.train.step import (
-    EvaluationStep,
     StepFigures,
     StepLimits,
     StepSpec,
@@ -84,7 +83,7 @@ class StepPrograms:
                 raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
             number = f"step {len(self._programs) + 1} of {self._shapes}"
             which = "the step" if self._shapes == 1 else number
-            with compiling(f"{which} ({_describe(batch)})"):
+            with compiling(f"{which} ({describe_batch(batch)})"):
                 lowered = lower_train_step(
                     self._spec, state, batch, schedule, accumulation=self._accumulation
                 )
@@ -92,7 +91,7 @@ class StepPrograms:
         return self._programs[shape](state, batch, limits, schedule)
 
 
-def _describe(batch: Batch) -> str:
+def describe_batch(batch: Batch) -> str:
     """Returns the rows of a batch and their length: ``32 × 128 tokens``."""
     return " × ".join(map(str, batch["input_ids"].shape)) + " tokens"
 
@@ -107,17 +106,3 @@ def lower_evaluation_step(
 @made_once
 def _jit_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> jax.stages.Wrapped:
     return jax.jit(make_evaluation_step(task, model), out_shardings=replicated(mesh))
-
-
-def compile_evaluation(task: Task, model: ModelDefinition, mesh: Mesh) -> EvaluationStep:
-    """Returns the evaluation step, compiled at its first call for that call's shapes."""
-    compiled: list[jax.stages.Compiled] = []
-
-    def evaluate(params: Params, batch: Batch) -> Metrics:
-        if not compiled:
-            with compiling(f"the evaluation ({_describe(batch)})"):
-                lowered = lower_evaluation_step(task, model, mesh, params, batch)
-                compiled.append(lowered.compile())
-        return compiled[0](params, batch)
-
-    return evaluate

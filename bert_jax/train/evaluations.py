@@ -3,15 +3,17 @@
 import contextlib
 from collections.abc import Callable, Mapping
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.errors import Diverged
 from bert_jax.narration import doing
+from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut
 from bert_jax.task import Params, Task
 from bert_jax.train import metrics as sums_of
-from bert_jax.train.compiled import compile_evaluation
+from bert_jax.train.compiled import describe_batch, lower_evaluation_step
 from bert_jax.train.hooks import Pause
 from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.output import Output
@@ -35,7 +37,7 @@ def make_evaluation(
     Call it under `jax.set_mesh`; it raises Diverged. `open_batches` opens one pass over the split;
     the processes read `shares` different shares of a batch.
     """
-    step = compile_evaluation(task, model, mesh)
+    compiled: list[jax.stages.Compiled] = []
 
     def evaluate(params: Params) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}
@@ -44,7 +46,11 @@ def make_evaluation(
                 rows = opened.enter_context(open_batches())
             for fed in prefetch_to_device(rows, mesh, shares=shares):
                 STOP.between_batches()
-                totals = sums_of.add(totals, sums_of.to_host(step(params, fed.batch)))
+                if not compiled:
+                    with compiling(f"the evaluation ({describe_batch(fed.batch)})"):
+                        lowered = lower_evaluation_step(task, model, mesh, params, fed.batch)
+                        compiled.append(lowered.compile())
+                totals = sums_of.add(totals, sums_of.to_host(compiled[0](params, fed.batch)))
         lost = [name for name, sums in totals.items() if not np.isfinite(sums).all()]
         if lost:
             raise Diverged(

@@ -139,7 +139,7 @@ def test_a_nan_in_a_gradient_alone_is_found_and_the_finite_loss_replays(
     poison_pretraining(monkeypatch, {8: mark})
     run_dir = tmp_path / "run"
     stop = "train.bad_steps.on_non_finite=stop"
-    result = invoke("pretrain", config, f"run_dir={run_dir}", stop)
+    result = invoke("pretrain", config, f"run_dir={run_dir}", stop, *PLAIN)
     assert result.exit_code == 1, result.output
     assert "step 9: gradient_norm nan; checkpoint 6 is untouched" in result.stderr
     found = bert_jax.replay(str(run_dir / "bad_step_9"))
