@@ -1,5 +1,6 @@
 """A tokenizer of made-up words, and predictions by hand."""
 
+import string
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from bert_jax.text.wordpiece import load_wordpiece
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = [*SPECIAL, *(f"w{number}" for number in range(60)), "##x"]
+WORDS = ["the", "dog", "river", "old", "mill", "saw", "a", "in", "##s", "##ing", "un", "##seen"]
+LETTERS = sorted({*string.ascii_lowercase} - {"a"})
+
 IDS = {piece: number for number, piece in enumerate(PIECES)}
 
 
@@ -20,6 +24,13 @@ def make_tokenizer(directory: Path) -> Tokenizer:
     path = directory / "vocab.txt"
     path.write_text("".join(f"{piece}\n" for piece in PIECES))
     return load_wordpiece(path, lower_case=True)
+
+
+def small_tokenizer(directory: Path) -> Tokenizer:
+    """`dogs` is two pieces, `zzz` three, `unseen` two; `-` one."""
+    later = [f"##{letter}" for letter in "abcdefz"]
+    file = write_lines(directory / "vocab.txt", [*SPECIAL, *WORDS, *LETTERS, *later, "-", "."])
+    return load_wordpiece(file, lower_case=True)
 
 
 def opening(directory: Path, *roles: str, **changes: object) -> DataRequest:

@@ -8,8 +8,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Family
 from bert_jax.text import Tokenizer
-from tests.tasks.sequences import predict
-from tests.tasks.small_tokenizer import small_tokenizer
+from tests.tasks.sequences import predict, small_tokenizer
 
 SWAG = """\
 ,video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label

@@ -11,7 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.family import NO_LABEL, DataRequest, Encoded, Family, Record
 from bert_jax.tasks.tokens.family import TokenClassificationSection, TokenSplit, cut_windows
 from bert_jax.text import Tokenizer
-from tests.tasks.small_tokenizer import small_tokenizer
+from tests.tasks.sequences import small_tokenizer
 
 TRAIN = "the O\nold B-A\ndogs I-A\n\nsaw O\nunseen B-B\nmill O\n"
 
