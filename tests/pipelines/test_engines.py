@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,45 +150,33 @@ def test_a_worker_that_the_system_kills_is_one_line() -> None:
         list(pool.run(die, [1, 2]))
 
 
-@contextlib.contextmanager
-def dask_cluster(directory: Path) -> Iterator[Path]:
-    """A scheduler and two workers, processes on loopback that started in another directory.
-
-    Gives the file that tells a client where the scheduler is.
-    """
-    where = directory / "scheduler.json"
-    program = [sys.executable, "-m", "distributed.cli.dask_"]
+@pytest.mark.chaos
+def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    """A scheduler and two workers are processes on loopback that start in another directory."""
+    where = tmp_path / "scheduler.json"
     common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
-    commands = [
-        [*program[:-1], f"{program[-1]}scheduler", "--port", "0", *common],
-        *[[*program[:-1], f"{program[-1]}worker", "--nthreads", "1", "--no-nanny", *common]] * 2,
-    ]
+    worker = ["worker", "--nthreads", "1", "--no-nanny"]
+    settings = wanted(
+        corpus,
+        engine="beam",
+        workers=None,
+        input={"de": ("text3.txt",), "en": ("text[012].txt",)},
+        tokenizer="tokenizer",
+        beam=BeamSection(runner="DaskRunner", options=(f"--dask_scheduler_file={where}",)),
+        output=str(tmp_path / "dataset"),
+    )
     with contextlib.ExitStack() as stack:
-        for number, command in enumerate(commands):
-            log = stack.enter_context((directory / f"{number}.log").open("w"))
+        for number, (name, *options) in enumerate((["scheduler", "--port", "0"], worker, worker)):
+            log = stack.enter_context((tmp_path / f"{number}.log").open("w"))
+            command = [sys.executable, "-m", f"distributed.cli.dask_{name}", *options, *common]
             process = subprocess.Popen(
-                command, cwd=directory, env=environment(), stdout=log, stderr=log
+                command, cwd=tmp_path, env=environment(), stdout=log, stderr=log
             )
             stack.callback(process.wait, timeout=30)
             stack.callback(process.kill)
-        yield where
-
-
-@pytest.mark.chaos
-def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    with dask_cluster(tmp_path) as scheduler:
-        settings = wanted(
-            corpus,
-            engine="beam",
-            workers=None,
-            input={"de": ("text3.txt",), "en": ("text[012].txt",)},
-            tokenizer="tokenizer",
-            beam=BeamSection(runner="DaskRunner", options=(f"--dask_scheduler_file={scheduler}",)),
-            output=str(tmp_path / "dataset"),
-        )
         command = [sys.executable, "-c", PROGRAM, settings.model_dump_json()]
         subprocess.run(command, cwd=corpus, env=environment(), check=True, timeout=240)
-        logs = [(tmp_path / f"{number}.log").read_text() for number in range(3)]
+    logs = [(tmp_path / f"{number}.log").read_text() for number in range(3)]
     assert_same(settings, corpus)
     assert logs[0].count("Register worker addr") == 2, logs
 

@@ -179,7 +179,6 @@ def test_a_language_with_one_document_held_out_is_left_out_of_validation(
         ({"en": "en", "de": "en"}, r"input: .*en\.txt is given for de and for en"),
         ({"en": "en", "de": "blank"}, "input: no document in the files of de"),
         ({"en": "en", "de": "one"}, r"input: de has 1 document\(s\) for training, kind: nsp"),
-        ({"en": "en", "de": "gone"}, r"input: no file .*gone\.txt"),
     ],
 )
 def test_languages_that_cannot_be_had_are_named(

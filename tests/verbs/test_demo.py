@@ -47,12 +47,7 @@ def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     assert "tokenised" not in again
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"), [("file", "Not a directory"), ("file/demo", "Not a directory")]
-)
-def test_a_demo_in_a_place_that_cannot_be_written_to_is_refused(
-    tmp_path: Path, place: str, reason: str
-) -> None:
+def test_a_demo_in_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    line = refused("demo", "--dir", tmp_path / place)
-    assert f"{tmp_path / place}/text: cannot be written ({reason})" in line
+    line = refused("demo", "--dir", tmp_path / "file")
+    assert f"{tmp_path}/file/text: cannot be written (Not a directory)" in line
