@@ -207,21 +207,6 @@ THREE_EPOCHS = {"epochs": 3, "max_length": 8}
 DIVERGED = "logits of row 0: found NaN or infinity, allowed: finite numbers; the model has diverged"
 
 
-def test_fine_tuning_goes_on_after_an_evaluation_that_is_not_finite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither the best checkpoint nor patience takes it for a score."""
-    diverge_in(monkeypatch, {1})
-    # At this learning rate no evaluation is better than the first.
-    settings = THREE_EPOCHS | {"optimizer": {"learning_rate": 1e-9}, "patience": 2}
-    config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, **settings))
-    assert f"step 20: {DIVERGED}\n" in ok("finetune", config)
-    run_dir = tmp_path / "tuned"
-    assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10, 30]
-    assert load_params(open_run(run_dir), checkpoint="best").step != 20
-    assert json.loads((run_dir / "evaluation.json").read_text())["step"] != 20
-
-
 def test_fine_tuning_ends_where_its_last_evaluation_is_not_finite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +218,8 @@ def test_fine_tuning_ends_where_its_last_evaluation_is_not_finite(
     assert result.stderr.splitlines() == [told]
     # The newest, which has no score, and the best; the last step is not saved.
     assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"10", "20"}
+    assert load_params(open_run(run_dir), checkpoint="best").step == 10
+    assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10]
     assert not (run_dir / "evaluation.json").exists()
     diverge_in(monkeypatch, range(9))
     texts = ("--input", tmp_path / "rows-48-2.csv")
