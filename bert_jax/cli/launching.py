@@ -44,10 +44,7 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
 @click.option("--hosts", type=int, help="Processes of --on local.")
 @click.option("--slices", type=int, multiple=True, help="Of each topology.")
 @click.option(
-    "--bucket",
-    type=base.PATH,
-    metavar="gs://BUCKET",
-    help="Of job and run; local: a directory.",
+    "--bucket", type=base.PATH, metavar="gs://BUCKET", help="Of job and run; local: a directory."
 )
 @project_option
 @click.option("--zone", multiple=True, help="Several are tried in turn.")

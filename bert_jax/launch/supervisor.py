@@ -25,13 +25,7 @@ from bert_jax.launch.attempts import (
     read_state,
     write_state,
 )
-from bert_jax.launch.heartbeats import (
-    HeartbeatAges,
-    Hosts,
-    RunProgress,
-    read_hosts,
-    total_steps,
-)
+from bert_jax.launch.heartbeats import HeartbeatAges, Hosts, RunProgress, read_hosts, total_steps
 from bert_jax.launch.job import JobFiles, read_job
 from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 

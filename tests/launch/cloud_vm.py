@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import http.server
 import io
 import os
 import subprocess
 import sys
-import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from etils import epath
 
-from tests.launch.jobs import STARTUP, TIMEOUT
+from tests.launch.jobs import STARTUP, TIMEOUT, http_server
 
 TOKEN = "ya29.secret-token"
 
@@ -78,34 +79,23 @@ def stage_software(job: epath.Path) -> None:
         (job / "software" / name).write_bytes(raw)
 
 
-class Metadata:
-    def __init__(self, attributes: dict[str, str]) -> None:
-        found = {f"attributes/{name}": value for name, value in attributes.items()}
-        found["service-accounts/default/token"] = (
-            f'{{"access_token":"{TOKEN}","expires_in":3599,"token_type":"Bearer"}}'
-        )
+@contextlib.contextmanager
+def metadata_server(attributes: dict[str, str]) -> Iterator[str]:
+    """Yields the address of the metadata server of an instance with these attributes."""
+    token = f'{{"access_token":"{TOKEN}","expires_in":3599,"token_type":"Bearer"}}'
+    found = {f"attributes/{name}": value for name, value in attributes.items()}
+    found["service-accounts/default/token"] = token
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                name = self.path.removeprefix("/computeMetadata/v1/instance/")
-                known = self.headers.get("Metadata-Flavor") == "Google" and name in found
-                self.send_response(200 if known else 404)
-                self.end_headers()
-                self.wfile.write(found.get(name, "").encode() if known else b"")
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.removeprefix("/computeMetadata/v1/instance/")
+            known = self.headers.get("Metadata-Flavor") == "Google" and name in found
+            self.send_response(200 if known else 404)
+            self.end_headers()
+            self.wfile.write(found[name].encode() if known else b"")
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Says nothing."""
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.host = f"127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> Metadata:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    with http_server(Handler) as port:
+        yield f"127.0.0.1:{port}"
 
 
 class Vm:
@@ -128,14 +118,14 @@ class Vm:
         self, attributes: dict[str, str], storage: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Runs the startup script as the machine does, with nothing but its own environment."""
-        with Metadata(attributes) as metadata:
+        with metadata_server(attributes) as address:
             told = {
                 # The Python that runs the tests by its own name: a pyenv shim before it may fail.
                 "PATH": f"{self._bin}:{sys.base_prefix}/bin:{os.environ['PATH']}",
                 "HOME": str(self.home),
                 "BERT_JAX_HOME": str(self.home),
                 "BERT_JAX_ROOT": str(self._bin.parent),
-                "GCE_METADATA_HOST": metadata.host,
+                "GCE_METADATA_HOST": address,
                 "NOTES": str(self._notes),
                 "BERT_JAX_PAUSE_SECONDS": "0",
                 "UV_OFFLINE": "1",

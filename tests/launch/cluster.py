@@ -5,7 +5,6 @@ import dataclasses
 import http.server
 import json
 import re
-import threading
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from typing import Any
 
 import kubernetes_validate
 import yaml
+
+from tests.launch.jobs import http_server
 
 _PATH = re.compile(r"/apis/jobset\.x-k8s\.io/v1alpha2/namespaces/([^/]+)/jobsets(?:/([^/]+))?")
 _EVERYWHERE = "/apis/jobset.x-k8s.io/v1alpha2/jobsets"
@@ -133,16 +134,8 @@ class Cluster:
 
             do_GET = do_POST = do_DELETE = _do
 
-            def log_message(self, format: str, *args: Any) -> None:
-                """Says nothing."""
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield _kubeconfig(folder / "kubeconfig", server.server_address[1])
-        finally:
-            server.shutdown()
-            server.server_close()
+        with http_server(Handler) as port:
+            yield _kubeconfig(folder / "kubeconfig", port)
 
 
 def _kubeconfig(path: Path, port: int) -> Path:

@@ -1,8 +1,10 @@
 """Jobs in a directory, as `submit` leaves them for their hosts, and hosts started there."""
 
 import contextlib
+import http.server
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -53,6 +55,19 @@ def write_job(
     ):
         path.write_text(content)
     return files
+
+
+@contextlib.contextmanager
+def http_server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
+    """Yields the port of a server on loopback, which logs nothing."""
+    handler.log_message = lambda *args: None  # type: ignore[method-assign]
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 class HostProcess:

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.launch.assignment import (
-    COMPILED,
-    Assignment,
-    read_assignment,
-    read_environment,
-)
+from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_environment
 from bert_jax.launch.job import JobPlacement
 from tests.launch.jobs import write_job
 from tests.project import ROOT

@@ -115,9 +115,7 @@ def test_no_secret_of_the_submitter_goes_with_a_job(
 
 
 def test_every_path_of_a_run_is_one_that_hosts_reach() -> None:
-    train = {
-        "phases": [{"dataset": "data/a", "steps": 1}, {"dataset": "gs://other/b", "steps": 1}],
-    }
+    train = {"phases": [{"dataset": "data/a", "steps": 1}, {"dataset": "gs://other/b", "steps": 1}]}
     values = {"run_dir": "runs/base", "tokenizer": "./tok", "train": train}
     found = for_hosts(values, "gs://b")
     assert (found["run_dir"], found["tokenizer"]) == ("gs://b/runs/base", "gs://b/tok")
