@@ -59,7 +59,6 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
 @click.option("--wait-hours", type=float, help="For capacity, then elsewhere.")
 @click.option(
     "--verb",
-    "task",
     type=click.Choice(["pretrain", "finetune"]),
     default="pretrain",
     show_default=True,
@@ -75,7 +74,7 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
 def submit(
     config: str,
     overrides: tuple[str, ...],
-    task: Any,
+    verb: Any,
     prices: str | None,
     no_limit: bool,
     no_plan: bool,
@@ -94,12 +93,12 @@ def submit(
 
     loaded = base.read_config(config, [*overrides, *_as_overrides(settings)])
     if dry_run:
-        click.echo(rehearse(loaded, verb=task, prices=prices, full=full), nl=False)
+        click.echo(rehearse(loaded, verb=verb, prices=prices, full=full), nl=False)
         return
     try:
         state = bert_jax.submit(
             loaded,
-            verb=task,
+            verb=verb,
             watch=watch,
             prices=prices,
             no_limit=no_limit,

@@ -101,9 +101,8 @@ class Assignment:
     @property
     def environment(self) -> dict[str, str]:
         """The run's additional variables: JAX's cache of compiled programs outlives machines."""
-        if self.attempt.placement.topology is None:
-            return {}
-        return {COMPILED: str(self.host.files.compiled)}
+        on_cloud = self.attempt.placement.topology is not None
+        return {COMPILED: str(self.host.files.compiled)} if on_cloud else {}
 
     @property
     def _overrides(self) -> Iterator[str]:
