@@ -109,11 +109,12 @@ def work(plans: Sequence[Plan], prices: Prices) -> Rows:
     rows = []
     for found, at, phase in each_phase(plans):
         step, devices = phase.train, found.topology.devices * found.slices
-        if step.work is None:
+        if (counted := step.cycles) is None:
             continue
         estimate = found.estimate(step)
         hours = f"{found.phase_hours(phase) * found.chips:,.0f}" if phase.fits else NOTHING
-        moved = step.work.hbm_bytes * found.topology.accelerator.devices_per_chip
+        executed = (counted.product_flops + counted.kernel_flops) * devices
+        moved = counted.hbm_bytes * found.topology.accelerator.devices_per_chip
         rows.append(
             {
                 "topology": found.name,
@@ -123,8 +124,8 @@ def work(plans: Sequence[Plan], prices: Prices) -> Rows:
                 "chip-hours": hours,
                 "spot": dollars(found.dollars(prices, phase, spot=True)),
                 "useful TFLOP": f"{step.useful_flops / 1e12:,.2f}",
-                "executed": f"{step.work.flops * devices / 1e12:,.2f}",
-                "in kernels": f"{step.work.kernel_flops * devices / 1e12:,.2f}",
+                "executed": f"{executed / 1e12:,.2f}",
+                "in kernels": f"{counted.kernel_flops * devices / 1e12:,.2f}",
                 "GB through a chip's HBM": f"{moved / 1e9:,.2f}",
             }
         )

@@ -175,13 +175,15 @@ def _step(found: Plan, step: CompiledStep) -> dict[str, Any]:
     result = {key: facts[key] for key in ("rows", "useful_flops", "quick")}
     if step.cycles is None:
         return result | {key: facts[key] for key in ("needed_bytes", "available_bytes")}
+    names = ("product_flops", "kernel_flops", "hbm_bytes")
+    work = {name: facts["cycles"].pop(name) for name in names}
     estimate, clock = found.estimate(step), found.topology.accelerator.clock_hz
     return result | {
         "compiled": {
             "memory": facts["memory"],
             "cycles": facts["cycles"]
             | {"total": step.cycles.total, "in_kernels": step.cycles.in_kernels},
-            "work": facts["work"],
+            "work": work,
             "seconds_to_compile": step.compile_seconds,
         },
         "estimated": dataclasses.asdict(estimate)

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.config import RunConfig, parse_config
 from bert_jax.parallel.accelerators import GIB
-from bert_jax.planning.compilation.cycles import Cycles, Work
+from bert_jax.planning.compilation.cycles import Cycles
 from bert_jax.planning.compilation.step import CompiledStep, Memory
 from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.request import CompileRequest
@@ -69,8 +69,10 @@ def compiled(*, peak: int = 8 * GIB, **facts: Any) -> CompiledStep:
             kernels=(),
             uncounted={},
             unknown_loops=(),
+            product_flops=500,
+            kernel_flops=3,
+            hbm_bytes=900,
         ),
-        work=Work(product_flops=500, kernel_flops=3, hbm_bytes=900),
         **facts,
     )
 

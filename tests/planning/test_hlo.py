@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from bert_jax.parallel.accelerators import ACCELERATORS
-from bert_jax.planning.compilation.cycles import Cycles, count_cycles, count_work
+from bert_jax.planning.compilation.cycles import Cycles, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo, parse_shape
 from bert_jax.planning.compilation.program import Program
 
@@ -115,8 +115,8 @@ def test_a_loops_body_counts_as_often_as_it_runs() -> None:
     program = module(NESTED)
     trips = {found.name: found.trips for found in program.operations}
     assert (trips["while.2"], trips["while.1"], trips["product"]) == (1, 4, 12)
-    assert count_work(program).product_flops == 12 * 2 * 8 * 8 * 8
     found = counted(NESTED)
+    assert found.product_flops == 12 * 2 * 8 * 8 * 8
     assert found.unknown_loops == ()
     # Each fusion once, the costlier branch, and the random bits by their bytes: 4096 out, 256 in.
     assert found.total - found.by_bytes == 12 * 100 + 4 * 7 + 50
@@ -153,7 +153,7 @@ ENTRY %main (a: {left}, b: {right}) -> {out} {{
   ROOT %product = {out} {opcode}(%a, %b), {attributes}
 }}
 """
-    return count_work(module(text)).product_flops
+    return counted(text).product_flops
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,11 @@ def test_settings_that_fit_are_compiled_and_printed_to_paste(
     assert train["estimated"]["seconds"] == suggestions[0]["seconds"]
 
 
+SMALLER = "model.architecture.num_hidden_layers=1"
+
+
 def test_a_run_that_does_not_fit_says_what_it_needs(workplace: Path) -> None:
-    arguments = ("train.evaluation=null", "train.phases.0.batch_size=4000000")
+    arguments = ("train.evaluation=null", "train.phases.0.batch_size=4000000", SMALLER)
     result = run_plan(workplace, "--topology", "v5e:2x2", "--json", "--no-suggest", *arguments)
     assert result.exit_code == 1, result.stderr
     (found,) = json.loads(result.stdout)

@@ -3,7 +3,7 @@
 The compiler estimates the cycles of every operation that it schedules and counts a loop's body
 once, so each is multiplied by the trips of all loops around it. An operation without an estimate
 (random bits, gathers, sorts) takes the time of its arrays through HBM, and is summed apart. Pallas
-kernels count by their schedule, see `kernel_schedule`.
+kernels count by their schedule, see `kernels`.
 """
 
 import dataclasses
@@ -31,13 +31,20 @@ class KernelCycles:
 
 @dataclasses.dataclass(frozen=True)
 class Cycles:
-    """Cycles of one run of a program on one device."""
+    """Cycles, FLOPs and bytes of one run of a program on one device.
+
+    Products are counted one by one, in loops times their trips. Elementwise operations are not in
+    the FLOPs, nor in the useful FLOPs.
+    """
 
     by_kind: Mapping[str, int]  # by kind of operation
     by_bytes: int  # of operations without an estimate: bytes at the HBM's bandwidth
     kernels: tuple[KernelCycles, ...]  # those with a schedule, costliest first
     uncounted: Mapping[str, int]  # those without, by name, with the times each runs
     unknown_loops: tuple[str, ...]  # loops whose trips the program does not say; each counts once
+    product_flops: int  # of products that XLA compiled
+    kernel_flops: int  # as Pallas kernels declare them
+    hbm_bytes: int  # read and written
 
     @property
     def total(self) -> int:
@@ -50,38 +57,10 @@ class Cycles:
         return self.by_kind.get(KERNEL, 0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """Work of one step on one device.
-
-    Products are counted one by one, in loops times their trips. Elementwise operations are not in
-    the FLOPs, nor in the useful FLOPs.
-    """
-
-    product_flops: int  # of products that XLA compiled
-    kernel_flops: int  # as Pallas kernels declare them
-    hbm_bytes: int  # read and written
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of products and kernels."""
-        return self.product_flops + self.kernel_flops
-
-
-def count_work(program: Program) -> Work:
-    """Returns what one run of a program executes on one device."""
-    operations = program.operations
-    return Work(
-        product_flops=sum(each.trips * each.product_flops for each in operations),
-        kernel_flops=sum(each.trips * each.kernel_flops for each in operations),
-        hbm_bytes=sum(each.trips * each.moved_bytes for each in operations),
-    )
-
-
 def count_cycles(
     program: Program, schedules: Mapping[str, KernelSchedule], accelerator: Accelerator
 ) -> Cycles:
-    """Returns the cycles of a program; `schedules`: by the program of each kernel."""
+    """Returns the figures of a program; `schedules`: by the program of each kernel."""
     by_bytes, by_kind = 0, Counter[str]()
     uncounted: Counter[str] = Counter()
     kernels: dict[tuple[str, int, int], KernelCycles] = {}
@@ -110,6 +89,9 @@ def count_cycles(
         kernels=tuple(sorted(kernels.values(), key=lambda one: -one.cycles * one.calls)),
         uncounted=dict(uncounted),
         unknown_loops=tuple(loops),
+        product_flops=sum(each.trips * each.product_flops for each in program.operations),
+        kernel_flops=sum(each.trips * each.kernel_flops for each in program.operations),
+        hbm_bytes=sum(each.trips * each.moved_bytes for each in program.operations),
     )
 
 

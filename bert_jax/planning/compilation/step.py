@@ -35,7 +35,7 @@ from bert_jax.planning.compilation.compiler_files import (
     compile_quickly,
     memory_refused,
 )
-from bert_jax.planning.compilation.cycles import Cycles, Work, count_cycles, count_work
+from bert_jax.planning.compilation.cycles import Cycles, count_cycles
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.kernels import read_schedules, schedules_alone, write_schedules
 from bert_jax.planning.compilation.lowering import lower_step, open_devices
@@ -63,7 +63,6 @@ class CompiledStep:
     useful_flops: float  # of one step, all chips: the products of the mathematics
     memory: Memory | None = None  # None if the program does not fit and the compiler gave up
     cycles: Cycles | None = None  # None then too
-    work: Work | None = None  # None then too
     collectives: tuple[Collective, ...] = ()  # empty then
     needed_bytes: int | None = None  # set then: the compiler's figure of a device's HBM needed
     available_bytes: int | None = None  # set then: a device's HBM
@@ -152,7 +151,6 @@ def compile_step(request: CompileRequest) -> CompiledStep:
             peak=needed,
         ),
         cycles=count_cycles(program, schedules, accelerator),
-        work=count_work(program),
         collectives=tuple(find_collectives(program, DevicePlacement.of(topology, mesh))),
         copy_bytes=step.copy_bytes,
         quick=request.quick,
