@@ -1,10 +1,6 @@
 """The files that make a directory of shards a TFDS dataset, and ours."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
@@ -13,9 +9,6 @@ from bert_jax.data.dataset.provenance import PROVENANCE_NAME, Provenance
 from bert_jax.data.dataset.schema import DATASET_NAME
 from bert_jax.files.atomic import disk_errors, write_whole
 from bert_jax.files.seal import sealed
-
-if TYPE_CHECKING:  # importing TFDS takes a third of a second
-    import tensorflow_datasets as tfds
 
 _DESCRIPTION = (
     "Two-span BERT pretraining examples: [CLS] A [SEP] B [SEP], unmasked. Made by bert-jax."
@@ -27,7 +20,7 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
 
     Raises UserError: the disk is full.
     """
-    import tensorflow_datasets as tfds
+    import tensorflow_datasets as tfds  # takes a third of a second
 
     template = tfds.core.ShardedFileTemplate(
         data_dir=epath.Path(directory),
@@ -35,6 +28,13 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
         dataset_name=DATASET_NAME,
         filetype_suffix="array_record",
     )
+    dtype = np.dtype(provenance.token_dtype)
+    features = {
+        "first_length": tfds.features.Scalar(np.int32),
+        # Bytes, since a tf.train.Example stores a number in no less than a variable-length int64.
+        "input_ids": tfds.features.Tensor(shape=(None,), dtype=dtype, encoding="bytes"),
+        "next_sentence_label": tfds.features.Scalar(np.int32),
+    }
     splits = [
         tfds.core.SplitInfo(
             name=name,
@@ -47,7 +47,7 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
     with disk_errors(directory):
         tfds.folder_dataset.write_metadata(
             data_dir=directory,
-            features=features(np.dtype(provenance.token_dtype)),
+            features=features,
             split_infos=splits,
             filename_template=template,
             version="1.0.0",
@@ -56,15 +56,3 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
         )
     values = sealed(provenance.model_dump(mode="json"))
     write_whole(directory / PROVENANCE_NAME, json.dumps(values, indent=1) + "\n")
-
-
-def features(dtype: np.dtype) -> Mapping[str, tfds.features.FeatureConnector]:
-    """Returns the TFDS features of an example whose ids have the given type."""
-    import tensorflow_datasets as tfds
-
-    return {
-        "first_length": tfds.features.Scalar(np.int32),
-        # Bytes, since a tf.train.Example stores a number in no less than a variable-length int64.
-        "input_ids": tfds.features.Tensor(shape=(None,), dtype=dtype, encoding="bytes"),
-        "next_sentence_label": tfds.features.Scalar(np.int32),
-    }

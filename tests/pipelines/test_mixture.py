@@ -129,7 +129,10 @@ def test_each_language_is_split_by_its_own_rules(tmp_path: Path) -> None:
     }
     for language, (text, _) in texts.items():
         (tmp_path / f"{language}.txt").write_text("\n\n".join([text] * 5), encoding="utf-8")
-    load_vocabulary(tmp_path, "".join(text for text, _ in texts.values()))
+    characters = sorted({*"".join(text for text, _ in texts.values())} - {" "})
+    vocabulary = [*SPECIAL, *characters, *(f"##{character}" for character in characters)]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    load_wordpiece(tmp_path / "vocab.txt", lower_case=False).save(tmp_path / "tokenizer")
     made = make_examples(
         plain_section(
             tmp_path,
@@ -142,14 +145,6 @@ def test_each_language_is_split_by_its_own_rules(tmp_path: Path) -> None:
     assert made.corpus.sentences == 5 * sum(count for _, count in texts.values())
     assert made.corpus.unknown_rate == 0
     assert made.text.language == ("de", "en", "ja", "zh")
-
-
-def load_vocabulary(root: Path, text: str) -> None:
-    """A tokenizer of single characters."""
-    characters = sorted({*text} - {" "})
-    vocabulary = [*SPECIAL, *characters, *(f"##{character}" for character in characters)]
-    (root / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-    load_wordpiece(root / "vocab.txt", lower_case=False).save(root / "tokenizer")
 
 
 def test_a_language_with_one_document_held_out_is_left_out_of_validation(
