@@ -104,24 +104,20 @@ class Workspace:
         text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
         # A run that failed before it made anything need not be resumed.
         if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
-            self._keep_or_clear(read_json_object(path), json.loads(text))
+            held, asked = read_json_object(path), json.loads(text)
+            changed = {key for key in asked if held.get(key) != asked[key]}
+            if changed and not self._has_finished:
+                self._clear()
+            elif fixed := changed - (frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS):
+                raise UserError(
+                    f"{self.partial}: holds an unfinished run with other settings: "
+                    f"{name_change(held, asked, fixed)}; finish that one, or delete the directory"
+                )
+            elif changed & _OF_PARTS:
+                for part in self.work.glob("part-*"):
+                    part.rmtree()
         write_whole(path, text)
         self._is_ours = True
-
-    def _keep_or_clear(self, held: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-        """Keeps the work that these settings can use; refuses to drop the rest."""
-        changed = {key for key in asked if held.get(key) != asked[key]}
-        if changed and not self._has_finished:
-            self._clear()
-            return
-        if fixed := changed - (frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS):
-            raise UserError(
-                f"{self.partial}: holds an unfinished run with other settings: "
-                f"{name_change(held, asked, fixed)}; finish that one, or delete the directory"
-            )
-        if changed & _OF_PARTS:
-            for part in self.work.glob("part-*"):
-                part.rmtree()
 
     @property
     def _has_shards(self) -> bool:

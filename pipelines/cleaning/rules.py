@@ -57,7 +57,9 @@ def _line_rule(line: str, section: BoilerplateSection) -> str | None:
         return "letters"
     if section.sentence_end and not _END.search(line):
         return "sentence_end"
-    if section.min_line_words and _fewer_words(line, section.min_line_words):
+    # For almost every line of prose its spaces suffice.
+    least = section.min_line_words
+    if least and len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least:
         return "min_line_words"
     return "line_phrases" if _has_phrase(line, section.line_phrases) else None
 
@@ -65,11 +67,6 @@ def _line_rule(line: str, section: BoilerplateSection) -> str | None:
 def _has_phrase(text: str, phrases: Sequence[str]) -> bool:
     lowered = text.lower()
     return any(phrase.lower() in lowered for phrase in phrases)
-
-
-def _fewer_words(line: str, least: int) -> bool:
-    # For almost every line of prose its spaces suffice.
-    return len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least
 
 
 class DocumentRules:

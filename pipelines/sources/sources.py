@@ -93,7 +93,12 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
     files: dict[str, str | None] = {}  # languages by path
     datasets: dict[str, str | None] = {}
     for language, names in section.by_language.items():
-        _check_language(language, names)
+        if language == "false":
+            raise UserError('input: YAML takes a bare no for false; for Norwegian write "no"')
+        if language is not None:
+            check_language(language, key="input")
+            if not names:
+                raise UserError(f"input: {language} has no file, allowed: files and globs")
         held = [
             name
             for name in names
@@ -167,15 +172,6 @@ def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterat
         for part in cut_sources([source], section, _PART_BYTES, tally):
             for document in read_documents(part, section, tally):
                 yield from document.lines
-
-
-def _check_language(language: str | None, names: Sequence[str]) -> None:
-    if language == "false":
-        raise UserError('input: YAML takes a bare no for false; for Norwegian write "no"')
-    if language is not None:
-        check_language(language, key="input")
-        if not names:
-            raise UserError(f"input: {language} has no file, allowed: files and globs")
 
 
 def _add(seen: dict[str, str | None], paths: Sequence[str], language: str | None) -> None:

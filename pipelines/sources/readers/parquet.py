@@ -1,9 +1,7 @@
 """Parquet: a document per row; row groups are read one by one, and only the named columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from bert_jax.errors import UserError
 from bert_jax.files.parquet import open_parquet, parquet_rows
@@ -11,9 +9,6 @@ from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import FilePart
 from bert_jax.pipelines.sources.readers.records import PartReading, check_fields, named_fields
-
-if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
-    import pyarrow as pa
 
 _ROWS_AT_A_TIME: Final = 256
 
@@ -23,13 +18,20 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
 
     Raises UserError: the file is damaged, or a column of the settings is missing or holds no text.
     """
+    import pyarrow as pa  # 60 MB of library in every worker, so only where it is needed
+
     del part_bytes
     with open_parquet(path) as file:
-        _check_columns(path, file.schema_arrow, section)
+        schema, field = file.schema_arrow, section.text_field
+        check_fields(path, section, allowed=schema.names, kind="column")
+        kind = schema.field(field).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise UserError(f'{path}: column "{field}" holds {kind}, allowed: string (text_field)')
         metadata = file.metadata
         # Not its place in the schema: nested columns before it have several leaves.
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-        leaf = columns.index(section.text_field)
+        leaf = columns.index(field)
         groups = range(metadata.num_row_groups)
         sizes = [metadata.row_group(g).column(leaf).total_compressed_size for g in groups]
     return [
@@ -53,17 +55,4 @@ def read(reading: PartReading) -> Iterator[Document]:
         )
         yield from reading.numbered_documents(
             rows, first=before, place=lambda number: f"row {number + 1}"
-        )
-
-
-def _check_columns(path: str, schema: pa.Schema, section: SourcesSection) -> None:
-    import pyarrow as pa
-
-    check_fields(path, section, allowed=schema.names, kind="column")
-    kind = schema.field(section.text_field).type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise UserError(
-            f'{path}: column "{section.text_field}" holds {kind}, allowed: string (text_field)'
         )
