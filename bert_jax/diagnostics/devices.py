@@ -5,7 +5,7 @@ import glob
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import jax
 
@@ -78,17 +78,10 @@ def check_kernels(
     # With the kernels, which load slowly.
     from bert_jax.model.execution import choose
 
-    def attention() -> str:
-        found = choose_part("attention")
-        return f"{found.name}: {found.why}"
-
-    def others() -> str:
-        return ", ".join(f"{part}: {choose_part(part).name}" for part in parts)
-
-    def choose_part(part: Literal["attention", "norm", "loss", "ffn"]) -> Any:
+    def chosen(part: Any) -> Any:
         sizes = {"architecture": architecture, "mesh": make_mesh(mesh), "longest": longest}
         return choose(part, execution, jax.devices()[0], **sizes)
 
-    parts: list[Any] = ["norm", "loss", "ffn"] if pretraining else ["norm", "ffn"]
-    yield checked("attention", attention)
-    yield checked("kernels", others)
+    parts = ("norm", "loss", "ffn") if pretraining else ("norm", "ffn")
+    yield checked("attention", lambda: ": ".join(chosen("attention")))
+    yield checked("kernels", lambda: ", ".join(f"{part}: {chosen(part).name}" for part in parts))

@@ -197,7 +197,7 @@ def collectives(plans: Sequence[Plan]) -> Rows:
         clock = found.topology.accelerator.clock_hz
         groups: dict[tuple[str, ...], list[Collective]] = defaultdict(list)
         for one in phase.train.collectives:
-            overlaps = "yes" if one.overlaps else "no"
+            overlaps = "yes" if one.hidden_cycles else "no"
             axes, dtypes = " × ".join(one.axes), "+".join(one.dtypes)
             groups[one.kind, axes, one.link, dtypes, overlaps].append(one)
         for key, members in sorted(groups.items()):

@@ -189,8 +189,7 @@ def _step(found: Plan, step: CompiledStep) -> dict[str, Any]:
         "estimated": dataclasses.asdict(estimate)
         | {"seconds": estimate.seconds, "bound": estimate.bound},
         "collectives": [
-            dataclasses.asdict(one)
-            | {"overlaps": one.overlaps, "exposed_seconds": one.exposed_seconds(clock)}
+            dataclasses.asdict(one) | {"exposed_seconds": one.exposed_seconds(clock)}
             for one in step.collectives
         ],
     }

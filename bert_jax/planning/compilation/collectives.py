@@ -74,11 +74,6 @@ class Collective:
     seconds: float  # of one execution, estimated, if the core waits
     hidden_cycles: int  # of the core during one execution; several in flight share them
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether the core works meanwhile."""
-        return self.hidden_cycles > 0
-
     def exposed_seconds(self, clock_hz: float) -> float:
         """Returns the time of all executions that no work of the core hides."""
         return self.trips * max(self.seconds - self.hidden_cycles / clock_hz, 0.0)
