@@ -4,6 +4,7 @@ Its machines are processes here, which the startup script starts as on a TPU VM:
 dataset from the bucket, pretrain, are taken back in mid-run, and the job comes to its end.
 """
 
+import contextlib
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ from etils import epath
 from google.cloud import tpu_v2
 
 from bert_jax.cli.commands import cli
+from bert_jax.config import load_config
+from bert_jax.errors import UserError
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local_launcher import LocalMachine
 from bert_jax.launch.requests import Pace
@@ -72,6 +75,31 @@ def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict
     phase = values["train"]["phases"][0] | {"dataset": "data/dataset32"}
     train = values["train"] | {"phases": [phase]}
     return values | {"tokenizer": "data/tokenizer", "run_dir": "runs/base", "train": train}
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_submit_rents_a_slice_only_after_a_yes(
+    cloud: Cloud, project: Path, tmp_path: Path, answer: bool
+) -> None:
+    bucket = cloud.make_bucket()
+    path = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
+    settings = [
+        *("submit.on=v5litepod-4", "submit.zone=us-west4-a", f"submit.project={PROJECT}"),
+        *(f"submit.bucket={bucket}", "submit.limits.cost=9"),
+    ]
+    questions: list[str] = []
+
+    def confirm(question: str) -> bool:
+        questions.append(question)
+        return answer
+
+    service = TpuService(clock=time.time)
+    refusal = contextlib.nullcontext() if answer else pytest.raises(UserError, match="--yes")
+    with service.serving(), refusal:
+        submit_verb.submit(load_config(path, settings), planned=False, confirm=confirm)
+    assert len(questions) == 1
+    assert len(service.made) == int(answer)
+    assert (bucket / "jobs").exists() == answer
 
 
 @pytest.mark.chaos
