@@ -39,7 +39,7 @@ class PeerLost(Exception):
 
 
 def did_you_mean(found: str, allowed: Iterable[str]) -> str:
-    """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, ``''`` if none is near."""
+    """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, else ``''``."""
     if len(found) > _MOST_COMPARED:
         return ""
     near = difflib.get_close_matches(found, list(allowed), n=1, cutoff=0.6)

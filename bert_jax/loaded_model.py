@@ -139,7 +139,7 @@ class LoadedModel:
 
         ``model.features("a text", level="word")[0].units -> ["a", "text"]``
 
-        Args and errors are those of `encode`; `level` is "token" for pieces, "word" for words.
+        Args and errors are as for `encode`; `level` is "token" for pieces, "word" for words.
         """
         extractor = self._extractor(
             level=level, layers=layers, max_length=max_length, batch_size=batch_size
@@ -191,10 +191,10 @@ def load(
             ``@`` a revision.
         checkpoint: of a run: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else
             the last.
-        mesh: devices to use; None for all.
+        mesh: devices to use; by default all.
 
     Raises:
-        UserError: nothing that can be read, or no such checkpoint.
+        UserError: the source cannot be read, or has no such checkpoint.
     """
     require_place(source, hub=MODELS)
     directory, devices = epath.Path(source), open_mesh(mesh)

@@ -40,7 +40,7 @@ class Watch(Protocol):
         ...
 
     def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
-        """Returns a warning after `step` steps; None if the mean scores are normal."""
+        """Returns a warning after `step` steps, or None if the mean scores are normal."""
         ...
 
 
@@ -108,7 +108,7 @@ class Task(Protocol):
     ) -> tuple[jax.Array, Metrics]:
         """Returns this (micro)batch's share of the loss, and its metrics.
 
-        `weights` are those of the whole batch; `dropout_key` is None in evaluation.
+        `weights` belong to the whole batch; `dropout_key` is None in evaluation.
         """
         ...
 

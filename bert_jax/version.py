@@ -1,4 +1,4 @@
-"""The version, where reading it imports nothing else."""
+"""The version. This module imports no other."""
 
 from typing import Final
 

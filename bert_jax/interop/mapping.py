@@ -163,7 +163,7 @@ def their_tensors(
 
 
 def reason_to_ignore(name: str, ignored: Mapping[str, str]) -> str | None:
-    """Returns why a tensor is no part of the model; None if it must be."""
+    """Returns why a tensor is not part of the model, or None if it must be."""
     reasons = (why for pattern, why in ignored.items() if fnmatch.fnmatchcase(name, pattern))
     return next(reasons, None)
 
@@ -203,7 +203,7 @@ class Pretrained(NamedTuple):
     params: Params  # nested dict of float32 arrays, stacked and padded
     tokenizer: Tokenizer
     moments: MomentsState | None = None  # Adam's, laid out like `params`
-    step: int | None = None  # optimizer steps done; None: unknown
+    step: int | None = None  # optimizer steps done, if known
     files: tuple[Path, ...] = ()  # source files, without the tokenizer's
     ignored: Mapping[str, str] = MappingProxyType({})  # omitted tensors, and the reasons
 

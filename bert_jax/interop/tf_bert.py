@@ -165,7 +165,7 @@ def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
 def _read_moments(
     source: TfBundle, trained: Sequence[Placement], shapes: Params
 ) -> MomentsState | None:
-    """Returns None if there are no moments at all; a part of them is an error."""
+    """Returns the moments, or None if the checkpoint has none. Raises UserError if some lack."""
     if not any(name.endswith((names.MU, names.NU)) for name in source.specs):
         return None
 

@@ -93,7 +93,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
-    """Reads the moments that belong to parameters; None unless the optimizer was AdamW."""
+    """Returns the moments of parameters if the optimizer was AdamW, else None."""
     section = run.section("optimizer", OptimizerSection, verb="export")
 
     def read(checkpoints: Checkpointer) -> MomentsState | None:

@@ -28,9 +28,9 @@ class Evaluation(NamedTuple):
     split: str
     examples: int
     scores: Mapping[str, float]
-    # Of a fine-tuned run, by its ranking metric on the first split.
-    constant_score: float | None = None  # of the best constant answer; None: unknown
-    failure: str | None = None  # the reason that the run learnt nothing; None: it learnt something
+    # Fine-tuned runs: score of the best constant answer, by the ranking metric on the first split.
+    constant_score: float | None = None
+    failure: str | None = None  # why the run learnt nothing, if so
 
 
 _EVALUATION: Final = pydantic.TypeAdapter(Evaluation)
@@ -59,8 +59,8 @@ def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_da
 def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
     """Returns the evaluation of a checkpoint on the run's own held-out split, if there is one.
 
-    `step` is the checkpoint's; None: of the one that ``auto`` last selected. Raises UserError: the
-    file is damaged.
+    `step` is the checkpoint's; by default the last one that ``auto`` selected. Raises UserError if
+    the file is damaged.
     """
     for name in (EVALUATION, f"{EVALUATIONS}/{own_split(run)}-{step}.json"):
         path = run.directory / name

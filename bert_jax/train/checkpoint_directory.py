@@ -91,8 +91,8 @@ class CheckpointDirectory:
     def newest(self, part: str | None = None) -> int | None:
         """Returns the newest whole checkpoint; None without checkpoints.
 
-        Compares the files of one `part` with the manifest; None: all files. Raises UserError: there
-        are checkpoints, and none is whole.
+        Compares the files of one `part` (default: all files) with the manifest. Raises UserError if
+        all checkpoints are damaged.
         """
         return self._first_whole(sorted(self.entries, reverse=True), part)
 

@@ -66,7 +66,7 @@ def _jit_step(
 
 
 class StepPrograms:
-    """The train step, compiled once for each shape that a phase's batches may have, and no more."""
+    """The train step, compiled once for each batch shape of a phase."""
 
     def __init__(self, spec: StepSpec, *, accumulation: int, shapes: int):
         """Compiles nothing yet; a batch of one more shape than `shapes` will be an error."""

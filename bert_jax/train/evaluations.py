@@ -94,9 +94,9 @@ class Evaluations:
         return self._cut
 
     def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
-        """Returns the selection score; None without data, after a signal, or if it diverges.
+        """Returns the selection score, or None without data, after a signal, or on divergence.
 
-        Raises Diverged at the last step alone: before it, the bad-step policy handles divergence.
+        Raises Diverged at the last step only: before it, the bad-step policy handles divergence.
         """
         if phase.evaluate is None:
             return None

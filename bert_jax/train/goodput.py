@@ -80,7 +80,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def on(self, kind: str) -> Iterator[None]:
-        """Counts the time of the block as of a kind, except for compiling."""
+        """Counts the time of the block, except compilation, under a kind."""
         before = self.kind
         self._turn_to(kind)
         try:

@@ -29,7 +29,7 @@ class Throughput(NamedTuple):
     tokens_per_second: float  # without padding
     rows_per_second: float
     input_share: float  # of the time, spent waiting for the next batch
-    mfu: float | None  # model FLOPs over the devices' peak; None where the peak is unknown
+    mfu: float | None  # model FLOPs over the devices' peak, if the peak is known
 
 
 class Meter:

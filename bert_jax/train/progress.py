@@ -112,7 +112,7 @@ class StepTracker:
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether so many evaluations in a row were no better that the run should end."""
+        """Whether `patience` evaluations in a row brought no improvement."""
         patience = self._intervals.patience
         return patience is not None and self.progress.without_better >= patience
 

@@ -63,8 +63,8 @@ class Phase:
     loader: BatchSource
     shapes: int  # number of different shapes of its batches
     flops_per_row: float
-    evaluate: Evaluate | None  # None: nothing to evaluate on
-    watch: Watch | None  # None: the scores are not watched
+    evaluate: Evaluate | None  # if there is validation data
+    watch: Watch | None  # gives warnings about the scores
     validation: str = "dev"  # fingerprint of the data of `evaluate`
 
 
@@ -75,8 +75,8 @@ class Intervals:
     log_every: int
     evaluate_every: int | None
     checkpoint_every: int
-    checkpoint_minutes: float | None = None  # whichever comes first
-    checksum_every: int | None = None  # the replicas of the state; None: never
+    checkpoint_minutes: float | None = None  # a checkpoint is due when the first is over
+    checksum_every: int | None = None  # compares replicas of the state
     patience: int | None = None  # evaluations without a better one before the run ends
 
 
@@ -124,12 +124,12 @@ class TrainSpec:
     allow_data_change: bool  # since the last checkpoint; otherwise it is refused
     example_log: bool  # whether to write down the examples of each step
     trackers: Sequence[sections.TrackerName]
-    started: float  # when the process, or this run in it, began: seconds since 1970
-    watchdog: sections.WatchdogSection | None  # None: no step is taken to hang
+    started: float  # start of the process or of this run in it, seconds since 1970
+    watchdog: sections.WatchdogSection | None  # default: no watchdog
     bad_steps: sections.BadStepsSection
     # Facts about the task that are not in the configuration, as plain JSON, for a dump.
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    profile: sections.ProfileSection | None = None  # None: no step is traced
+    profile: sections.ProfileSection | None = None  # steps to trace
 
 
 def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:

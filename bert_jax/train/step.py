@@ -63,8 +63,8 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     Limits and schedule are arguments: one program serves every learning rate, warm-up and number of
     steps. The state counts the updates, since a step may be skipped.
 
-    The divisors of the loss are taken over the whole global batch before it is cut into
-    `accumulation` microbatches, which changes memory and nothing else. A step whose loss or
+    The loss is divided by counts of the whole global batch, before it is split into `accumulation`
+    microbatches. So accumulation changes memory, not numbers. A step whose loss or
     gradient is not finite, or beyond its limits, leaves the state unchanged and marks it unhealthy;
     later steps then leave it unchanged too, until the host responds (`bert_jax.train.bad_steps`).
     """

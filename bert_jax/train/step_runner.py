@@ -165,7 +165,7 @@ class StepRunner:
 
 
 def _thawed(state: TrainState) -> TrainState:
-    """Returns a frozen state one step on, as if its step had changed nothing else."""
+    """Returns a frozen state with its step count raised by one and its health restored."""
     layout = state.step.sharding
     step, healthy = jax.jit(
         lambda step: (step + 1, jnp.ones((), jnp.bool_)), out_shardings=(layout, layout)

@@ -41,7 +41,7 @@ class Goodput(NamedTuple):
 
 
 def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
-    """Returns the account of a run, alive or dead; None if it has written nothing.
+    """Returns the account of a run, alive or dead, or None without any entry.
 
     ``read_goodput("runs/base").shares["train"] -> 0.93``
     """
