@@ -77,7 +77,7 @@ class MemoryTable:
             yield TableRow(Path(NAME), number, values, columns)
 
     def has(self, column: str, *, width: int) -> bool:
-        """Whether a row has a column, by its name or as a tuple of so many."""
+        """Whether a row has a column, by name or by position in a tuple."""
         return any(
             column in row if isinstance(row, dict) else isinstance(row, tuple) and len(row) >= width
             for row in self.rows

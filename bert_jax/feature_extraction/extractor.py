@@ -55,9 +55,9 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
     ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11, 12, concatenated, lowest
     first. The names are the rows of arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all
     12 layers" with equal weights. ``"0,3"`` concatenates the embeddings' output and the third
-    layer's. ``"mix"`` is every state, for a probe that learns their weights. None: the best row of
-    the table that `depth` layers allow. Raises UserError: no such name, or a layer that the model
-    lacks.
+    layer's. ``"mix"`` is every state, for a probe that learns their weights. Default: the best
+    row of the table that `depth` layers allow. Raises UserError: an unknown name
+    or layer.
     """
     text = text or (LAST_FOUR if depth >= 4 else "last")
     last_four = tuple(range(depth - 3, depth + 1))

@@ -101,7 +101,7 @@ def export_stablehlo(
     params: Params,
     outputs: Sequence[str] | None = None,
 ) -> None:
-    """Writes a model as one program for cpu, cuda and tpu, and its weights beside it.
+    """Writes a model as one program for cpu, cuda and tpu, with a file of its weights.
 
     ``program.call(weights, input_ids, attention_mask, token_type_ids)["last_hidden_state"]`` needs
     only JAX and safetensors, as `USAGE` shows.

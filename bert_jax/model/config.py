@@ -123,8 +123,8 @@ class Execution(Section):
     """Arrays that the backward pass computes again: attention weights, all but products, or whole
     layers."""
     unroll: int | None = pydantic.Field(default=None, ge=1)
-    """Layers per trip of the loop over layers. None: all of up to 24 in training on a TPU, all of
-    up to 4 elsewhere, else one."""
+    """Layers per trip of the loop over layers. Default: all of up to 24 in training on a TPU, all
+    of up to 4 elsewhere, else one."""
 
     def elsewhere(self) -> Execution:
         """Returns the settings for other devices: `fused` becomes `auto`.

@@ -28,7 +28,7 @@ TileFactors: TypeAlias = tuple[Factors, Factors]  # of rows, of columns
 def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = None) -> Array:
     """Returns `x` [*tiles, rows, width] with elements dropped at `rate` and the rest scaled up.
 
-    `key` is of threefry; None in evaluation drops nothing. `lines` are as in `tile_factors`.
+    `key`: a threefry key, or None in evaluation, without dropout. `lines`: as in `tile_factors`.
     """
     if key is None or rate == 0.0:
         return x

@@ -116,7 +116,7 @@ class Encoder(nnx.Module):
         """Returns the last layer's hidden states of `queries_BQ`, None for all tokens.
 
         The last layer computes nothing for other tokens; the result is the same, dropout included.
-        The arguments are those of `Bert.hidden`.
+        The arguments are as for `Bert.hidden`.
         """
         x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
         segment_ids = batch["segment_ids"]

@@ -62,7 +62,7 @@ class MlmHead(nnx.Module):
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
 
     def _core(self) -> Callable[[Array, Array, Array, Array, Array], Scored] | None:
-        """Returns a function that decodes and scores at once; None if this run has none."""
+        """Returns a function that decodes and scores at once, if this run has one."""
         if self.loss == "fused":
             return decoded_cross_entropy
         if self.dtype == "float32" and on_one_cpu() and parts_in_use("vocab") == 1:

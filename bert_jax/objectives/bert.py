@@ -61,7 +61,7 @@ class BertObjective:
     ) -> RowTransform:
         """Returns the row transform; evaluation masks 15% of the tokens.
 
-        `max_predictions` None is the masking's own rule.
+        By default the masking's rule sets `max_predictions`.
         """
         masking = EVALUATION_MASKING if evaluation else self.masking
         if max_predictions is not None and not evaluation:

@@ -40,7 +40,7 @@ def evaluate_objective(
 ) -> Evaluation:
     """Evaluates a checkpoint of a pretrained or imported run.
 
-    The arguments are those of `bert_jax.evaluate`; `say` gets a line while a dataset is copied from
+    The arguments are as for `bert_jax.evaluate`; `say` gets a line while a dataset is copied from
     a bucket. Raises UserError: no such checkpoint, dataset or split; no dataset for an imported
     run, or one with longer examples than the model has positions.
     """

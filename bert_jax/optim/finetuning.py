@@ -152,7 +152,7 @@ def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:
 
     ``("embeddings", "layers.0-1")`` of three layers → ``[True, True, True, False, False, False]``
 
-    The names are those of `FinetuneOptimizerSection.freeze`. Raises UserError for another name.
+    The names are as in `FinetuneOptimizerSection.freeze`. Raises UserError for another name.
     """
     frozen = np.zeros(depth + 3, np.bool_)
     for name in names:

@@ -99,7 +99,7 @@ class Accelerator:
         return round(math.prod(shape) / self.count_unit)
 
     def quota(self, chips: int) -> Quota | None:
-        """Returns the quota of a slice with that number of chips; None without a known name."""
+        """Returns the quota of a slice with that number of chips, if its name is known."""
         return next((q for q in reversed(self.quotas) if q.smallest <= chips), None)
 
 
@@ -288,7 +288,7 @@ _GPU_PEAK_FLOPS: Final[dict[str, float]] = {
 
 
 def accelerator_of(device: Any) -> Accelerator | None:
-    """Returns the generation of a JAX device; None for devices that are not in the table."""
+    """Returns the generation of a JAX device, if the table has it."""
     found = (each for each in ACCELERATORS.values() if device.device_kind in each.device_kinds)
     return next(found, None)
 

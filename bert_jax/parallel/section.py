@@ -24,8 +24,8 @@ class DistributedSection(Section):
     enabled: bool = False
     """True on every host of a job of several processes."""
     coordinator_address: str | None = None
-    """HOST or HOST:PORT of the first process. None: found on Cloud TPU, Slurm, Kubernetes and Open
-    MPI."""
+    """HOST or HOST:PORT of the first process. Default: found on Cloud TPU, Slurm, Kubernetes and
+    Open MPI."""
     coordinator_port: int = pydantic.Field(default=8482, ge=1, le=LAST_PORT)
     """Where the address names none."""
     process_count: int | None = pydantic.Field(default=None, ge=1)

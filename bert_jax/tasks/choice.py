@@ -221,7 +221,7 @@ def read_choices(
     """Reads a table of one or more questions; all have a label if it is to be `labelled`.
 
     Raises UserError: as `read_table`; a column that is not there, no question; RowError: a line
-    with too few or too many fields, an empty choice, no label or one that is none of the choices.
+    with too few or too many fields, an empty choice, no label or an unknown one.
     """
     columns = section.columns
     asked = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]

@@ -150,7 +150,7 @@ class DatasetCache:
 
 
 def check_files(directory: epath.PathLike) -> None:
-    """Checks that every file of a dataset exists and has its size; reads none of them.
+    """Checks that every file of a dataset exists and has its size; without reading it.
 
     Raises UserError: a file is missing or has another size; RunStopped: the bucket does not answer.
     """

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 PREFETCH: Final = 4  # batches that each worker makes ahead
 
-# The fields of the fingerprint that decide which examples make up which row.
+# The fields of the fingerprint that assign examples to rows.
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
 _WORKER_DIED = "Worker process was terminated unexpectedly"  # what Grain says of it

@@ -33,7 +33,7 @@ _UNITS_OF_SETTINGS: Final = {
 class MaskingSection(Section):
     """How tokens are masked: 15% of them; 80% become [MASK], 10% a random token, 10% stay.
 
-    The defaults are those of BERT (arXiv 1810.04805, section 3.1).
+    The defaults are BERT's (arXiv 1810.04805, section 3.1).
 
     Attributes:
         rate: share of an example's tokens to predict, special tokens included in the count, as in

@@ -206,7 +206,7 @@ class StaticMaskTransform:
     ) -> Row:
         """Returns a batch with one row per element of ``records``, which has one example.
 
-        The arrays are those of `empty_rows`. An example has at most L tokens; the random streams
+        The arrays are as in `empty_rows`. An example has at most L tokens; the random streams
         are not used. Raises UserError: more than P predictions, or an id beyond the vocabulary.
         """
         del rngs

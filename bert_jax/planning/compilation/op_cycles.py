@@ -75,7 +75,7 @@ class CostModel(Section):
     others: LinearCost
 
     def cycles(self, kind: str, features: Features) -> int:
-        """Returns the cycles of an operation of a kind."""
+        """Returns the estimated cycles of an operation."""
         linear = self.products if kind == PRODUCTS else self.others
         products, hbm, *rest = np.multiply(linear.weights, features).tolist()
         if kind == PRODUCTS:

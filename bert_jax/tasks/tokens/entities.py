@@ -24,7 +24,7 @@ class SpanLabel(NamedTuple):
 
 
 def parse_label(label: str) -> SpanLabel | None:
-    """Returns the parts of a label; None for a label of no scheme, such as ``"NN"``.
+    """Returns the parts of a label, or None for a label without a scheme, such as ``"NN"``.
 
     The type begins after the first hyphen, as in conlleval.
     """
