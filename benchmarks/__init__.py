@@ -1,1 +1,1 @@
-"""One script per figure: each prints one JSON line per measurement, beside its peer's."""
+"""One script per figure: each prints one JSON line per measurement, for ours and for the peer."""

@@ -1,9 +1,9 @@
-"""What a checkpoint costs: the stall per save, until it is whole, verifying, restoring.
+"""Times a checkpoint: the stall per save, the time until complete, verifying, restoring.
 
 ``python -m benchmarks.checkpoint [--size L4H256] [--saves N] [--directory DIR]``: parameters and
-two moments of float32, saved to `DIR` as a run does it. The stall is the time that `save` keeps the
-caller; the manifest's share of the time until it is whole is given beside it. Verifying reads what
-lies in the page cache, so that it is the cost of the checksums.
+two moments of float32, saved to `DIR` as in a run. The stall is the time for which `save` blocks
+the caller. A separate figure gives the manifest's share of the time until complete. Verifying reads
+from the page cache, so it measures the cost of the checksums.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def measure(size: Architecture, directory: Path, *, saves: int) -> None:
         "saves": saves,
         "packages": ["jax", "orbax-checkpoint"],
     }
-    # The first save makes threads and directories that the others find.
+    # The first save creates threads and directories; later saves reuse them.
     report("checkpoint.stall", statistics.median(stalls[1:]), "s/save", **facts)
     report("checkpoint.whole", statistics.median(wholes[1:]), "s/save", **facts)
     report("checkpoint.manifest", hashed, "s/save", **facts)

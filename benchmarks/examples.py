@@ -2,14 +2,14 @@
 
     python -m benchmarks.examples [--text FILE --vocab FILE] [--release-script PATH]
 
-One line of JSON per figure: examples and megabytes a second of wall time and of CPU time, memory of
-every process at its peak, bytes an example. 1× is some 20 MB of copies of a text; they have fresh
-document ids, since those are places in the file. Without arguments the text is this Python's own
-documentation, and the vocabulary is trained on it.
+One line of JSON per figure: examples and megabytes a second of wall time and of CPU time, peak
+memory of every process, bytes per example. 1× is some 20 MB of copies of a text; each copy has its
+own document ids, since an id is a place in the file. Without arguments the text is this Python's
+own documentation, and the vocabulary is trained on it.
 
-google-research/bert's `create_pretraining_data.py`, if it is given, is timed by turns with ours at
-1×. It needs TensorFlow and the `tokenization.py` beside it, and reads the same text with the same
-vocabulary. Without it no peer is run, which is said on standard error.
+If google-research/bert's `create_pretraining_data.py` is given, it is timed in turns with ours at
+1×. It needs TensorFlow and `tokenization.py` in its folder, and reads the same text and vocabulary.
+Without it the benchmark runs no peer and prints a note on standard error.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def repeat(text: Path, root: Path, *, copies: int) -> Path:
 def measure(
     texts: dict[int, Path], tokenizer: Path, *, workers: list[int], rounds: int, script: Path | None
 ) -> None:
-    """Runs everything by turns and reports it."""
+    """Runs both sides in turns and reports their figures."""
     taken: dict[tuple[int, int], list[Watched]] = {}
     theirs: list[Watched] = []
     made: dict[int, tuple[int, int]] = {}
@@ -124,7 +124,7 @@ def measure(
 
 
 def run_ours(text: Path, tokenizer: Path, *, workers: int) -> tuple[Watched, tuple[int, int]]:
-    """Returns what `bert-jax examples` took, and the examples and the bytes it made."""
+    """Runs `bert-jax examples`; returns its costs, its number of examples and their bytes."""
     with tempfile.TemporaryDirectory(dir=text.parent) as scratch:
         config = Path(scratch) / "run.yaml"
         section = {
@@ -144,7 +144,7 @@ def run_ours(text: Path, tokenizer: Path, *, workers: int) -> tuple[Watched, tup
 
 
 def run_release(script: Path, text: Path, vocabulary: Path) -> tuple[Watched, tuple[int, int]]:
-    """Returns what the release's script took, and the examples and the bytes it made."""
+    """Runs the release's script; returns its costs, its number of examples and their bytes."""
     with tempfile.TemporaryDirectory(dir=text.parent) as scratch:
         output = Path(scratch) / "examples.tfrecord"
         watched = watch(
@@ -164,7 +164,7 @@ def report_runs(
     workers: int,
     peer: str | None = None,
 ) -> None:
-    """Reports the figures of equal runs: medians, and of memory the highest."""
+    """Reports the figures of equal runs: medians, and the highest memory."""
     megabytes = text.stat().st_size / 1e6
     facts: dict[str, Any] = {
         "peer": peer,
@@ -187,13 +187,13 @@ def report_runs(
 def report_ratios(
     ours: list[Watched], theirs: list[Watched], examples: float, *, workers: int
 ) -> None:
-    """Reports how many times as many examples are made in a second.
+    """Reports the ratio of examples per second, ours to theirs.
 
     Args:
         ours: runs of our command.
-        theirs: runs of the script, by turns with ours.
-        examples: ours by theirs.
-        workers: of our command.
+        theirs: runs of the script, in turns with ours.
+        examples: number of examples of ours and of theirs.
+        workers: number of workers of our command.
     """
     facts: dict[str, Any] = {"peer": PEER, "workers": workers, "packages": PACKAGES}
     for name, field in (("ratio", "seconds"), ("core_ratio", "cpu_seconds")):
@@ -202,13 +202,13 @@ def report_ratios(
 
 
 def peaks_of(runs: list[Watched]) -> dict[str, float]:
-    """Returns each process's highest peak of several runs."""
+    """Returns the highest peak of each process over several runs."""
     names = {name: None for run in runs for name in run.peaks}
     return {name: max(run.peaks.get(name, 0.0) for run in runs) for name in names}
 
 
 def report_growth(taken: dict[tuple[int, int], list[Watched]], *, workers: list[int]) -> None:
-    """Reports what the largest text costs beside the smallest, and two workers beside one."""
+    """Compares the largest text with the smallest, and two workers with one."""
     sizes = sorted({times for times, _ in taken})
     facts: dict[str, Any] = {"packages": PACKAGES}
     for times in sizes:
@@ -242,7 +242,7 @@ def report_growth(taken: dict[tuple[int, int], list[Watched]], *, workers: list[
 
 
 def by_role(peaks: dict[str, float]) -> dict[str, float]:
-    """Returns the highest of like processes: ``{"worker 1": 3, "worker 2": 4}`` → 4."""
+    """Returns the highest figure per role: ``{"worker 1": 3, "worker 2": 4}`` → 4."""
     highest: dict[str, float] = {}
     for name, peak in peaks.items():
         role = name.split()[0]

@@ -1,13 +1,13 @@
-"""Sentences per second of `features`, beside Hugging Face's PyTorch model; the classic recipe.
+"""Sentences per second of `features` and of Hugging Face's PyTorch model; a classic recipe.
 
 ``python -m benchmarks.features [--checkpoint HF_DIR] [--table SST2_TRAIN.tsv] [--count N]``: mean
-features of sentences, float32, batches of 32, all cores, by turns in one run; ours through
+features of sentences, float32, batches of 32, all cores, in turns in one run; ours through
 `FeatureExtractor`, theirs with sentences sorted by length and each batch padded to its longest.
 Both start from text. Without a checkpoint, a random L6 H384 encoder over words of its own
-vocabulary; without a table, sentences of this Python's documentation. With a table, columns
-`sentence` and `label`, the recipe of the well-known tutorial is run once by each from the
-checkpoint on disk: the last layer's
-[CLS] and scikit-learn's logistic regression over five folds, our time with compiling in it.
+vocabulary; without a table, sentences of this Python's documentation. With a table (columns
+`sentence` and `label`), both sides run the recipe of a well-known tutorial once from the checkpoint
+on disk: the last layer's [CLS] and scikit-learn's logistic regression over five folds. Our time
+includes compiling.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def rates(source: Path, run_dir: Path, sentences: list[str], *, rounds: int) -> None:
-    """Times both on the same sentences by turns."""
+    """Times both on the same sentences in turns."""
     ours, extractor = our_features(run_dir, sentences)
     theirs, padding = torch_features(source, sentences, pool="mean")
     np.testing.assert_allclose(ours(), theirs(), atol=1e-4)
@@ -117,7 +117,7 @@ def recipe(source: Path, run_dir: Path, table: Path, root: Path) -> None:
 def our_features(
     run_dir: Path, sentences: list[str]
 ) -> tuple[Callable[[], np.ndarray], FeatureExtractor]:
-    """Returns what computes the last layer's means, and the extractor it does so with."""
+    """Returns a function that computes the last layer's means, and its extractor."""
     model = model_of_run(open_run(str(run_dir)), checkpoint="last")
     layers = select_layers("last", depth=model.architecture.num_hidden_layers)
     settings = ExtractionSettings(layers=layers, batch_size=BATCH)
@@ -129,7 +129,7 @@ def our_features(
 def torch_features(
     source: Path, sentences: list[str], *, pool: str
 ) -> tuple[Callable[[], np.ndarray], Callable[[], float]]:
-    """Returns the same of Hugging Face's PyTorch model, and what its share of padding is."""
+    """Returns the same function for Hugging Face's PyTorch model, and its share of padding."""
     import torch
     import transformers
 
@@ -165,7 +165,7 @@ def torch_features(
 
 
 def cut_table(arguments: argparse.Namespace, root: Path) -> Path:
-    """Writes the table's first rows beside."""
+    """Writes the table's first rows to a new file."""
     lines = arguments.table.read_text(encoding="utf-8").splitlines()[: arguments.count + 1]
     path = root / "table.tsv"
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -173,7 +173,7 @@ def cut_table(arguments: argparse.Namespace, root: Path) -> Path:
 
 
 def column(table: Path, name: str) -> list[str]:
-    """Returns a column."""
+    """Returns a column of a table."""
     with table.open(encoding="utf-8", newline="") as file:
         return [row[name] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
 

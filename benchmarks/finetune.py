@@ -1,12 +1,12 @@
-"""Times fine-tuning: training examples per second, beside Hugging Face's PyTorch model.
+"""Times fine-tuning in examples per second, against Hugging Face's PyTorch model.
 
     python -m benchmarks.finetune [--checkpoint DIR --task mrpc --data glue/MRPC]
 
 Without arguments an encoder of random weights is fine-tuned on sentences of this Python's own
 documentation. Both sides train on the same examples with the same batch size, length and
-optimizer, a stretch of steps each by turns; ours pads a batch of similar lengths to one of a
-few lengths, theirs to the longest of a batch as drawn, as transformers' own example does.
-Compiling is a figure of its own.
+optimizer, some steps each in turns. Ours groups examples of similar length and pads them to one of
+a few lengths. Theirs pads a random batch to its longest example, as transformers' own script does.
+Compiling is a separate figure.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 def measure(
     task: str, data: Path, checkpoint: Path, run_dir: Path, *, steps: int, rounds: int
 ) -> None:
-    """Times both by turns."""
+    """Times both in turns."""
     settings = Settings(epochs=1000)
     ours = Ours(task, data, run_dir, settings)
     train = read(data / "train.tsv", task)
@@ -110,7 +110,7 @@ def measure(
 
 
 class Ours:
-    """The train step of `bert-jax finetune`, over the batches that it would see."""
+    """The train step of `bert-jax finetune`, over the batches of a real run."""
 
     def __init__(self, task: str, data: Path, run_dir: Path, settings: Settings) -> None:
         values = {
@@ -146,16 +146,16 @@ class Ours:
 
     @property
     def programs(self) -> int:
-        """How many shapes there are."""
+        """Number of compiled shapes."""
         return len(self.batches.plan.shapes)
 
     @property
     def padding(self) -> float:
-        """Share of the positions that held no piece."""
+        """Share of positions that were padding."""
         return 1 - self.pieces / self.positions
 
     def step(self) -> int:
-        """Takes a step and returns the examples in it."""
+        """Runs a step and returns its number of examples."""
         return self._take(next(self.stream))
 
     def _take(self, batch: Any) -> int:
@@ -168,7 +168,7 @@ class Ours:
         return int(batch["row_weights"].sum())
 
     def _compile(self) -> float:
-        """Takes a step of every shape, and returns what the first steps took beyond others."""
+        """Runs a step of every shape and returns the extra seconds of the first steps."""
         seconds = 0.0
         for at in itertools.count():
             if self.programs == len(self.batches.plan.shapes) or at == self.batches.plan.steps:

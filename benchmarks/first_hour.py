@@ -2,10 +2,10 @@
 
     python -m benchmarks.first_hour --checkpoint MODEL --data glue/SST-2 [--only finetune]
 
-Each is a process of its own, from its start to its end or to the line that is waited for. *Cold*
-has an empty cache of compiled programs, *warm* runs a second time with the first one's. The peer is
+Each step is a process of its own, timed from its start to its end or to a given line. *Cold* starts
+with an empty compilation cache; *warm* is a second run with that cache. The peer is
 Hugging Face's Trainer doing the same work whole (`benchmarks.hf_trainer`; it needs `accelerate`),
-or with ``--peer loop`` a loop of PyTorch's (`benchmarks.hf_finetune`). Installing is `make demo`'s
+or with ``--peer loop`` a PyTorch loop (`benchmarks.hf_finetune`). Installing is `make demo`'s
 first part: ``time make .venv/.core``.
 """
 
@@ -28,7 +28,7 @@ PARTS = ("commands", "pretrain", "finetune", "peer")
 
 
 class Newcomer:
-    """Runs commands with a cache directory of its own, and reports what they took."""
+    """Runs commands with a cache directory of its own, and reports their times."""
 
     def __init__(self, root: Path) -> None:
         """Takes a scratch directory."""
@@ -37,13 +37,13 @@ class Newcomer:
     def run(
         self, command: Sequence[str], name: str, *, until: str | None = None, **facts: Any
     ) -> float:
-        """Runs a command and reports its seconds, those to its first line, and those to another.
+        """Runs a command and reports its seconds: in all, to its first line, to another line.
 
         Args:
-            command: and its arguments.
-            name: of the figure.
-            until: the beginning of a line that is waited for.
-            **facts: that the figure depends on.
+            command: program and arguments.
+            name: name of the figure.
+            until: beginning of a line to wait for.
+            **facts: facts that the figure depends on.
 
         Returns:
             Seconds in all.
@@ -60,10 +60,10 @@ class Newcomer:
         return end.wall
 
     def twice(self, command: Sequence[str], name: str, *, until: str | None = None) -> float:
-        """Runs a command cold and warm; what it wrote to ``run`` goes in between.
+        """Runs a command cold and warm, and deletes ``run`` in between.
 
         Returns:
-            Seconds of the warm one.
+            Seconds of the warm run.
         """
         seconds = 0.0
         for state in ("cold", "warm"):
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def pretrain(newcomer: Newcomer) -> None:
-    """Times `pretrain` to its first line and its first step, on this Python's documentation."""
+    """Times `pretrain` until its first line and its first step, on this Python's documentation."""
     root = newcomer.root
     write_python_docs(root / "text")
     config = {

@@ -1,4 +1,4 @@
-"""malloc's large pages, which XLA's CPU client gains a fifth by."""
+"""malloc's large pages, which make XLA's CPU client a fifth faster."""
 
 import os
 import sys
@@ -7,10 +7,10 @@ LARGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def with_large_pages(module: str) -> None:
-    """Starts this process again with large pages: glibc reads the setting at the start.
+    """Restarts this process with large pages: glibc reads the setting only at the start.
 
     Args:
-        module: what is running, as `python -m` takes it.
+        module: name of the running module, for `python -m`.
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = LARGE_PAGES

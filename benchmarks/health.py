@@ -1,9 +1,9 @@
-"""What watching over a run's numbers costs: withheld updates, limits, checksums of replicas.
+"""Times the checks on a run's numbers: withheld updates, limits, checksums of replicas.
 
 ``python -m benchmarks.health [--size L4H256] [--rounds N]``: the train step as pretraining runs it,
-beside the same step that applies every update whatever it is; the host's part of judging a step
-and of watching for one that hangs; and a comparison of all replicas, spread over the 1000 steps
-between two of them by default. The checksums run on `--devices` simulated devices, which share this
+and a step that applies every update unchecked; the host's time to judge a step and to watch for a
+hanging one; and a comparison of all replicas, spread over the default interval of 1000 steps. The
+checksums run on `--devices` simulated devices, which share this
 machine's cores.
 """
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def measure(size: Architecture, steps: int, rounds: int) -> None:
-    """Times the step with and without what watches over it, and the comparison of replicas."""
+    """Times the step with and without its checks, and the comparison of replicas."""
     task = BertObjective(
         architecture=size,
         execution=Execution(dtype="float32"),
@@ -103,7 +103,7 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
 
 
 def unwatched(spec: StepSpec) -> Any:
-    """Returns the same step without limits, norms by layer and a state that can be kept."""
+    """Returns the same step without limits, per-layer norms and withheld updates."""
     gradients = make_gradients(spec.task, spec.model, accumulation=1)
 
     def step(
@@ -124,7 +124,7 @@ def unwatched(spec: StepSpec) -> Any:
 def steps_of(
     step: Any, state: TrainState, inputs: tuple[Any, ...], steps: int
 ) -> Callable[[], None]:
-    """Returns a function that runs so many steps."""
+    """Returns a function that runs a given number of steps."""
     held = [state]
 
     def run() -> None:
@@ -136,7 +136,7 @@ def steps_of(
 
 
 def judging(steps: int = 2000) -> float:
-    """Returns the seconds that the host takes over a step: its limits, and adding it."""
+    """Returns the host's seconds per step for checking its limits and adding it."""
     guard, history = BadStepGuard(BadStepsSection()), StepHistory()
     metrics = {"loss": (2.0, 1.0), "gradient_norm": (1.0, 1.0), "healthy": (1.0, 1.0)}
     started = time.perf_counter()
@@ -146,7 +146,7 @@ def judging(steps: int = 2000) -> float:
 
 
 def watching(steps: int = 20_000) -> float:
-    """Returns the seconds that the account of time and the watchdog take over a step."""
+    """Returns the seconds per step of the time accounting and the watchdog."""
     nowhere = epath.Path("/nowhere")
     watch = Stopwatch(nowhere, started=time.time())
     with watch.on("train"), Watchdog(WatchdogSection(), watch, nowhere) as watchdog:

@@ -1,4 +1,4 @@
-"""Fine-tunes a sequence classifier with Hugging Face's PyTorch model: the peer of our own.
+"""Fine-tunes a sequence classifier with Hugging Face's PyTorch model: the peer of ours.
 
     python -m benchmarks.hf_finetune CHECKPOINT mrpc shared/glue/MRPC --seed 1
 
@@ -20,7 +20,7 @@ import numpy as np
 
 
 class Table(NamedTuple):
-    """Where a task's texts and labels are in its files."""
+    """Columns of a task's texts and labels."""
 
     first: int
     second: int | None
@@ -38,7 +38,7 @@ TABLES: Final = {
 
 
 class Settings(NamedTuple):
-    """What both sides train with."""
+    """Training settings of both sides."""
 
     batch_size: int = 32
     learning_rate: float = 5e-5
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 
 
 def main() -> None:
-    """Fine-tunes and prints."""
+    """Fine-tunes and prints the figures."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("task", choices=TABLES)
@@ -106,7 +106,7 @@ class Peer:
         self.train_set, self.dev_set = train, dev
 
     def train(self, settings: Settings) -> float:
-        """Trains, and returns examples per second: of training alone, without the first batch."""
+        """Trains; returns examples per second of training, without the first batch."""
         steps = self.steps(settings)
         next(steps)
         started = time.perf_counter()
@@ -114,7 +114,7 @@ class Peer:
         return counted / (time.perf_counter() - started)
 
     def steps(self, settings: Settings) -> Iterator[int]:
-        """Takes a step at a time, and yields the examples in it."""
+        """Runs step after step and yields each step's number of examples."""
         import torch
 
         model = self.model.train()

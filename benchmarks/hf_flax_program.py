@@ -1,7 +1,8 @@
 """Hugging Face's Flax BERT train step, compiled for a TPU: a peer of `benchmarks.planned_step`.
 
-Runs under a Python of its own, with transformers 4.56, flax, optax and libtpu, and nothing of this
-project. Prints the compiler's figures of memory as JSON; its text of the program goes to a folder.
+Runs under a Python of its own with transformers 4.56, flax, optax and libtpu, and imports no module
+of this project. Prints the compiler's memory figures as JSON and writes the program's text to a
+folder.
 """
 
 import json
@@ -18,14 +19,14 @@ from transformers import FlaxBertForPreTraining  # pyright: ignore
 
 
 def main(topology: str, megacore: str, sizes: str, rate: str, folder: str) -> None:
-    """Compiles and writes.
+    """Compiles the step and writes the program.
 
     Args:
-        topology: as libtpu spells it.
+        topology: topology in libtpu's spelling.
         megacore: ``megacore``, or empty.
-        sizes: layers, hidden size, rows, length and vocabulary, with commas between.
-        rate: of dropout.
-        folder: for the compiler's own files.
+        sizes: layers, hidden size, rows, length and vocabulary, separated by commas.
+        rate: dropout rate.
+        folder: folder for the compiler's files.
     """
     layers, hidden, rows, length, vocab = map(int, sizes.split(","))
     options = {"chip_config_name": megacore} if megacore else {}
@@ -39,7 +40,7 @@ def main(topology: str, megacore: str, sizes: str, rate: str, folder: str) -> No
     state = (params, jax.eval_shape(optimizer.init, params), jax.eval_shape(jax.random.key, 0))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     batch = (ids, ids, jax.ShapeDtypeStruct((rows,), jnp.int32))
-    # Data parallel, as that library's example: everything but the batch lies on every device.
+    # Data parallel, as in that library's example: all arrays but the batch are replicated.
     whole, split = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in ((), ("data",)))
     step = jax.jit(make_step(model, optimizer), in_shardings=(whole, split), donate_argnums=0)
     started = time.perf_counter()

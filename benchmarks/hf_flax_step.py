@@ -1,7 +1,7 @@
 """Train steps of Hugging Face's Flax BERT, on request: a peer of `benchmarks.train_step`.
 
-Runs under a Python of its own, with transformers 4.56, flax and optax, and nothing of this
-project. For every line on stdin, a number of steps, it runs them and answers ``done``.
+Runs under a Python of its own with transformers 4.56, flax and optax, and imports no module of this
+project. Each line on stdin is a number of steps: it runs them and answers ``done``.
 """
 
 import sys
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def make_config(*, layers: int, hidden: int, vocab: int, dropout: float = 0.1) -> BertConfig:
-    """Returns BERT of that size, with heads of 64."""
+    """Returns a BERT configuration of the given size, with heads of 64."""
     return BertConfig(
         vocab_size=vocab,
         hidden_size=hidden,
@@ -45,12 +45,12 @@ def make_config(*, layers: int, hidden: int, vocab: int, dropout: float = 0.1) -
 
 
 def make_optimizer() -> optax.GradientTransformation:
-    """Returns AdamW with the gradient's norm cut at 1."""
+    """Returns AdamW with the gradient norm clipped at 1."""
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
 
 
 def make_batch(rows: int, length: int, predictions: int, vocab: int) -> tuple[jax.Array, ...]:
-    """Returns full rows, labels with -1 where nothing is predicted, next-sentence labels."""
+    """Returns full rows, labels with -1 at unmasked positions, next-sentence labels."""
     rng = np.random.default_rng(0)
     ids = rng.integers(5, vocab, (rows, length), dtype=np.int32)
     labels = np.full(ids.shape, -1, np.int32)
@@ -61,7 +61,7 @@ def make_batch(rows: int, length: int, predictions: int, vocab: int) -> tuple[ja
 
 
 def make_step(model: Any, optimizer: optax.GradientTransformation) -> Any:
-    """Returns the step as that library's own pretraining example has it, NSP added."""
+    """Returns the step of that library's own pretraining example, with NSP added."""
 
     def step(state: Any, batch: tuple[jax.Array, ...]) -> Any:
         params, opt_state, key = state

@@ -2,8 +2,8 @@
 
     python -m benchmarks.hf_trainer CHECKPOINT glue/SST-2 --limit 2000
 
-What a person who knows the Trainer would write, with the settings of `configs/finetune/sst2.yaml`.
-It needs `accelerate`, which the tests do not. It prints a line of JSON.
+A typical Trainer script, with the settings of `configs/finetune/sst2.yaml`. It needs `accelerate`,
+unlike the tests. It prints a line of JSON.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks.hf_finetune import Settings, read
 
 
 def main() -> None:
-    """Fine-tunes and prints."""
+    """Fine-tunes and prints the figure."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("data", type=Path, help="train.tsv and dev.tsv in it")
@@ -57,7 +57,7 @@ def train(
         learning_rate=settings.learning_rate,
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
-        warmup_steps=settings.warmup,  # below 1, a share of all
+        warmup_steps=settings.warmup,  # below 1: a share of all steps
         weight_decay=settings.weight_decay,
         eval_strategy="epoch",
         save_strategy="epoch",

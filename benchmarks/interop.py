@@ -3,8 +3,8 @@
 ``python -m benchmarks.interop [--size base large] [--to hf tf stablehlo]``: a checkpoint of random
 weights and both pretraining heads is written as Hugging Face's, imported, and exported in every
 format by the command line. The peer is Hugging Face's own ``from_pretrained`` and
-``save_pretrained``, where PyTorch is installed. A process's peak is what the operating system
-counted, with the libraries in it; ``above`` is that of the same verb on the size tiny taken away.
+``save_pretrained``, if PyTorch is installed. A process's peak is the operating system's figure and
+includes libraries; ``above`` is the peak less the peak of the same verb at size tiny.
 """
 
 import argparse
@@ -36,14 +36,14 @@ model.save_pretrained(sys.argv[2])
 
 
 class Cost(NamedTuple):
-    """What a process took."""
+    """Costs of one process."""
 
     seconds: float
     peak_mib: float
 
 
 def main() -> None:
-    """Measures every size asked for and prints a line of JSON per figure."""
+    """Measures every requested size and prints a line of JSON per figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -108,7 +108,7 @@ def tokenizer() -> Tokenizer:
 
 
 def checkpoint_mib(size: str) -> float:
-    """Returns the size of the numbers."""
+    """Returns the size of the checkpoint's arrays in MiB."""
     architecture = resolve_architecture(
         ModelSection.model_validate({"size": size}), vocab_size=VOCAB
     )

@@ -1,10 +1,10 @@
-"""Bundles of our kernels, by the compiler's final schedule, beside their busiest unit.
+"""Bundles of our kernels in the compiler's final schedule, and their busiest unit.
 
-``python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]``: of
-attention one row, as many heads as fill the lanes of a register, dropout 0.1, of all tokens and of
-those that pretraining reads of the last layer; of what is around LayerNorm and of GELU's gradient
-one row of ``--hidden 768``; of the loss ``--predictions 1232 --pieces 30592``; bfloat16. A bundle
-is a cycle of one core. No TPU is needed, only libtpu.
+``python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]``:
+attention of one row with enough heads to fill a register's lanes, dropout 0.1, for all tokens and
+for the tokens that pretraining reads of the last layer; add-and-norm and GELU's gradient for one
+row of ``--hidden 768``; the loss for ``--predictions 1232 --pieces 30592``; all in bfloat16. A
+bundle is a cycle of one core. It needs libtpu but no TPU.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from bert_jax.planning.compilation.kernels import (
 from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compiler import TPU_COMPILER
 
-ROWS = 64  # so that a grid's first and last step weigh little
+ROWS = 64  # enough to make a grid's first and last step negligible
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=30_592, help="of the padded vocabulary")
     asked = parser.parse_args()
     os.environ.update(TPU_COMPILER)
-    # Libtpu reads its flags once, so every topology has a process of its own.
+    # libtpu reads its flags once, so every topology has a process of its own.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for name in asked.topology:
             row = {"length": asked.length, "hidden": asked.hidden, "dropout": asked.dropout}
@@ -79,7 +79,7 @@ Lower: TypeAlias = Callable[[], jax.stages.Lowered]
 def of_layer(
     *, length: int, hidden: int, dropout: float, heads: int, columns: int
 ) -> list[tuple[Lower, dict[str, Any]]]:
-    """Returns what lowers the kernels of a layer for `ROWS` rows, each with what it is for."""
+    """Returns functions that lower the kernels of a layer for `ROWS` rows, with their names."""
     row = {"length": length, "dropout": dropout}
     attention = functools.partial(
         lower_attention,
@@ -122,7 +122,7 @@ def alone(name: str, lower: Lower) -> dict[str, KernelSchedule]:
 
 
 def rows_of(topology: str) -> float:
-    """Returns the rows of one core: a chip's two share the grid where they are one device."""
+    """Returns the rows of one core: two cores share the grid if they are one device."""
     return ROWS / (2 if parse_topology(topology).accelerator.megacore else 1)
 
 

@@ -1,11 +1,11 @@
-"""Kills ``bert-jax examples`` at random points of its life, runs it again, compares the bytes.
+"""Kills ``bert-jax examples`` at random times, runs it again, compares the bytes.
 
 ``python -m benchmarks.kill_examples [--points 20] [--engine beam] [--parent-only]``: makes a corpus
-of the installed Python's own documentation, in which every document occurs four times, and a
-vocabulary; makes the dataset once without interruption (three rules that look across documents,
-several shards, two workers); then, as often as there are points, starts it anew, kills it with all
-its processes (or the parent alone, whose workers then live on for a moment) and runs it again.
-Prints how many of the datasets are the first one's, file by file, byte by byte.
+of the installed Python's own documentation, with every document four times, and a vocabulary; makes
+the dataset once without interruption (three rules across documents, several shards, two workers).
+Then for each point it starts the command, kills it with all its processes (or the parent alone,
+leaving its workers alive for a moment) and runs it again. Prints how many of the datasets equal the
+first one, byte by byte.
 """
 
 import argparse
@@ -48,16 +48,16 @@ def main() -> None:
         run_whole(command)
         whole = files(directory / "dataset")
         shutil.rmtree(directory / "dataset")
-        seconds = run_whole(command)  # the first had to load all that it imports
+        seconds = run_whole(command)  # the first run had a cold page cache
         draw = random.Random(arguments.seed)
         found, stages = Counter(), Counter()
         for point in range(arguments.points):
             shutil.rmtree(directory / "dataset")
-            # One in each stretch of the run's life.
+            # One point in each equal part of the run.
             after = seconds * (point + draw.random()) / arguments.points
             while not run_and_kill(command, after=after, parent_only=arguments.parent_only):
                 shutil.rmtree(directory / "dataset")
-                after *= 0.95  # this one was faster than the first
+                after *= 0.95  # this run was faster than the first
             stage = stage_of(directory)
             run_whole(command)
             same = files(directory / "dataset") == whole
@@ -117,12 +117,12 @@ def run_and_kill(command: Sequence[str], *, after: float, parent_only: bool) -> 
     """Starts a command and kills it.
 
     Args:
-        command: what to run.
+        command: program and arguments.
         after: seconds from its start.
-        parent_only: leave alone the processes that it has started.
+        parent_only: kill only the parent process.
 
     Returns:
-        Whether it was killed; if not, it had ended before.
+        Whether it was killed before its end.
     """
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -136,7 +136,7 @@ def run_and_kill(command: Sequence[str], *, after: float, parent_only: bool) -> 
 
 
 def stage_of(directory: Path) -> str:
-    """Returns how far the run had come."""
+    """Returns the last stage of the run."""
     partial, work = directory / "dataset.partial", directory / "dataset.partial" / "work"
     if (directory / "dataset").exists():
         return "published"

@@ -1,8 +1,8 @@
 """Masked rows per second, and memory over an epoch: ``python -m benchmarks.loader``.
 
-Makes a dataset of random words in a temporary directory, through the same pipeline as a real one,
-and reads an epoch of it through the loader: in a thread of this process, then in worker processes.
-With ``--packing`` there are short examples too, read with one and then with several to a row.
+Makes a dataset of random words in a temporary directory with the real pipeline, and reads an epoch
+of it through the loader: in a thread of this process, then in worker processes. With ``--packing``
+it adds short examples, and reads one and then several per row.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BATCH_SIZE = 256
 EXAMPLES = 20_000
 TOKENS_PER_EXAMPLE = 480
 DUPE_FACTOR = 10
-SHORT_SEQ_PROB = 0.5  # with --packing: full examples share a row with nothing
+SHORT_SEQ_PROB = 0.5  # with --packing: full examples have a row to themselves
 UNITS = ("token", "whole_word", "ngram", "span")
 MIB = 2**20
 PACKAGES = ("array_record", "grain", "numpy")
@@ -69,11 +69,11 @@ def main() -> None:
 
 
 def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
-    """Writes a vocabulary of 30,522 pieces, a text of random words, and the dataset of the two.
+    """Writes a vocabulary of 30,522 pieces, a text of random words, and their dataset.
 
-    Words are three letters of the 26, a third of them with a continuation of three more, so that
-    there are words to mask whole; sentences of 5 to 40 words, documents of 100 to 200
-    sentences, which fill their examples but for the share that ``short_seq_prob`` makes shorter.
+    A word has three letters; a third of the words have a continuation of three more, for whole-word
+    masking. Sentences have 5 to 40 words, documents 100 to 200 sentences. They fill their examples,
+    except the share that ``short_seq_prob`` shortens.
     """
     triples = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -109,11 +109,10 @@ def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
 
 
 def measure_epoch(dataset: Dataset, features: MaskingTransform, *, workers: int) -> None:
-    """Reads one epoch and reports its speed and what it did to memory.
+    """Reads one epoch and reports its speed and its effect on memory.
 
-    The clock starts when the first batch is there, so that starting worker processes does not
-    count. Rows per second of CPU time, over this process and its workers, say what a core can do
-    also where other programs share the machine.
+    The clock starts at the first batch, so that starting worker processes does not count. Rows per
+    second of CPU time (this process and its workers) hold on a busy machine too.
     """
     section = LoaderSection(workers=workers)
     loader = Loader(dataset, features, batch_size=BATCH_SIZE, seed=0, section=section)
@@ -144,7 +143,7 @@ def measure_epoch(dataset: Dataset, features: MaskingTransform, *, workers: int)
     report("loader.rows_per_core_second", rows / cpu, "rows/s", **facts)
     report("loader.rows_per_second", rows / wall, "rows/s", **facts)
     report("loader.tokens_per_core_second", tokens / cpu, "tokens/s", **facts)
-    # Buffers fill over the first batches: what is flat is flat from there on.
+    # Buffers fill over the first batches; memory should be flat after them.
     settled = memory[len(memory) // 10 :]
     report(
         "loader.memory_growth",

@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml``: compiles two
 layers of BERT-Base with their embeddings, heads and optimizer, 256 × 512, code and all, for one
-slice of each generation. A comment has the sum of the estimates over the compiler's, of products
-and of the rest. A minute or two for each; no TPU is needed, only libtpu.
+slice of each generation. A comment gives the ratio of all estimates to the compiler's cycles, for
+products and for the rest. Each takes a minute or two; it needs libtpu but no TPU.
 """
 
 import datetime
@@ -36,15 +36,15 @@ from bert_jax.verbs.plan import train_step
 TOPOLOGIES = ("v3:4x4", "v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
 VOCAB = 30_522
 WIDTHS_OF_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
-LAYERS = 2  # with one nothing is stacked, and the vocabulary outweighs the layer
-STARTS = 12  # of the search, from which the best is taken
+LAYERS = 2  # one layer would not be stacked, and the vocabulary would outweigh it
+STARTS = 12  # starts of the search; the best one wins
 HEAD = """\
 # Cost models of `op_cycles.py`: cycles of each operation for each of its features, by generation.
 # Fitted by: python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml
 date: {date}
 libtpu: {libtpu}
 models:"""
-Observed = list[tuple[Features, int, int]]  # features, cycles of the compiler, trips
+Observed = list[tuple[Features, int, int]]  # features, the compiler's cycles, trips
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def model(accelerator: Accelerator, text: str) -> str:
-    """Returns a generation's part of the file, from a program with the compiler's cycles."""
+    """Returns one generation's part of the file, fitted to a program with the compiler's cycles."""
     observed: dict[bool, Observed] = {True: [], False: []}
     for found in Program.of(parse_hlo(text)).operations:
         if found.cycles is not None and is_estimated(found):
@@ -78,7 +78,7 @@ def model(accelerator: Accelerator, text: str) -> str:
 
 
 def fit(observed: Observed, *, is_product: bool) -> LinearCost:
-    """Returns the weights with the smallest sum of errors, and no bias in the whole."""
+    """Returns the weights with the smallest sum of errors and no overall bias."""
     features = np.array([each for each, _, _ in observed])
     cycles = np.array([each for _, each, _ in observed], float)
     trips = np.array([each for _, _, each in observed])
@@ -97,7 +97,7 @@ def fit(observed: Observed, *, is_product: bool) -> LinearCost:
         for _ in range(STARTS)
     ]
     *weights, start = np.abs(min(tries, key=lambda one: one.fun).x).tolist()
-    weights[0] *= is_product  # which others have none of
+    weights[0] *= is_product  # other instructions have none
     return LinearCost(weights=Features(*weights), start=start)
 
 

@@ -25,7 +25,7 @@ from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices, load_prices
 from bert_jax.verbs.plan import plan
 
-# Names of the tables: a configuration and what is changed of it.
+# Names of the tables: a configuration and its overrides.
 CONFIGS = {
     "base": ("pretrain/base.yaml",),
     "large": ("pretrain/base.yaml", "model.size=large"),
@@ -39,7 +39,7 @@ TOPOLOGIES = (
     *("v6e:4x4", "v6e:8x8", "v6e:16x16"),
 )
 TWO_SLICES = ("v5e:4x4",)
-# Of LAMB's phases, at 16 chips; more chips take as much less, so that each has the same rows.
+# Microbatches of LAMB's phases at 16 chips; with more chips each keeps the same rows.
 LAMB_ACCUMULATION = (16, 32)
 HEADINGS = (
     *("Model", "Slice, chips", "Steps × batch × tokens", "Fits", "Parameters + optimizer, GiB"),
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     slices: int
 
     def overrides(self) -> list[str]:
-        """Returns what is changed of the configuration."""
+        """Returns the overrides of the configuration."""
         _, *changed = CONFIGS[self.name]
         if self.name != "large, LAMB":
             return changed
@@ -69,7 +69,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Prints the tables, and writes them to where the page has them."""
+    """Prints the tables, and writes them into the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> Iterator[str]:
-    """Yields a table's lines, each as soon as it is known."""
+    """Yields a table's lines, each as soon as its plan is ready."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu"))
     form = "code and all" if asked.exact else "quick form"
     today = datetime.datetime.now(datetime.UTC).date()
@@ -123,7 +123,7 @@ def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> I
 
 
 def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
-    """Yields a row for each phase; bytes are of a chip."""
+    """Yields a row for each phase; bytes are per chip."""
     unit = GIB / found.topology.accelerator.devices_per_chip
     hours, dollars = found.hours, found.dollars(prices)
     total = (
@@ -152,10 +152,10 @@ def line(cells: Iterable[str]) -> str:
 
 
 def insert(page: Path, mark: str, lines: Iterable[str]) -> None:
-    """Replaces what a page has between two marks.
+    """Replaces the text between two marks of a page.
 
     Raises:
-        ValueError: it has no such marks.
+        ValueError: the page lacks the marks.
     """
     text = page.read_text(encoding="utf-8")
     before, begins, rest = text.partition(BEGINS.format(mark))

@@ -3,7 +3,7 @@
 ``python -m benchmarks.planned_finetuning [--topology v5e:2x2] [--layers 12] [--rows 128 --length
 128]``: a classifier of width 768 in bfloat16, dropout 0.1, rows of one length, over all chips; as
 `finetune` runs it with ``kernels: xla``, with its kernels and scanned layers, and with its kernels
-and unrolled layers. By `bert_jax.planning`'s meter. No TPU is needed, only libtpu.
+and unrolled layers. `bert_jax.planning` counts the cycles. It needs libtpu but no TPU.
 """
 
 import argparse
@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Prints a line of JSON for each way to execute the step."""
+    """Prints a line of JSON for each set of kernels."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -103,7 +103,7 @@ def lowered_step(
     rows: int,
     length: int,
 ) -> jax.stages.Lowered:
-    """Returns a classifier's step, as `finetune` would compile it for devices that are not here."""
+    """Returns a classifier's step, as `finetune` would compile it for absent devices."""
     heads = HeadsSection(
         mlm=False,
         next_sentence=False,

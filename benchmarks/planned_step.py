@@ -1,12 +1,12 @@
-"""Cycles and memory of one train step compiled for a TPU, beside Hugging Face's Flax BERT.
+"""Cycles and memory of one train step compiled for a TPU: ours and Hugging Face's Flax BERT.
 
 ``python -m benchmarks.planned_step [--topology v5e:4x4 …] [--layers 12] [--flax-python PATH]``: a
 BERT of width 768, 256 × 512, bfloat16, dropout 0.1, a vocabulary of 30,522, 15% of the positions
 predicted, AdamW, data parallel; by `bert_jax.planning`'s meter, the same for both. No TPU is
 needed, only libtpu. Hugging Face's Flax BERT ended with transformers 4: ``--flax-python`` names a
 Python that has it (``pip install 'transformers==4.56.*' flax optax libtpu``). A line for every
-topology, rate of ``--dropout``, ``--attention`` and ``--unroll``. With ``--quick`` no code is
-generated of ours (docs/planning.md), and theirs is worked out from one layer and from two.
+topology, rate of ``--dropout``, ``--attention`` and ``--unroll``. With ``--quick`` ours is not
+compiled to machine code (docs/planning.md), and theirs is extrapolated from one and two layers.
 """
 
 import argparse
@@ -36,7 +36,7 @@ PEER = Path(__file__).with_name("hf_flax_program.py")
 
 
 def main() -> None:
-    """Compiles what is asked for and prints a line of JSON per program."""
+    """Compiles the requested programs and prints a line of JSON for each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -65,7 +65,7 @@ def main() -> None:
 def ours(
     asked: argparse.Namespace, topology: TpuTopology, *, rate: float, execution: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the figures of the step that `pretrain` would run."""
+    """Returns the figures of `pretrain`'s step."""
     values = {
         "model": {
             "architecture": {
@@ -123,7 +123,7 @@ def theirs(asked: argparse.Namespace, topology: TpuTopology, *, rate: float) -> 
     if not asked.quick:
         return their_step(asked, topology, rate=rate, layers=asked.layers)
     shallow, deep = (their_step(asked, topology, rate=rate, layers=layers) for layers in (1, 2))
-    more = asked.layers - 1  # each costs what the second does
+    more = asked.layers - 1  # each costs as much as the second
 
     def of_all(few: Mapping[str, int], many: Mapping[str, int]) -> dict[str, int]:
         return {key: few.get(key, 0) + more * (many[key] - few.get(key, 0)) for key in many}
@@ -137,7 +137,7 @@ def theirs(asked: argparse.Namespace, topology: TpuTopology, *, rate: float) -> 
 def their_step(
     asked: argparse.Namespace, topology: TpuTopology, *, rate: float, layers: int
 ) -> dict[str, Any]:
-    """Returns the same of so many layers."""
+    """Returns the figures of their step with this number of layers."""
     accelerator = topology.accelerator
     sizes = ",".join(map(str, (layers, asked.hidden, asked.rows, asked.length, VOCAB)))
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +163,7 @@ def counted(cycles: Cycles) -> dict[str, int]:
 
 
 def line(asked: argparse.Namespace, figures: dict[str, Any], *, peer: str | None = None) -> None:
-    """Prints one program's figures; bytes are of one device."""
+    """Prints one program's figures; bytes are per device."""
     report(
         "planned_step.cycles",
         figures.pop("cycles"),

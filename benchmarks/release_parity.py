@@ -1,12 +1,12 @@
-"""Whether our examples are distributed as those of google-research/bert's own script.
+"""Tests whether our examples and google-research/bert's have the same distribution.
 
     python -m benchmarks.release_parity create_pretraining_data.py TEXT VOCAB [--runs 8]
 
-Both make examples of one text (a sentence per line, blank lines between) with one uncased
-vocabulary, several times with other seeds; ours are written as the release's TFRecords, so that one
-reader reads both. A line of JSON per figure: the p-value of the chi-square statistic under
-permutation. Runs change sides, not examples, since those of one run are drawn from one text. Of the
-p-values one in twenty is below 0.05 where nothing differs.
+Both make examples of one text (a sentence per line, blank lines between documents) with one uncased
+vocabulary and several seeds. Ours are written as TFRecords, so one reader reads both. A line of
+JSON per figure: the p-value of the chi-square statistic under permutation. Whole runs are permuted,
+since examples of one run share a text and are dependent. If the sides agree, one p-value in twenty
+is below 0.05.
 """
 
 import argparse
@@ -32,8 +32,8 @@ from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.text import load_wordpiece
 
 PERMUTATIONS: Final = 5000
-_BINS: Final = 30  # of a figure, each with as many examples as any other where that can be
-_MASK: Final = 103  # of the release's vocabularies
+_BINS: Final = 30  # bins of a figure, with equal numbers of examples if possible
+_MASK: Final = 103  # id of [MASK] in the release's vocabularies
 
 FIGURES: Final[dict[str, Callable[[StaticExample], int]]] = {
     "length": lambda e: len(e.input_ids),
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def run_ours(text: Path, root: Path, *, seed: int) -> list[StaticExample]:
-    """Returns the examples that one of our runs makes."""
+    """Returns the examples of one of our runs."""
     output = root / f"ours-{seed}"
     section = ExamplesSection(
         input=(str(text),),
@@ -105,7 +105,7 @@ def run_ours(text: Path, root: Path, *, seed: int) -> list[StaticExample]:
 
 
 def run_release(script: Path, text: Path, root: Path, *, seed: int) -> list[StaticExample]:
-    """Returns the examples that a run of the script makes."""
+    """Returns the examples of one run of the script."""
     output, vocabulary = root / f"theirs-{seed}", root / "tokenizer" / "vocab.txt"
     watch(release_command(script, text=text, vocabulary=vocabulary, output=output, seed=seed))
     return read([output])
@@ -148,16 +148,16 @@ def chi_square(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Returns how far two sums are apart."""
+    """Returns the distance between two sums."""
     return float(abs(ours - theirs).sum())
 
 
 def permute(table: np.ndarray, statistic: Callable[[np.ndarray, np.ndarray], float]) -> float:
-    """Returns the share of random divisions of the runs that differ no less than the true one.
+    """Returns the share of random divisions of the runs that differ as much as the true one.
 
     Args:
         table: ``[run, bin]``, the first half of the runs ours.
-        statistic: of two sums over runs.
+        statistic: statistic of two sums over runs.
     """
     rng = np.random.default_rng(0)
     half = len(table) // 2

@@ -8,10 +8,10 @@ from typing import Final
 
 PEER: Final = "google-research/bert create_pretraining_data.py"
 SEQ_LENGTH: Final = 512
-PREDICTIONS: Final = 77  # 15% of the tokens, as the release's README asks for
+PREDICTIONS: Final = 77  # 15% of the tokens, as in the release's README
 DUPE_FACTOR: Final = 5
 
-# The script is of TensorFlow 1: its names are to be found in TensorFlow 2 under another.
+# The script is for TensorFlow 1: TensorFlow 2 has its names in another module.
 _LAUNCHER: Final = """
 import runpy, sys
 import tensorflow.compat.v1 as tf
@@ -26,14 +26,14 @@ runpy.run_path(script, run_name="__main__")
 def release_command(
     script: Path, *, text: Path, vocabulary: Path, output: Path, seed: int
 ) -> list[str]:
-    """Returns the command that makes examples; what it prints goes into ``<output>.log``.
+    """Returns the command that makes examples; its output goes into ``<output>.log``.
 
     Args:
-        script: it; ``tokenization.py`` must lie beside it.
+        script: path of the script; its folder must hold ``tokenization.py``.
         text: a sentence per line, blank lines between documents.
         vocabulary: an uncased ``vocab.txt``.
-        output: TFRecords.
-        seed: of its draws.
+        output: path of the TFRecords.
+        seed: seed of its random draws.
     """
     flags = {
         "input_file": text,
@@ -52,5 +52,5 @@ def release_command(
 
 
 def tensorflow() -> list[str]:
-    """Returns the distribution that TensorFlow is from: it goes by several names."""
+    """Returns the installed distribution of TensorFlow, which has several names."""
     return importlib.metadata.packages_distributions()["tensorflow"][:1]

@@ -1,4 +1,4 @@
-"""Prints a measurement as one JSON line that says where, when and with what it was taken."""
+"""Prints a measurement as one JSON line with its machine, time and package versions."""
 
 import datetime
 import functools
@@ -32,9 +32,9 @@ def report(
         figure: the dotted name of what was measured.
         value: the figure, rounded to four significant digits.
         unit: its unit, e.g. ``tokens/s/core``.
-        peer: what was measured if not this project, or what it is compared with.
+        peer: another project: the one measured, or the one compared with.
         packages: distributions whose versions matter.
-        **details: anything else that the figure depends on; must be JSON.
+        **details: other facts that the figure depends on, as JSON values.
     """
     line = {
         "figure": figure,
@@ -51,7 +51,7 @@ def report(
 
 @functools.cache
 def machine() -> Mapping[str, Any]:
-    """Returns ``{"cpu": "AMD EPYC 7B12", "cores": 2}``; cores are those this process may use."""
+    """Returns ``{"cpu": "AMD EPYC 7B12", "cores": 2}``; cores that this process may use."""
     return {"cpu": _cpu_model(), "cores": available_cores(), "system": platform.system()}
 
 
@@ -59,7 +59,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     """Returns the version of Python and of each distribution.
 
     Raises:
-        PackageNotFoundError: a distribution is not installed: do not name what was not measured.
+        PackageNotFoundError: a distribution is not installed.
     """
     found = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), **found}
@@ -71,13 +71,13 @@ def interleaved(
     rounds: int,
     before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
-    """Times several things by turns, so that a machine that slows down slows all of them.
+    """Times several functions in turns, so that a slow machine slows all of them.
 
     Args:
-        runs: what to time, by name; each is called once before, untimed.
-        rounds: how often to time each.
-        before: what to run untimed in front of each, so that the start pays for none of what the
-            one before left: cold caches, memory that goes back, threads that wait.
+        runs: functions to time, by name; each runs once untimed before.
+        rounds: number of timings of each.
+        before: functions to run untimed before each, so that the timing excludes the previous one's
+            remains: cold caches, freed memory, waiting threads.
 
     Returns:
         The seconds of each round, by name.
@@ -88,7 +88,7 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            gc.collect()  # the garbage of one is not the other's to pick up
+            gc.collect()  # or the next function would pay for this garbage
             before.get(name, lambda: None)()
             start = time.perf_counter()
             run()

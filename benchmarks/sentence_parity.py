@@ -1,9 +1,9 @@
-"""How far an imported encoder's sentence embeddings are from Hugging Face's.
+"""Compares an imported encoder's sentence embeddings with Hugging Face's.
 
 ``python -m benchmarks.sentence_parity CHECKPOINT SENTENCES.txt [--count 200]``: the checkpoint (a
 Hugging Face directory) is imported by the command line's function; the first sentences of the file
 are embedded by both (mean over the real tokens, normalised) with each side's own tokenizer. Prints
-the largest difference of any number and, for the two tokenizers, how many sentences differ.
+the largest difference of any number and the number of sentences that are tokenized differently.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""The longest time that a command says nothing.
+"""Measures the longest time without output of a command.
 
     python -m benchmarks.silence bert-jax demo --dir /tmp/demo
 
-Prints one JSON line: seconds to the first line, the longest silence and between which lines it was,
-seconds in all; the command's exit code becomes this one's. The command's output is a pipe, where a
-live line cannot help: what is measured are lines. On a machine with other work on it the CPU
-seconds of the command and its workers say more than a clock: they stand beside.
+Prints one JSON line: seconds to the first line, the longest silence and the lines around it,
+seconds in all. It ends with the command's exit code. The command's output is a pipe, so a live line
+does not count. It also gives CPU seconds of the command and its workers: on a busy machine they say
+more than wall time.
 """
 
 import contextlib
@@ -21,15 +21,15 @@ import psutil
 
 
 class Moment(NamedTuple):
-    """When something was heard."""
+    """Time of a line of output."""
 
-    wall: float  # seconds, by a clock
-    cpu: float  # seconds, of the command and its workers
+    wall: float  # seconds of wall time
+    cpu: float  # CPU seconds of the command and its workers
     line: str
 
 
 class Silence(NamedTuple):
-    """From one line to the next."""
+    """The time between two lines."""
 
     wall: float
     cpu: float
@@ -37,13 +37,13 @@ class Silence(NamedTuple):
 
 
 def silence(before: Moment, after: Moment) -> Silence:
-    """Returns what passed between two lines."""
+    """Returns the time between two lines."""
     passed = after.wall - before.wall
     return Silence(passed, after.cpu - before.cpu, (before.line, after.line))
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Returns the CPU time of a process and all that it started."""
+    """Returns the CPU time of a process and all its children."""
     total = 0.0
     with contextlib.suppress(psutil.NoSuchProcess):
         for each in (process, *process.children(recursive=True)):
@@ -55,12 +55,12 @@ def cpu_seconds(process: psutil.Process) -> float:
 def listen(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, echo: bool = False
 ) -> tuple[list[Moment], int]:
-    """Runs a command, and returns when each of its lines came, its end last, and its exit code.
+    """Runs a command; returns the time of each line, of its end, and its exit code.
 
     Args:
-        command: and its arguments.
-        environment: of the process; None for this one's.
-        echo: show the lines with their times.
+        command: program and arguments.
+        environment: environment of the process; by default this process's.
+        echo: prints the lines with their times.
     """
     process = subprocess.Popen(
         command,
@@ -85,7 +85,7 @@ def listen(
 
 
 def main() -> int:
-    """Runs the command of the command line."""
+    """Runs the command in the arguments."""
     heard, code = listen(sys.argv[1:], echo=True)
     silences = [silence(*pair) for pair in itertools.pairwise(heard)]
     by_clock = max(silences, key=lambda found: found.wall)

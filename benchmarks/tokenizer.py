@@ -1,4 +1,4 @@
-"""Tokens per second of our WordPiece beside Hugging Face ``tokenizers`` called directly.
+"""Tokens per second of our WordPiece and of Hugging Face ``tokenizers`` called directly.
 
 ``python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]``: one thread each, the same
 vocabulary, the same lines, timed by turns. Without arguments the text is the manual that every
@@ -27,7 +27,7 @@ PACKAGES = ("tokenizers",)
 
 
 def main() -> None:
-    """Measures and prints: ours (words remembered, and at first sight), the peer, the ratios."""
+    """Measures and prints: ours (with cached and with new words), the peer, the ratios."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -69,12 +69,12 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
 
 
 def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
-    """Times the encodings by turns and prints the medians.
+    """Times the encodings in turns and prints the medians.
 
     Args:
         ours: the tokenizer to measure.
-        lines: what to encode.
-        rounds: how often.
+        lines: lines to encode.
+        rounds: number of timings.
     """
     peer = library_pipeline(ours)
 
@@ -82,10 +82,10 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
         return [e.ids for e in peer.encode_batch_fast(lines, add_special_tokens=False)]
 
     def encode_anew() -> list[list[int]]:
-        ours._ids_of_word.clear()  # the words that it remembers
+        ours._ids_of_word.clear()  # its cache of words
         return ours.encode_batch(lines)
 
-    # The last one leaves the words remembered for the first one of the next round.
+    # The last run fills the cache of words for the first run of the next round.
     runs: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours.encode_batch(lines),
         "tokenizers": encode_with_peer,

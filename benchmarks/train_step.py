@@ -1,14 +1,14 @@
-"""Sequences per second of the MLM + NSP train step, beside Hugging Face's PyTorch BERT.
+"""Sequences per second of the MLM + NSP train step: ours and Hugging Face's PyTorch BERT.
 
 ``python -m benchmarks.train_step [--size L4H256 …] [--steps N]``: float32, dropout 0.1, rows of
-128 pieces of which 20 are predicted, a vocabulary of 30,522, AdamW with the gradient's norm cut at
-1. Ours is the compiled step that pretraining runs, on one device. All take a batch of the same
-shape and all cores, by turns in one run, each in a process of its own. PyTorch is measured where it
-is installed. Hugging Face's Flax BERT ended with transformers 4: ``--flax-python PATH`` names a
+128 pieces with 20 predicted, a vocabulary of 30,522, AdamW with the gradient norm clipped at 1.
+Ours is the compiled step that pretraining runs, on one device. All use a batch of the same shape
+and all cores, in turns in one run, each in a process of its own. PyTorch is measured if it is
+installed. Hugging Face's Flax BERT ended with transformers 4: ``--flax-python PATH`` names a
 Python that has it (``pip install 'transformers==4.56.*' flax optax``).
 
-On Linux all of them run with malloc's large pages, as `make` sets them (GLIBC_TUNABLES; set to
-nothing, it measures without).
+On Linux all of them run with malloc's large pages, as `make` sets them (GLIBC_TUNABLES; an empty
+value turns them off).
 """
 
 import argparse
@@ -46,14 +46,14 @@ RATE = 1e-4
 FLAX_PEER = Path(__file__).with_name("hf_flax_step.py")
 TORCH_PEER = Path(__file__).with_name("hf_torch_step.py")
 
-# Of each before a timed round: the first steps after another's run are up to a half slower.
+# Untimed steps before each round: the first steps after another's run are up to half slower.
 UNTIMED = 3
 
-Run = Callable[[int], object]  # of a number of steps
+Run = Callable[[int], object]  # takes a number of steps
 
 
 def main() -> None:
-    """Measures every size asked for and prints a line of JSON per figure."""
+    """Measures every requested size and prints a line of JSON per figure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -102,7 +102,7 @@ def measure(
     rounds: int,
     flax_python: str | None,
 ) -> None:
-    """Times ours and the peers by turns and reports rates and ratios."""
+    """Times ours and the peers in turns and reports rates and ratios."""
     batch = make_batch(rows)
     packages = ["jax", "flax"]
     with contextlib.ExitStack() as stack:
@@ -139,7 +139,7 @@ def measure(
 
 
 def make_batch(rows: int) -> dict[str, np.ndarray]:
-    """Returns full rows of random pieces, 20 distinct positions of each predicted."""
+    """Returns full rows of random pieces, each with 20 distinct predicted positions."""
     rng = np.random.default_rng(0)
     ids = rng.integers(5, VOCAB, (rows, LENGTH), dtype=np.int32)
     positions = np.stack([rng.permutation(LENGTH)[:PREDICTIONS] for _ in range(rows)])
@@ -157,7 +157,7 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
 
 
 def our_steps(size: Architecture, batch: dict[str, np.ndarray], *, unroll: int | None) -> Run:
-    """Returns a function that runs steps of the program that pretraining compiles."""
+    """Returns a function that runs steps of pretraining's compiled program."""
     task = BertObjective(
         architecture=size,
         execution=Execution(dtype="float32", unroll=unroll),
@@ -187,9 +187,9 @@ def our_steps(size: Architecture, batch: dict[str, np.ndarray], *, unroll: int |
 
 @contextlib.contextmanager
 def peer_steps(python: str, peer: Path, size: Architecture, rows: int) -> Iterator[Run]:
-    """Starts a peer under a Python; yields what runs its steps.
+    """Starts a peer under its Python; yields a function that runs its steps.
 
-    The process waits between rounds, so that it takes nothing from the others.
+    The process sleeps between rounds and leaves the cores to the others.
     """
     sizes = [size.num_hidden_layers, size.hidden_size, rows, LENGTH, PREDICTIONS, VOCAB]
     command = [python, str(peer), *map(str, sizes)]

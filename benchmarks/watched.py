@@ -1,4 +1,4 @@
-"""Runs a command and says what its processes took: seconds, CPU seconds, memory at their peak."""
+"""Runs a command and measures its processes: seconds, CPU seconds, peak memory."""
 
 import dataclasses
 import resource
@@ -16,14 +16,14 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """What a command took.
+    """Costs of a command.
 
     Attributes:
-        seconds: from its start to its end.
-        cpu_seconds: of all its processes; of those that a fork server started as last seen, up to
-            a twentieth of a second before they ended, since nobody else is told.
-        peaks: MiB of resident memory at the highest, by process: ``{"main": 129.4, "worker 1":
-            118.0}``. Pages of files that are mapped count in each process that has them.
+        seconds: wall time from its start to its end.
+        cpu_seconds: CPU time of all its processes. For children of a fork server it is a sample
+            from the last twentieth of a second of their lives.
+        peaks: peak resident memory in MiB by process: ``{"main": 129.4, "worker 1": 118.0}``. A
+            mapped file's pages count in each process that maps them.
     """
 
     seconds: float
@@ -36,10 +36,10 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
 
     Args:
         command: program and arguments.
-        env: its environment; by default this process's.
+        env: environment of the command; by default this process's.
 
     Raises:
-        RuntimeError: it failed; with the end of what it printed.
+        RuntimeError: it failed; the message has the end of its output.
     """
     before = _cpu_seconds()
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         root = psutil.Process(process.pid)
-        # The pipe holds 64 KiB, and a run prints a few lines: it need not be emptied meanwhile.
+        # The pipe holds 64 KiB and a run prints a few lines, so it is read only at the end.
         while process.poll() is None:
             _look(root, peaks, roles, forked)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -82,7 +82,7 @@ def _look(
                 spent = process.cpu_times()
                 forked[process.pid] = spent.user + spent.system
     except (psutil.Error, OSError):
-        return  # it has ended while it was looked at
+        return  # it ended while we were reading
 
 
 def _role(process: psutil.Process, words: str, root: psutil.Process) -> str:
@@ -90,12 +90,12 @@ def _role(process: psutil.Process, words: str, root: psutil.Process) -> str:
         return "main"
     if "resource_tracker" in words:
         return "tracker"
-    # What it forks has its command line.
+    # Its forks share its command line.
     return "server" if _FORK_SERVER in words and process.ppid() == root.pid else "worker"
 
 
 def _peak_bytes(process: psutil.Process) -> int:
-    """Returns the highest so far, where the system keeps it, or what it is now."""
+    """Returns the peak so far if the system keeps it, else the current size."""
     status = Path(f"/proc/{process.pid}/status")
     if status.exists():
         for line in status.read_text().splitlines():
