@@ -192,7 +192,7 @@ def report_ratios(
     Args:
         ours: runs of our command.
         theirs: runs of the script, in turns with ours.
-        examples: number of examples of ours and of theirs.
+        examples: ratio of our number of examples to theirs.
         workers: number of workers of our command.
     """
     facts: dict[str, Any] = {"peer": PEER, "workers": workers, "packages": PACKAGES}

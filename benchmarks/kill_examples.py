@@ -48,7 +48,7 @@ def main() -> None:
         run_whole(command)
         whole = files(directory / "dataset")
         shutil.rmtree(directory / "dataset")
-        seconds = run_whole(command)  # the first run had a cold page cache
+        seconds = run_whole(command)  # the first run also loaded its imports from disk
         draw = random.Random(arguments.seed)
         found, stages = Counter(), Counter()
         for point in range(arguments.points):

@@ -39,7 +39,7 @@ TOPOLOGIES = (
     *("v6e:4x4", "v6e:8x8", "v6e:16x16"),
 )
 TWO_SLICES = ("v5e:4x4",)
-# Microbatches of LAMB's phases at 16 chips; with more chips each keeps the same rows.
+# Microbatches of LAMB's phases at 16 chips; more chips need fewer, with the same rows each.
 LAMB_ACCUMULATION = (16, 32)
 HEADINGS = (
     *("Model", "Slice, chips", "Steps × batch × tokens", "Fits", "Parameters + optimizer, GiB"),

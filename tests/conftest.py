@@ -1,4 +1,4 @@
-"""What every test stands on: eight simulated devices, and shapes checked as they are written."""
+"""Setup for every test: eight simulated devices, and runtime checks of annotated shapes."""
 
 import gc
 import os
@@ -6,16 +6,16 @@ import tempfile
 
 import pytest
 
-# Tracing and importing make millions of objects that live: looking through them again and again for
-# cycles costs a fifth of the time. On again, at a larger threshold, once the tests are collected.
+# Tracing and importing create millions of live objects; scanning them for cycles takes a fifth of
+# the time. The collector is enabled again, with a larger threshold, after collection.
 gc.disable()
 
-# Before JAX is first imported: its backend reads these once. Child processes inherit them.
+# Set before JAX is imported: its backend reads these once. Child processes inherit them.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu is installed and would ask for a TPU's metadata
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # or libtpu would query a TPU's metadata
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# XLA partitions the real programs; machine code is generated for compile time, since it runs for
-# milliseconds. Without MLIR's fusion emitters a train step compiles in a quarter of the CPU time.
+# XLA partitions the real programs; code generation is tuned for compile time, since programs run
+# for milliseconds. Without MLIR's fusion emitters a step compiles in a quarter of the CPU time.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0",
@@ -23,28 +23,28 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
-# As `make` sets it; a training verb that finds none would start itself a second time.
+# As `make` sets it; without it a training verb would restart itself.
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-# What one test, or one process that a test starts, has compiled, the next need not. Workers of
-# pytest-xdist inherit the directory of the process that started them.
+# Tests and their child processes share one compilation cache. Workers of pytest-xdist inherit the
+# directory of their parent process.
 COMPILED = None
 if "PYTEST_XDIST_WORKER" not in os.environ:
     COMPILED = tempfile.TemporaryDirectory(prefix="bert_jax_tests_")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED.name
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-# A line of the program where JAX would write down ten for every operation.
+# JAX records one source line per operation instead of ten.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "1"
-# PyTorch's and NumPy's threads spend more on waiting for each other than models of these sizes
-# take: a third of the CPU time of tests beside Hugging Face's.
+# For models of these sizes the threads of PyTorch and NumPy mostly wait for each other: they take a
+# third of the CPU time of tests against Hugging Face.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
-# Hugging Face's libraries must not look for a hub.
+# Hugging Face's libraries must not contact a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from jaxtyping import install_import_hook
 
-# Before the modules are first imported: the hook rewrites them as they are loaded. Implicit rank
-# promotion stays allowed: biases are added to activations of higher rank throughout, as in every
-# Flax layer, and the annotated shapes catch what "raise" is there to catch.
+# Installed before the modules are imported: the hook rewrites them while they load. Implicit rank
+# promotion stays allowed: biases are added to activations of higher rank, as in every Flax layer,
+# and the annotated shapes catch wrong promotions.
 install_import_hook("bert_jax.model", "beartype.beartype")
 
 # After the hook, since they import the models.
@@ -57,11 +57,10 @@ LONG = ("chaos", "feature_extraction", "processes")  # folders
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts files that take long first, so that at the end no process waits for another's long file.
+    """Runs long files first, so that at the end all processes have work.
 
-    One process runs a file (``--dist loadfile``), so that what many of its tests look at is made
-    once. After those with slow tests, or many that take seconds each, come verbs and training, and
-    last the light files of data.
+    One process runs a whole file (``--dist loadfile``), so that its tests share fixtures. The order
+    is: files with slow tests, the folders in `LONG`, verbs and training, light files of data.
     """
     items.sort(key=lambda item: item.path.as_posix(), reverse=True)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -69,13 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage again, but not among what has been imported."""
+    """Enables garbage collection again, but excludes all objects created so far."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
-    """Leaves nothing behind."""
+    """Removes the compilation cache."""
     if COMPILED is not None:
         COMPILED.cleanup()

@@ -1,4 +1,4 @@
-"""A small corpus, its tokenizer, and the dataset made of them, for tests of what is on disk."""
+"""A small corpus, its tokenizer and its dataset, for tests of files on disk."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ WORDS = [
 
 
 def marker(document: int) -> str:
-    """A word that occurs in one document only."""
+    """A word that occurs in only one document."""
     return f"mark{document}"
 
 
@@ -76,7 +76,7 @@ def make_dataset(directory: Path, **changes: Any) -> Provenance:
 def from_lists(
     keys: Iterable[int], documents: Iterable[Sequence[Sequence[int]]], dtype: np.dtype
 ) -> TokenisedDocuments:
-    """Concatenates documents, none of them empty: ``[[[7, 8], [9]]] -> tokens [7, 8, 9]``."""
+    """Concatenates documents that are not empty: ``[[[7, 8], [9]]] -> tokens [7, 8, 9]``."""
     held = list(documents)
     sentences = [sentence for document in held for sentence in document]
     return TokenisedDocuments(
@@ -94,7 +94,7 @@ def original(piece: str) -> str:
 
 
 def stop_at(line: str) -> Callable[[str], None]:
-    """Progress that stops the run when it says a line with this beginning."""
+    """Progress that stops the run at a line with this beginning."""
 
     def say(said: str) -> None:
         if said.startswith(line):

@@ -1,20 +1,20 @@
-"""Programs that the tests have compiled once are not compiled again."""
+"""Reuses compiled programs between tests."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src import compiler, distributed  # there is no public place to put this
+from jax._src import compiler, distributed  # no public API for this
 
 WORTH_KEEPING = 0.1  # seconds that it took to compile
-MOST = 64  # of them, of megabytes each: a test asks for what the tests right before it ran
+MOST = 64  # programs of megabytes each: a test reuses programs of the tests right before it
 
 
 def keep_executables() -> None:
-    """From here on, an executable that this process has is taken before the one on disk.
+    """From now on, prefers executables of this process to the cache on disk.
 
-    Each run of a verb traces its steps anew and asks for programs that this process has run before.
-    JAX would read them from disk and link them again, a quarter of a second of CPU time each.
+    Each run of a verb traces its steps again and requests programs that this process ran before.
+    JAX would read them from disk and link them, a quarter of a second of CPU time each.
     """
     kept: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
     read, write = compiler._cache_read, compiler._cache_write
@@ -46,7 +46,7 @@ def keep_executables() -> None:
 
 
 def write_from_every_process() -> None:
-    """From here on, each process of a job writes its programs into the cache.
+    """From now on, each process of a job writes its programs into the cache.
 
     JAX lets process 0 alone write, for the others to read. But on CPUs the programs of process 1
     have keys of their own: it would find none, and compile all of them at each start.

@@ -41,14 +41,14 @@ def invoke(*arguments: object) -> Result:
 
 
 def ok(*arguments: object) -> str:
-    """Runs the command line in this process, which must succeed; returns all that it wrote."""
+    """Runs the command line in this process; asserts success and returns its output."""
     result = invoke(*arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     return result.output
 
 
 def refused(*arguments: object) -> str:
-    """Runs the command line in this process, which must refuse; returns the one line it says."""
+    """Runs the command line in this process; asserts a refusal and returns its one line."""
     result = invoke(*arguments)
     assert result.exit_code == 2, (result.output, result.exception)
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("bert-jax: "))
@@ -78,7 +78,7 @@ def environment() -> dict[str, str]:
 
 
 def said(result: subprocess.CompletedProcess[str]) -> str:
-    """Returns the one line that a mistake gets, after checking that it is one, and exit code 2."""
+    """Asserts exit code 2 and one line on standard error; returns the line."""
     assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
     lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
     assert len(lines) == 1, result.stderr
@@ -89,12 +89,12 @@ def said(result: subprocess.CompletedProcess[str]) -> str:
 def made_once(
     tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]
 ) -> Path:
-    """Returns a directory that all processes of pytest-xdist share; the first that asks makes it.
+    """Returns a directory shared by all pytest-xdist processes; the first process fills it.
 
     Args:
-        tmp_path_factory: of the session.
-        name: of the directory.
-        make: what fills it.
+        tmp_path_factory: fixture of the session.
+        name: name of the directory.
+        make: function that fills the directory.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -112,7 +112,7 @@ def made_once(
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs.
 
-    No test writes into it.
+    Tests must not write into it.
     """
     return made_once(tmp_path_factory, "project", _make_project)
 

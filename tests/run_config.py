@@ -6,8 +6,8 @@ from typing import Any
 VOCAB_SIZE = 640
 MESH = {"platform": "cpu", "data": 4, "fsdp": 2}
 
-# What `project_config` leaves out: a step without it compiles in half the time. It is for tests
-# of what has to come again bit for bit: after a kill, on several processes.
+# Dropout, which `project_config` omits because it doubles compile time. It is for tests of
+# bit-for-bit equality after a kill or on several processes.
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
@@ -65,11 +65,11 @@ def project_config(root: Path) -> dict[str, Any]:
 def one_phase(root: Path, *, steps: int = 12, **train: Any) -> dict[str, Any]:
     """One phase on the eight devices of a test's own process.
 
-    Tests with as many steps on this mesh run one program, which is compiled once for all of them.
+    Tests with equal numbers of steps share one compiled program.
 
     Args:
-        root: of the project.
-        steps: of the phase.
+        root: the project's directory.
+        steps: number of steps of the phase.
         **train: more settings of the section "train".
     """
     values = project_config(root)

@@ -1,4 +1,4 @@
-"""Small parts that several tests build on."""
+"""Small helpers of several tests."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from bert_jax.task import HostBatch
 
 
 def small_architecture(**changes: Any) -> Architecture:
-    """Two layers, eight heads: every tensor axis up to 8 divides it; 250 pieces pad to 256."""
+    """Two layers, eight heads, divisible by every tensor axis up to 8; 250 pieces pad to 256."""
     values: dict[str, Any] = {
         "vocab_size": 250,
         "hidden_size": 64,
@@ -59,7 +59,7 @@ def small_batch(
 
 
 def on_mesh(batch: HostBatch, mesh: jax.sharding.Mesh) -> Any:
-    """Puts a batch, or its parts, on a mesh."""
+    """Shards a batch over a mesh."""
     return jax.device_put(batch, batch_sharding(mesh))
 
 

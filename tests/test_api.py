@@ -1,4 +1,4 @@
-"""The package's names stay what they are, whatever else is imported."""
+"""The package's names do not change with other imports."""
 
 import inspect
 from pathlib import Path
@@ -12,13 +12,13 @@ from bert_jax.validation import sections_of
 
 
 def test_no_module_hides_a_name() -> None:
-    # Importing a submodule sets an attribute of its package: one named like a verb replaces it.
+    # Importing a submodule sets an attribute of its package: one named like a verb would hide it.
     inside = {path.stem for path in Path(bert_jax.__path__[0]).iterdir()}
     assert inside & {*bert_jax.__all__} == set()
     assert len(bert_jax.__all__) >= 60
 
 
-def test_every_exported_name_is_there_with_a_docstring() -> None:
+def test_every_exported_name_has_a_docstring() -> None:
     for name in bert_jax.__all__:
         found = getattr(bert_jax, name)
         assert name in dir(bert_jax)

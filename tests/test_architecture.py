@@ -7,14 +7,14 @@ import pytest
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 ROOT = Path(__file__).parent.parent
-# The links in bert_jax/ to top-level folders are not followed.
+# The search does not follow links from bert_jax/ to top-level folders.
 SOURCES = sorted(
     path for package in ("bert_jax", "pipelines") for path in (ROOT / package).rglob("*.py")
 )
 OUTSIDE_PARALLEL = [path for path in SOURCES if path.parent.name != "parallel"]
 
 
-def test_packages_import_only_what_lies_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_import_only_lower_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -23,7 +23,7 @@ def test_packages_import_only_what_lies_below_them(monkeypatch: pytest.MonkeyPat
 
 
 def named(path: Path) -> set[str]:
-    """The names that a file takes from elsewhere: modules, imported names, attributes."""
+    """The names that a file imports or uses: modules, imported names, attributes."""
     names = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -35,7 +35,7 @@ def named(path: Path) -> set[str]:
     return names
 
 
-def test_only_parallel_lays_arrays_out_over_the_mesh() -> None:
+def test_only_parallel_shards_arrays() -> None:
     forbidden = {"PartitionSpec", "MESH_AXES", "DATA", "FSDP", "TENSOR"}
     assert {
         str(path): named(path) & forbidden for path in OUTSIDE_PARALLEL if named(path) & forbidden
@@ -43,7 +43,7 @@ def test_only_parallel_lays_arrays_out_over_the_mesh() -> None:
 
 
 def test_only_parallel_spells_the_names_of_mesh_axes() -> None:
-    # "data" is too common a word to tell.
+    # "data" is too common a word to check.
     found = [
         f"{path}:{node.lineno}"
         for path in OUTSIDE_PARALLEL
@@ -53,12 +53,12 @@ def test_only_parallel_spells_the_names_of_mesh_axes() -> None:
     assert found == []
 
 
-def test_legacy_parallel_interfaces_of_jax_are_not_used() -> None:
+def test_jaxs_legacy_parallel_apis_are_unused() -> None:
     legacy = {"pmap", "xmap", "jax.experimental.shard_map", "pjit"}
     assert {str(path): named(path) & legacy for path in SOURCES if named(path) & legacy} == {}
 
 
-def test_every_module_says_what_it_is_and_stays_short() -> None:
+def test_every_module_is_short_and_has_a_docstring() -> None:
     for path in SOURCES:
         text = path.read_text(encoding="utf-8")
         assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"

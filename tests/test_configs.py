@@ -1,4 +1,4 @@
-"""Every committed configuration is one that the verbs accept."""
+"""The verbs accept every committed configuration."""
 
 from pathlib import Path
 
@@ -17,9 +17,7 @@ FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_committed_configuration_is_whole_and_reads_back_as_itself(
-    path: Path, tmp_path: Path
-) -> None:
+def test_committed_configurations_round_trip(path: Path, tmp_path: Path) -> None:
     config = load_config(path)
     (tmp_path / "config.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "config.yaml") == config
@@ -38,13 +36,11 @@ def test_a_committed_configuration_is_whole_and_reads_back_as_itself(
     ("overrides", "source"),
     [
         (["model.size=base"], "override model.size"),
-        (["model.size=tiny"], "override model.size"),  # of two layers, as the file, but wider
+        (["model.size=tiny"], "override model.size"),  # two layers like the file's, but wider
         (["model={size: base, architecture: {num_hidden_layers: 3}}"], "override model.size"),
     ],
 )
-def test_a_size_beside_another_architecture_is_refused_with_both_keys(
-    overrides: list[str], source: str
-) -> None:
+def test_size_with_another_architecture_names_both_keys(overrides: list[str], source: str) -> None:
     demo = ROOT / "configs" / "demo.yaml"
     with pytest.raises(UserError) as caught:
         load_config(demo, overrides)
@@ -52,7 +48,7 @@ def test_a_size_beside_another_architecture_is_refused_with_both_keys(
     assert line.startswith(f"{source}: found ")
     assert "model.architecture." in line
     assert "\n" not in line
-    # What the line names to drop the other mends it.
+    # Dropping either of the two named settings fixes it.
     mended = load_config(demo, ["model.size=base", "model.architecture={}"])
     assert mended.model is not None
     assert resolve_architecture(mended.model, vocab_size=30522).hidden_size == 768
@@ -60,7 +56,7 @@ def test_a_size_beside_another_architecture_is_refused_with_both_keys(
     assert load_config(demo, ["model.size=tiny", f"model.architecture={tiny}"]).model is not None
 
 
-def test_a_configuration_of_the_package_is_found_by_its_name_from_anywhere(
+def test_packaged_configurations_are_found_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -78,7 +74,7 @@ def test_a_configuration_of_the_package_is_found_by_its_name_from_anywhere(
     assert load_config("finetune/mrpc.yaml").seed == 9
 
 
-def test_new_writes_a_commented_configuration_that_the_verbs_accept(
+def test_new_writes_an_accepted_commented_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -101,7 +97,7 @@ def test_new_writes_a_commented_configuration_that_the_verbs_accept(
 
 
 @pytest.mark.parametrize("verb", ["vocab", "examples", "pretrain", "finetune", "plan"])
-def test_verbs_in_python_take_the_path_of_a_configuration(
+def test_python_verbs_accept_a_configuration_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -116,7 +112,7 @@ def test_verbs_in_python_take_the_path_of_a_configuration(
         getattr(bert_jax, verb)("run.yaml", *more)
 
 
-def test_a_place_without_a_configuration_is_told_with_what_to_type(tmp_path: Path) -> None:
+def test_a_missing_configuration_names_the_command_to_type(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for name in ("config.yaml", "base.yaml"):
@@ -145,7 +141,7 @@ def test_a_place_without_a_configuration_is_told_with_what_to_type(tmp_path: Pat
         ("pretrain/base", "examples.beam.runner=FlinkRunner", "allowed: only with engine beam"),
     ],
 )
-def test_a_setting_that_nothing_would_read_is_refused(name: str, override: str, line: str) -> None:
+def test_an_unused_setting_is_refused(name: str, override: str, line: str) -> None:
     load_config(ROOT / "configs" / f"{name}.yaml")
     with pytest.raises(UserError) as caught:
         load_config(ROOT / "configs" / f"{name}.yaml", [override])

@@ -1,4 +1,4 @@
-"""What is imported is declared: a package that is there by accident hides a missing line."""
+"""Every imported package is declared, even if another package happens to install it."""
 
 import ast
 import configparser
@@ -25,7 +25,7 @@ def declared() -> set[str]:
 
 
 def imported() -> dict[str, str]:
-    """Top-level modules that the product imports, each with a file that does."""
+    """Top-level modules that the product imports, each with an importing file."""
     found: dict[str, str] = {}
     for folder in ("bert_jax", "pipelines"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -42,7 +42,7 @@ def imported() -> dict[str, str]:
 
 def test_every_imported_package_is_declared() -> None:
     distributions, allowed = packages_distributions(), declared()
-    # torch reads a user's own pickles and is asked for by name when such a file is met.
+    # torch is needed only for users' pickles; an error names it then.
     optional = {"torch"}
     missing = {
         module: where

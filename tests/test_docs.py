@@ -1,4 +1,4 @@
-"""The documentation: it builds as a site without a warning, and what it says to type works."""
+"""The documentation builds without a warning, and its commands work."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from bert_jax.cli.commands import cli
 from tests.project import ROOT
 
-# Fences of a page: their language, the file that they are the content of, and the content.
+# Code blocks of a page: language, file name and content.
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
@@ -67,7 +67,7 @@ def test_every_step_of_the_tutorial_works(
     assert Path("exported/model.safetensors").is_file()
 
 
-# Fewer steps, of a model that compiles in half the time; all else as it is printed.
+# Fewer steps and a model that compiles in half the time; the rest is as printed.
 FEWER = (
     ("steps: 500", "steps: 8"),
     ("every: 250", "every: 4"),
@@ -80,7 +80,7 @@ FEWER = (
 
 
 def _run(line: str) -> str:
-    """Runs a line of a shell, and returns its verb."""
+    """Runs a shell line, and returns its verb."""
     program, *words = [
         word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line.partition(" # ")[0])
     ]
@@ -90,7 +90,7 @@ def _run(line: str) -> str:
     return words[0]
 
 
-def test_every_name_of_the_package_on_a_page_is_there() -> None:
+def test_every_package_name_on_a_page_exists() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     found = {
         name: page.name

@@ -1,4 +1,4 @@
-"""`bert_jax.load`: a model in memory, beside the PyTorch model that it came from."""
+"""`bert_jax.load`: a model in memory against the original PyTorch model."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ def ids_of(text: str, pair: str | None = None) -> dict[str, torch.Tensor]:
     }
 
 
-def test_a_hugging_face_directory_and_its_import_answer_alike(
+def test_a_hugging_face_directory_equals_its_import(
     pretrained: tuple[Path, BertForPreTraining], tmp_path: Path
 ) -> None:
     directory, reference = pretrained
@@ -95,7 +95,7 @@ def test_a_hugging_face_directory_and_its_import_answer_alike(
         model.encode("w1", batch_size=0)
 
 
-def test_rows_of_every_form_are_predicted_as_by_hugging_face(
+def test_predictions_for_all_row_forms_equal_hugging_faces(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
     import datasets
@@ -131,7 +131,7 @@ def test_rows_of_every_form_are_predicted_as_by_hugging_face(
     assert model.predict([]) == []
 
 
-def test_what_was_compiled_for_a_shape_serves_the_next_call(
+def test_calls_of_the_same_shape_compile_once(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
     model, _ = classifier
@@ -160,7 +160,7 @@ def test_what_was_compiled_for_a_shape_serves_the_next_call(
         (3, "rows: found int, allowed: texts"),
     ],
 )
-def test_rows_that_cannot_be_read_are_named(
+def test_unreadable_rows_are_named(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
     rows: Any,
     message: str,
@@ -169,7 +169,7 @@ def test_rows_that_cannot_be_read_are_named(
         classifier[0].predict(rows)
 
 
-def test_questions_are_answered_by_an_imported_model_with_few_positions(tmp_path: Path) -> None:
+def test_a_model_with_few_positions_answers_questions(tmp_path: Path) -> None:
     reference = hf_model(BertForQuestionAnswering, hf_config(vocab_size=len(PIECES)), seed=3)
     directory = save(reference, tmp_path / "hf")
     model = bert_jax.load(directory)
@@ -184,7 +184,7 @@ def test_questions_are_answered_by_an_imported_model_with_few_positions(tmp_path
         inputs = ids_of(" ".join(["w3"] * asked), context)
         with torch.no_grad():
             output = reference(**inputs)
-        first = 2 + asked  # of the context
+        first = 2 + asked  # first piece of the context
         scores = output.start_logits[0, first:-1, None] + output.end_logits[0, None, first:-1]
         start, end = divmod(int(scores.where(_spans(7), -torch.inf).argmax()), 7)
         [record] = model.predict([(question, context)], task={"version": "1.1", **settings})
@@ -199,11 +199,11 @@ def test_questions_are_answered_by_an_imported_model_with_few_positions(tmp_path
 
 
 def _spans(pieces: int) -> torch.Tensor:
-    """Whether a first and a last piece make a span: bool [pieces, pieces]."""
+    """Whether a first and a last piece form a valid span: bool [pieces, pieces]."""
     return torch.ones(pieces, pieces, dtype=torch.bool).triu()
 
 
-def test_an_argument_that_is_none_of_its_choices_is_named(
+def test_an_invalid_choice_is_named(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
     model = classifier[0]

@@ -1,4 +1,4 @@
-"""Making data, and telling a mistake in a configuration, need not wait for JAX to load."""
+"""Making data and reporting a configuration mistake do not load JAX."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ LIGHT = (
 
 
 def said_by(program: str, cwd: Path = ROOT) -> list[str]:
-    """Returns the lines that a program prints, run by a Python of its own."""
+    """Runs a program in a new Python and returns its printed lines."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=cwd,
@@ -33,8 +33,8 @@ def said_by(program: str, cwd: Path = ROOT) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_first_line_of_a_run_and_verbs_that_do_not_compute_load_no_heavy_library() -> None:
-    """Nor does --help; the first line waits for no library of settings either."""
+def test_light_verbs_and_first_lines_load_no_heavy_library() -> None:
+    """The same holds for --help. The first line also loads no settings library."""
     program = (
         "import sys, bert_jax.cli; print('click' in sys.modules)\n"
         "import bert_jax.cli.commands, bert_jax.narration, bert_jax.parallel.stop_signal\n"
@@ -78,7 +78,7 @@ for arguments in (
 """
 
 
-def test_mistakes_that_need_no_jax_to_be_seen_are_told_before_it_is_loaded(tmp_path: Path) -> None:
+def test_simple_mistakes_are_reported_before_loading_jax(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     (tmp_path / "dataset").rename(tmp_path / "made")
     for name, settings in {
@@ -147,7 +147,7 @@ for verb in ("vocab", "examples"):
 """
 
 
-def test_only_making_data_needs_its_libraries_and_training_loads_no_pytorch(
+def test_training_loads_no_data_libraries_or_pytorch(
     tmp_path: Path,
 ) -> None:
     write_tokenizer(tmp_path / "tokenizer")
@@ -157,7 +157,7 @@ def test_only_making_data_needs_its_libraries_and_training_loads_no_pytorch(
         "examples: {input: [text.txt], tokenizer: tokenizer, output: made/dataset}\n"
     )
     torch, *lines = said_by(_WITHOUT_DATA, tmp_path)
-    # tensorboardX would load it where it is installed, as it is with the tests.
+    # tensorboardX would load PyTorch if it is installed, as in the tests.
     assert torch == "False"
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     for verb, line in zip(("vocab", "examples"), lines, strict=True):

@@ -1,4 +1,4 @@
-"""What a process is at is said: at once, when it lasts, and when it is done."""
+"""Progress messages of stages: at once, during long stages, and at their end."""
 
 import io
 import re
@@ -15,7 +15,7 @@ from bert_jax.train.progress_display import ProgressDisplay
 
 @pytest.fixture
 def console(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """Plain output, with a tenth of the patience."""
+    """Plain output, with a tenth of the usual delay."""
     monkeypatch.setattr(narration, "FIRST_LINE_SECONDS", 0.05)
     monkeypatch.setattr(narration, "QUIET_SECONDS", 0.2)
     monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.1)
@@ -35,7 +35,7 @@ def wait_for(console: Console, lines: int) -> list[str]:
     return said(console)
 
 
-def test_a_stage_that_lasts_is_told_while_it_does_and_when_it_is_done(console: Console) -> None:
+def test_a_long_stage_prints_during_and_after(console: Console) -> None:
     with speaking(console), doing("reading the dataset"):
         found = wait_for(console, 3)
     assert found[0] == "reading the dataset …"
@@ -43,7 +43,7 @@ def test_a_stage_that_lasts_is_told_while_it_does_and_when_it_is_done(console: C
     assert re.fullmatch(r"reading the dataset: \d+\.\d s", said(console)[-1])
 
 
-def test_a_short_stage_is_not_told_unless_it_is_to_be_at_once(console: Console) -> None:
+def test_a_short_stage_prints_only_if_immediate(console: Console) -> None:
     with speaking(console):
         with doing("opening the devices"):
             pass
@@ -53,7 +53,7 @@ def test_a_short_stage_is_not_told_unless_it_is_to_be_at_once(console: Console) 
     assert said(console) == ["compiling the step …"]
 
 
-def test_the_innermost_stage_is_told_and_nothing_after_an_error(console: Console) -> None:
+def test_only_the_innermost_stage_prints_unless_it_fails(console: Console) -> None:
     def fail() -> None:
         with doing("outer", at_once=True):
             with doing("inner"):
@@ -71,7 +71,7 @@ def test_the_innermost_stage_is_told_and_nothing_after_an_error(console: Console
     assert not any(line.startswith("outer:") for line in lines)
 
 
-def test_without_a_console_and_on_other_processes_nothing_is_said(console: Console) -> None:
+def test_other_processes_print_no_stages(console: Console) -> None:
     with speaking(None), doing("nothing"):
         pass
     with speaking(console):
@@ -86,7 +86,7 @@ SPEED = Throughput(tokens_per_second=1234.5, rows_per_second=10, input_share=0.0
 SCORES = {"loss": 6.9123, "mlm_loss": 6.2, "mlm_accuracy": 0.121, "learning_rate": 9.9e-5}
 
 
-def test_eighty_columns_show_step_loss_speed_and_the_time_left() -> None:
+def test_80_columns_fit_step_loss_speed_and_time_left() -> None:
     terminal = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     display = ProgressDisplay(Narrator(terminal), first_step=0, total_steps=1_000_000)
     display.step_done(1)
@@ -99,7 +99,7 @@ def test_eighty_columns_show_step_loss_speed_and_the_time_left() -> None:
     assert "step 123457/1000000 loss 6.912 tokens/s 1,234 eta 0:00:0" in shown
 
 
-def test_plain_output_tells_of_steps_between_two_reports_when_they_take_long(
+def test_plain_output_shows_slow_steps_between_reports(
     console: Console,
 ) -> None:
     display = ProgressDisplay(narrator_of(console), first_step=4, total_steps=9)

@@ -1,4 +1,4 @@
-"""The notebooks of the documentation run in a kernel of Jupyter, and show progress as HTML."""
+"""The documentation's notebooks run in a Jupyter kernel and show progress as HTML."""
 
 import json
 import re
@@ -15,20 +15,20 @@ from nbclient import NotebookClient
 from tests.project import ROOT, environment
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
-# One folder and one kernel for all, as they build on each other: JAX starts once.
+# The notebooks share a folder and a kernel, since they build on each other; JAX starts once.
 # test_plain_scripts.py runs the code of "classifier".
 ORDER = ("pretrain", "finetune", "use")
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the notebooks run."""
+    """Folder of the notebooks."""
     return tmp_path_factory.mktemp("notebooks")
 
 
 @pytest.fixture(scope="module")
 def outputs(directory: Path) -> Iterator[dict[str, Any]]:
-    """Of each notebook its cells after it ran."""
+    """The cells of each notebook after its run."""
     kernel = KernelManager(kernel_name="python3")
     assert kernel.kernel_spec is not None
     kernel.kernel_spec.argv[0] = sys.executable
@@ -40,7 +40,7 @@ def outputs(directory: Path) -> Iterator[dict[str, Any]]:
         kernel.cleanup_resources()
 
 
-# A model that compiles in half the time; all else as it is printed.
+# A model that compiles in half the time; the rest is as printed.
 SMALLER = (
     '"num_hidden_layers": 2',
     '"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0',
@@ -55,7 +55,7 @@ def _run(name: str, kernel: KernelManager) -> list[Any]:
     try:
         return client.execute().cells
     finally:
-        client.kc.stop_channels()  # of this client; the kernel goes on
+        client.kc.stop_channels()  # this client's channels; the kernel keeps running
 
 
 def test_every_notebook_runs_in_one_folder(outputs: dict[str, Any]) -> None:
@@ -66,14 +66,14 @@ def test_every_notebook_runs_in_one_folder(outputs: dict[str, Any]) -> None:
     assert "exported" in last["use"]
 
 
-def test_what_a_notebook_fine_tunes_learns(outputs: dict[str, Any], directory: Path) -> None:
+def test_the_notebooks_fine_tuning_learns(outputs: dict[str, Any], directory: Path) -> None:
     del outputs  # the notebooks have run
     found = json.loads((directory / "runs" / "hunter" / "evaluation.json").read_text())
     assert found["failure"] is None, found
     assert found["scores"]["accuracy"] >= found["constant_score"] + 0.3
 
 
-def test_progress_is_one_block_of_html_in_the_output_of_a_cell(outputs: dict[str, Any]) -> None:
+def test_progress_is_one_html_block_per_cell(outputs: dict[str, Any]) -> None:
     (cell,) = [cell for cell in outputs["pretrain"] if "bert_jax.pretrain(" in cell.source]
     assert not [output for output in cell.outputs if output.output_type == "stream"]
     shown = [
@@ -88,7 +88,7 @@ def test_progress_is_one_block_of_html_in_the_output_of_a_cell(outputs: dict[str
 
 
 def _text(cells: list[Any]) -> str:
-    """Returns all that the cells show, as plain text."""
+    """Returns the cells' outputs as plain text."""
     return "\n".join(
         output.get("text") or output.get("data", {}).get("text/plain", "")
         for cell in cells

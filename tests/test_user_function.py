@@ -1,4 +1,4 @@
-"""A configuration runs functions of the user's own modules, and of no other."""
+"""A configuration can run functions of the user's modules only."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_words"
 
 
-def test_a_function_of_the_users_own_is_run(own: str) -> None:
+def test_a_users_function_is_run(own: str) -> None:
     assert load_function(f"{own}:cut", key="k")("ab") == ["a", "b"]
 
 
@@ -43,7 +43,7 @@ def test_a_function_of_the_users_own_is_run(own: str) -> None:
         ("__main__:x", "Python's standard library"),
     ],
 )
-def test_a_function_of_anybody_else_is_refused(own: str, path: str, message: str) -> None:
+def test_a_function_of_another_package_is_refused(own: str, path: str, message: str) -> None:
     del own
     with pytest.raises(UserError, match=message):
         load_function(path, key="examples.cleaning.language_filter")
@@ -58,7 +58,7 @@ def test_a_module_that_fails_on_import_is_one_line(
         load_function("broken_words:cut", key="k")
 
 
-def test_a_run_directory_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_directory_needs_trust_for_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     only_trusted(None, key="k", source="run")
     only_trusted("jieba:lcut", key="k", source="run")
     with pytest.raises(UserError, match=f"run: k: .* which would run code.*{TRUSTED}=own_words"):
@@ -76,13 +76,13 @@ def test_a_run_directory_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> Non
         ["--gcp_oauth_token=hunter2"],
     ],
 )
-def test_a_secret_among_beams_options_is_refused_and_not_repeated(options: list[str]) -> None:
+def test_secrets_in_beam_options_are_refused_unprinted(options: list[str]) -> None:
     with pytest.raises(UserError, match="found a secret in") as caught:
         BeamSection.model_validate({"options": options})
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_dataset_of_tfds_names_no_class_of_others(tmp_path: Path) -> None:
+def test_a_tfds_dataset_cannot_name_other_classes(tmp_path: Path) -> None:
     (tmp_path / "features.json").write_text('{"pythonClassName": "antigravity.Fly"}')
     with pytest.raises(UserError, match=r"found the class antigravity\.Fly, allowed"):
         describe(str(tmp_path), SourcesSection(input=(str(tmp_path),)))

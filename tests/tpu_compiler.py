@@ -1,4 +1,4 @@
-"""What tests compile for TPUs, in a process of its own: libtpu is loaded once in a process."""
+"""Compiles for TPUs in a child process: a process can load libtpu only once."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from tests.project import ROOT, environment
 
 
 def compile_for_tpus(module: str, *arguments: object) -> str:
-    """Runs ``python -m module arguments``, which must succeed; returns what it printed."""
+    """Runs ``python -m module arguments``; asserts success and returns its output."""
     done = subprocess.run(
         [sys.executable, "-m", module, *map(str, arguments)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What JAX traces, as it reports it itself."""
+"""Records JAX's own reports of traced functions."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 
 @contextlib.contextmanager
 def traces() -> Iterator[list[str]]:
-    """Yields the names of the functions that are traced in the block, in order of their ends."""
+    """Yields the names of functions traced in the block, in order of completion."""
     found: list[str] = []
 
     def heard(event: str, seconds: float, *, fun_name: str = "", **_: object) -> None:

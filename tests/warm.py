@@ -1,4 +1,4 @@
-"""Starts processes of the command line as forks of a server that has imported the program."""
+"""Starts command-line processes as forks of a server with the program already imported."""
 
 import atexit
 import json
@@ -17,7 +17,7 @@ from tests.executables import write_from_every_process
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A server beside the one that the program's own pools share: that one imports next to nothing.
+# A separate server: the program's own pools share one that imports almost no modules.
 _SERVER = forkserver.ForkServer()
 _SERVER.set_forkserver_preload(
     [
@@ -30,13 +30,13 @@ _SERVER.set_forkserver_preload(
 def start_warm(
     arguments: Sequence[str], environment: Mapping[str, str], *, output: Path, errors: Path
 ) -> BaseProcess:
-    """Starts ``python -m MODULE …`` or ``python -c PROGRAM …``, which leads a session.
+    """Starts ``python -m MODULE …`` or ``python -c PROGRAM …`` in a new session.
 
     Args:
         arguments: arguments of Python.
         environment: the whole environment.
-        output: file that standard output is appended to.
-        errors: the same for standard error.
+        output: file to append standard output to.
+        errors: file to append standard error to.
     """
     process = multiprocessing.get_context("forkserver").Process(
         target=_become, args=([*arguments], {**environment}, str(output), str(errors))

@@ -1,1 +1,1 @@
-"""Programs that break real runs at random, bounded and seeded. The long forms: `make chaos`."""
+"""Tests that break real runs at random, bounded and seeded. Long forms: `make chaos`."""

@@ -1,4 +1,4 @@
-"""All that a run leaves behind, to be compared bit for bit."""
+"""Compares everything a run writes with an undisturbed run, bit for bit."""
 
 import functools
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from bert_jax.train.example_log import read_example_log
 from bert_jax.train.state import TrainState, abstract_state, define_model
 from bert_jax.train.writer import read_metrics
 
-# Kinds of lines that measure time, which no two runs share.
+# Kinds of lines that measure time and differ between runs.
 TIMES = ("speed", "goodput")
 
 
 class Reference:
-    """An undisturbed run, every checkpoint of which was kept."""
+    """An undisturbed run that kept every checkpoint."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -32,7 +32,7 @@ class Reference:
         self._state = functools.cache(lambda step: self._read(run_dir, step))
 
     def newest(self, run_dir: Path) -> int | None:
-        """The step of a run's newest checkpoint that the program takes for whole."""
+        """Step of a run's newest checkpoint that the program accepts as complete."""
         if not (run_dir / "checkpoints").exists():
             return None
         with open_checkpoints(run_dir) as checkpoints:
@@ -48,7 +48,7 @@ class Reference:
             np.testing.assert_array_equal(found, leaf, err_msg=name)
 
     def check(self, run_dir: Path) -> None:
-        """Compares a run that has come to its end."""
+        """Compares a finished run."""
         assert figures(run_dir) == figures(self.run_dir)
         assert read_example_log(run_dir) == read_example_log(self.run_dir)
         step = self.newest(self.run_dir)
@@ -63,7 +63,7 @@ class Reference:
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl that two runs share."""
+    """Every line of metrics.jsonl except timings."""
     return [line for line in read_metrics(run_dir) if line["kind"] not in TIMES]
 
 

@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends as if it never had been, bit for bit."""
+"""A run that is killed many times ends bit for bit like an undisturbed run."""
 
 import dataclasses
 import os
@@ -16,31 +16,31 @@ from tests.processes import hosts
 from tests.processes.hosts import Job
 from tests.project import DROPOUT, project_config, write_config
 
-EVERY: Final = 3  # steps from one checkpoint in the run directory to the next
-KILLS_A_RUN: Final = 8  # then it may come to its end
-SLOW: Final = 3600.0  # seconds of a run, on a machine with other work
+EVERY: Final = 3  # steps between two checkpoints
+KILLS_A_RUN: Final = 8  # then the run may finish
+SLOW: Final = 3600.0  # seconds of a run on a busy machine
 
 
 @dataclasses.dataclass(frozen=True)
 class Battlefield:
-    """What is run, and what it should come to."""
+    """A run to be killed, and the undisturbed run to compare it with."""
 
     config: Path
     count: int  # processes
     directory: Path
     reference: Reference
-    seconds: float  # that an undisturbed run takes
-    at_last: Sequence[str] = ()  # settings of the start that is not killed
+    seconds: float  # of an undisturbed run
+    at_last: Sequence[str] = ()  # settings of the last start, which is not killed
 
     def start(self, run_dir: Path, *, last: bool) -> Job:
-        """Starts the run, or goes on with it."""
+        """Starts or resumes the run."""
         settings = self.at_last if last else ()
         return start(self.config, run_dir, self.count, settings=settings)
 
 
 @dataclasses.dataclass
 class Tally:
-    """What was done, and found equal."""
+    """Counts of kills and of equal checkpoints."""
 
     count: int  # processes
     runs: int = 0
@@ -49,7 +49,7 @@ class Tally:
 
 
 def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = ()) -> Job:
-    """Starts a run of so many processes."""
+    """Starts a run of `count` processes."""
     directory = run_dir.parent / f"{run_dir.name}.out"
     return hosts.start(
         "pretrain", config, f"run_dir={run_dir}", *settings, count=count, directory=directory
@@ -57,7 +57,7 @@ def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = 
 
 
 def undisturbed(config: Path, directory: Path, *, count: int) -> Battlefield:
-    """Runs twice without a kill: the first compiles, the second tells how long a run takes."""
+    """Runs twice without a kill: the first run compiles, the second is timed."""
     first, second = (directory / f"{name}{count}" for name in ("first", "undisturbed"))
     run_whole(config, first, count)
     seconds = run_whole(config, second, count)
@@ -67,7 +67,7 @@ def undisturbed(config: Path, directory: Path, *, count: int) -> Battlefield:
 
 
 def run_whole(config: Path, run_dir: Path, count: int) -> float:
-    """Runs to the end; returns the seconds that it took."""
+    """Runs to the end; returns its seconds."""
     began = time.monotonic()
     with start(config, run_dir, count) as job:
         assert job.wait(timeout=SLOW) == [0] * count, job.said()
@@ -75,7 +75,7 @@ def run_whole(config: Path, run_dir: Path, count: int) -> float:
 
 
 def kill_until(field: Battlefield, tally: Tally, *, kills: int, seed: int, deadline: float) -> None:
-    """Kills so many times, over as many runs as it takes; every run comes to its end."""
+    """Kills `kills` times over several runs; every run finishes."""
     random_ = random.Random(f"{seed} {field.count}")
     while tally.kills < kills and time.monotonic() < deadline:
         run_dir = field.directory / f"killed{field.count}-{tally.runs}"
@@ -111,13 +111,13 @@ def _one_run(
 
 
 def ended_within(job: Job, seconds: float) -> bool:
-    """Waits so long for the end of all processes."""
+    """Waits at most `seconds` for the end of all processes."""
     deadline = time.monotonic() + seconds
     return all(host.ended.wait(max(0.0, deadline - time.monotonic())) for host in job)
 
 
 def kill(job: Job, random_: random.Random) -> None:
-    """Kills with no warning: all processes at once, or one of them and a moment later the rest."""
+    """Sends SIGKILL to all processes at once, or to one and a moment later to the rest."""
     hosts = list(job)
     if len(hosts) > 1 and random_.random() < 0.5:
         victim = random_.choice(hosts)
@@ -129,7 +129,7 @@ def kill(job: Job, random_: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two phases, saved at every third step: every second kill after the start meets a save."""
+    """Two phases, saved every third step: about half of the kills interrupt a save."""
     values: dict[str, Any] = project_config(project)
     values["model"]["architecture"] |= DROPOUT
     values["mesh"] = {"platform": "cpu"}
@@ -144,12 +144,12 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
 
-def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
+def test_killed_run_equals_undisturbed_run(
     config: Path,
     tmp_path: Path,
 ) -> None:
     whole = tmp_path / "whole"
-    # Half of it compiles, which those that are killed need not.
+    # Half of the time is compilation, which later runs skip.
     seconds = run_whole(config, whole, 1) / 2
     field = Battlefield(
         *(config, 1, tmp_path, Reference(whole), seconds), at_last=("loader.workers=1",)
@@ -163,7 +163,7 @@ def test_a_few_kills_leave_no_trace_even_with_other_loader_workers(
 
 
 @pytest.mark.chaos
-def test_many_kills_of_one_two_and_four_processes_leave_no_trace(
+def test_often_killed_run_equals_undisturbed_run(
     config: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

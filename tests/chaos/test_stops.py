@@ -1,4 +1,4 @@
-"""SIGTERM to one of four hosts: one common step is saved, all end alike, and nothing is lost."""
+"""SIGTERM to one of four hosts: all save one common step, end alike and lose no data."""
 
 import dataclasses
 import os
@@ -24,18 +24,18 @@ STOPPED: Final = (
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """What a signal to one process led to."""
+    """Effect of a signal to one process."""
 
-    host: int  # that got it
-    seconds: float  # until all had ended
+    host: int  # host that got the signal
+    seconds: float  # until all processes ended
     step: int  # saved
 
 
 def stop_at_random(config: Path, run_dir: Path, *, count: int, random_: random.Random) -> Stop:
-    """Starts a run, or goes on with it, and sends SIGTERM to one process.
+    """Starts or resumes a run, and sends SIGTERM to one process.
 
-    The instant lies up to five seconds after the first report of this start: in a step, in an
-    evaluation or in a save.
+    The signal comes up to five seconds after the first report of this start: in a step, an
+    evaluation or a save.
     """
     before = _last_step(run_dir)
     directory = run_dir.parent / f"{run_dir.name}.out"
@@ -52,7 +52,7 @@ def stop_at_random(config: Path, run_dir: Path, *, count: int, random_: random.R
 
 
 def _saved(job: Job, run_dir: Path) -> int:
-    """The newest step there is, which is whole, and the one saved if process 0 names one."""
+    """The newest checkpoint's step; checks it against the step that process 0 printed."""
     said = re.search(STOPPED, job[0].out + job[0].err)
     assert said, job.said()
     with open_checkpoints(run_dir) as checkpoints:
@@ -63,7 +63,7 @@ def _saved(job: Job, run_dir: Path) -> int:
 
 
 def _last_step(run_dir: Path) -> int:
-    """The last step that metrics.jsonl tells of."""
+    """The last step in metrics.jsonl."""
     if not (run_dir / METRICS).exists():
         return 0
     return max((line["step"] for line in read_metrics(run_dir, kind="train")), default=0)
@@ -73,7 +73,7 @@ IN_TIME = 15.0  # seconds
 
 
 @pytest.mark.chaos
-def test_a_signal_to_one_of_four_hosts_is_heard_by_all_every_time(
+def test_signal_to_one_host_stops_all_four(
     project: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -102,6 +102,6 @@ def test_a_signal_to_one_of_four_hosts_is_heard_by_all_every_time(
     assert reported == list(range(1, last + 1))
     evaluated = [line["step"] for line in read_metrics(run_dir, kind="validation")]
     due = list(range(50, last + 1, 50))
-    assert evaluated in (due, [step for step in due if step < last])  # or to be made up for
+    assert evaluated in (due, [step for step in due if step < last])  # or made up later
     limit = float(os.environ.get("CHAOS_STOP_SECONDS", IN_TIME))
     assert max(stop.seconds for stop in stops) < limit

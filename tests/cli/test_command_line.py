@@ -1,4 +1,4 @@
-"""A mistaken command line gets one line that names what was meant; help; exit codes of errors."""
+"""Command-line mistakes get one line with a suggestion; help; exit codes of errors."""
 
 import importlib
 import re
@@ -33,11 +33,11 @@ from tests.project import ok, refused
         ("--verbos", "see bert-jax --help"),
     ],
 )
-def test_a_mistaken_command_line_is_told_in_one_line(arguments: str, expected: str) -> None:
+def test_command_line_mistakes_get_one_line(arguments: str, expected: str) -> None:
     assert expected in refused(*arguments.split())
 
 
-def test_help_has_every_verb_once_in_the_order_of_the_work() -> None:
+def test_help_lists_every_verb_once_in_order() -> None:
     text = ok("--help")
     assert re.findall(r"^(?!Usage|Options)(\w[\w ]+):$", text, re.MULTILINE) == [
         *("Prepare data", "Train", "Use", "Convert", "Cloud", "Check")
@@ -52,7 +52,7 @@ def test_help_has_every_verb_once_in_the_order_of_the_work() -> None:
     ("error", "code"),
     [(RuntimeError, 70), (RunStopped, 1), (UserError, 2), (PeerLost, 4)],
 )
-def test_only_an_uncaught_exception_ends_with_70(
+def test_only_an_uncaught_exception_exits_with_70(
     error: type[Exception],
     code: int,
     debug: tuple[str, ...],
@@ -72,7 +72,7 @@ def test_only_an_uncaught_exception_ends_with_70(
     assert ("Traceback" in said) == (bool(debug) or code == 70)
 
 
-def test_an_uncaught_exception_ends_a_process_of_several_with_70(
+def test_uncaught_exception_exits_with_70_in_a_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[object] = []

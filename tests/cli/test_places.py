@@ -1,4 +1,4 @@
-"""Addresses that no path may be: every path setting and every path argument refuses each."""
+"""Every path setting and path argument refuses addresses of another kind."""
 
 import importlib.util
 import socket
@@ -36,7 +36,7 @@ CONFIG: dict[str, Any] = {
     "finetune": {"init_from": "runs/b", "task": TABLE},
     "submit": {},
 }
-# The verb that reads a setting, and its key.
+# The verb that reads a setting, and the setting's key.
 SETTINGS = [
     *(("vocab", "vocab.input"), ("vocab", "vocab.output"), ("examples", "examples.input")),
     *(("examples", "examples.tokenizer"), ("examples", "examples.output")),
@@ -54,7 +54,7 @@ TASKS: list[tuple[dict[str, Any], str]] = [
     *(({"kind": "token_classification"}, role) for role in ("train", "dev", "test")),
     *(({"kind": "multiple_choice"}, role) for role in ("train", "dev", "test")),
 ]
-# The address stands for @; what is refused has the name before the colon.
+# @ is replaced by the address; the name before the colon is the refused argument.
 ARGUMENTS = {
     "CONFIG": ["pretrain @", "finetune @", "vocab @", "examples @", "plan @ --topology v5e:4x4"],
     "[FILE]": ["new table @"],
@@ -102,10 +102,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(config: Path, words: list[str], address: str, *, name: str) -> None:
-    """Makes sure that the address is refused in one line and no file is written."""
+    """Asserts that the address is refused in one line and no file is written."""
     told = ADDRESSES[address]
     if name in MODELS and address.startswith("hf://"):
-        return  # the name of a model
+        return  # a model name
     line = refused(*(str(config) if word == "CONFIG" else word for word in words))
     assert f'{name}: found "{address}", allowed: ' in line, line
     assert told in line or line.endswith("allowed: a local path"), line
@@ -113,9 +113,9 @@ def check(config: Path, words: list[str], address: str, *, name: str) -> None:
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_every_path_setting_refuses_an_address_of_another_kind(config: Path, address: str) -> None:
+def test_path_settings_refuse_other_addresses(config: Path, address: str) -> None:
     for verb, key in SETTINGS:
-        # A list of paths names its entry, or is a single text.
+        # For a list of paths the message names the entry.
         name = f"{key}.0" if key.endswith(".files") else key
         check(config, [verb, "CONFIG", f"{key}={address}"], address, name=name)
     for task, role in TASKS:
@@ -125,7 +125,7 @@ def test_every_path_setting_refuses_an_address_of_another_kind(config: Path, add
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_every_path_argument_refuses_an_address_of_another_kind(config: Path, address: str) -> None:
+def test_path_arguments_refuse_other_addresses(config: Path, address: str) -> None:
     for name, commands in ARGUMENTS.items():
         for command in commands:
             words = [address if word == "@" else word for word in command.split()]
@@ -133,7 +133,7 @@ def test_every_path_argument_refuses_an_address_of_another_kind(config: Path, ad
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_functions_refuse_an_address_of_another_kind(config: Path, address: str) -> None:
+def test_functions_refuse_other_addresses(config: Path, address: str) -> None:
     del config
     functions = (
         [bert_jax.evaluate] if address.startswith("hf://") else [bert_jax.evaluate, bert_jax.load]

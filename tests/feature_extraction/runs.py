@@ -1,4 +1,4 @@
-"""A run imported from a made-up checkpoint, and the reference's states of it."""
+"""A run imported from a random checkpoint, and its hidden states by Hugging Face."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ IDS = {piece: number for number, piece in enumerate(PIECES)}
 
 
 def make_run(directory: Path, *, layers: int = 5) -> tuple[Path, BertModel]:
-    """Imports an encoder of random weights without any head that pretraining needs."""
+    """Imports an encoder with random weights and no pretraining heads."""
     source = directory / "hf"
     config = hf_config(vocab_size=len(PIECES), num_hidden_layers=layers, max_position_embeddings=40)
     model = hf_model(BertModel, config)
@@ -30,7 +30,7 @@ def make_run(directory: Path, *, layers: int = 5) -> tuple[Path, BertModel]:
 
 
 def texts(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
-    """Texts of whole and of split words, 1 to `longest` pieces, in no order of length."""
+    """Texts of whole and of split words, 1 to `longest` pieces, not sorted by length."""
     rng = np.random.default_rng(seed)
     made = []
     for size in rng.integers(1, longest // 2 + 1, count):
@@ -43,7 +43,7 @@ def texts(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
 
 
 def pieces_of(text: str) -> list[str]:
-    """The pieces of such a text, split by hand."""
+    """The pieces of a text from `texts`, split by hand."""
     found = []
     for word in text.split():
         head, _, tail = word.partition("x")
@@ -73,10 +73,10 @@ def features(*arguments: object) -> Result:
 
 
 def refusal(*arguments: object) -> str:
-    """Runs the verb and returns the one line with which it was refused."""
+    """Runs the verb and returns the one line of its refusal."""
     result = features(*arguments)
     assert result.exit_code == 2, (result.output, result.exception)
-    # Stages that take long say so before it.
+    # Long stages print a line before it.
     *stages, line = result.stderr.splitlines()
     assert not any(stage.startswith("bert-jax:") for stage in stages), stages
     return line

@@ -1,4 +1,4 @@
-"""`bert-jax features` against Hugging Face's hidden states, and against itself."""
+"""`bert-jax features` against Hugging Face's hidden states and against its other formats."""
 
 import json
 from pathlib import Path
@@ -30,10 +30,10 @@ from tests.feature_extraction.runs import (
 )
 from tests.support import relative_error
 
-FEW = [*texts(3), "w1x1", "w59"]  # each length of text is a program
+FEW = [*texts(3), "w1x1", "w59"]  # every length of text needs a program
 
 
-# Written out by hand for five layers, and not by what is under test.
+# Written out by hand for five layers, independently of the tested code.
 CHOSEN: dict[str, Any] = {
     "embeddings": lambda s: s[0],
     "second-to-last": lambda s: s[4],
@@ -68,7 +68,7 @@ def close(found: np.ndarray, expected: list[np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("layers", CHOSEN)
-def test_layers_are_combined_as_their_names_say(layers: str) -> None:
+def test_layers_combine_as_named(layers: str) -> None:
     states = np.random.default_rng(0).normal(size=(6, 4, 3)).astype(np.float32)
     found = select_layers(layers, depth=5)
     np.testing.assert_allclose(
@@ -77,7 +77,7 @@ def test_layers_are_combined_as_their_names_say(layers: str) -> None:
     assert found.width(3) == CHOSEN[layers](states).shape[-1]
 
 
-def test_pieces_and_their_layers_are_those_of_hugging_face(
+def test_pieces_and_layers_equal_hugging_face(
     imported: tuple[Path, BertModel], tmp_path: Path
 ) -> None:
     run, model = imported
@@ -88,7 +88,7 @@ def test_pieces_and_their_layers_are_those_of_hugging_face(
     assert tokens["tokens"].tolist() == [piece for text in FEW for piece in pieces_of(text)]
 
 
-def test_every_level_is_made_of_the_states_of_hugging_face(
+def test_every_level_is_computed_from_hugging_faces_states(
     imported: tuple[Path, BertModel], tmp_path: Path
 ) -> None:
     run, model = imported
@@ -108,7 +108,7 @@ def test_every_level_is_made_of_the_states_of_hugging_face(
 
 
 def word_means(text: str, states: np.ndarray) -> np.ndarray:
-    """The mean over each word's pieces, one after the other."""
+    """The mean over each word's pieces, word by word."""
     means, at = [], 1
     for word in text.split():
         size = 2 if "x" in word else 1
@@ -117,7 +117,7 @@ def word_means(text: str, states: np.ndarray) -> np.ndarray:
     return np.stack(means)
 
 
-def test_pairs_carry_their_span_and_are_cut_longest_first(
+def test_pairs_have_spans_and_longest_first_truncation(
     imported: tuple[Path, BertModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.0)
@@ -131,7 +131,7 @@ def test_pairs_carry_their_span_and_are_cut_longest_first(
     assert "1 texts cut at 12 pieces" in result.output
     assert "extracting: 2 texts: " in result.stderr
     found = load(tmp_path / "o.npz")
-    # 12 pieces less three special ones: seven of the first, both of the second.
+    # 12 pieces less three special ones: seven of the first text, both of the second.
     assert found["words"].tolist() == [
         *("w1x2", "w3", "w4", "w5x6"),
         *(f"w{number}" for number in range(7)),
@@ -144,7 +144,7 @@ def test_pairs_carry_their_span_and_are_cut_longest_first(
 
 
 @pytest.mark.parametrize("level", ["word", "sentence"])
-def test_formats_hold_the_same(
+def test_formats_hold_the_same_features(
     imported: tuple[Path, BertModel], tmp_path: Path, level: str
 ) -> None:
     run, _ = imported
@@ -177,7 +177,7 @@ def as_float32(row: dict[str, Any]) -> dict[str, Any]:
     return row | vectors
 
 
-def test_batch_size_and_devices_change_no_feature_and_no_order(
+def test_batch_size_and_devices_do_not_change_features(
     imported: tuple[Path, BertModel],
 ) -> None:
     run = open_run(imported[0])
@@ -204,12 +204,12 @@ def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) ->
     sources = [InputText(number, line, None, None) for number, line in enumerate(lines, start=1)]
     made = list(extractor(sources))
     assert [feature.source for feature in made] == sources
-    # For so few texts no program for 8 positions is worth its compilation.
+    # For three texts a program for 8 positions is not worth its compilation.
     assert extractor.counts.positions % 12 == 0
     return np.concatenate([feature.vectors for feature in made])
 
 
-def test_empty_and_long_texts_are_counted_and_named(
+def test_empty_and_long_texts_are_reported(
     imported: tuple[Path, BertModel], tmp_path: Path
 ) -> None:
     run, model = imported
@@ -227,7 +227,7 @@ def test_empty_and_long_texts_are_counted_and_named(
     assert tokens["offsets"].tolist() == [0, 1, 1, 39, 39]
 
 
-def test_lines_of_a_text_end_in_lf_or_cr_lf(tmp_path: Path) -> None:
+def test_text_lines_end_in_lf_or_crlf(tmp_path: Path) -> None:
     path = tmp_path / "t.txt"
     path.write_bytes("\ufeffw1 w2\r\n\nw3".encode())
     found = [(text.line, text.text) for text in read_texts(path, TextColumns())]

@@ -1,4 +1,4 @@
-"""`--probe`: a linear classifier finds what is in the features, and nothing else."""
+"""`--probe`: a linear classifier finds labels only if the features encode them."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(path: Path, *, shuffled: bool = False, count: int = 150) -> Path:
-    """Texts of words below w4 are "low", those of w4 to w7 "high"."""
+    """Texts with words below w4 are "low", texts with words w4 to w7 "high"."""
     rng = np.random.default_rng(0)
     labels = np.arange(count) % 3 == 0
     words = [rng.integers(0, 4, 6) + 4 * int(high) for high in labels]
@@ -29,7 +29,7 @@ def table(path: Path, *, shuffled: bool = False, count: int = 150) -> Path:
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_probe_finds_a_separable_label_and_not_a_shuffled_one(
+def test_probe_finds_separable_labels_but_not_shuffled_ones(
     run: Path, tmp_path: Path, shuffled: bool
 ) -> None:
     source = table(tmp_path / "t.tsv", shuffled=shuffled)
@@ -45,7 +45,7 @@ def test_a_probe_finds_a_separable_label_and_not_a_shuffled_one(
     assert np.mean(score["folds"]) == pytest.approx(score["accuracy"])
 
 
-def test_a_mix_is_written_as_the_weighted_sum_of_layers(run: Path, tmp_path: Path) -> None:
+def test_mix_is_the_weighted_sum_of_layers(run: Path, tmp_path: Path) -> None:
     source = table(tmp_path / "t.tsv")
     made, scores = {}, {}
     for layers in ("mix", "0,1,2,3,4"):
@@ -61,7 +61,7 @@ def test_a_mix_is_written_as_the_weighted_sum_of_layers(run: Path, tmp_path: Pat
     np.testing.assert_allclose(made["mix"], np.einsum("nsd,s->nd", states, weights), atol=1e-5)
 
 
-def test_a_mix_leans_on_the_state_that_tells_the_labels() -> None:
+def test_mix_weights_the_informative_layer_most() -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(200) % 2
     states = rng.normal(size=(200, 4, 8)).astype(np.float32)
@@ -72,7 +72,7 @@ def test_a_mix_leans_on_the_state_that_tells_the_labels() -> None:
     assert weights[2] > 0.8
 
 
-def test_labels_that_cannot_be_folded_are_refused(run: Path, tmp_path: Path) -> None:
+def test_labels_too_rare_for_the_folds_are_refused(run: Path, tmp_path: Path) -> None:
     options = ("--column", "a", "--probe", "b", "--layers", "last")
     source = write_lines(tmp_path / "t.csv", ["a,b", *["w1,x"] * 9, *["w2,y"] * 4])
     line = refusal(run, source, tmp_path / "o.npz", *options)

@@ -1,4 +1,4 @@
-"""What `bert-jax features` refuses: one line, exit code 2, and nothing left behind."""
+"""Refusals of `bert-jax features`: one line, exit code 2, no output file."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("t.txt", "w1\n", ("--layers", "1", "--checkpoint", "²"), 'found "²", allowed: last, best'),
     ],
 )
-def test_a_mistake_is_named_and_leaves_nothing(
+def test_mistakes_get_one_line_and_leave_no_file(
     run: Path, tmp_path: Path, name: str, content: str, options: tuple[str, ...], expected: str
 ) -> None:
     source = tmp_path / name
@@ -40,7 +40,7 @@ def test_a_mistake_is_named_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_file_is_replaced_only_by_force(run: Path, tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_with_force(run: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "t.txt", ["w1"])
     output = write_lines(tmp_path / "o.npz", ["mine"])
     assert "is already there; allowed: a new file, or --force" in refusal(

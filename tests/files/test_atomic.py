@@ -7,7 +7,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import disk_errors, new_directory, write_whole
 
 
-def test_a_file_is_written_with_its_directory_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_writing_a_file_creates_its_directory_only(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "a.txt"
     write_whole(path, "é")
     write_whole(path, b"new")
@@ -15,13 +15,13 @@ def test_a_file_is_written_with_its_directory_and_nothing_else_is_left(tmp_path:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_worker_does_not_bring_back_a_directory_that_was_removed(tmp_path: Path) -> None:
+def test_worker_does_not_recreate_a_removed_directory(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone/a\.txt: cannot be written \(No such file"):
         write_whole(tmp_path / "gone" / "a.txt", "x", make_parent=False)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
+def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match=r"file/a\.txt: cannot be written \("):
         write_whole(tmp_path / "file" / "a.txt", "x")
@@ -36,7 +36,7 @@ def test_a_full_disk_is_one_line(error: Exception) -> None:
         raise error
 
 
-def test_a_new_directory_replaces_an_old_one_only_when_it_is_complete(tmp_path: Path) -> None:
+def test_only_a_complete_directory_replaces_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "d"
     with new_directory(target, force=False) as directory:
         (directory / "first").touch()

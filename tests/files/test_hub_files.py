@@ -1,4 +1,4 @@
-"""Files of datasets by name, from a hub on loopback."""
+"""Dataset files by name, from a hub on loopback."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ TOKEN = "hf_secretsecretsecretsecret"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A dataset with three tables and what is none of them."""
+    """A dataset with three tables and other files."""
     for file, text in {
         "data/train-00000-of-00001.csv": "text,label\na,1\n",
         "data/validation.csv": "text,label\nb,0\n",
@@ -31,7 +31,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield served
 
 
-def test_a_file_is_found_by_its_name_or_by_its_role_and_pinned(
+def test_a_file_is_found_by_name_or_role_and_pinned(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_name = fetch_file(f"hf://datasets/{NAME}/data/validation.csv")
@@ -42,7 +42,7 @@ def test_a_file_is_found_by_its_name_or_by_its_role_and_pinned(
     assert len(by_name.record["sha256"]) == 64
     assert fetch_file(f"hf://datasets/{NAME}", role="train").path.name.startswith("train-")
     assert {found for *_, found in hub.requests} == {f"Bearer {TOKEN}"}
-    # Without the network, from the cache; by its commit too.
+    # Without the network the cache serves the file, also by its commit.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = len(hub.requests)
     assert fetch_file(by_name.pinned) == by_name
@@ -61,12 +61,12 @@ def test_a_file_is_found_by_its_name_or_by_its_role_and_pinned(
         (f"hf://datasets/{NAME}/a.csv", "found no such file, allowed: a.csv, or"),
     ],
 )
-def test_what_is_not_there_is_one_line(hub: Hub, source: str, message: str) -> None:
+def test_a_missing_file_is_one_line(hub: Hub, source: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fetch_file(source)
 
 
-def test_several_tables_of_a_role_are_named(hub: Hub, tmp_path: Path) -> None:
+def test_ambiguous_tables_of_a_role_are_named(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "served" / "data" / "train_more.csv").write_text("text,label\nc,1\n")
     with pytest.raises(UserError, match=r"found data/train-00000-of-00001.csv, data/train_more"):
         fetch_file(f"hf://datasets/{NAME}")

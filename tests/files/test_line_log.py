@@ -1,4 +1,4 @@
-"""Logs of JSON lines: whole after a kill, damage set aside. A full disk: tests/train."""
+"""Logs of JSON lines: intact after a kill, damaged lines set aside. Full disk: tests/train."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def reopen(path: Path, up_to: int) -> tuple[LineLog, list[str]]:
     return log, said
 
 
-def test_a_log_goes_on_where_it_is_cut_and_a_half_line_of_a_kill_says_nothing(
+def test_log_resumes_after_a_kill_and_drops_a_half_line(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "log.jsonl"
@@ -52,9 +52,7 @@ def test_a_log_goes_on_where_it_is_cut_and_a_half_line_of_a_kill_says_nothing(
         b"[" * 100_000,
     ],
 )
-def test_damaged_and_foreign_lines_are_set_aside_and_no_other_is_lost(
-    tmp_path: Path, line: bytes
-) -> None:
+def test_only_damaged_and_foreign_lines_are_set_aside(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"n": 1}\n' + line + b'\n{"n": 2}\n{"n": 3}\n')
     assert numbers(path) == [1, 2, 3]
@@ -72,7 +70,7 @@ def test_damaged_and_foreign_lines_are_set_aside_and_no_other_is_lost(
 @given(
     st.lists(st.one_of(st.integers(0, 9), st.binary(max_size=12).filter(lambda b: b"\n" not in b)))
 )
-def test_whatever_lies_between_them_whole_lines_are_found(parts: list[int | bytes]) -> None:
+def test_whole_lines_are_found_between_garbage(parts: list[int | bytes]) -> None:
     raw = b"".join(
         (part if isinstance(part, bytes) else b'{"n": %d}' % part) + b"\n" for part in parts
     )

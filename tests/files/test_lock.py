@@ -36,10 +36,8 @@ def holder(tmp_path: Path):
         process.kill()
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_lock(
-    tmp_path: Path, holder: subprocess.Popen[str]
-) -> None:
-    for _ in range(2):  # being refused leaves what the holder has written
+def test_refusal_of_a_lock_names_its_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
+    for _ in range(2):  # a refusal leaves the holder's text in the file
         lock = LocalLock(tmp_path / "lock")
         assert not lock.take()
         assert lock.holder == f"{os.uname().nodename} {holder.pid}"
@@ -56,12 +54,12 @@ def test_the_lock_of_a_killed_process_is_free(
     lock.give_back()
 
 
-def test_a_lock_given_back_leaves_no_file_and_can_be_taken_again(tmp_path: Path) -> None:
+def test_a_released_lock_leaves_no_file(tmp_path: Path) -> None:
     first, second = (lock_at(tmp_path / "lock", say=print) for _ in range(2))
     for _ in range(2):
         assert first.take()
         assert not second.take()
-        second.give_back()  # not ours: does nothing
+        second.give_back()  # not ours: no effect
         assert not second.take()
         first.give_back()
         assert not (tmp_path / "lock").exists()

@@ -1,4 +1,4 @@
-"""Files are read within limits: what they are, how large, how deep, how long their numbers."""
+"""Limits on files: their kind, size, nesting depth and length of numbers."""
 
 import json
 import os
@@ -19,19 +19,19 @@ from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/", "a\0b"])
-def test_what_is_no_file_is_refused_before_it_is_read(path: str) -> None:
+def test_special_files_are_refused_unread(path: str) -> None:
     for read in (read_bytes, read_json_object, read_yaml, require_file):
         with pytest.raises(UserError, match=r"allowed: a file|null (byte|character)"):
             read(epath.Path(path))
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="a device, a pipe or a socket, allowed: a file"):
         list(read_lines(tmp_path / "pipe"))
 
 
-def test_a_file_beyond_its_limit_is_refused_without_being_read_whole(tmp_path: Path) -> None:
+def test_a_large_file_is_refused_before_reading_it_whole(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -57,7 +57,7 @@ def test_json_beyond_the_limits_is_refused(text: str, message: str) -> None:
         parse_json(text)
 
 
-def test_json_within_the_limits_is_what_it_says() -> None:
+def test_json_within_the_limits_is_read() -> None:
     nested = '{"a":' * 100 + "1" + "}" * 100
     assert parse_json(nested) == json.loads(nested)
     assert parse_json(r'["\ud83d\ude00", 1e30, -1]') == ["😀", 1e30, -1]
@@ -77,7 +77,7 @@ def test_json_within_the_limits_is_what_it_says() -> None:
         ("[" + "1," * 200_000 + "]", "more than 100,000 values"),
     ],
 )
-def test_yaml_is_plain_values_within_the_limits(text: str, message: str) -> None:
+def test_yaml_allows_plain_values_within_limits(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_yaml(text, "run.yaml")
 
@@ -91,7 +91,7 @@ def test_yaml_aliases_seven_deep_take_no_memory() -> None:
         parse_yaml(f"a: &a [lol]\n{levels}", "bomb.yaml")
 
 
-def test_dates_and_keys_are_the_text_that_they_are_written_as() -> None:
+def test_dates_and_keys_stay_text() -> None:
     text = "run_dir: 2024-01-01\nbad: 2024-99-99\nno: 1e-4\n1: [yes, ~]"
     expected = {"run_dir": "2024-01-01", "bad": "2024-99-99", "no": 1e-4, "1": [True, None]}
     assert parse_yaml(text, "x") == expected
@@ -103,6 +103,6 @@ def test_text_that_looks_like_a_number_stays_text(text: str) -> None:
     assert parse_yaml(dump_yaml({"label": text}), "x") == {"label": text}
 
 
-def test_a_list_that_is_there_twice_is_written_twice() -> None:
+def test_a_shared_list_is_written_twice() -> None:
     held = [1, 2]
     assert parse_yaml(dump_yaml({"a": held, "b": held}), "x") == {"a": held, "b": held}

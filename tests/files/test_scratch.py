@@ -1,4 +1,4 @@
-"""Temporary directories end with their process, also where exit handlers do not run."""
+"""Temporary directories are removed with their process, even if exit handlers do not run."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Files that carry their own checksum: any bit that flips is noticed, or changes no value."""
+"""Files with their own checksum: every flipped bit is detected or changes no value."""
 
 import itertools
 import json
@@ -31,24 +31,24 @@ def read_yaml(path: epath.Path) -> Any:
     ],
     ids=["yaml", "json"],
 )
-def test_no_bit_can_flip_unnoticed(
+def test_every_flipped_bit_is_detected_or_harmless(
     text: str, read: Callable[[epath.Path], Any], tmp_path: Path
 ) -> None:
     path, whole = epath.Path(tmp_path / "file"), text.encode()
     path.write_bytes(whole)
     assert read(path) == VALUES
-    # Every third bit: each place in a byte, and each byte, is among them.
+    # Every third bit covers each byte and each position in a byte.
     for at, bit in itertools.islice(itertools.product(range(len(whole)), range(8)), 0, None, 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
         try:
             found = read(path)
         except UserError:
             continue
-        # Of the word "sha256" itself: there is one key more. Or 1e-12 has become 1E-12.
+        # A flip in the word "sha256" adds a key; another turns 1e-12 into 1E-12.
         assert {key: found.get(key) for key in VALUES} == VALUES
 
 
-def test_yaml_without_its_first_line_is_read_as_it_was_edited(tmp_path: Path) -> None:
+def test_yaml_without_its_seal_is_read(tmp_path: Path) -> None:
     path = epath.Path(tmp_path / "config.yaml")
     written = sealed_yaml(dump_yaml(VALUES))
     path.write_text(written.replace("12", "13", 1))

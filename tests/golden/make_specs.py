@@ -1,9 +1,9 @@
 """``python -m tests.golden.make_specs`` writes parameter_specs.json, the layout of every parameter
 and moment of the pretraining model.
 
-Run it after a change of layout that is meant, and read the difference before committing it. Shapes
-and layouts are those of L2 H64 with 8 heads and 250 pieces on a mesh of data 2, fsdp 2, tensor 2;
-axes that a larger model has keep their rule.
+Run it after an intended change of layout, and read the diff before committing it. The model is L2
+H64 with 8 heads and 250 pieces on a mesh of data 2, fsdp 2, tensor 2; a larger model follows the
+same rules.
 """
 
 import json
@@ -47,7 +47,7 @@ def _moments(state: TrainState) -> MomentsState:
 
 
 def text() -> str:
-    """One parameter a line, so that a difference reads as one."""
+    """One parameter per line, for readable diffs."""
     lines = [f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in layouts().items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

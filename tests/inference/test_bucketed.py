@@ -1,4 +1,4 @@
-"""Rows of different lengths through a compiled function, each once."""
+"""Runs rows of different lengths through a compiled function, each once."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ MAX_LENGTH = 100
 
 
 class Recorder:
-    """Collates rows of n ones, and keeps which rows and shapes it was asked for."""
+    """Collates rows of n ones, and records the requested rows and shapes."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
@@ -41,7 +41,7 @@ def forward(params: Any, batch: Any) -> dict[str, jax.Array]:
 
 @given(lengths=st.lists(st.integers(1, MAX_LENGTH), max_size=60), batch_size=st.integers(1, 20))
 @settings(deadline=None, max_examples=15)
-def test_every_row_comes_once_in_one_of_few_lengths(lengths: list[int], batch_size: int) -> None:
+def test_every_row_runs_once_at_one_of_few_lengths(lengths: list[int], batch_size: int) -> None:
     mesh = make_mesh(MeshSection())
     inference = BucketedInference(
         forward, mesh, batch_size=batch_size, max_length=MAX_LENGTH, cost=ShapeCost(0)
@@ -61,7 +61,7 @@ def test_every_row_comes_once_in_one_of_few_lengths(lengths: list[int], batch_si
     assert {size for _, size, _ in recorder.asked} <= {inference.batch_size}
 
 
-def test_outputs_do_not_depend_on_how_many_programs_there_are() -> None:
+def test_outputs_do_not_depend_on_the_number_of_programs() -> None:
     lengths = np.random.default_rng(1).integers(1, MAX_LENGTH, 90).tolist()
     shapes, sums = [], []
     for cost in (ShapeCost(0), ShapeCost(1e6)):
@@ -81,7 +81,7 @@ def test_outputs_do_not_depend_on_how_many_programs_there_are() -> None:
     assert sums[0] == sums[1] == [2 * length for length in lengths]
 
 
-def test_a_stream_of_windows_gets_more_lengths_as_it_goes_on() -> None:
+def test_a_longer_stream_gets_more_lengths() -> None:
     lengths = np.random.default_rng(1).integers(1, MAX_LENGTH, 90).tolist()
     inference = BucketedInference(
         forward,

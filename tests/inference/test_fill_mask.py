@@ -1,4 +1,4 @@
-"""`fill_mask` on an imported model, beside the PyTorch model that it came from."""
+"""`fill_mask` on an imported model against the original PyTorch model."""
 
 import json
 
@@ -18,9 +18,9 @@ POSITIONS = 100
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMaskedLM]:
-    """A run of an MLM with 100 positions, which is no multiple of 8.
+    """A run of an MLM with 100 positions, not a multiple of 8.
 
-    The embedding has five rows more than the tokenizer has pieces; they are the most probable.
+    The embedding has five more rows than the tokenizer has pieces, and they are most probable.
     """
     directory = tmp_path_factory.mktemp("mlm")
     config = hf_config(
@@ -36,7 +36,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMask
 
 
 def reference(model: BertForMaskedLM, text: str) -> np.ndarray:
-    """Probabilities at each mask: [masks, rows], without special pieces and rows of no piece."""
+    """Probabilities at each mask: [masks, rows], without special pieces and unused rows."""
     ids = torch.tensor([[IDS[piece] for piece in ["[CLS]", *text.split(), "[SEP]"]]])
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0].numpy()[np.asarray(ids[0]) == IDS["[MASK]"]]
@@ -45,7 +45,7 @@ def reference(model: BertForMaskedLM, text: str) -> np.ndarray:
     return shares / shares.sum(axis=-1, keepdims=True)
 
 
-def test_candidates_are_those_of_hugging_face_up_to_the_last_position(
+def test_candidates_equal_hugging_faces_at_every_position(
     imported: tuple[str, BertForMaskedLM],
 ) -> None:
     run, model = imported
@@ -66,6 +66,6 @@ def test_candidates_are_those_of_hugging_face_up_to_the_last_position(
             np.testing.assert_allclose(chances[found], best, rtol=1e-3)
 
 
-def test_a_text_beyond_the_positions_is_refused(imported: tuple[str, BertForMaskedLM]) -> None:
+def test_a_text_beyond_the_last_position_is_refused(imported: tuple[str, BertForMaskedLM]) -> None:
     with pytest.raises(UserError, match="101 pieces, allowed: up to 100"):
         fill_mask(imported[0], [" ".join(["w1"] * (POSITIONS - 2) + ["[MASK]"])])

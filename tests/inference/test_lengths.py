@@ -1,4 +1,4 @@
-"""Which lengths rows are padded to: few where compiling costs more than padding."""
+"""Choice of padded lengths: few if compiling costs more than padding."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def cost_of(kept: Sequence[int], lengths: np.ndarray, program: float) -> float:
 
 @given(rows=st.lists(st.integers(1, 40), min_size=1, max_size=60), program=st.floats(0, 2000))
 @settings(deadline=None, max_examples=100)
-def test_no_other_lengths_cost_less(rows: list[int], program: float) -> None:
+def test_chosen_lengths_have_the_lowest_cost(rows: list[int], program: float) -> None:
     lengths = np.asarray(rows)
     chosen = choose_lengths(lengths, max_length=40, program=program)
     assert chosen == sorted(set(chosen))
@@ -32,14 +32,14 @@ def test_no_other_lengths_cost_less(rows: list[int], program: float) -> None:
     assert cost_of(chosen, lengths, price) == pytest.approx(least)
 
 
-def test_few_rows_share_a_program_and_many_have_a_few() -> None:
+def test_more_rows_get_more_programs() -> None:
     lengths = np.random.default_rng(0).integers(3, 100, 200)
     assert choose_lengths(lengths, max_length=100, program=20_000) == [100]
     many = choose_lengths(np.tile(lengths, 10_000), max_length=100, program=20_000)
     assert 3 <= len(many) <= 8
 
 
-def test_a_compiled_length_that_is_near_enough_serves_shorter_rows() -> None:
+def test_a_slightly_longer_program_serves_shorter_rows() -> None:
     assert reuse([12, 40], [64, 20, 256]) == [20, 64]
     assert reuse([40, 48], [64]) == [64]
     assert reuse([24, 96], [64]) == [24, 96]

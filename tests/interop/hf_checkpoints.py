@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints made for the tests, and runs imported from them."""
+"""Hugging Face checkpoints for the tests, and runs imported from them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 class Imported(NamedTuple):
-    """A run directory that `import` wrote, opened."""
+    """An opened run directory of `import`."""
 
     run: Run
     params: dict[str, Any]  # nested dict of numpy arrays
@@ -56,7 +56,7 @@ def bind(build: Callable[[], Any], params: Any) -> Any:
 
 
 def hf_config(**changes: Any) -> BertConfig:
-    """A small configuration, so wide a start that no activation is nearly linear."""
+    """A small configuration, with initial weights so large that every activation is nonlinear."""
     values: dict[str, Any] = {
         "vocab_size": 150,
         "hidden_size": 32,
@@ -89,7 +89,7 @@ def hf_model(
 def save(
     model: PreTrainedModel, directory: Path, *, pieces: int | None = None, **options: Any
 ) -> Path:
-    """Saves a model as `save_pretrained` does, with a vocabulary: of its own size, or `pieces`."""
+    """Saves a model as `save_pretrained` does, with a vocabulary of its own size or of `pieces`."""
     model.save_pretrained(directory, **options)
     write_tokenizer(directory, pieces or model.config.vocab_size)
     return directory
@@ -104,12 +104,12 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 
 def import_run(source: Path, run_dir: Path) -> Imported:
-    """Imports a checkpoint through the verb and opens the run directory that it wrote."""
+    """Imports a checkpoint through the verb and opens the new run directory."""
     return read_run(import_checkpoint(str(source), str(run_dir)))
 
 
 def fresh_run(root: Path, tokenizer: Tokenizer) -> Imported:
-    """Writes a small run of ours at its start, with fresh parameters, and opens it."""
+    """Writes a small run of ours at step 0, with fresh parameters, and opens it."""
     sizes = {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -148,7 +148,7 @@ def read_run(run_dir: Path) -> Imported:
 def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> dict[str, np.ndarray]:
     """Rows of unequal length with unequal numbers of masks at distinct positions.
 
-    [PAD] occurs in the padding only, as in any text: torch gives its row no gradient.
+    [PAD] occurs only in the padding, as in any text: torch gives its row no gradient.
     """
     rng, length, predictions = np.random.default_rng(seed), 24, 6
     lengths = np.linspace(predictions + 1, length, rows).astype(int)
@@ -171,7 +171,7 @@ def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> di
 
 
 def torch_inputs(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """What Hugging Face's models take of a batch."""
+    """The arrays of a batch that Hugging Face's models read."""
     ours = {"input_ids": "input_ids", "token_type_ids": "token_type_ids"}
     ours["attention_mask"] = "segment_ids"
     return {theirs: torch.from_numpy(batch[name]).long() for theirs, name in ours.items()}

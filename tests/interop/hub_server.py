@@ -1,4 +1,4 @@
-"""A hub on loopback: what of Hugging Face's server models and datasets need."""
+"""A hub on loopback: the part of Hugging Face's server that models and datasets need."""
 
 import base64
 import contextlib
@@ -17,7 +17,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Models by name, datasets by ``datasets/NAME``; what was pushed; what was asked."""
+    """Models by name, datasets by ``datasets/NAME``; pushed files; received requests."""
 
     def __init__(self, models: dict[str, Path]) -> None:
         self.models = models
@@ -30,7 +30,7 @@ class Hub:
 
 @contextlib.contextmanager
 def serve(models: dict[str, Path]) -> Iterator[Hub]:
-    """Runs a hub for as long as the block."""
+    """Runs a hub during the block."""
     hub = Hub(models)
 
     class Handler(_Handler):
@@ -49,7 +49,7 @@ def serve(models: dict[str, Path]) -> Iterator[Hub]:
 
 
 def go_online(hub: Hub, monkeypatch: pytest.MonkeyPatch, cache: Path, token: str) -> None:
-    """Lets a test, and no other, reach a hub, with a cache and a token of its own."""
+    """Lets one test reach a hub, with its own cache and token."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
     served: Hub
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Stays silent."""
+        """Suppresses the log."""
 
     def do_HEAD(self) -> None:
         self._read(body=False)

@@ -12,7 +12,7 @@ EXCLUDED = ("LayerNorm", "layer_norm", "bias")
 
 
 class ReferenceAdamW:
-    """Clips by the global norm; Adam without bias correction; decay; warm-up, then a line to 0."""
+    """Clips by the global norm; Adam without bias correction; decay; warm-up, linear decay to 0."""
 
     def __init__(
         self, model: torch.nn.Module, *, peak: float, train_steps: int, warmup_steps: int
@@ -22,11 +22,11 @@ class ReferenceAdamW:
         self.v = {name: torch.zeros_like(param) for name, param in self.params.items()}
         self.peak, self.train_steps, self.warmup_steps = peak, train_steps, warmup_steps
         self.global_step = 0
-        self.norms: list[float] = []  # of every step's gradients, before clipping
+        self.norms: list[float] = []  # gradient norms of every step, before clipping
 
     @property
     def rate(self) -> float:
-        """`polynomial_decay` to 0 with power 1; warm-up replaces its beginning."""
+        """`polynomial_decay` to 0 with power 1, after a warm-up."""
         done = min(self.global_step, self.train_steps)
         if self.global_step < self.warmup_steps:
             return self.peak * self.global_step / self.warmup_steps
@@ -34,7 +34,7 @@ class ReferenceAdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step with the gradients that `backward` left; they are cleared."""
+        """Takes one step with the gradients of `backward`, and clears them."""
         grads = {name: gradient(param) for name, param in self.params.items()}
         norm = torch.stack([grad.double().norm() for grad in grads.values()]).norm()
         self.norms.append(float(norm))
@@ -52,6 +52,6 @@ class ReferenceAdamW:
 
 
 def gradient(param: torch.nn.Parameter) -> torch.Tensor:
-    """What `backward` left; a parameter that it did not reach is a mistake of the test."""
+    """The gradient from `backward`; a parameter without one is an error in the test."""
     assert param.grad is not None
     return param.grad

@@ -1,7 +1,7 @@
-"""What google-research/bert computes, in NumPy and float64, from variables under its own names.
+"""google-research/bert's forward pass in NumPy and float64, from variables under its names.
 
-Written from the paper and from what google-research/bert `modeling.py` and `run_pretraining.py`
-do: LayerNorm over the last axis with epsilon 1e-12, GELU in its tanh form, −10000 added to the
+Written from the paper and from google-research/bert's `modeling.py` and `run_pretraining.py`:
+LayerNorm over the last axis with epsilon 1e-12, GELU in its tanh form, −10000 added to the
 scores of padding, a tanh layer over [CLS], an MLM head tied to the embedding table.
 """
 
@@ -15,7 +15,7 @@ Variables = Mapping[str, np.ndarray]
 
 
 class Config(NamedTuple):
-    """The keys of `bert_config.json` that decide shapes."""
+    """The keys of `bert_config.json` that determine shapes."""
 
     vocab_size: int
     hidden_size: int
@@ -79,7 +79,7 @@ def pretraining_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def draw(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
-    """Float32 numbers about the size of a trained model's; no two variables alike."""
+    """Float32 numbers as large as a trained model's, different for every variable."""
     rng = np.random.default_rng(seed)
     around = {name: 1.0 if name.endswith("gamma") else 0.0 for name in shapes}
     return {
@@ -97,12 +97,12 @@ def forward(
     token_type_ids: np.ndarray,
     masked_lm_positions: np.ndarray,
 ) -> Outputs:
-    """Computes all that pretraining reads.
+    """Computes all outputs that pretraining reads.
 
     Args:
-        variables: by google-research/bert's names.
-        num_attention_heads: the only thing that no variable's shape tells.
-        input_ids: [B, L]; so are `input_mask` (1 = a token) and `token_type_ids`.
+        variables: arrays by google-research/bert's names.
+        num_attention_heads: number of heads; variables' shapes do not show it.
+        input_ids: [B, L], like `input_mask` (1 = a token) and `token_type_ids`.
         masked_lm_positions: [B, P].
     """
     wide = {name: np.asarray(value, np.float64) for name, value in variables.items()}

@@ -1,4 +1,4 @@
-"""What another program does with an export: it has JAX and safetensors, and no bert_jax.
+"""Runs an export as another program would: with JAX and safetensors, without bert_jax.
 
 ``python run_stablehlo.py DIRECTORY BATCHES.npz RESULTS.npz``: ``BATCHES`` holds the inputs of
 several batches as ``0/input_ids`` and so on, ``RESULTS`` gets the outputs as ``0/pooled``.

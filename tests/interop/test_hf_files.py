@@ -1,4 +1,4 @@
-"""The same numbers, however a Hugging Face checkpoint keeps them on disk."""
+"""Every file layout of a Hugging Face checkpoint gives the same numbers."""
 
 import json
 from collections.abc import Callable
@@ -25,13 +25,13 @@ def sharded(model: BertForPreTraining, directory: Path) -> None:
 
 
 def pickled(model: BertForPreTraining, directory: Path) -> None:
-    """pytorch_model.bin as today's PyTorch writes it: a zip, tied tensors under both names."""
+    """pytorch_model.bin in today's format: a zip, with tied tensors under both names."""
     model.config.save_pretrained(directory)
     torch.save(model.state_dict(), directory / "pytorch_model.bin")
 
 
 def pickled_before_zip(model: BertForPreTraining, directory: Path) -> None:
-    """pytorch_model.bin as PyTorch wrote it before 1.6."""
+    """pytorch_model.bin in the format before PyTorch 1.6."""
     model.config.save_pretrained(directory)
     torch.save(
         model.state_dict(),
@@ -54,7 +54,7 @@ def sharded_pickle(model: BertForPreTraining, directory: Path) -> None:
 
 
 def without(model: BertForPreTraining, directory: Path, *names: str) -> None:
-    """Both names of the tied tensors, but for these."""
+    """All tensors, with both names of tied ones, without `names`."""
     model.config.save_pretrained(directory)
     state = model.state_dict()
     assert {MLM_BIAS, DECODER_BIAS, DECODER_WEIGHT, f"bert.{WORDS}"} <= state.keys()
@@ -63,7 +63,7 @@ def without(model: BertForPreTraining, directory: Path, *names: str) -> None:
 
 
 def old_names(tensors: Tensors) -> Tensors:
-    """As in the first exports: LayerNorm's gamma and beta; position ids, the decoder's own copy."""
+    """Names of the first exports: LayerNorm's gamma and beta, position ids, a separate decoder."""
     renamed = {}
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
@@ -127,7 +127,7 @@ def assert_is(found: dict[str, np.ndarray], expected: BertForPreTraining) -> Non
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_every_layout_of_files_gives_the_same_numbers(writer: str, tmp_path: Path) -> None:
+def test_every_file_layout_gives_the_same_numbers(writer: str, tmp_path: Path) -> None:
     directory = tmp_path / "hf"
     directory.mkdir()
     WRITERS[writer](model(), directory)
@@ -141,9 +141,7 @@ def test_every_layout_of_files_gives_the_same_numbers(writer: str, tmp_path: Pat
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["safetensors", "pickled"])
-def test_half_precision_is_widened_and_nothing_else(
-    dtype: torch.dtype, layout: str, tmp_path: Path
-) -> None:
+def test_half_precision_is_widened_exactly(dtype: torch.dtype, layout: str, tmp_path: Path) -> None:
     half = model(dtype)
     directory = save(half, tmp_path / "hf")
     if layout == "pickled":
@@ -155,8 +153,8 @@ def test_half_precision_is_widened_and_nothing_else(
     assert (found[word] != model().get_parameter(word).detach().numpy()).any()
 
 
-def test_heads_are_read_that_the_configuration_does_not_speak_of(tmp_path: Path) -> None:
-    """The released English checkpoints say BertForMaskedLM, with pooler and next-sentence head."""
+def test_heads_missing_in_the_configuration_are_read(tmp_path: Path) -> None:
+    """The released English checkpoints name BertForMaskedLM but have pooler and NSP head."""
     directory = save(model(), tmp_path / "hf")
     config_file = directory / "config.json"
     config = json.loads(config_file.read_text()) | {"architectures": ["BertForMaskedLM"]}

@@ -1,6 +1,6 @@
-"""What is imported from Hugging Face computes what Hugging Face's PyTorch model computes.
+"""An imported Hugging Face model computes the same numbers as the PyTorch model.
 
-Two implementations that share no line, joined by the importer's own table of names: states, logits,
+The two implementations share only the importer's table of names: states, logits,
 loss and gradients agree to a few float32 roundings.
 """
 
@@ -30,10 +30,10 @@ from tests.interop.hf_checkpoints import (
 from tests.interop.reference_adamw import gradient
 from tests.support import relative_error
 
-# Every activation; the initialisation of google-research/bert and wide ones, under which nothing is
-# nearly linear; a vocabulary that is a multiple of 128, the one of uncased BERT, and others; one to
-# three token types; heads of 8 to 32 columns; an FFN that is not four hidden sizes wide; a stack
-# that is unrolled and one that is a loop.
+# The cases cover every activation; google-research/bert's initialisation and wider ones, with
+# strongly nonlinear activations; vocabularies of a multiple of 128, of uncased BERT, and others;
+# one to three token types; heads of 8 to 32 columns; an FFN not four hidden sizes wide; an unrolled
+# and a looped stack.
 CONFIGS: dict[str, dict[str, Any]] = {
     "L2-H32-erf": {"hidden_act": "gelu"},
     "L2-H48-tanh": {
@@ -64,14 +64,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "L1-H32-relu-one-type": {"hidden_act": "relu", "num_hidden_layers": 1, "type_vocab_size": 1},
 }
-# Tokenizers with fewer pieces than the embedding has rows: in the softmax each row counts.
+# Tokenizers with fewer pieces than embedding rows: every row counts in the softmax.
 PIECES = {"L2-H48-tanh": 143, "L5-H64-erf-three-types": 250}
 
 
 class Side(NamedTuple):
-    """What one implementation computed; padding is left out."""
+    """Results of one implementation, without padding."""
 
-    hidden_states: np.ndarray  # [layers + 1, real tokens, D]: of the embeddings, of each layer
+    hidden_states: np.ndarray  # [layers + 1, real tokens, D]: embeddings, then each layer
     pooled: np.ndarray  # [B, D]
     mlm: np.ndarray  # [real tokens, vocab]
     next_sentence: np.ndarray  # [B, 2]
@@ -133,9 +133,7 @@ def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_states_logits_loss_and_gradients_are_those_of_hugging_face(
-    name: str, tmp_path: Path
-) -> None:
+def test_states_loss_and_gradients_equal_hugging_faces(name: str, tmp_path: Path) -> None:
     config = hf_config(**CONFIGS[name])
     model = hf_model(BertForPreTraining, config)
     batch = mixed_batch(config)
@@ -155,8 +153,8 @@ def test_states_logits_loss_and_gradients_are_those_of_hugging_face(
         if name not in keys
     }
     assert {name: error for name, error in errors.items() if error > 1e-4} == {}
-    # A key's bias adds the same number to every score of a query, which softmax takes out again:
-    # what either side computes is rounding, and is compared with zero.
+    # A key's bias adds the same number to every score of a query, and softmax cancels it. Both
+    # gradients are rounding errors and are compared with zero.
     assert keys
     for name in keys:
         scale = np.linalg.norm(theirs.gradients[name.replace("key", "query")])

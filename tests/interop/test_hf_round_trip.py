@@ -1,4 +1,4 @@
-"""Every class of Hugging Face's goes in and out again, and a run of our own goes out."""
+"""Every Hugging Face class survives import and export; a run of ours is exported."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ LABELS = {0: "against", 1: "neutral", 2: "for"}
 THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
 SINGLE = "single_label_classification"
 
-# What to call it: class, changes of the configuration, options of the class.
+# Case name: class, changes of the configuration, options of the class.
 CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
     "pretraining": ("BertForPreTraining", {"hidden_act": "gelu_new"}, {}),
     "masked-lm": ("BertForMaskedLM", {}, {}),
@@ -64,10 +64,10 @@ CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
     "bare": ("BertModel", {"num_hidden_layers": 3}, {}),
     "bare-without-pooler": ("BertModel", {}, {"add_pooling_layer": False}),
 }
-# Tokenizers with fewer pieces than the embedding has rows; others have a piece for each row.
+# Tokenizers with fewer pieces than embedding rows; the other cases have equally many.
 PIECES = {"masked-lm": 143, "token": 121}
 ROWS = 6
-# Labels, and their meaning, as the run keeps them.
+# Labels and their meanings, as saved in the run.
 MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "sequence": (tuple(LABELS.values()), "single_label"),
     "sequence-multi-label": (tuple(LABELS.values()), "multi_label"),
@@ -83,7 +83,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(kind: str, directory: Path, **options: Any) -> PreTrainedModel:
-    """What `from_pretrained` makes of a directory, after checking that it found no fault."""
+    """Loads a directory with `from_pretrained` and asserts that it reports no fault."""
     model, faults = getattr(transformers, kind).from_pretrained(
         directory, output_loading_info=True, attn_implementation="eager", **options
     )
@@ -91,14 +91,12 @@ def loaded(kind: str, directory: Path, **options: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def test_the_cases_are_every_class() -> None:
+def test_the_cases_cover_every_class() -> None:
     assert {kind for kind, _, _ in CASES.values()} == CLASSES.keys()
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_comes_back_byte_for_byte_and_computes_the_same(
-    where: Path, case: str
-) -> None:
+def test_round_trip_keeps_bytes_and_outputs(where: Path, case: str) -> None:
     kind, changes, options = CASES[case]
     model = hf_model(getattr(transformers, kind), hf_config(**changes), **options)
     source = save(model, where / case, pieces=PIECES.get(case))
@@ -125,11 +123,11 @@ def test_a_checkpoint_comes_back_byte_for_byte_and_computes_the_same(
 
 
 def assert_same_logits(found: Imported, model: PreTrainedModel) -> None:
-    """That the task's head says what Hugging Face's says."""
+    """Asserts that the task's head gives Hugging Face's logits."""
     task, batch, theirs = found.run.heads.task, mixed_batch(model.config, rows=ROWS), answers(model)
     expected = np.stack(theirs, axis=-1) if task == "question_answering" else theirs[0]
     if task == "multiple_choice":
-        expected = expected.reshape(ROWS, 1)  # a choice is a row
+        expected = expected.reshape(ROWS, 1)  # each choice is a row
     bound = found.model
     ours = np.asarray(bound.task_logits(bound.hidden(jax_batch(batch), dropout_key=None)))
     assert (ours.dtype, ours.shape) == (np.float32, expected.shape)
@@ -140,12 +138,12 @@ def assert_same_logits(found: Imported, model: PreTrainedModel) -> None:
 
 
 def answers(model: PreTrainedModel) -> list[np.ndarray]:
-    """Everything that a model says to a batch; a multiple choice is one of two rows."""
+    """All outputs of a model for a batch; a multiple choice is two rows."""
     inputs = torch_inputs(mixed_batch(model.config, rows=ROWS))
     if type(model).__name__ == "BertForMultipleChoice":
         inputs = {name: rows.unflatten(0, (-1, 2)) for name, rows in inputs.items()}
     with torch.no_grad():
-        # A file's weights lie where they lie in the file; the last bit of a product depends on it.
+        # Copied: memory-mapped weights may be unaligned, which changes the last bit of a product.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
         return [found.numpy() for found in model(**inputs).to_tuple()]
@@ -157,7 +155,7 @@ def jax_batch(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
 
 @pytest.fixture(scope="module")
 def own_run(where: Path) -> Imported:
-    """A run of ours at its start: fresh parameters, a vocabulary that is padded inside."""
+    """A run of ours at step 0: fresh parameters, an internally padded vocabulary."""
     tokenizer_dir = where / "own-tokenizer"
     tokenizer_dir.mkdir()
     write_tokenizer(tokenizer_dir, 150)
@@ -165,7 +163,7 @@ def own_run(where: Path) -> Imported:
 
 
 @pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForMaskedLM", "BertModel"])
-def test_a_run_of_our_own_loads_without_a_missing_or_unexpected_key_and_computes_the_same(
+def test_exported_run_loads_without_key_errors_and_agrees(
     where: Path, own_run: Imported, kind: str
 ) -> None:
     output = where / f"own-{kind}"
@@ -179,7 +177,7 @@ def test_a_run_of_our_own_loads_without_a_missing_or_unexpected_key_and_computes
     pooled = ours.pooler(hidden[:, :1])
     everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)
     mlm = np.asarray(ours.mlm_logits(hidden, everywhere))[real]
-    assert (mlm[:, 150:] < -1e8).all()  # what pads the vocabulary stays here
+    assert (mlm[:, 150:] < -1e8).all()  # rows that pad the vocabulary are not exported
     wanted = {
         "BertForPreTraining": [mlm[:, :150], ours.next_sentence(pooled)[:, 0]],
         "BertForMaskedLM": [mlm[:, :150]],
@@ -190,7 +188,7 @@ def test_a_run_of_our_own_loads_without_a_missing_or_unexpected_key_and_computes
         np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
 
 
-def test_a_model_with_one_token_type_is_imported_and_takes_pairs(tmp_path: Path) -> None:
+def test_a_model_with_one_token_type_accepts_pairs(tmp_path: Path) -> None:
     config = hf_config(type_vocab_size=1)
     source = save(hf_model(transformers.BertForPreTraining, config), tmp_path / "hf")
     said = ok("import", source, tmp_path / "run")
@@ -206,7 +204,7 @@ def test_a_model_with_one_token_type_is_imported_and_takes_pairs(tmp_path: Path)
     assert BertConfig.from_pretrained(tmp_path / "back").type_vocab_size == 1
 
 
-def test_what_is_exported_tokenizes_as_the_run(where: Path, own_run: Imported) -> None:
+def test_an_export_tokenizes_like_its_run(where: Path, own_run: Imported) -> None:
     output = where / "tokenized"
     export(str(own_run.run.directory), str(output), to="hf")
     text = "w1 W7 w12w3 unknown"
@@ -226,7 +224,7 @@ def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Impo
     whole = weights.read_bytes()
     rng = np.random.default_rng(1)
     header = int.from_bytes(whole[:8], "little") + 8
-    # Not in the entry's own name, without which the file counts as another program's.
+    # Not in the checksum's name: without it the file counts as another program's.
     places = [*rng.integers(8, header, 40), *rng.integers(header, len(whole), 40)]
     for place in map(int, places):
         flipped = bytearray(whole)
@@ -239,6 +237,6 @@ def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Impo
     assert not (where / "of-flipped").exists()
     weights.write_bytes(whole)
     SafetensorsFile(weights)
-    # What another program writes anew has none, and is read.
+    # A file rewritten by another program has no checksum, and is read.
     safetensors.torch.save_file(safetensors.torch.load_file(weights), weights)
     SafetensorsFile(weights)

@@ -1,4 +1,4 @@
-"""A SentencePiece tokenizer goes to Hugging Face and back."""
+"""A SentencePiece tokenizer survives export to Hugging Face and import."""
 
 import pydoc_data.topics
 from functools import cache
@@ -16,7 +16,7 @@ from bert_jax.verbs.export import export
 from tests.interop.hf_checkpoints import fresh_run, import_run
 
 ENGLISH = "\n".join(list(pydoc_data.topics.topics.values())[:30]).splitlines()
-# What folds, composes and falls apart in ways of its own.
+# Characters with special case folding, composition and decomposition.
 OTHERS = [
     "Ο ΣΩΚΡΑΤΗΣ ἔφη· ὁ δὲ ΜΕΝΩΝ ΟΔΟΣ.",
     "Élan, naïve Straße, İstanbul, ﬁnance ① Ａ",
@@ -62,14 +62,14 @@ def test_tokenizer_json_gives_the_same_pieces(algorithm: str, casing: str) -> No
     theirs = [found.ids for found in pipeline.encode_batch(texts, add_special_tokens=False)]
     different = {text: (a, b) for text, a, b in zip(texts, ours, theirs, strict=True) if a != b}
     assert not different.keys() & {*OTHERS, *ODD}
-    # A tie between two ways to cut a word is broken differently: "000" as 0 + 00 or 00 + 0.
+    # The libraries break ties between two segmentations differently: "000" as 0 + 00 or 00 + 0.
     assert len(different) <= 0.005 * len(texts)
     for a, b in different.values():
         assert sorted(a) == sorted(b)
 
 
 @pytest.mark.parametrize(("algorithm", "casing"), [("unigram", "uncased"), ("bpe", "cased")])
-def test_an_export_loads_as_its_card_says_and_comes_back(
+def test_an_export_loads_as_in_its_card_and_imports_again(
     algorithm: str, casing: str, tmp_path: Path
 ) -> None:
     ours = tokenizer(algorithm, casing)

@@ -1,7 +1,7 @@
-"""Training an imported model does what google-research/bert's optimizer does to PyTorch's model.
+"""Training an imported model equals google-research/bert's optimizer on PyTorch's model.
 
-Our compiled train step against torch's gradients and a transcription of that optimizer, from the
-same checkpoint, batch by batch, dropout off.
+Our compiled train step runs against torch's gradients and a transcription of that optimizer: same
+checkpoint, same batches, dropout off.
 """
 
 from collections.abc import Sequence
@@ -43,19 +43,19 @@ COMPARED = (1, STEPS)
 
 
 class Trained(NamedTuple):
-    """One side after some steps, under Hugging Face's names; padding is left out."""
+    """One side after some steps, under Hugging Face's names, without padding."""
 
     params: dict[str, np.ndarray]
     mlm: np.ndarray  # [real tokens, vocab]
     next_sentence: np.ndarray  # [B, 2]
-    losses: list[float]  # of every step so far
-    norms: list[float]  # of every step's gradients, before clipping
+    losses: list[float]  # losses of every step so far
+    norms: list[float]  # gradient norms of every step, before clipping
 
 
 def train_ours(
     found: Imported, batches: Sequence[dict[str, np.ndarray]], section: OptimizerSection
 ) -> dict[int, Trained]:
-    """The sides after the steps to compare, by the step that the loop compiles."""
+    """Our side after each step to compare, from the loop's compiled step."""
     task = objective_of(found.run)
     definition = define_model(task.build)
     schedule = linear_schedule(
@@ -113,7 +113,7 @@ def train_hf(
     batches: Sequence[dict[str, np.ndarray]],
     section: OptimizerSection,
 ) -> dict[int, Trained]:
-    """The same by torch and the reference."""
+    """The same by torch and the reference optimizer."""
     optimizer = ReferenceAdamW(
         model,
         peak=section.learning_rate,
@@ -145,10 +145,8 @@ def parameters(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("warmup", [0, WARMUP])
-def test_parameters_move_as_under_google_researchs_optimizer_and_logits_and_losses_stay_torchs(
-    tmp_path: Path, warmup: int
-) -> None:
-    """The movement is compared and not the parameter, which hides it: 1e-4 of the way."""
+def test_updates_equal_google_researchs_and_losses_torchs(tmp_path: Path, warmup: int) -> None:
+    """Compares the parameters' changes, to 1e-4: whole parameters would hide differences."""
     config = hf_config(
         hidden_act="gelu",
         initializer_range=0.1,
@@ -177,7 +175,7 @@ def test_parameters_move_as_under_google_researchs_optimizer_and_logits_and_loss
                 assert not one.any()
                 assert not other.any()
             elif "attention.self.key.bias" in name:
-                # Its gradient is rounding on either side (test_hf_parity.py), and so is its way.
+                # Its gradient and its change are rounding errors on both sides (test_hf_parity.py).
                 assert max(np.abs(one).max(), np.abs(other).max()) < 0.01 * PEAK * steps
             else:
                 assert relative_error(one, other) <= 1e-4, name

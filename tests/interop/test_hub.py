@@ -42,7 +42,7 @@ def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.gated.clear()
 
 
-def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
+def test_import_by_name_records_the_commit_not_the_token(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = ok("import", f"{NAME}@main", "run")
@@ -55,7 +55,7 @@ def test_a_name_is_imported_with_its_commit_and_without_a_trace_of_the_token(
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert TOKEN.encode() not in b"".join(file.read_bytes() for file in files)
     assert TOKEN not in done
-    # The cache serves the rest, without the network.
+    # The cache serves the rest without the network.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fetched = len(hub.requests)
     model = bert_jax.load(NAME)
@@ -89,14 +89,14 @@ def test_an_export_is_pushed(hub: Hub, tmp_path: Path) -> None:
         ("hf://nobody", "hf://nobody: allowed: owner/name"),
     ],
 )
-def test_what_is_not_there_or_not_allowed_is_one_line(hub: Hub, name: str, message: str) -> None:
+def test_missing_and_forbidden_models_are_one_line(hub: Hub, name: str, message: str) -> None:
     hub.gated.add("someone/gated")
     done = refused("import", name, "run")
     assert message in done
     assert not Path("run").exists()
 
 
-def test_without_a_hub_or_the_library_it_is_one_line(
+def test_a_missing_hub_or_library_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -107,7 +107,7 @@ def test_without_a_hub_or_the_library_it_is_one_line(
         bert_jax.load(NAME)
 
 
-def test_paths_are_paths(tmp_path: Path) -> None:
+def test_paths_are_not_hub_names(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     assert is_hub_name("google-bert/bert-base-uncased")
     assert is_hub_name("google-bert/bert-base-uncased@v1.0")

@@ -1,4 +1,4 @@
-"""What `bert-jax import` and `export` refuse: one line, exit code 2, and nothing left behind."""
+"""Refusals of `bert-jax import` and `export`: one line, exit code 2, no files left."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def refused(checkpoint: Path, *options: object) -> str:
-    """Imports, and returns the line with which it was refused."""
+    """Imports and returns the line of the refusal."""
     target = checkpoint.parent / "run"
     result = invoke("import", checkpoint, target, *options)
     assert result.exit_code == 2, result.output
@@ -48,7 +48,7 @@ def change_weights(checkpoint: Path, change: Callable[[dict[str, np.ndarray]], N
     safetensors.numpy.save_file(tensors, path)
 
 
-def test_a_run_is_never_overwritten_unasked_nor_by_an_import_that_fails(checkpoint: Path) -> None:
+def test_import_replaces_a_run_only_with_force_and_success(checkpoint: Path) -> None:
     target = checkpoint.parent / "run"
     first = invoke("import", checkpoint, target)
     assert first.exit_code == 0, first.output
@@ -76,7 +76,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("form", ["zip", "old", "shard"])
-def test_a_pickle_with_code_in_it_is_not_run(checkpoint: Path, form: str) -> None:
+def test_code_in_a_pickle_is_not_run(checkpoint: Path, form: str) -> None:
     (checkpoint / "model.safetensors").unlink()
     mark = checkpoint / "mark"
     content = {"weight": torch.ones(2), "evil": Evil(mark)}
@@ -116,14 +116,14 @@ def test_a_pickle_with_code_in_it_is_not_run(checkpoint: Path, form: str) -> Non
         ),
     ],
 )
-def test_a_config_that_contradicts_the_tensors(
+def test_config_contradicting_tensors_is_refused(
     checkpoint: Path, changes: dict[str, Any], line: str
 ) -> None:
     change_config(checkpoint, **changes)
     assert line in refused(checkpoint)
 
 
-def test_tensors_missing_unknown_mistyped_and_untied(checkpoint: Path) -> None:
+def test_wrong_tensors_are_refused(checkpoint: Path) -> None:
     whole = (checkpoint / "model.safetensors").read_bytes()
 
     def line_after(change: Callable[[dict[str, np.ndarray]], Any]) -> str:
@@ -144,7 +144,7 @@ def test_tensors_missing_unknown_mistyped_and_untied(checkpoint: Path) -> None:
     assert f"decoder.weight differs from {words}" in untied
 
 
-def test_other_files_that_are_not_a_checkpoints(checkpoint: Path) -> None:
+def test_files_of_another_format_are_refused(checkpoint: Path) -> None:
     def line_after(name: str, content: str | None) -> str:
         whole = (checkpoint / name).read_bytes() if (checkpoint / name).exists() else None
         (checkpoint / name).unlink(missing_ok=True)
@@ -172,7 +172,7 @@ def test_other_files_that_are_not_a_checkpoints(checkpoint: Path) -> None:
     assert "vocabulary differs from vocab.txt" in line_after("vocab.txt", swapped)
 
 
-def test_an_import_without_the_mlm_head_does_not_guess_words(checkpoint: Path) -> None:
+def test_import_without_mlm_head_cannot_fill_masks(checkpoint: Path) -> None:
     change_config(checkpoint, architectures=["BertModel"])
 
     def bare(found: dict[str, np.ndarray]) -> None:
@@ -191,7 +191,7 @@ def test_an_import_without_the_mlm_head_does_not_guess_words(checkpoint: Path) -
     assert "need a pooler, an MLM head and a next-sentence head" in evaluated.stderr
 
 
-def test_an_export_as_a_class_whose_head_is_not_there(checkpoint: Path) -> None:
+def test_export_without_the_needed_head_is_refused(checkpoint: Path) -> None:
     target, output = checkpoint.parent / "run", checkpoint.parent / "out"
     assert invoke("import", checkpoint, target).exit_code == 0
     result = invoke("export", target, output, "--as", "BertForQuestionAnswering")
@@ -205,7 +205,7 @@ def test_an_export_as_a_class_whose_head_is_not_there(checkpoint: Path) -> None:
     assert config["architectures"] == ["BertForMaskedLM"]
     card = (output / "README.md").read_text()
     assert "Provenance" in card
-    assert "learning_rate" not in card  # nothing here has trained it
+    assert "learning_rate" not in card  # this run was not trained here
     again = invoke("export", target, output)
     assert again.exit_code == 2
     assert "or --force" in again.stderr

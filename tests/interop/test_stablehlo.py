@@ -1,4 +1,4 @@
-"""An exported program against the model it was made of."""
+"""An exported program against the original model."""
 
 import ast
 import importlib.util
@@ -45,7 +45,7 @@ HEADS = {
 
 
 def model(heads: HeadsSection, dtype: Any) -> tuple[Architecture, Bert, dict[str, Any]]:
-    """A model with random tensors everywhere: a bias of zero would hide a bias that is lost."""
+    """A model with random tensors everywhere: biases of zero would hide a lost bias."""
     architecture = small_architecture(hidden_act="gelu_erf")
     bert = Bert(architecture=architecture, execution=Execution(dtype=dtype), heads=heads)
     graphdef, state = nnx.split(bert)
@@ -58,7 +58,7 @@ def model(heads: HeadsSection, dtype: Any) -> tuple[Architecture, Bert, dict[str
 
 
 def make_batch(*, rows: int, length: int) -> dict[str, np.ndarray]:
-    """Rows of unequal length in the integers that other libraries' tokenizers give."""
+    """Rows of unequal length in the integer type of other libraries' tokenizers."""
     rng = np.random.default_rng(rows)
     lengths = rng.integers(3, length + 1, rows)
     inside = np.arange(length)[None] < lengths[:, None]
@@ -70,7 +70,7 @@ def make_batch(*, rows: int, length: int) -> dict[str, np.ndarray]:
 
 
 def expected(bert: Bert, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs by the model's own methods, as evaluation calls them."""
+    """The outputs of the model's own methods, as in evaluation."""
     rows, length = inputs["input_ids"].shape
 
     @jax.jit
@@ -123,7 +123,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes an export once; that of "pretraining" has all of its outputs."""
+    """Makes an export once; the export of "pretraining" has all of its outputs."""
 
     @cache
     def make(heads: str) -> Written:
@@ -134,16 +134,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    """Shape, type and every number within 1e-6 of the largest."""
+    """Asserts equal shapes and dtypes, and numbers within 1e-6 of the largest."""
     for name, array in found.items():
         assert (array.shape, array.dtype) == (wanted[name].shape, np.float32), name
         error = np.abs(array - wanted[name]).max()
         assert error <= 1e-6 * max(1.0, np.abs(wanted[name]).max()), (name, error)
 
 
-def test_the_documented_example_and_batches_of_two_sizes_run_without_bert_jax(
-    tmp_path: Path, written: Any
-) -> None:
+def test_an_export_runs_without_bert_jax(tmp_path: Path, written: Any) -> None:
     assert USAGE in DOCUMENTATION.read_text(encoding="utf-8")
     example = USAGE.removeprefix("```python\n").removesuffix("```")
     batches = [make_batch(rows=2, length=16), make_batch(rows=5, length=33)]
@@ -183,12 +181,12 @@ def test_every_head_gives_the_models_numbers(written: Any, name: str) -> None:
     assert ("mlm_logits" in found) == (name == "masked words alone")
 
 
-def test_one_program_serves_three_platforms_with_standard_operations_alone(written: Any) -> None:
+def test_one_standard_program_serves_three_platforms(written: Any) -> None:
     program = written("pretraining").program
     text = program.mlir_module()
     assert program.platforms == ("cpu", "cuda", "tpu")
     assert program.nr_devices == 1
-    # XLA itself takes these out again, once the sizes of the batch are known.
+    # XLA removes these once the batch's sizes are known.
     assert set(re.findall(r"custom_call @([\w.$]+)", text)) == {"shape_assertion"}
     dialects = re.findall(r'^\s*(?:%[\w:, %]+ = )?"?(\w+)\.\w+', text, re.MULTILINE)
     assert set(dialects) == {"stablehlo", "func"}
@@ -198,7 +196,7 @@ def test_one_program_serves_three_platforms_with_standard_operations_alone(writt
 @pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
 )
-def test_bfloat16_is_computed_in_bfloat16_given_in_float32_and_compiles_for_a_tpu(
+def test_bfloat16_export_compiles_and_returns_float32(
     tmp_path: Path,
 ) -> None:
     exported = Written(tmp_path, "pretraining", dtype="bfloat16")
@@ -212,7 +210,7 @@ def test_bfloat16_is_computed_in_bfloat16_given_in_float32_and_compiles_for_a_tp
         **os.environ,
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_LOG_DIR": "disabled",
-        "XLA_FLAGS": "",  # libtpu refuses those of the CPU compiler
+        "XLA_FLAGS": "",  # libtpu refuses flags of the CPU compiler
     }
     done = subprocess.run(
         [sys.executable, COMPILER, "v5e:2x2", tmp_path],
@@ -227,9 +225,7 @@ def test_bfloat16_is_computed_in_bfloat16_given_in_float32_and_compiles_for_a_tp
 
 
 @pytest.mark.parametrize("name", ["masked words alone", "sequences"])
-def test_the_weights_are_the_checkpoints_bytes_without_the_vocabularys_padding(
-    written: Any, name: str
-) -> None:
+def test_weights_are_the_checkpoints_bytes_without_padding(written: Any, name: str) -> None:
     exported = written(name)
     ours = flatten(exported.params)
     assert exported.weights.keys() == ours.keys()
@@ -238,7 +234,7 @@ def test_the_weights_are_the_checkpoints_bytes_without_the_vocabularys_padding(
         assert array.tobytes() == (ours[path][:250] if padded else ours[path]).tobytes(), path
 
 
-def test_the_signature_names_what_the_program_takes_and_gives(written: Any) -> None:
+def test_the_signature_names_inputs_and_outputs(written: Any) -> None:
     program, signature = written("tokens").program, written("tokens").signature
     described = signature["weights"] + signature["inputs"]
     assert [(tuple(each["shape"]), each["dtype"]) for each in described] == [
@@ -271,7 +267,7 @@ def test_the_signature_names_what_the_program_takes_and_gives(written: Any) -> N
         ([], "none, allowed: {}"),
     ],
 )
-def test_an_output_that_is_not_there_is_refused_in_one_line(
+def test_an_unknown_output_is_refused_in_one_line(
     tmp_path: Path, outputs: list[str], line: str
 ) -> None:
     with pytest.raises(UserError) as refusal:

@@ -1,4 +1,4 @@
-"""google-research/bert checkpoints, in and out, against TensorFlow and a NumPy forward pass."""
+"""Import and export of google-research/bert checkpoints, against TensorFlow and NumPy."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ from tests.interop.tf1_writer import (
 
 
 def written(directory: Path, found: Pretrained, **changes: Any) -> Path:
-    """Writes what was read, and returns the prefix."""
+    """Exports an imported run, and returns the prefix."""
     directory.mkdir()
     write_tf(directory, found._replace(**changes))
     return directory / "bert_model.ckpt"
@@ -48,7 +48,7 @@ def assert_same_bytes(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray
         assert found[name].tobytes() == value.tobytes(), name
 
 
-def test_a_tf1_checkpoint_gives_the_logits_of_google_researchs_modeling(tmp_path: Path) -> None:
+def test_a_tf1_checkpoint_gives_google_researchs_logits(tmp_path: Path) -> None:
     variables = with_slots(draw(pretraining_shapes(SMALL), seed=0))
     found = read_tf(saved(tmp_path, variables, global_step=1234), tokenizer=wordpiece())
     rows, length, predictions = 5, SMALL.max_position_embeddings, 6
@@ -81,18 +81,18 @@ def test_a_tf1_checkpoint_gives_the_logits_of_google_researchs_modeling(tmp_path
         (model.next_sentence(pooled)[:, 0], theirs.next_sentence),
     ):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
-    assert np.abs(theirs.mlm).max() > 1  # small numbers would agree whatever they are
+    assert np.abs(theirs.mlm).max() > 1  # small numbers would always agree
     assert found.step == 1234
     assert found.architecture.hidden_act == "gelu_tanh"
 
 
 def loaded(found: Pretrained) -> Bert:
-    """A model with the numbers read, float32."""
+    """A model with the imported numbers, float32."""
     build = bert_builder(found.architecture, Execution(dtype="float32"), found.heads)
     return bind(build, found.params)
 
 
-def test_a_checkpoint_with_slots_and_step_comes_back_byte_for_byte(tmp_path: Path) -> None:
+def test_round_trip_keeps_slots_and_step_byte_for_byte(tmp_path: Path) -> None:
     variables = with_slots(draw(pretraining_shapes(SMALL), seed=2))
     found = read_tf(saved(tmp_path, variables, global_step=900_000), tokenizer=wordpiece())
     assert found.moments is not None
@@ -137,7 +137,7 @@ def test_a_checkpoint_with_slots_and_step_comes_back_byte_for_byte(tmp_path: Pat
     ],
     ids=["run_pretraining", "BertModel", "run_classifier", "run_squad"],
 )
-def test_heads_are_found_and_come_back_byte_for_byte(
+def test_round_trip_keeps_heads_byte_for_byte(
     tmp_path: Path, shapes: dict[str, tuple[int, ...]], heads: HeadsSection, untrained: str
 ) -> None:
     variables = with_slots(draw(shapes, seed=4), without=untrained)
@@ -147,7 +147,7 @@ def test_heads_are_found_and_come_back_byte_for_byte(
 
 
 @pytest.mark.parametrize("head", [LABELLED, SQUAD], ids=["classification", "squad"])
-def test_a_fine_tuned_head_computes_what_google_research_computes(
+def test_a_fine_tuned_head_equals_google_researchs(
     tmp_path: Path, head: dict[str, tuple[int, ...]]
 ) -> None:
     variables = draw(encoder_shapes(SMALL) | head, seed=6)
@@ -169,7 +169,7 @@ def test_a_fine_tuned_head_computes_what_google_research_computes(
     vocab_size=st.integers(1, 400),
     task=st.sampled_from([None, "sequence_classification", "question_answering"]),
 )
-def test_the_table_names_every_variable_of_google_research_and_no_other(
+def test_the_table_names_exactly_google_researchs_variables(
     layers: int, heads: int, columns: int, vocab_size: int, task: Any
 ) -> None:
     config = SMALL._replace(

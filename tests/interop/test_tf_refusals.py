@@ -1,4 +1,4 @@
-"""Damaged or foreign google-research/bert checkpoints, and models it cannot express."""
+"""Damaged or foreign google-research/bert checkpoints; models that the format cannot express."""
 
 import struct
 from pathlib import Path
@@ -60,7 +60,7 @@ def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:
         ({"model/h0/attn/c_attn/w": zeros(1, 48, 144)}, "is not part of the model here"),
     ],
 )
-def test_tensors_that_are_not_the_models_are_named(
+def test_foreign_tensors_are_named(
     tmp_path: Path, changes: dict[str, np.ndarray | None], said: str
 ) -> None:
     variables = with_slots(draw(pretraining_shapes(SMALL), seed=11)) | changes
@@ -69,7 +69,7 @@ def test_tensors_that_are_not_the_models_are_named(
 
 
 def written_index(index: Path, *pairs: tuple[bytes, bytes]) -> Path:
-    """Writes an index with the right checksums, whatever its values are."""
+    """Writes an index with the given values and correct checksums."""
 
     def block(*pairs: tuple[bytes, bytes]) -> bytes:
         entries = [b"\0" + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs]
@@ -88,10 +88,10 @@ def varint(number: int) -> bytes:
 
 
 HEADER = (b"", b"\x08\x01")  # one data file
-# In TensorFlow's C++ each of these ended the process, or asked for memory without end.
+# In TensorFlow's C++ each of these killed the process or allocated unbounded memory.
 HOSTILE = [
     b"\xff" * 9,
-    b"\x08\x01\x12\xff\x7f",  # a shape that is cut short
+    b"\x08\x01\x12\xff\x7f",  # a truncated shape
     b"\x08\x01\x12\x0d\x12\x0b\x08" + b"\xff" * 9 + b"\x01",  # an axis of -1
     b"\x08\x01\x12\x0c\x12\x0a\x08" + b"\x80" * 8 + b"\x40",  # an axis of 2^62
     b"\x08\x01\x12\x02\x18\x01",  # no rank
@@ -104,14 +104,14 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_an_entry_that_is_impossible_is_named(tmp_path: Path, value: bytes) -> None:
+def test_an_impossible_entry_is_named(tmp_path: Path, value: bytes) -> None:
     index = tmp_path / "bert_model.ckpt.index"
     assert f"{index}: no index of a TensorFlow checkpoint (" in refused(
         written_index(index, HEADER, (b"x", value))
     )
 
 
-def test_a_tensor_beyond_the_end_of_its_file_takes_no_memory(tmp_path: Path) -> None:
+def test_a_tensor_beyond_its_file_allocates_no_memory(tmp_path: Path) -> None:
     index = tmp_path / "bert_model.ckpt.index"
     shape = b"\x12\x08\x12\x06\x08\x80\x80\x80\x80\x40"  # [2^34]
     entry = b"\x08\x01" + shape + b"\x28\x80\x80\x80\x80\x80\x02"  # 2^36 bytes
@@ -121,7 +121,7 @@ def test_a_tensor_beyond_the_end_of_its_file_takes_no_memory(tmp_path: Path) -> 
         TfBundle(prefix).read("x")
 
 
-def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
+def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     prefix = saved(tmp_path, draw(pretraining_shapes(SMALL), seed=12))
     data = tmp_path / "bert_model.ckpt.data-00000-of-00001"
     whole = data.read_bytes()
@@ -141,7 +141,7 @@ def test_files_that_are_damaged_or_missing_are_named(tmp_path: Path) -> None:
     assert "no such directory" in refused(tmp_path / "nowhere" / "bert_model.ckpt")
 
 
-def test_a_configuration_that_contradicts_is_refused(tmp_path: Path) -> None:
+def test_a_contradictory_configuration_is_refused(tmp_path: Path) -> None:
     prefix = saved(tmp_path, draw(pretraining_shapes(SMALL), seed=13))
     assert "vocab_size found 261, but the tokenizer has 262" in refused(prefix, vocab_size=262)
     assert read_tf(prefix, tokenizer=wordpiece(vocab_size=255)).architecture.vocab_size == 261
@@ -168,7 +168,7 @@ def test_a_configuration_that_contradicts_is_refused(tmp_path: Path) -> None:
         ({}, {}, {"strip_accents": False}, "tokenizer: found strip_accents False"),
     ],
 )
-def test_what_the_format_cannot_express_is_refused_before_anything_is_written(
+def test_inexpressible_models_are_refused_before_writing(
     tmp_path: Path, architecture: Any, heads: Any, tokenizer: Any, said: str
 ) -> None:
     with pytest.raises(UserError) as raised:

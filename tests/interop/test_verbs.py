@@ -1,4 +1,4 @@
-"""A run goes out by the command line in every format, and comes back as what it was."""
+"""A run survives export and import by the command line in every format."""
 
 import json
 from pathlib import Path
@@ -21,10 +21,10 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def settings(project: Path) -> dict[str, Any]:
-    """Two layers; two short phases, the whole in `STEPS` steps, on this process's eight devices."""
+    """Two layers; two short phases, `STEPS` steps in all, on this process's eight devices."""
     values = project_config(project)
     values["mesh"] = MESH
-    values["model"]["architecture"]["num_hidden_layers"] = 2  # which have an order
+    values["model"]["architecture"]["num_hidden_layers"] = 2  # two, to test their order
     values["train"]["evaluation"] = None
     for phase, steps in zip(values["train"]["phases"], (4, 2), strict=True):
         phase["steps"] = steps
@@ -33,7 +33,7 @@ def settings(project: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps, with moments that are not zero."""
+    """A run of a few steps, with nonzero moments."""
     root = tmp_path_factory.mktemp("trained")
     config = write_config(root / "config.yaml", settings)
     ok("pretrain", config, f"run_dir={root / 'run'}")
@@ -41,16 +41,14 @@ def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def everything(directory: Path) -> list[Any]:
-    """Parameters and moments of a run's last checkpoint, in one order."""
+    """Parameters and moments of a run's last checkpoint, in a fixed order."""
     opened = open_run(directory)
     loaded = load_params(opened, checkpoint="last", mesh=open_mesh(one_device=True))
     assert loaded.step == STEPS
     return jax.tree.leaves(jax.device_get((loaded.params, load_moments(opened, loaded))))
 
 
-def test_a_run_survives_google_researchs_format_with_moments_and_step(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_google_researchs_format_keeps_moments_and_step(trained: Path, tmp_path: Path) -> None:
     ok("export", trained, tmp_path / "tf", "--to", "tf")
     tensors = read_tf1(tmp_path / "tf" / "bert_model.ckpt")
     assert tensors["global_step"] == STEPS
@@ -65,7 +63,7 @@ def test_a_run_survives_google_researchs_format_with_moments_and_step(
     }
 
 
-def test_pretraining_goes_on_from_an_imported_step(
+def test_pretraining_resumes_at_an_imported_step(
     trained: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     ok("export", trained, tmp_path / "tf", "--to", "tf")
@@ -80,7 +78,7 @@ def test_pretraining_goes_on_from_an_imported_step(
     assert [line["step"] for line in lines if line["kind"] == "train"] == [STEPS + 2]
 
 
-def test_an_imported_step_falls_into_its_phase() -> None:
+def test_an_imported_step_belongs_to_its_phase() -> None:
     places = [TrainProgress.at(step, [4, 3]) for step in (0, 3, 4, 6)]
     assert [(at.step, at.phase, at.phase_step) for at in places] == [
         (0, 0, 0),
@@ -90,7 +88,7 @@ def test_an_imported_step_falls_into_its_phase() -> None:
     ]
 
 
-def test_a_run_goes_to_hugging_face_and_fills_the_same_words_when_it_is_back(
+def test_round_trip_to_hugging_face_keeps_mask_filling(
     trained: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     ok("export", trained, tmp_path / "hf")
@@ -110,7 +108,7 @@ def test_a_run_goes_to_hugging_face_and_fills_the_same_words_when_it_is_back(
     assert line.endswith(f"with --init-from {back}")
 
 
-def test_a_run_goes_to_stablehlo_with_the_outputs_asked_for(trained: Path, tmp_path: Path) -> None:
+def test_stablehlo_export_has_the_requested_outputs(trained: Path, tmp_path: Path) -> None:
     output = tmp_path / "program"
     ok("export", trained, output, "--to", "stablehlo", "--outputs", "pooled,mlm_logits")
     signature = json.loads((output / "signature.json").read_text())
@@ -123,6 +121,6 @@ def test_a_run_goes_to_stablehlo_with_the_outputs_asked_for(trained: Path, tmp_p
     assert not (tmp_path / "x").exists()
 
 
-def test_an_option_of_another_format_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_options_of_another_format_are_refused(trained: Path, tmp_path: Path) -> None:
     line = refused("export", trained, tmp_path / "x", "--to", "tf", "--as", "BertModel")
     assert "--as: found with --to tf, allowed: with --to hf" in line

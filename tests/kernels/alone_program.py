@@ -1,8 +1,8 @@
 """``python -m tests.kernels.alone_program '{"v4:2x2x1": [["norm", {…}]], …}'``: compiles kernels.
 
-By the functions of `benchmarks.kernels_alone`; ``["finetuning", {}]`` is the step of a classifier
-as `finetune` executes it. Prints the names of the kernels in the programs of each topology, as
-JSON; a process of its own for test_alone_compile.py.
+It uses the functions of `benchmarks.kernels_alone`; ``["finetuning", {}]`` is a classifier's step
+as in `finetune`. Prints the names of the kernels in the programs of each topology, as JSON.
+test_alone_compile.py runs it in a process of its own.
 """
 
 import json
@@ -23,9 +23,9 @@ from tests.support import small_architecture
 
 
 def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """The kernels in the lowered programs, once the compiler has taken them.
+    """The kernels in the lowered programs, after compiling them.
 
-    On a mesh, by which they know what the chip composes, and how many cores share a grid.
+    They read from the mesh which operations the chip composes and how many cores share a grid.
     """
     devices = open_devices(parse_topology(topology), slices=1)
     names: list[str] = []

@@ -1,4 +1,4 @@
-"""The kernels compile for every generation that `auto` chooses them on, also in fine-tuning."""
+"""The kernels compile for every TPU generation on which `auto` selects them."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def attention(length: int) -> list[Program]:
-    """From 1,024 tokens on, the backward kernel has two tiles. Few queries have another kernel."""
+    """From 1,024 tokens the backward kernel has two tiles. Few queries use another kernel."""
     heads = {"batch": 2, "length": length, "heads": 2, "columns": 64}
     settings = heads | {"dtype": "bfloat16", "rate": 0.1}
     few = settings | {"queries": round(0.15 * length) + 1}
@@ -31,7 +31,7 @@ def attention(length: int) -> list[Program]:
 
 
 def layer(length: int, width: int, dtype: str) -> list[Program]:
-    """LayerNorm with dropout and without, and GELU's gradient in the dtype it is chosen for."""
+    """LayerNorm with and without dropout, and GELU's gradient in its dtype."""
     numbers = {"width": width, "dtype": dtype}
     tokens = numbers | {"batch": 2, "length": length}
     wanted: list[Program] = [("norm", tokens | {"rate": rate}) for rate in (0.0, 0.1)]
@@ -49,7 +49,7 @@ SHORT = [
     *attention(128),
     *layer(1, 768, "bfloat16"),  # [CLS] alone, as a classifier reads the last layer
     *layer(77, 768, "bfloat16"),
-    *loss(77, 768, 7648, "bfloat16"),  # of four devices each: no multiple of 128
+    *loss(77, 768, 7648, "bfloat16"),  # a quarter per device: not a multiple of 128
     *loss(12, 64, 256, "float32"),
 ]
 LONG = [
@@ -57,11 +57,11 @@ LONG = [
     layer(512, 2048, "float32"),
     layer(1000, 1024, "bfloat16"),
     layer(4096, 768, "bfloat16"),
-    # As many rows as fit, of one group and of several, of columns that fill no register.
+    # The most rows that fit, in one and several groups, with partly filled registers.
     loss(1232, 1024, 30592, "bfloat16"),
     loss(5000, 312, 30592, "float32"),
     loss(5000, 2048, 119552, "bfloat16"),
-    # The widest that `auto` chooses them for.
+    # The widest model for which `auto` selects them.
     loss(1232, 2304, 30592, "bfloat16"),
     loss(1232, 1920, 30592, "float32"),
 ]
@@ -79,7 +79,7 @@ def expected(wanted: list[Program]) -> set[str]:
 
 
 def test_kernels_compile_alone_and_in_a_fine_tuning_step() -> None:
-    """A classifier's last layer is of [CLS] alone, and has kernels of its own."""
+    """A classifier's last layer computes only [CLS], with kernels of its own."""
     few = ("v4:2x2x1", "v6e:2x2")  # `make chaos` compiles for all four
     found = compiled(dict.fromkeys(few, SHORT) | {"v5e:2x2": [("finetuning", {})]})
     in_step = found.pop("v5e:2x2")

@@ -1,4 +1,4 @@
-"""Losses that decode masked pieces themselves, against `cross_entropy` of logits."""
+"""Fused decoder losses against `cross_entropy` of logits."""
 
 import functools
 from typing import Any
@@ -32,14 +32,14 @@ def on_a_cpu(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
 
 
 def xla(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
-    """As `MlmHead` computes it on accelerators without the kernels."""
+    """The loss as `MlmHead` computes it on accelerators without the kernels."""
     logits = add_bias(decoded(rows, table, shares_of(table, "float32")), bias)
     return Scored(*(each[0] for each in cross_entropy(logits[None], labels[None])))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def score(core: Any, rows: Any, table: Any, bias: Any, labels: Any, weights: Any) -> Any:
-    """Loss and rightness, and the gradients of the weighted loss."""
+    """Loss and correctness, and the gradients of the weighted loss."""
 
     def value(rows: Any, table: Any, bias: Any) -> tuple[Any, Any]:
         found = core(rows, table, bias, labels)
@@ -51,7 +51,7 @@ def score(core: Any, rows: Any, table: Any, bias: Any, labels: Any, weights: Any
 def drawn(
     rows: int, hidden: int, pieces: int, *, vocab_size: int | None = None, size: float = 1.0
 ) -> list[Any]:
-    """Rows, a table whose end is no piece, its bias, labels with the first and last, weights."""
+    """Rows, a padded table, its bias, labels with the first and last piece, weights."""
     rng = np.random.default_rng(0)
     used = vocab_size or pieces
     x = size * rng.standard_normal((rows, hidden))
@@ -67,7 +67,7 @@ def drawn(
 
 def assert_same(found: Any, expected: Any) -> None:
     (*gradients, scored), (*others, other) = (jax.tree.leaves(each) for each in (found, expected))
-    np.testing.assert_array_equal(scored, other)  # who is right
+    np.testing.assert_array_equal(scored, other)  # correct predictions
     for one, another in zip(gradients, others, strict=True):
         assert relative_error(one, another) < 2e-5
 
@@ -76,14 +76,14 @@ BOTH = pytest.mark.parametrize("core", [fused, on_a_cpu])
 SIZES = [
     (12, 64, 256, 250),
     (5, 32, 128, 128),
-    (77, 48, 640, 601),  # tiles of 512 and 256: the last one of the table is not whole
+    (77, 48, 640, 601),  # tiles of 512 and 256: the table's last tile is partial
     (300, 16, 1408, 1300),  # strips of rows; an odd number of tiles
 ]
 
 
 @BOTH
 @pytest.mark.parametrize(("rows", "hidden", "pieces", "vocab_size"), SIZES)
-def test_it_gives_what_the_loss_of_logits_gives(
+def test_it_equals_the_loss_of_logits(
     core: Any, rows: int, hidden: int, pieces: int, vocab_size: int
 ) -> None:
     arrays = drawn(rows, hidden, pieces, vocab_size=vocab_size)
@@ -95,10 +95,10 @@ def test_it_gives_what_the_loss_of_logits_gives(
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_rows_that_do_not_fit_into_vmem_come_in_batches(
+def test_rows_beyond_vmem_are_split_into_groups(
     cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table's gradient goes from group to group; two cores have parts of the table each."""
+    """The table's gradient accumulates over groups; two cores each hold part of the table."""
     monkeypatch.setattr(kernels, "groups_of", lambda rows, **sizes: (3, 16))
     monkeypatch.setattr(kernels, "_cores", lambda: cores)
     arrays = drawn(41, 24, 1024)
@@ -106,7 +106,7 @@ def test_rows_that_do_not_fit_into_vmem_come_in_batches(
 
 
 @BOTH
-def test_great_logits_neither_overflow_nor_vanish(core: Any) -> None:
+def test_large_logits_do_not_overflow(core: Any) -> None:
     arrays = drawn(12, 64, 256, vocab_size=250, size=1e4)
     found = score(core, *arrays)
     assert_same(found, score(xla, *arrays))
@@ -114,7 +114,7 @@ def test_great_logits_neither_overflow_nor_vanish(core: Any) -> None:
     assert found[1].loss.max() > 1e4
 
 
-def test_in_bfloat16_it_is_as_close_to_float32_as_the_loss_of_logits_is() -> None:
+def test_bfloat16_error_is_no_larger_than_from_logits() -> None:
     wide = drawn(96, 64, 640, vocab_size=601)
     narrow = [wide[0].astype(jnp.bfloat16), *wide[1:]]
     expected, _ = score(xla, *wide)
@@ -132,7 +132,7 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_the_loss_of_logits_is() -> Non
 @pytest.mark.parametrize(
     "shape", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"tensor": 8}], ids=str
 )
-def test_on_a_mesh_every_device_has_its_own_rows_and_pieces(shape: dict[str, int]) -> None:
+def test_a_mesh_splits_rows_and_pieces(shape: dict[str, int]) -> None:
     arrays = drawn(24, 32, 1152, vocab_size=1100)
     expected = score(xla, *arrays)
     with jax.set_mesh(make_mesh(MeshSection.model_validate(shape))):

@@ -1,4 +1,4 @@
-"""`gelu_project` by its kernel against plain JAX, interpreted; see also test_alone_compile.py."""
+"""`gelu_project`'s kernel, interpreted, against plain JAX; see also test_alone_compile.py."""
 
 import functools
 from typing import Any
@@ -56,12 +56,12 @@ def assert_same(found: Any, expected: Any) -> None:
     ("sizes", "width", "inner"),
     [((2, 128), 128, 512), ((3, 77), 256, 384), ((1, 5), 128, 128), ((5, 250), 128, 1024)],
 )
-def test_it_gives_what_xla_gives(sizes: tuple[int, int], width: int, inner: int) -> None:
+def test_it_equals_xla(sizes: tuple[int, int], width: int, inner: int) -> None:
     arrays = drawn(sizes, width, inner)
     assert_same(fed(fused, *arrays), fed(xla, *arrays))
 
 
-def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
+def test_bfloat16_error_is_no_larger_than_xlas() -> None:
     wide, narrow = (drawn((2, 128), 256, 512, dtype) for dtype in (jnp.float32, jnp.bfloat16))
     expected = jax.tree.leaves(fed(xla, *wide))
     errors = [
@@ -74,7 +74,7 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
 
 
-def test_on_a_mesh_every_device_has_its_own_rows_and_columns() -> None:
+def test_a_mesh_splits_rows_and_columns() -> None:
     arrays = drawn((8, 16), 128, 512)
     expected = fed(xla, *arrays)
     for section in (MeshSection(data=8), MeshSection(data=2, fsdp=2, tensor=2)):
@@ -85,7 +85,7 @@ def test_on_a_mesh_every_device_has_its_own_rows_and_columns() -> None:
 @pytest.mark.parametrize(
     ("part", "remat"), [("norm", "none"), ("ffn", "none"), ("ffn", "dots"), ("ffn", "full")]
 )
-def test_a_model_has_the_loss_and_the_gradients_that_it_has_with_xla(part: str, remat: str) -> None:
+def test_a_models_loss_and_gradients_equal_xlas(part: str, remat: str) -> None:
     batch = {name: jnp.asarray(array) for name, array in small_batch(rows=2).items()}
     sizes: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     params = fresh_params(small_task(**sizes))

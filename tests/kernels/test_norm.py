@@ -1,4 +1,4 @@
-"""`add_norm` by its kernels against plain JAX, interpreted; test_alone_compile.py compiles them."""
+"""`add_norm`'s kernels, interpreted, against plain JAX; test_alone_compile.py compiles them."""
 
 import functools
 from typing import Any
@@ -20,7 +20,7 @@ from tests.support import relative_error, small_architecture
 
 @functools.partial(jax.jit, static_argnames=("norm", "rate", "remat"))
 def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none") -> Any:
-    """The output, and the gradients of its weighted sum: of residual, product and vectors."""
+    """The output, and its weighted sum's gradients for residual, product and vectors."""
     residual, product, weights = arrays
     architecture = small_architecture(hidden_size=residual.shape[-1])
     execution = Execution(dtype=residual.dtype.name, norm=norm)
@@ -40,7 +40,7 @@ def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none
 
 
 def drawn(rows: int, length: int, width: int, dtype: Any = jnp.float32) -> tuple[Any, Any]:
-    """Residual, product and weights, then a bias, a scale and a bias around zero, one and zero."""
+    """Residual, product and weights, then a bias near 0, a scale near 1 and a bias near 0."""
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(x, dtype) for x in rng.standard_normal((3, rows, length, width))]
     vectors = 0.3 * rng.standard_normal((3, width)) + np.array([[0.0], [1.0], [0.0]])
@@ -57,13 +57,13 @@ def assert_same(found: Any, expected: Any) -> None:
     ("rows", "length", "width", "rate"),
     [
         (3, 128, 128, 0.0),
-        (6, 77, 256, 0.1),  # rows of no whole register, several a block
-        (2, 400, 768, 0.3),  # tiles of a padded row
+        (6, 77, 256, 0.1),  # rows with partly filled registers, several per block
+        (2, 400, 768, 0.3),  # several tiles of a padded row
         (1, 640, 1024, 0.1),
         (5, 3, 128, 0.1),
     ],
 )
-def test_it_gives_what_xla_gives(rows: int, length: int, width: int, rate: float) -> None:
+def test_it_equals_xla(rows: int, length: int, width: int, rate: float) -> None:
     arrays, vectors = drawn(rows, length, width)
     found, expected = (end(norm, arrays, vectors, rate=rate) for norm in ("fused", "xla"))
     assert_same(found, expected)
@@ -72,7 +72,7 @@ def test_it_gives_what_xla_gives(rows: int, length: int, width: int, rate: float
     assert dropped[0].mean() == pytest.approx(rate, abs=0.03)
 
 
-def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
+def test_bfloat16_error_is_no_larger_than_xlas() -> None:
     wide, narrow = (drawn(2, 128, 256, dtype) for dtype in (jnp.float32, jnp.bfloat16))
     expected = jax.tree.leaves(end("xla", *wide, rate=0.1))
     errors = [
@@ -89,7 +89,7 @@ def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
 
 @pytest.mark.parametrize("ratio", [0, 100, 3000])
 def test_a_large_mean_costs_no_precision(ratio: int) -> None:
-    """A mean of so many deviations, beside float64: only float32's rounding of it remains."""
+    """The mean is `ratio` deviations; against float64 only float32's rounding remains."""
     bound = 1e-6 + 1e-7 * ratio
     (residual, product, weights), (_, scale, bias) = drawn(1, 32, 256)
     arrays = residual + ratio, jnp.zeros_like(product), weights
@@ -106,7 +106,7 @@ def test_a_large_mean_costs_no_precision(ratio: int) -> None:
         assert relative_error(gradients[2][1], (of_out * normed).sum((0, 1))) < bound, norm
 
 
-def test_on_a_mesh_every_device_runs_its_own_rows() -> None:
+def test_a_mesh_splits_rows() -> None:
     arrays, vectors = drawn(8, 48, 128)
     expected = end("xla", arrays, vectors, rate=0.2)
     for section in (MeshSection(data=8), MeshSection(data=2, fsdp=2, tensor=2)):

@@ -91,9 +91,7 @@ def assert_same(found: Any, expected: Any) -> None:
         pytest.param(2, 2048, 2, 64, 0.1, marks=pytest.mark.chaos),  # several tiles forward too
     ],
 )
-def test_it_gives_what_xla_gives(
-    rows: int, length: int, heads: int, columns: int, rate: float
-) -> None:
+def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: float) -> None:
     """Dropout on: the very same elements are dropped, forward and backward."""
     drawn = np.random.default_rng(0).standard_normal((4, rows, length, heads, columns))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
@@ -148,7 +146,7 @@ def test_some_queries_have_what_they_have_among_all(
         assert_same((read, *others), (out[at], *of_others))
 
 
-def test_in_bfloat16_it_is_as_close_to_float32_as_xla_is() -> None:
+def test_bfloat16_error_is_no_larger_than_xlas() -> None:
     drawn = np.random.default_rng(1).standard_normal((4, 1, 128, 2, 64))
     wide, narrow = ([jnp.asarray(x, dtype) for x in drawn] for dtype in (jnp.float32, jnp.bfloat16))
     expected = jax.tree.leaves(attend(xla, *wide, rate=0.1))
