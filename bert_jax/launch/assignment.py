@@ -1,8 +1,8 @@
-"""A host's environment, and its part of a run.
+"""A host's environment variables, and its part of a run.
 
-The names of the variables are the same everywhere. On Cloud TPU they are attributes of the
-instance's metadata, lower case with hyphens (``bert-jax-job``). `tpu_setup/startup.sh` turns
-attributes into variables and starts `python -m bert_jax.launch.host`.
+Every launcher sets the same variables. On Cloud TPU, attributes of the instance's metadata hold
+them, in lower case with hyphens (``bert-jax-job``). `tpu_setup/startup.sh` turns attributes into
+variables and starts `python -m bert_jax.launch.host`.
 """
 
 import dataclasses
@@ -38,26 +38,26 @@ def told(attempt: Attempt) -> dict[str, str]:
 
 
 def metadata(attempt: Attempt) -> dict[str, str]:
-    """Returns the same as attributes of a Cloud TPU VM's metadata."""
+    """Returns these variables as attributes of a Cloud TPU VM's metadata."""
     return {name.lower().replace("_", "-"): value for name, value in told(attempt).items()}
 
 
 class HostEnvironment(Section):
-    """The environment variables with which `tpu_setup/startup.sh` starts the agent."""
+    """The environment variables that `tpu_setup/startup.sh` passes to the agent."""
 
     model_config = pydantic.ConfigDict(
         extra="ignore",
-        strict=False,  # numbers are texts here
+        strict=False,  # environment variables are strings
         alias_generator=lambda name: f"BERT_JAX_{name}".upper(),
     )
 
     job: str  # the job's directory: ``gs://bucket/jobs/NAME``
-    attempt: int  # its number
+    attempt: int  # the attempt's number
     worker: int  # the host's index over all slices, from 0
     coordinator: str | None = None  # ``127.0.0.1:PORT``, for processes of `on: local`
-    home: str | None = None  # a local directory for the environment, caches and datasets
-    beat_seconds: float = 60.0  # between heartbeats
-    pause_seconds: float = 5.0  # before the first restart of a run; it doubles
+    home: str | None = None  # local directory for the Python environment, caches, datasets
+    beat_seconds: float = 60.0  # time between heartbeats
+    pause_seconds: float = 5.0  # pause before the first restart of a run; doubles each time
 
     @property
     def files(self) -> JobFiles:
@@ -80,11 +80,11 @@ class Assignment:
 
     host: HostEnvironment
     attempt: Attempt
-    config: Mapping[str, Any]  # the run's, as the job's ``config.yaml`` has it
+    config: Mapping[str, Any]  # the run's configuration, from ``config.yaml`` of the job
 
     @property
     def loader(self) -> LoaderSection:
-        """The loader's settings of the run."""
+        """The run's loader settings; the dataset cache defaults to this host's `home`."""
         values = self.config.get("loader") or {}
         section = validate(LoaderSection, values, source=str(self.host.files.config), key="loader")
         if section.cache.directory is not None or self.host.home is None:
@@ -94,19 +94,19 @@ class Assignment:
 
     @property
     def command(self) -> list[str]:
-        """The run's command line. No shell reads it."""
+        """The run's command line, started without a shell."""
         verb, config = self.attempt.job.verb, str(self.host.files.config)
         return [sys.executable, "-m", "bert_jax.cli", verb, config, *self._overrides]
 
     @property
     def environment(self) -> dict[str, str]:
-        """The run's additional variables: JAX's cache of compiled programs outlives machines."""
+        """Additional variables of the run. JAX's compilation cache is in the bucket."""
         on_cloud = self.attempt.placement.topology is not None
         return {COMPILED: str(self.host.files.compiled)} if on_cloud else {}
 
     @property
     def _overrides(self) -> Iterator[str]:
-        """Settings that only the host knows."""
+        """Yields the settings that only the host knows."""
         mesh, placement = self.config.get("mesh") or {}, self.attempt.placement
         if placement.topology is not None:
             if mesh.get("platform", "auto") == "auto":
@@ -125,8 +125,8 @@ class Assignment:
 def read_assignment(host: HostEnvironment) -> Assignment:
     """Returns the assignment of a host.
 
-    Raises UserError if the job's directory is damaged or the host is not one of the attempt's,
-    RunStopped if the bucket does not answer.
+    Raises UserError if the job's directory is damaged or the attempt has no such host, RunStopped
+    if the bucket does not answer.
     """
     files, job = host.files, read_job(host.files)
     if job.version != __version__:

@@ -1,7 +1,7 @@
 """Records of a job's attempts in the bucket, and the decisions on them.
 
-The records say when machines still help, when a job is given up, and where it is tried next.
-Another supervisor can take over from them.
+The decisions: when an attempt has ended, when to give up the job, and which placement to try next.
+A new supervisor can take over from these records.
 """
 
 import dataclasses
@@ -21,10 +21,10 @@ from bert_jax.validation import read_section
 _NEARLY: Final = 0.95
 _ROUNDS: Final = 3
 
-# `quota`: none there. `capacity`: none in time. `taken`: machines were taken back. `broken`: they
-# failed, or a host was silent. `over`: the job is.
+# `quota`: no quota there. `capacity`: no machines in time. `taken`: machines were preempted.
+# `broken`: machines failed, or a host was silent. `over`: the job has ended.
 End = Literal["quota", "capacity", "taken", "broken", "over"]
-# `limit`: a limit of the job was reached. `stopped`: by a user.
+# `limit`: the job reached a limit. `stopped`: a user stopped the job.
 Outcome = Literal["done", "failed", "limit", "stopped"]
 
 
@@ -33,26 +33,26 @@ class AttemptRecord(Section):
 
     number: int = pydantic.Field(ge=1)
     placement: int = pydantic.Field(ge=0)  # index into the job's placements
-    # Written before the request for machines, so that a successor finds them.
+    # Time before the request for machines. Saved first, so that a new supervisor finds them.
     intended: float
-    created: float | None = None  # when the launcher had answered
-    bills_from: float | None = None  # the last observation without billing
-    # When the machines were first seen to start or to be there. A supervisor that slept for hours
-    # does not know how long they have been there, so patience with them begins then.
+    created: float | None = None  # time of the launcher's answer
+    bills_from: float | None = None  # time of the last observation without billing
+    # Time when a supervisor first saw the machines start or run. Their start-up time limit begins
+    # here: a supervisor that was suspended for hours cannot know their true age.
     up_from: float | None = None
-    state: State = State.ABSENT  # as last seen
-    message: str = ""  # of the provider
-    end: End | None = None  # why it ended; written before machines are deleted
-    reason: str = ""  # the same in words
-    deleted: float | None = None  # when its machines were gone, or refused
-    step: int | None = None  # the last one that its hosts have reported
+    state: State = State.ABSENT  # last observed state
+    message: str = ""  # the provider's message
+    end: End | None = None  # why the attempt ended; saved before its machines are deleted
+    reason: str = ""  # explanation of `end`
+    deleted: float | None = None  # time when the machines were gone, or refused
+    step: int | None = None  # last step that the hosts have reported
 
     def of(self, job: Job) -> Attempt:
-        """Returns the attempt itself."""
+        """Returns the attempt of this record."""
         return Attempt(job, self.number, job.placements[self.placement])
 
     def hours(self, now: float) -> float:
-        """Returns the hours that were billed until a time."""
+        """Returns the hours billed until `now`."""
         if self.bills_from is None:
             return 0.0
         until = now if self.deleted is None else self.deleted
@@ -60,13 +60,13 @@ class AttemptRecord(Section):
 
 
 class SupervisorState(Section):
-    """``supervisor.json``."""
+    """The content of ``supervisor.json``."""
 
-    # All so far; only the last one may have machines.
+    # All attempts so far; only the last one may have machines.
     attempts: Annotated[tuple[AttemptRecord, ...], pydantic.BeforeValidator(as_tuple)] = ()
-    outcome: Outcome | None = None  # of the job
-    message: str = ""  # why, in words
-    seen: float = 0.0  # when this was written
+    outcome: Outcome | None = None  # the job's outcome
+    message: str = ""  # reason for the outcome
+    seen: float = 0.0  # time of the last write
 
     @property
     def current(self) -> AttemptRecord | None:
@@ -76,11 +76,11 @@ class SupervisorState(Section):
 
     @property
     def restarts(self) -> Sequence[AttemptRecord]:
-        """Attempts after which another one was needed."""
+        """Attempts that ended with a preemption or a failure."""
         return [record for record in self.attempts if record.end in ("taken", "broken")]
 
     def dollars(self, placements: Sequence[JobPlacement], now: float) -> float:
-        """Returns the cost of all attempts; one without a price counts as nothing."""
+        """Returns the cost of all attempts. An attempt without a price costs 0."""
         return sum(
             record.hours(now) * (placements[record.placement].dollars_per_hour or 0.0)
             for record in self.attempts
@@ -97,7 +97,7 @@ class SupervisorState(Section):
 
 
 def read_state(files: JobFiles) -> SupervisorState:
-    """Returns the state of a job, without attempts before its first supervisor.
+    """Returns the state of a job; it has no attempts before its first supervisor.
 
     Raises UserError if the file is damaged.
     """
@@ -106,19 +106,19 @@ def read_state(files: JobFiles) -> SupervisorState:
 
 
 def write_state(files: JobFiles, state: SupervisorState) -> None:
-    """Writes ``supervisor.json`` whole."""
+    """Writes ``supervisor.json`` atomically."""
     write_whole(files.supervisor, state.model_dump_json(indent=1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WatchPace:
-    """How often a supervisor looks, and how long it waits, in seconds."""
+    """A supervisor's intervals and time limits in seconds."""
 
-    poll: float = 60.0  # between two looks
-    start: float = 2700.0  # from the first sight of machines to the first report of each host
-    silence: float = 900.0  # between two reports of a host, and from one host's end to all others'
-    settle: float = 180.0  # from a request to the first sight of its machines
-    tell: float = 50.0  # between two lines: under a minute, so that each look has one
+    poll: float = 60.0  # interval between polls
+    start: float = 2700.0  # limit from the first sight of machines to each host's first report
+    silence: float = 900.0  # limit between two reports of a host, and between two hosts' ends
+    settle: float = 180.0  # limit from a request to the first sight of its machines
+    tell: float = 50.0  # interval between status lines: under a minute, so each poll prints one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,25 +126,25 @@ class Verdict:
     """The end of an attempt."""
 
     end: End
-    reason: str  # in words
-    outcome: Outcome | None = None  # of the job; None: another attempt follows
+    reason: str  # explanation for the user
+    outcome: Outcome | None = None  # the job's outcome; unset if another attempt follows
 
 
 def of_run(hosts: Hosts) -> Verdict | None:
-    """Returns the end of the run; None if it goes on."""
+    """Returns the verdict on the run, or None while it runs."""
     if hosts.done:
         return Verdict("over", _at_step(hosts), "done")
     if hosts.failed is None:
         return None
     worker, host = hosts.failed
     reason = f"worker {worker}: {host.message or f'exit code {host.exit_code}'}"
-    if host.exit_code is None:  # before the run began: perhaps only this machine fails
+    if host.exit_code is None:  # before the run began: the machine may be the cause
         return Verdict("broken", reason)
     return Verdict("over", reason, "failed")
 
 
 def begins(record: AttemptRecord, seen: Observation) -> bool:
-    """Returns whether this is the first observation of a start, or of a restart of pods."""
+    """Returns whether machines have just started, or pods have just restarted."""
     if seen.state is State.STARTING:
         return record.up_from is None or record.state is not State.STARTING
     if seen.state is State.ACTIVE:
@@ -155,12 +155,12 @@ def begins(record: AttemptRecord, seen: Observation) -> bool:
 def of_machines(
     job: Job, record: AttemptRecord, seen: Observation, *, now: float, pace: WatchPace
 ) -> Verdict | None:
-    """Returns why machines are of no use; None if they may be."""
+    """Returns the verdict on the machines, or None if they may still be used."""
     detail = f": {seen.message}" if seen.message else ""
     asked = now - (record.created or now)
     patience = job.wait_hours
     waited = patience is not None and asked >= patience * 3600
-    # The service itself ends a request that has waited too long, by its own clock.
+    # The service ends a request after this time by its own clock.
     expired = patience is not None and asked >= _NEARLY * patience * 3600
     if seen.state is State.SUSPENDED:
         return Verdict("taken", f"suspended{detail}")
@@ -180,9 +180,9 @@ def of_machines(
 def of_silence(
     record: AttemptRecord, hosts: Hosts, ages: HeartbeatAges, *, now: float, pace: WatchPace
 ) -> Verdict | None:
-    """Returns which host of active machines is silent; None if none is.
+    """Returns the verdict on the hosts' heartbeats, or None if all hosts report.
 
-    Once a host is done, the run is. Others that are not done a while later hang, or wait for it.
+    Once one host has finished the run, the run is done. The other hosts get `pace.silence` to end.
     """
     finished = ages.since_finished(now)
     if finished is not None:
@@ -202,7 +202,7 @@ def _at_step(hosts: Hosts) -> str:
 
 
 def hopeless(job: Job, state: SupervisorState) -> str | None:
-    """Returns why another attempt would fail like the last ones; None if it may work."""
+    """Returns why another attempt would fail too, or None if it may succeed."""
     last = state.attempts[-1]
     if last.end != "broken":
         return None
@@ -218,10 +218,10 @@ def hopeless(job: Job, state: SupervisorState) -> str | None:
 
 
 def reached(job: Job, state: SupervisorState, *, now: float, margin_seconds: float) -> str | None:
-    """Returns which limit is reached, in words; None if none is.
+    """Returns a message on the limit that the job has reached, or None.
 
-    Limits are checked again after `margin_seconds`, and the cost may not pass its limit before
-    that. `now` is in seconds since 1970.
+    `margin_seconds` is the time until the next check: the cost must stay below its limit until
+    then. `now` is in seconds since 1970.
     """
     limits = job.submit.limits
     if (restarts := len(state.restarts)) > limits.retries:
@@ -237,10 +237,10 @@ def reached(job: Job, state: SupervisorState, *, now: float, margin_seconds: flo
 
 
 def next_placement(job: Job, state: SupervisorState) -> int | str:
-    """Returns the index of the placement to try next, or why there is none.
+    """Returns the index of the placement to try next, or the reason to give up.
 
-    After a preemption the first placement follows, after a lack of machines the next one. A round
-    in which no placement had machines ends the job, unless it may wait for ever.
+    After a preemption, try the first placement. If a placement has no machines, try the next one.
+    If no placement has machines, the job ends, unless its wait is unlimited.
     """
     if not state.attempts or state.attempts[-1].end == "taken":
         return 0

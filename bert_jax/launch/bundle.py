@@ -19,16 +19,16 @@ from bert_jax.launch.job import RUN_JOB, Job, JobFiles
 from bert_jax.version import __version__
 
 HASHES: Final = "SHA256SUMS"
-"""Hashes of the files beside it for `sha256sum --check`, written last."""
+"""Name of the file with the hashes of the other files, for `sha256sum --check`. Written last."""
 
 
 def startup_script() -> str:
-    """Returns ``tpu_setup/startup.sh``, which comes with the package."""
+    """Returns ``tpu_setup/startup.sh``, which is part of the package."""
     return (PACKAGE / "tpu_setup" / "startup.sh").read_text(encoding="utf-8")
 
 
 def software() -> dict[str, bytes]:
-    """Returns the files that hosts install, by name: wheel, constraints, Python's version, script.
+    """Returns the files that hosts install: wheel, constraints, Python version, startup script.
 
     Raises UserError if the package is not installed here.
     """
@@ -41,10 +41,10 @@ def software() -> dict[str, bytes]:
 
 
 def stage(job: Job, config: str) -> JobFiles:
-    """Writes a job's directory, ``job.json`` last, and the job's name into the run's directory.
+    """Writes a job's directory, ``job.json`` last, and a pointer to it in the run directory.
 
-    The configuration is resolved YAML. Raises UserError if a job of that name exists or the bucket
-    cannot be written, RunStopped if the bucket does not answer.
+    `config` is the resolved configuration as YAML. Raises UserError if a job of that name exists or
+    the bucket cannot be written, RunStopped if the bucket does not answer.
     """
     files = JobFiles(job.directory)
     if files.job.exists():
@@ -60,19 +60,19 @@ def stage(job: Job, config: str) -> JobFiles:
     return files
 
 
-PACKAGE: Final = Path(__file__).parent.parent  # the package's own directory
+PACKAGE: Final = Path(__file__).parent.parent  # the package's directory
 
 _NAME: Final = "bert_jax"
-_ANY_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the same files make the same bytes
+_ANY_TIME: Final = (1980, 1, 1, 0, 0, 0)  # a fixed date: equal files give equal wheels
 _WHEEL: Final = (
     "Wheel-Version: 1.0\nGenerator: bert-jax\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 )
 
 
 def build_wheel() -> bytes:
-    """Returns a wheel of the package as it is imported here, made without build tool or network.
+    """Returns a wheel of the imported package, built without a build tool or network.
 
-    Raises UserError if the package is not installed: its requirements are unknown then.
+    Raises UserError if the package is not installed, because its requirements are then unknown.
     """
     installed, info = _distribution(), f"{_NAME}-{__version__}.dist-info"
     files = {f"{_NAME}/{name}": path.read_bytes() for name, path in _files()}
@@ -92,10 +92,10 @@ def build_wheel() -> bytes:
 
 
 def constraints() -> str:
-    """Returns the versions of all packages here as pip's constraints.
+    """Returns the versions of all packages installed here as pip constraints.
 
-    Packages that no index has are left out: local builds (``torch 2.13+cpu``), packages installed
-    from a directory or URL, and this one. Other packages that hosts need (libtpu) are free.
+    Skips packages that no index has: local builds (``torch 2.13+cpu``), packages installed from a
+    directory or URL, and bert-jax. Packages that only hosts need (libtpu) stay unconstrained.
     """
     lines = set()
     for found in metadata.distributions():
@@ -124,7 +124,7 @@ def _distribution() -> metadata.Distribution:
 
 def _files() -> Iterator[tuple[str, Path]]:
     """Yields the package's files by their relative names, in a fixed order."""
-    # A checkout links to the folders at its top level.
+    # In a checkout, some folders of the package are links to the top level.
     for directory, folders, names in os.walk(PACKAGE, followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):

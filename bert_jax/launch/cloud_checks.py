@@ -1,4 +1,4 @@
-"""Checks that ask Google Cloud before anything is made: access, accelerators offered, quota."""
+"""Checks against Google Cloud before machines are requested: access, accelerators, quota."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -16,9 +16,9 @@ _QUOTAS: Final = "https://console.cloud.google.com/iam-admin/quotas"
 
 
 def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
-    """Yields whether each placement's zone offers its accelerator.
+    """Checks whether each placement's zone offers its accelerator; yields findings.
 
-    Raises UserError if there are no credentials, the API is off, or the user may not use it.
+    Raises UserError if credentials, permission or the API are missing.
     """
     project = job.submit.project or ""
     service = GoogleService(project, tpu_v2.TpuClient, pace=pace)
@@ -49,12 +49,12 @@ def _types(service: GoogleService, location: str, zone: str) -> list[str]:
     pages = service.pages("list_accelerator_types", request, what=what, expected=expected)
     try:
         return [kind.type_ for page in pages for kind in page.accelerator_types]
-    except exceptions.NotFound:  # no such zone, or one without TPUs
+    except exceptions.NotFound:  # unknown zone, or a zone without TPUs
         return []
 
 
 def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
-    """Yields whether the project's limits allow each placement; current use is not counted."""
+    """Compares each placement with the project's quota; does not count current use."""
     submit, project = job.submit, job.submit.project or ""
     service = GoogleService(project, cloudquotas_v1.CloudQuotasClient, pace=pace)
     for placement in job.placements:
@@ -86,7 +86,7 @@ def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFin
 
 
 def _limit(service: GoogleService, project: str, quota: str, zone: str) -> int | None:
-    """Returns the limit of a quota in a zone; -1: any number; None: unknown."""
+    """Returns the limit of a quota in a zone: -1 if unlimited, None if unknown."""
     name = f"projects/{project}/locations/global/services/tpu.googleapis.com/quotaInfos/{quota}"
     request = cloudquotas_v1.GetQuotaInfoRequest(name=name)
     info = service.send("get_quota_info", request, what=f"quota {quota}")

@@ -1,4 +1,4 @@
-"""The text of `submit --dry-run`: no credentials, no network, nothing is made."""
+"""The text of `submit --dry-run`. Uses no credentials or network, and creates no machines."""
 
 import hashlib
 import textwrap
@@ -31,12 +31,12 @@ def dry_run(
     warnings: Sequence[str] = (),
     full: bool = False,
 ) -> str:
-    """Returns cost, limits and unchecked conditions; with `full`, all files and requests too.
+    """Returns cost, limits and unchecked conditions; with `full`, also all files and requests.
 
     `config` is the hosts' YAML, `software` their files by name, `warnings` are lines on the
-    placements. Raises UserError if the launcher cannot make such machines.
+    placements. Raises UserError if the launcher cannot make the machines.
     """
-    requests = list(_requests(job, launcher))  # for a summary too: it may refuse the machines
+    requests = list(_requests(job, launcher))  # always: the launcher may refuse the machines
     lines = [f"Dry run of job {job.name}: nothing is made, nothing is asked for.", ""]
     lines += [f"{name:<10}{text}" for name, text in _summary(job, uploads, software)]
     lines += [*warnings, _title("Not checked"), *(f"- {line}" for line in UNCHECKED)]
@@ -51,7 +51,7 @@ def dry_run(
 
 
 def money(placement: JobPlacement) -> str:
-    """Returns hours and dollars of a run at one place: ``about 31.5 h, $19.20 an hour, …``."""
+    """Returns hours and dollars of a run on one placement: ``about 31.5 h, $19.20 an hour, …``."""
     hours, rate = placement.estimated_hours, placement.dollars_per_hour
     parts = [f"about {hours:.1f} h" if hours is not None else "hours not planned"]
     parts += [f"${rate:,.2f} an hour" if rate is not None else "no price in the list"]

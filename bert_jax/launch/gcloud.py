@@ -1,7 +1,7 @@
 """The user's Google Cloud settings on this machine: project, zone and credentials.
 
-Project and zone come from flags or the configuration, the environment, or gcloud's own settings, in
-that order. gcloud's files are read here, so gcloud need not be installed.
+Project and zone come from flags or the configuration, the environment, or gcloud's settings, in
+that order. This module reads gcloud's files itself, so gcloud need not be installed.
 """
 
 import configparser
@@ -13,7 +13,7 @@ from bert_jax.errors import NoCredentials
 from bert_jax.files.patience import LOGIN
 from bert_jax.launch.section import SubmitSection
 
-# By setting: gcloud's section, and the environment variables in order of precedence.
+# Setting: gcloud's section, and the environment variables in order of precedence.
 _PLACES: Final = {
     "project": ("core", ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")),
     "zone": ("compute", ("CLOUDSDK_COMPUTE_ZONE", "GOOGLE_CLOUD_ZONE")),
@@ -21,7 +21,7 @@ _PLACES: Final = {
 
 
 def with_gcloud_settings(submit: SubmitSection) -> SubmitSection:
-    """Returns the settings with project and zone filled in where this machine knows them."""
+    """Returns the settings, with a missing project and zone filled in from this machine."""
     changes = {}
     if submit.project is None and (project := find("project")):
         changes["project"] = project
@@ -31,7 +31,7 @@ def with_gcloud_settings(submit: SubmitSection) -> SubmitSection:
 
 
 def find(setting: str) -> str | None:
-    """Returns ``project`` or ``zone`` from the environment, else from gcloud's files."""
+    """Returns ``project`` or ``zone`` from the environment or from gcloud's files."""
     section, variables = _PLACES[setting]
     for name in variables:
         if value := os.environ.get(name, "").strip():
@@ -60,7 +60,7 @@ def _active() -> Path:
 def require_credentials(path: str) -> None:
     """Raises NoCredentials if a path is in Cloud Storage and this machine has no credentials.
 
-    No network is used: Google may still refuse them. A missing client is reported when it is used.
+    Uses no network, so Google may still refuse the credentials. Ignores a missing client library.
     """
     if not path.startswith("gs://") or os.environ.get("STORAGE_EMULATOR_HOST"):
         return

@@ -1,4 +1,4 @@
-"""JobSets on a GKE cluster, through the cluster's API."""
+"""Launcher for GKE: creates JobSets through the cluster's API."""
 
 import datetime
 import functools
@@ -22,19 +22,19 @@ _INSTALL: Final = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 )
-_PASSING: Final = (408, 409, 429)  # errors 4xx that are retried; all others but 4xx are
+_PASSING: Final = (408, 409, 429)  # 4xx errors to retry; errors other than 4xx are always retried
 
 
 class GkeJobSets:
-    """A `Launcher` through a cluster that has JobSet.
+    """A `Launcher` for a GKE cluster with JobSet.
 
-    Any method but `render` raises UserError: no such cluster, no credentials, no permission.
+    Methods other than `render` raise UserError: no such cluster, no credentials, no permission.
     """
 
     def __init__(
         self, *, cluster: str | None = None, namespace: str = "default", pace: Pace | None = None
     ) -> None:
-        """Opens no connection; without a cluster's name it is kubectl's current context."""
+        """Opens no connection. `cluster`: a cluster's name. Default: kubectl's current context."""
         self._cluster, self._namespace, self._pace = cluster, namespace, pace or Pace()
 
     def render(self, attempt: Attempt) -> list[launcher.Request]:
@@ -58,8 +58,8 @@ class GkeJobSets:
     def observe(self, attempt: Attempt) -> Observation:
         """Returns the state of the JobSet.
 
-        If its pods wait longer than the job may, they count as failed, or as taken back if they had
-        run before: JobSet makes new pods, which wait anew.
+        JobSet replaces failed pods, and the new pods wait for capacity again. If pods wait longer
+        than the job's limit, they count as failed, or as preempted if they have run before.
         """
         found = self._get(attempt.resource)
         if found is None or not _owner(found).is_job(Owner.of(attempt)):
@@ -84,7 +84,7 @@ class GkeJobSets:
         there._delete(existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
-        """Returns JobSets with our label in all namespaces, or in ours if others are forbidden."""
+        """Returns JobSets with our label in all namespaces, or only in ours without permission."""
         try:
             try:
                 found = self._list("list_cluster")
@@ -124,9 +124,9 @@ class GkeJobSets:
 
     @functools.cached_property
     def _context(self) -> str:
-        """The context of the cluster: its name, or ``gke_PROJECT_ZONE_NAME``.
+        """The cluster's context in kubectl: its name, or ``gke_PROJECT_ZONE_NAME``.
 
-        Cached, so that a new client uses the same cluster after a change of kubectl's context.
+        Cached, so that all clients use the same cluster if kubectl's context changes.
         """
         contexts, current = cast("Any", kubernetes.config.list_kube_config_contexts())
         if self._cluster is None:
@@ -153,7 +153,7 @@ class GkeJobSets:
     def _call(
         self, method: Callable[..., Any], what: str, expected: tuple[int, ...], **values: Any
     ) -> Any:
-        """Returns an answer. Raises ApiException only with a status that is expected."""
+        """Calls a client method with retries. Raises ApiException only with an expected status."""
         try:
             return persistently(
                 lambda: method(_request_timeout=self._pace.timeout, **values),
@@ -162,7 +162,7 @@ class GkeJobSets:
                 pace=self._pace,
             )
         except (NoCredentials, launcher.Unavailable):
-            # A client keeps its credentials. A new client finds the credentials of a new login.
+            # A client caches its credentials. A new client reads the credentials of a new login.
             self.__dict__.pop("_api", None)
             raise
 
@@ -189,7 +189,7 @@ class GkeJobSets:
         return self._scheduling(found["metadata"])
 
     def _scheduling(self, jobset: dict[str, Any]) -> Observation:
-        """Returns whether the pods have machines to start on."""
+        """Returns whether the pods are scheduled on machines."""
         pods = self._call(
             kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
             f"pods of {jobset['name']}",
@@ -210,10 +210,10 @@ class GkeJobSets:
 
     def _delete(self, name: str, owner: Owner) -> None:
         def is_gone() -> bool:
-            found = self._get(name)  # each time: another job may take the name once it is free
+            found = self._get(name)  # on each call: another job may take a free name
             if found is None or not _owner(found).is_job(owner):
                 return True
-            # In the foreground: the JobSet exists until its pods are gone.
+            # Foreground deletion: the JobSet exists until its pods are gone.
             values = {"name": name, "propagation_policy": "Foreground"}
             try:
                 self._send("delete_namespaced", f"JobSet {name}", (404,), **values)
@@ -231,7 +231,7 @@ def _owner(found: dict[str, Any]) -> Owner:
 
 
 def _judge(error: Exception, what: str, expected: tuple[int, ...]) -> float | Exception:
-    """Returns the seconds to wait before the next try, or the exception to raise."""
+    """Returns the seconds to wait before a retry, or the exception to raise."""
     if isinstance(error, urllib3.exceptions.HTTPError):
         return 0.0
     if not isinstance(error, ApiException) or error.status in expected:
@@ -240,7 +240,7 @@ def _judge(error: Exception, what: str, expected: tuple[int, ...]) -> float | Ex
         said = str(json.loads(error.body or "")["message"]).splitlines()[0]
     except (ValueError, KeyError, TypeError, IndexError):
         said = str(error.reason)
-    status = error.status or 0  # 0: the answer could not be read
+    status = error.status or 0  # 0: unreadable answer
     if status in _PASSING or not 400 <= status < 500:
         after = (error.headers or {}).get("Retry-After", "")
         return float(after) if str(after).isdecimal() else 0.0

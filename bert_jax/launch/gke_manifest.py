@@ -1,4 +1,4 @@
-"""The JobSet of an attempt: a Job for each slice, a pod for each host."""
+"""The JobSet manifest of an attempt: one Job per slice, one pod per host."""
 
 from typing import Any, Final
 
@@ -17,22 +17,22 @@ DIRECTORY: Final = "bert-jax/job"  # the annotation with the job's directory
 REPLICATED: Final = "slice"  # the name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…
 
 GRACE_SECONDS: Final = 600
-"""From SIGTERM to the end of a pod, for a save to a bucket. A spot machine has only 25 s."""
+"""Time from SIGTERM to a pod's end, to save to a bucket. A spot machine has only 25 s."""
 
 _WORK: Final = "/mnt/bert-jax"
 _CHIPS: Final = "google.com/tpu"
-# A slice of several hosts is a node pool of its own that no other Job may share.
+# A slice of several hosts has its own node pool, which no other Job may share.
 _EXCLUSIVE: Final = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 _POOL: Final = "cloud.google.com/gke-nodepool"
 _JOB_INDEX: Final = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 
 
 def jobset(attempt: Attempt) -> dict[str, Any]:
-    """Returns the manifest.
+    """Returns the JobSet manifest of an attempt.
 
-    If a run fails for good (exit 1 or 2), the JobSet fails at once. If a pod ends for another
-    reason, such as a preemption, all pods start anew. Raises UserError if GKE has no such machines,
-    or a setting is missing.
+    If a run fails permanently (exit 1 or 2), the JobSet fails at once. If a pod ends for another
+    reason, such as a preemption, JobSet restarts all pods. Raises UserError if GKE has no such
+    machines, or a setting is missing.
     """
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
@@ -83,7 +83,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
 def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
     submit = attempt.job.submit
     account = submit.service_account
-    chips = topology.chips // topology.hosts(gke=True)  # of a host
+    chips = topology.chips // topology.hosts(gke=True)  # chips per host
     tolerations = [{"key": _CHIPS, "operator": "Exists", "effect": "NoSchedule"}]
     if submit.provisioning == "spot":
         spot = {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true"}
@@ -94,13 +94,13 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
         "env": _environment(attempt),
         "resources": {"limits": {_CHIPS: str(chips)}},
         "volumeMounts": [
-            # Loader processes pass batches through it; a container has 64 MiB.
+            # Loader processes pass batches through it. The default size is 64 MiB.
             {"name": "shared-memory", "mountPath": "/dev/shm"},
             {"name": "work", "mountPath": _WORK},
         ],
     }
     return {
-        "restartPolicy": "Never",  # the JobSet restarts: all hosts together
+        "restartPolicy": "Never",  # JobSet restarts all pods together
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
@@ -135,7 +135,7 @@ def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
 
 
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:
-    """Returns a container's variables. GKE adds the index of the worker in its slice."""
+    """Returns a container's variables. GKE adds the worker's index within its slice."""
     values = told(attempt) | variables(home=_WORK)
     slices, name = attempt.placement.slices, attempt.resource
     index = []
@@ -152,7 +152,7 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def _disk(size_gb: int | None) -> dict[str, Any]:
-    """Returns a volume for software, datasets and caches, deleted with its pod."""
+    """Returns a volume for software, datasets and caches. It is deleted with its pod."""
     if size_gb is None:
         return {"emptyDir": {}}
     size = {"requests": {"storage": f"{size_gb}Gi"}}

@@ -1,4 +1,4 @@
-"""Requests to a Google service: time-outs, retries, and Google's errors as ours.
+"""Requests to a Google service, with time-outs, retries, and errors translated to ours.
 
 Importing this module loads Google's clients.
 """
@@ -19,7 +19,7 @@ from bert_jax.files.patience import LOGIN, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable
 from bert_jax.launch.requests import Pace, persistently
 
-# The smallest sufficient roles; tpu_setup/README.md has the same as a custom role.
+# The smallest sufficient roles; tpu_setup/README.md lists them as a custom role.
 _ROLES: Final = {
     "tpu": "roles/tpu.admin",
     "cloudquotas": "roles/cloudquotas.viewer",
@@ -29,13 +29,13 @@ _ROLES: Final = {
 _PERMISSION: Final = re.compile(r"\b([a-z]+)\.[a-zA-Z]+\.[a-zA-Z]+\b")
 _DISABLED: Final = ("SERVICE_DISABLED", "API_DISABLED")
 _RATE: Final = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
-# Errors 4xx that are retried; every 5xx is.
+# 4xx errors to retry; every 5xx error is retried.
 _PASSING: Final = (exceptions.Aborted, exceptions.Cancelled, auth_errors.TransportError)
 _Expected = tuple[type[exceptions.GoogleAPICallError], ...]
 
 
 def make_client(client: Callable[[], Any]) -> Any:
-    """Returns a client, which finds its credentials."""
+    """Returns a new client, which looks up its credentials."""
     return client()
 
 
@@ -43,16 +43,16 @@ class GoogleService:
     """Sends requests to one service on behalf of one project."""
 
     def __init__(self, project: str, client: Any, *, pace: Pace | None = None) -> None:
-        """Takes the class of the service's client, such as `tpu_v2.TpuClient`."""
+        """`client`: the client class of the service, such as `tpu_v2.TpuClient`."""
         self._project, self._make, self._pace = project, client, pace or Pace()
         self._address: str = client.DEFAULT_ENDPOINT
 
     def send(self, method: str, request: Any, *, what: str, expected: _Expected = ()) -> Any:
-        """Returns the answer of a method of the client.
+        """Calls a method of the client and returns the answer.
 
-        `what` names the request in messages. Google's errors of the types in `expected` are raised
-        unchanged, all others as NoCredentials, UserError (no permission, the API is off, the
-        request is refused), OutOfQuota or Unavailable.
+        `what` names the request in messages. Raises Google's errors of the types in `expected`
+        unchanged. Raises all others as NoCredentials, OutOfQuota, Unavailable, or UserError (no
+        permission, API disabled, request refused).
         """
         values = {"request": request, "retry": None, "timeout": self._pace.timeout}
         try:
@@ -63,7 +63,7 @@ class GoogleService:
                 pace=self._pace,
             )
         except (NoCredentials, Unavailable):
-            # A client keeps its credentials. A new client finds the credentials of a new login.
+            # A client caches its credentials. A new client reads the credentials of a new login.
             self.__dict__.pop("_client", None)
             raise
 
@@ -83,7 +83,7 @@ class GoogleService:
         return make_client(self._make)
 
     def _judge(self, error: Exception, what: str, expected: _Expected) -> float | Exception:
-        """Returns the seconds to wait before the next try, or the exception to raise."""
+        """Returns the seconds to wait before a retry, or the exception to raise."""
         if isinstance(error, expected):
             return error
         # TooManyRequests includes RESOURCE_EXHAUSTED.
@@ -117,7 +117,7 @@ class GoogleService:
 
 
 def _is_rate(error: exceptions.GoogleAPICallError) -> bool:
-    """Whether there were too many requests a minute, rather than too little quota."""
+    """Returns whether an error is a request rate limit rather than a lack of quota."""
     if error.reason in _RATE:
         return True
     kinds = {type(detail) for detail in error.details}
@@ -125,7 +125,7 @@ def _is_rate(error: exceptions.GoogleAPICallError) -> bool:
 
 
 def _retry_after(error: Exception) -> float:
-    """Returns the seconds that a service asks its clients to wait, 0 if it names none."""
+    """Returns the wait in seconds that the service asks for, or 0."""
     if not isinstance(error, exceptions.GoogleAPICallError):
         return 0.0
     for detail in error.details:

@@ -1,4 +1,4 @@
-"""The reports of the hosts of one attempt: the last ones, their age, and the run's progress."""
+"""Heartbeats of an attempt's hosts: the last reports, their ages, and the run's progress."""
 
 import collections
 import dataclasses
@@ -16,32 +16,32 @@ from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.validation import read_section
 
 _RECENT_SECONDS: Final = 3600.0
-_MOST_ENDINGS: Final = 3  # lines on endings of one moment
+_MOST_ENDINGS: Final = 3  # lines printed for simultaneous endings
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The hosts of an attempt at one moment."""
+    """The state of an attempt's hosts at one time."""
 
-    told: Mapping[int, HostStatus]  # the last report of each worker
+    told: Mapping[int, HostStatus]  # last report of each worker
     missing: Sequence[int]  # workers without a report
 
     @property
     def done(self) -> bool:
-        """Whether all have finished the run."""
+        """Whether all hosts have finished the run."""
         return not self.missing and all(host.state == "done" for host in self.told.values())
 
     @property
     def finished(self) -> int | None:
-        """A worker that has finished the run, so that nothing is left to do for the others.
+        """A worker that has finished the run, if any; the other workers have no work left.
 
-        A process ends with 0 only after all have made the last save.
+        A process ends with 0 only after all processes have made the last save.
         """
         return next((worker for worker, host in self.told.items() if host.state == "done"), None)
 
     @property
     def failed(self) -> tuple[int, HostStatus] | None:
-        """The worker that failed first for good, and its report."""
+        """The first worker that failed permanently, and its report."""
         failed = [item for item in self.told.items() if item[1].state == "failed"]
         return min(failed, key=lambda item: (item[1].at, item[0]), default=None)
 
@@ -53,7 +53,7 @@ class Hosts:
 
 
 def read_host(path: epath.Path) -> HostStatus | None:
-    """Returns the last report of one host, None before the first.
+    """Returns the last report of one host, or None before the first report.
 
     Raises UserError if the file is damaged, RunStopped if the bucket does not answer.
     """
@@ -69,14 +69,14 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
 
 
 class HeartbeatAges:
-    """The time since each host's report last changed, by the clock of this machine."""
+    """The time since each host's last new report, by this machine's clock."""
 
     def __init__(self) -> None:
-        self._changed: dict[int, tuple[float, float]] = {}  # by worker: the report's time, and ours
+        self._changed: dict[int, tuple[float, float]] = {}  # worker: (report time, local time)
         self._finished_at: float | None = None
 
     def record(self, hosts: Hosts, now: float) -> None:
-        """Records which reports are new."""
+        """Records the time of each new report."""
         for worker, host in hosts.told.items():
             if self._changed.get(worker, (None,))[0] != host.at:
                 self._changed[worker] = host.at, now
@@ -84,11 +84,11 @@ class HeartbeatAges:
             self._finished_at = now
 
     def since_finished(self, now: float) -> float | None:
-        """Returns the seconds since a host has been done; None: none is."""
+        """Returns the seconds since the first host finished the run, or None."""
         return None if self._finished_at is None else now - self._finished_at
 
     def reset(self) -> None:
-        """Starts all ages again at the next report, after a time without access to them."""
+        """Restarts all ages at the next report, after reports could not be read."""
         self._changed.clear()
 
     def longest(self, hosts: Hosts, now: float) -> tuple[int, float]:
@@ -103,7 +103,7 @@ class HeartbeatAges:
 
 
 def total_steps(config: epath.PathLike) -> int | None:
-    """Returns the steps of a pretraining configuration, None for another one.
+    """Returns the number of steps of a pretraining configuration, or None for other ones.
 
     Raises RunStopped if its bucket does not answer.
     """
@@ -114,21 +114,21 @@ def total_steps(config: epath.PathLike) -> int | None:
 
 
 class RunProgress:
-    """The progress of one attempt's run in words."""
+    """Describes the progress of an attempt's run."""
 
     def __init__(self, total: int | None, *, old_endings: bool = False) -> None:
-        """With `old_endings`, the first call of `hear` returns no restarts."""
-        self._total = total  # steps; None if unknown
+        """`total`: steps of the run. `old_endings`: the first call of `hear` skips restarts."""
+        self._total = total  # steps of the run, if known
         self._steps: collections.deque[tuple[float, int]] = collections.deque()  # (time, step)
         self._hosts = Hosts({}, [])
         self._endings: set[tuple[int, float]] = set()  # (worker, time)
         self._skip_endings = old_endings
 
     def hear(self, hosts: Hosts, now: float) -> list[str]:
-        """Takes the reports at a time in seconds; returns a line for each new restart."""
+        """Adds the reports at time `now` in seconds; returns a line for each new restart."""
         self._hosts = hosts
         if (step := hosts.step) is not None:
-            if self._steps and step < self._steps[-1][1]:  # back to a checkpoint
+            if self._steps and step < self._steps[-1][1]:  # the run resumed from a checkpoint
                 self._steps.clear()
             if not self._steps or step > self._steps[-1][1]:
                 self._steps.append((now, step))
@@ -144,7 +144,7 @@ class RunProgress:
         if self._skip_endings:
             self._skip_endings = False
             return []
-        # If a host lost another one, the line on the other host is enough.
+        # If a host ended because it lost a peer, print only the peer's line.
         causes = [item for item in new if item[1].exit_code != PEER_LOST] or new[:1]
         lines = [_restart(worker, ending) for worker, ending in causes[:_MOST_ENDINGS]]
         if more := len(causes) - len(lines):
@@ -167,7 +167,7 @@ class RunProgress:
         return ", ".join(parts)
 
     def time_left(self) -> str:
-        """Returns ``, 3:20:00 left`` at the speed of the last hour, empty if it is unknown."""
+        """Returns ``, 3:20:00 left`` at the speed of the last hour, or "" if unknown."""
         if self._total is None or len(self._steps) < 2:
             return ""
         (began, first), (ended, last) = self._steps[0], self._steps[-1]

@@ -1,7 +1,7 @@
-"""The agent of one host: stages data, runs the job's verb, restarts it, and reports.
+"""The agent of one host: stages data, runs the job's verb, restarts it, and uploads reports.
 
-`tpu_setup/startup.sh` ends as `python -m bert_jax.launch.host`: on Cloud TPU VMs, in containers and
-on this machine. Read `Agent.run` and `Agent._until_it_ends` from top to bottom.
+`tpu_setup/startup.sh` starts it as `python -m bert_jax.launch.host`: on Cloud TPU VMs, in
+containers and on this machine. Start reading at `Agent.run` and `Agent._until_it_ends`.
 """
 
 import functools
@@ -39,33 +39,33 @@ _MISTAKE: Final = 2
 _MOST_ENDINGS: Final = 20
 
 PART_BYTES: Final = 1 << 20
-"""An object cannot be appended to, so each upload repeats one part of the log, of this size."""
+"""Size of a log part. Objects in a bucket cannot grow, so an upload rewrites the last part."""
 
 
 class Reports:
-    """Uploads status and log every minute, at each change, and at the end; a context manager.
+    """Uploads a host's status and log every minute, at each change, and at the end.
 
-    A bucket that does not answer delays uploads, not the run. The end of the block waits for the
-    last upload.
+    A context manager: the end of the block waits for the last upload. If the bucket does not
+    answer, only uploads wait, not the run.
 
     Attributes:
-        status: of the host; at first, the one that it reported before a reboot.
+        status: the host's status. Initial value: the last report before a reboot, if any.
     """
 
     def __init__(self, host: HostEnvironment, heartbeat: Path) -> None:
-        """Starts a new part of the log after a reboot; parts count from 0."""
+        """Starts a new log part after a reboot. Parts are numbered from 0."""
         self._path = host.files.host(host.attempt, host.worker)
         self.status = read_host(self._path) or HostStatus(state="staging", at=time.time())
         self._log_of = functools.partial(host.files.log, host.attempt, host.worker)
         self._part = next(part for part in itertools.count() if not self._log_of(part).exists())
-        self._lines, self._uploaded, self._lock = bytearray(), 0, threading.Lock()  # of the part
+        self._lines, self._uploaded, self._lock = bytearray(), 0, threading.Lock()  # of this part
         self._heartbeat, self._seconds = heartbeat, host.beat_seconds
         self._wake, self._closed = threading.Event(), False
         self._complaint = ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="reports")
 
     def update(self, ending: Ending | None = None, **changes: object) -> None:
-        """Changes fields of the status, adds an ending of the run's process, and uploads it now."""
+        """Changes fields of the status, adds an ending of the run's process, and uploads now."""
         if ending is not None:
             endings = (*self.status.endings, ending)[-_MOST_ENDINGS:]
             changes |= {"endings": endings, "exit_code": ending.exit_code}
@@ -80,7 +80,7 @@ class Reports:
             self._lines += line
 
     def say(self, line: str) -> None:
-        """Logs a line of the agent with the time."""
+        """Logs a line of the agent with a time stamp."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.log(f"{now} {line}\n".encode())
 
@@ -98,11 +98,11 @@ class Reports:
         while not closed:
             self._wake.wait(self._seconds)
             self._wake.clear()
-            closed = self._closed  # before the upload, which then has everything
+            closed = self._closed  # read before the upload, so that the last upload is complete
             self._upload()
 
     def _upload(self) -> None:
-        """Writes the log, then the status: a reader who sees the end finds all of the log."""
+        """Writes the log, then the status: once the status says "done", the log is complete."""
         figures = read_heartbeat(self._heartbeat)
         told = {name: figures[name] for name in ("step", "loss", "goodput") if figures.get(name)}
         status = self.status.model_copy(update=told | {"at": time.time()})
@@ -115,7 +115,7 @@ class Reports:
                 self._complaint = line
 
     def _upload_log(self) -> None:
-        """Writes the last part, if it has new lines. If that fails, the next call writes them."""
+        """Writes the last part if it has new lines. After an error, the next call retries."""
         with self._lock:
             content = bytes(self._lines)
         if len(content) == self._uploaded:
@@ -129,14 +129,14 @@ class Reports:
 
 
 class _Stopped(Exception):
-    """SIGTERM came while no process of the run lived that could save."""
+    """SIGTERM arrived while no process of the run existed."""
 
 
 class Agent:
     """Runs one host's part of a job to its end."""
 
     def __init__(self, host: HostEnvironment, reports: Reports, heartbeat: Path) -> None:
-        """Starts nothing. The run writes its progress to the file `heartbeat`."""
+        """Starts no process. `heartbeat`: the file to which the run writes its progress."""
         self._host, self._reports, self._heartbeat = host, reports, heartbeat
         self._restarts = Restarts(host.pause_seconds)
         self._stop = threading.Event()
@@ -145,8 +145,8 @@ class Agent:
     def run(self) -> int:
         """Runs to the end and returns the exit code.
 
-        0 done; 1 and 2 as the run's own; 3 stopped by a signal; 4: this machine or the bucket
-        fails. If the host had ended before a reboot, it returns that exit code at once.
+        0: done; 1 and 2: exit codes of the run; 3: stopped by a signal; 4: this machine or the
+        bucket failed. If the host had ended before a reboot, returns that exit code at once.
         """
         before = self._reports.status
         if before.state in ("done", "failed") and before.exit_code is not None:
@@ -159,19 +159,19 @@ class Agent:
             verdict = RestartDecision("failed", _MISTAKE, str(error))
         except _Stopped:
             verdict = RestartDecision("stopped", INTERRUPTED, "SIGTERM")
-        except Exception as error:  # the bucket does not answer, the disk is full, ...
+        except Exception as error:  # such as a bucket without an answer, or a full disk
             if not isinstance(error, RunStopped):
                 self._reports.log(traceback.format_exc().encode())
             verdict = RestartDecision("failed", PEER_LOST, first_line(error))
             machine_failed = True
         self._reports.say(f"{verdict.state}: {verdict.message}".rstrip(": "))
-        # Without an exit code of the run, the supervisor tries other machines.
+        # If the report has no exit code, the supervisor tries other machines.
         exit_code = None if machine_failed else verdict.exit_code
         self._reports.update(state=verdict.state, exit_code=exit_code, message=verdict.message)
         return verdict.exit_code
 
     def stop(self) -> None:
-        """Asks for the end, from any thread; the run saves first."""
+        """Requests the end, from any thread. The run saves first."""
         self._stop.set()
         if (process := self._process) is not None:
             process.terminate()
@@ -201,7 +201,7 @@ class Agent:
                 return over
 
     def _stage(self, assignment: Assignment) -> None:
-        """Copies the datasets of a pretraining run to this machine, unless they are there."""
+        """Copies the datasets of a pretraining run to this machine, unless already cached."""
 
         def say(line: str) -> None:
             if self._stop.is_set():
@@ -225,7 +225,7 @@ class Agent:
             self._process = None
 
     def _over_elsewhere(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
-        """Returns the end of this host if another one has finished the run, or has failed."""
+        """Returns the decision to end this host if another host has finished the run or failed."""
         if assignment.attempt.hosts == 1:
             return None
         try:
@@ -241,7 +241,7 @@ class Agent:
 
 
 def _newest_step(config: Mapping[str, Any]) -> int:
-    """Returns the step of a run's newest checkpoint, -1 without a readable one."""
+    """Returns the step of a run's newest checkpoint, or -1 if there is no readable checkpoint."""
     try:
         found = (epath.Path(config["run_dir"]) / "checkpoints").iterdir()
         return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
@@ -252,17 +252,17 @@ def _newest_step(config: Mapping[str, Any]) -> int:
 def run_agent(host: HostEnvironment, directory: Path) -> int:
     """Runs the agent of one host until its end or SIGTERM; returns the exit code.
 
-    The run writes its heartbeat to the directory.
+    `directory`: directory of the run's heartbeat file.
     """
     heartbeat = directory / "heartbeat.json"
     reports = Reports(host, heartbeat)
     agent = Agent(host, reports, heartbeat)
-    with SignalPipe(lambda _: agent.stop()), reports:  # a signal does not cut the last upload
+    with SignalPipe(lambda _: agent.stop()), reports:  # a signal cannot interrupt the last upload
         return agent.run()
 
 
 def main() -> int:
-    """Runs the agent as the environment says."""
+    """Runs the agent with the settings of the environment variables."""
     try:
         host = read_environment(os.environ)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Paths of a configuration as hosts reach them, and the upload of a task's files."""
+"""Translates a configuration's paths for the hosts, and uploads a task's files."""
 
 import dataclasses
 import re
@@ -21,11 +21,11 @@ _LONGEST: Final = 36
 
 
 def on_bucket(path: str, key: str, bucket: str) -> str:
-    """Returns a path that every host reaches; a relative one counts from the bucket.
+    """Returns a path that every host can read; a relative path is relative to the bucket.
 
     ``on_bucket("runs/base", "run_dir", "gs://b") -> "gs://b/runs/base"``
 
-    Raises UserError if it is absolute and local, or leaves the bucket.
+    Raises UserError if the path is local and absolute, or outside the bucket.
     """
     if is_remote(path):
         return path
@@ -38,7 +38,7 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 
 
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
-    """Returns a configuration in which every path of a run is ``gs://…``, but for its task's.
+    """Returns a configuration with ``gs://…`` for every path of the run, except its task's paths.
 
     Raises UserError as `on_bucket` does.
     """
@@ -67,31 +67,31 @@ def name_of(run_dir: str) -> str:
 
 
 LARGEST_BYTES: Final = 1 << 30
-"""Most bytes of all files that are uploaded with a job."""
+"""Maximum total size of the files uploaded with a job."""
 
 _KEYS: Final = ("train", "dev", "test", "data")
 
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
-    """Files of this machine for one directory in the bucket."""
+    """Files of this machine to copy into one directory in the bucket."""
 
-    files: Mapping[str, Path]  # by name
-    target: str  # named by their content, so that the same files are uploaded once
+    files: Mapping[str, Path]  # local files by name
+    target: str  # directory, named by the files' hash, so that equal files are uploaded once
 
 
 def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the files and directories that a task reads, by key, but not a library's."""
+    """Returns the files and directories of a task by key, without datasets of a library."""
     named = {key: task.get(key) or TFDS for key in _KEYS}
     return {key: path for key, path in named.items() if path != TFDS and not is_dataset_file(path)}
 
 
 def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], list[Upload]]:
-    """Returns a task whose files are in the bucket, and the uploads for it.
+    """Returns the task with paths in the bucket, and the uploads that it needs.
 
-    A path that exists on this machine is uploaded; another one counts from the bucket. The task is
+    Uploads a path that exists on this machine; any other path is relative to the bucket. `task` is
     `finetune.task` as plain values. Raises UserError if files are too large, or a path is neither
-    here nor one of the bucket.
+    on this machine nor in the bucket.
     """
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():
@@ -117,20 +117,20 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
 
 
 def upload(uploads: Sequence[Upload], *, say: Callable[[str], None]) -> None:
-    """Copies files into the bucket, unless they are there.
+    """Copies files into the bucket, except files that are already there.
 
     Raises UserError if the bucket cannot be written, RunStopped if it does not answer.
     """
     for each in uploads:
         for name, path in each.files.items():
             target = epath.Path(each.target) / name
-            if not target.exists():  # an object is always whole
+            if not target.exists():  # an object in a bucket is never partial
                 say(f"uploading {path} ({path.stat().st_size / 1e6:.1f} MB)")
                 epath.Path(path).copy(target)
 
 
 def _files(task: Mapping[str, Any], path: Path) -> dict[str, Path]:
-    """Returns the files of a path of this machine by name; none if it does not exist."""
+    """Returns the files of a local path by name, empty if it does not exist."""
     if path.is_file():
         return {path.name: path}
     if not path.is_dir():

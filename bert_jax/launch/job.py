@@ -1,4 +1,4 @@
-"""A job, its attempts, its files in the bucket, and how a job is found."""
+"""A job, its attempts, its files in the bucket, and the search for a job."""
 
 import dataclasses
 import itertools
@@ -18,50 +18,50 @@ from bert_jax.validation import read_section
 
 Verb = Literal["pretrain", "finetune"]
 
-RUN_JOB: Final = "job.txt"  # in a run's directory: the directory of the run's job
-JOBS: Final = "jobs"  # in a bucket: the directory of all jobs
+RUN_JOB: Final = "job.txt"  # file in a run directory that names the job's directory
+JOBS: Final = "jobs"  # directory of all jobs in a bucket
 JOB_LABEL: Final = "bert-jax-job"  # label of all our resources; its value is the job's name
-BUCKET: Final = "BERT_JAX_BUCKET"  # the environment variable that stands in for --bucket
-# How long one of several placements may wait for capacity, if the limits do not say.
+BUCKET: Final = "BERT_JAX_BUCKET"  # environment variable with the default of --bucket
+# Default limit for the wait for capacity, if a job has several placements.
 _SOON_HOURS: Final = 0.25
 
 
 class JobPlacement(Section):
     """Where one attempt runs."""
 
-    on: str  # a topology as the documentation spells it (``v5e:4x4``), or ``local``
-    slices: int = 1  # of it
-    zone: str | None = None  # None for ``local``
-    dollars_per_hour: float | None = None  # of all its chips; None if it has no price
-    estimated_hours: float | None = None  # of the whole run, by `bert-jax plan`; None: not planned
+    on: str  # topology in the documentation's spelling (``v5e:4x4``), or ``local``
+    slices: int = 1  # number of slices
+    zone: str | None = None  # unset for ``local``
+    dollars_per_hour: float | None = None  # price of all chips; unset without a list price
+    estimated_hours: float | None = None  # duration of the whole run, if `bert-jax plan` ran
 
     @property
     def topology(self) -> TpuTopology | None:
-        """One slice; None for ``local``."""
+        """The topology of one slice, or None for ``local``."""
         return None if self.on == "local" else parse_topology(self.on)
 
     @property
     def place(self) -> str:
-        """The placement in words: ``4 × v5e:4x4 in us-west4-a``."""
+        """The placement as text: ``4 × v5e:4x4 in us-west4-a``."""
         slices = f"{self.slices} × " if self.slices > 1 else ""
         return f"{slices}{self.on}{f' in {self.zone}' if self.zone else ''}"
 
 
 class Job(Section):
-    """Everything that is decided when a job is submitted; ``job.json`` in its directory."""
+    """All facts fixed at submission, saved as ``job.json`` in the job's directory."""
 
     # Resources are named after the job and the attempt.
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)]
-    verb: Verb = "pretrain"  # that hosts run
-    run_dir: str  # where hosts write the run
+    verb: Verb = "pretrain"  # verb that hosts run
+    run_dir: str  # run directory, which hosts write
     working_directory: str | None = None  # base of the configuration's relative paths; `local` only
-    submit: SubmitSection  # the settings, resolved: project, zone and bucket are known
-    # In the order in which they are tried.
+    submit: SubmitSection  # resolved settings: project, zone and bucket are set
+    # Placements in the order of attempts.
     placements: Annotated[
         tuple[JobPlacement, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
     ]
-    version: str  # of bert-jax, whose wheel is staged
-    submitted: float  # seconds since 1970
+    version: str  # version of bert-jax in the staged wheel
+    submitted: float  # time of submission in seconds since 1970
 
     @property
     def directory(self) -> epath.Path:
@@ -70,13 +70,13 @@ class Job(Section):
 
     @property
     def wait_hours(self) -> float | None:
-        """How long one request may wait for capacity; None: for ever."""
+        """The limit for one request's wait for capacity, or None without a limit."""
         if self.submit.limits.wait_hours is not None:
             return self.submit.limits.wait_hours
         return _SOON_HOURS if len(self.placements) > 1 else None
 
     def hosts(self, placement: JobPlacement) -> int:
-        """Returns the machines of all slices of a placement; processes of ``local``."""
+        """Returns the number of hosts of a placement: all slices, or the ``local`` processes."""
         topology = placement.topology
         if topology is None:
             return self.submit.hosts
@@ -84,7 +84,7 @@ class Job(Section):
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of every resource, by which `bert-jax jobs` finds them."""
+        """Labels of every resource. `bert-jax jobs` searches for them."""
         return {**self.submit.labels, JOB_LABEL: self.name}
 
 
@@ -94,54 +94,54 @@ def job_directory(bucket: str, name: str) -> epath.Path:
 
 
 class JobFiles:
-    """Names in a job's directory. Each file has one writer: submitter, supervisor or one host."""
+    """Paths in a job's directory. Each file has one writer: submitter, supervisor or a host."""
 
     def __init__(self, directory: epath.Path) -> None:
         self.directory = directory
-        # The submitter writes `Job` as JSON, the resolved `RunConfig`, and a directory with the
-        # wheel, ``constraints.txt`` and ``startup.sh``.
+        # Written by the submitter: `Job` as JSON, the resolved `RunConfig`, and a directory with
+        # the wheel, ``constraints.txt`` and ``startup.sh``.
         self.job = directory / "job.json"
         self.config = directory / "config.yaml"
         self.software = directory / "software"
         self.startup = self.software / "startup.sh"
-        # The supervisor writes `SupervisorState` as JSON, and holds the lock.
+        # Written by the supervisor: `SupervisorState` as JSON, and its lock.
         self.supervisor = directory / "supervisor.json"
         self.lease = directory / ".supervisor.lock"
         self.stop = directory / "stop.json"  # exists after `bert-jax stop`
-        self.compiled = directory / "compiled"  # JAX's cache of compiled programs
+        self.compiled = directory / "compiled"  # JAX's compilation cache
 
     def host(self, attempt: int, worker: int) -> epath.Path:
-        """Returns the heartbeat of one host: `HostStatus` as JSON, written every minute."""
+        """Returns the path of a host's heartbeat: `HostStatus` as JSON, written every minute."""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"
 
     def log(self, attempt: int, worker: int, part: int = 0) -> epath.Path:
-        """Returns the output of one host, in parts of about a megabyte."""
+        """Returns the path of one part of a host's log. A part has about a megabyte."""
         number = f".{part}" if part else ""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}{number}.log"
 
 
 def read_job(files: JobFiles) -> Job:
-    """Returns a job. Raises UserError if there is none in that directory."""
+    """Reads a job. Raises UserError if the directory has no job."""
     return read_section(Job, files.job)
 
 
 class Ending(Section):
-    """How one process of the run ended on a host."""
+    """The end of one process of the run on a host."""
 
     at: float  # seconds since 1970
-    exit_code: int  # of the process; 128 + the signal's number if a signal killed it
-    step: int | None = None  # the last one that the process reported
+    exit_code: int  # exit code of the process; 128 + the signal's number if a signal killed it
+    step: int | None = None  # last step that the process reported
     message: str = ""  # the reason
 
 
 class HostStatus(Section):
     """The last report of one host."""
 
-    # `failed`: no restart would help (a mistake in the configuration, numbers that went bad, the
-    # same step twice). `stopped`: by SIGTERM; the run has saved.
+    # `failed`: a restart would fail too (a wrong configuration, a loss that is not finite, two
+    # crashes at one step). `stopped`: stopped by SIGTERM after a save.
     state: Literal["installing", "staging", "running", "restarting", "stopped", "done", "failed"]
-    exit_code: int | None = None  # of the run's last process; None while the first runs
-    restarts: int = 0  # of the run's process on this host in this attempt
+    exit_code: int | None = None  # exit code of the run's last process; unset during the first
+    restarts: int = 0  # number of restarts of the run's process on this host in this attempt
     message: str = ""  # the reason
     at: float  # seconds since 1970
     step: int | None = None
@@ -161,20 +161,20 @@ class Attempt:
 
     @property
     def resource(self) -> str:
-        """The name of the attempt's machines: `NAME-1`. A successor finds them by it."""
+        """The name of the attempt's machines: `NAME-1`. A new supervisor finds them by name."""
         return f"{self.job.name}-{self.number}"
 
     @property
     def hosts(self) -> int:
-        """Number of hosts of all slices."""
+        """The number of hosts of all slices."""
         return self.job.hosts(self.placement)
 
 
 def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFiles:
     """Returns the files of a job: ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket=b)``.
 
-    `bucket` is for a name, None for ``$BERT_JAX_BUCKET``; `what` names the job in messages. Raises
-    UserError if there is no such job, or its bucket is not known.
+    `bucket`: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``. `what` names the job in
+    messages. Raises UserError if there is no such job, or its bucket is not known.
     """
     bucket = bucket or os.environ.get(BUCKET)
     if "/" in job:
@@ -196,7 +196,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
 
 
 def _names(jobs: epath.Path) -> list[str]:
-    """Returns the names in a directory of jobs; none in another directory."""
+    """Returns the names in a directory of jobs, empty for any other directory."""
     try:
         found = jobs.iterdir() if jobs.name == JOBS and jobs.exists() else ()
         return sorted(path.name for path in found)
@@ -205,10 +205,10 @@ def _names(jobs: epath.Path) -> list[str]:
 
 
 def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[JobPlacement, ...]:
-    """Returns every combination of `on`, `zone` and `slices`, the last one's values first.
+    """Returns every combination of `on`, `zone` and `slices`; `slices` varies fastest.
 
-    `rates` are US dollars of a chip and an hour, by generation, where there is a price. Raises
-    UserError if no place is given, `local` is one of several, or a limit on the cost has no price.
+    `rates` are US dollars per chip and hour for each generation with a price. Raises UserError if
+    `on` is missing, `local` is one of several, or a cost limit is set without a price.
     """
     if not section.on:
         raise UserError("--on: missing; such as v5litepod-16, or local for this machine")
@@ -222,7 +222,7 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     if not section.zone and section.launcher != "gke":
         raise UserError("--zone: missing; such as us-central1-a")
     found = []
-    zones = section.zone or (None,)  # of a cluster
+    zones = section.zone or (None,)  # a cluster has its own zones
     for name, zone, slices in itertools.product(section.on, zones, section.slices):
         topology = parse_topology(name)
         rate = rates.get(topology.accelerator.name)

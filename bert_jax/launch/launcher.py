@@ -1,4 +1,4 @@
-"""The operations of every launcher, and the choice of a job's launcher."""
+"""The interface of all launchers, and the choice of a job's launcher."""
 
 import contextlib
 import dataclasses
@@ -14,31 +14,31 @@ from bert_jax.launch.section import SubmitSection
 
 
 class State(enum.Enum):
-    """State of the machines of one attempt."""
+    """State of an attempt's machines."""
 
-    ABSENT = "absent"  # never made, or deleted
+    ABSENT = "absent"  # not created yet, or deleted
     WAITING = "waiting"  # for capacity; costs nothing, may hold quota
     STARTING = "starting"
     ACTIVE = "active"
-    SUSPENDED = "suspended"  # taken back; never comes back by itself, holds quota
+    SUSPENDED = "suspended"  # preempted; does not restart by itself, holds quota
     FAILED = "failed"
     DELETING = "deleting"
 
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """The state of an attempt's machines, as a launcher sees them."""
+    """The state of an attempt's machines as the provider reports it."""
 
-    state: State  # of the machines; heartbeats tell the state of the run
-    message: str = ""  # why, in the provider's words; one line
-    waits_since: float | None = None  # in seconds since 1970; GKE only
+    state: State  # state of the machines; heartbeats report the state of the run
+    message: str = ""  # the provider's reason, in one line
+    waits_since: float | None = None  # start of the wait in seconds since 1970; GKE only
 
 
 class Owner(NamedTuple):
-    """The job that machines were made for. Another bucket may have a job of the same name."""
+    """The job that owns machines. Another bucket may have a job of the same name."""
 
-    job: str  # its name, their label
-    directory: str  # of its files; empty if the machines do not show it
+    job: str  # the job's name, from the machines' label
+    directory: str  # the job's directory; empty if the machines' metadata lack it
 
     @classmethod
     def of(cls, attempt: Attempt) -> "Owner":
@@ -46,7 +46,7 @@ class Owner(NamedTuple):
         return cls(attempt.job.name, str(attempt.job.directory))
 
     def is_job(self, wanted: "Owner") -> bool:
-        """Whether this is the wanted job. The name decides if the machines show no directory."""
+        """Returns whether both are one job. Compares only names if the directory is missing."""
         return self.job == wanted.job and self.directory in ("", wanted.directory)
 
 
@@ -55,50 +55,50 @@ class Existing:
     """Machines that exist."""
 
     owner: Owner
-    resource: str  # their name
-    zone: str  # or cluster and namespace
+    resource: str  # name of the machines
+    zone: str  # zone, or cluster and namespace
     state: State
-    bills: bool  # whether they cost money now
+    bills: bool  # whether the machines cost money now
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One request that a launcher would send, to be printed."""
+    """A request of a launcher, as text to print."""
 
-    what: str  # its purpose in a few words
-    body: str  # as it is sent, JSON or YAML
-    command: str = ""  # the same for a shell, quoted; empty if there is none
+    what: str  # purpose of the request in a few words
+    body: str  # content of the request, JSON or YAML
+    command: str = ""  # equivalent shell command, quoted; may be empty
 
 
 class OutOfQuota(RunStopped):
-    """The project may not have so many chips there; another placement may work."""
+    """The project's quota is too small for a placement. Another placement may work."""
 
 
 class Unavailable(RunStopped):
-    """The service has not answered for a while; later it may."""
+    """The service has not answered for a while. A later request may work."""
 
 
 class NotOurs(UserError):
-    """The attempt's name belongs to another job, or to somebody else."""
+    """The attempt's name belongs to another job or another user."""
 
 
 class Launcher(Protocol):
-    """Makes, watches and deletes the machines of attempts.
+    """Creates, observes and deletes the machines of attempts.
 
-    Every operation may be repeated. Machines of that name that belong to another job count as
-    absent, and are never deleted. Any method but `render` raises Unavailable if the service does
-    not answer, or deletes for too long.
+    Every operation is idempotent. If another job owns machines of the same name, they count as
+    absent, and are never deleted. Methods other than `render` raise Unavailable if the service does
+    not answer, or a deletion takes too long.
     """
 
     def render(self, attempt: Attempt) -> list[Request]:
-        """Returns what `create` would send. Needs neither credentials nor a network."""
+        """Returns the requests that `create` would send. Needs no credentials or network."""
         ...
 
     def create(self, attempt: Attempt) -> None:
-        """Asks for the machines, which run `tpu_setup/startup.sh` when they start.
+        """Requests the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises UserError if only the user can mend it (no permission, no such zone), NotOurs if
-        another job has the name, NoCredentials if no request has got through, or OutOfQuota.
+        Raises UserError if only the user can fix it (no permission, no such zone), NotOurs if
+        another job has the name, NoCredentials if no request was accepted, or OutOfQuota.
         """
         ...
 
@@ -107,20 +107,20 @@ class Launcher(Protocol):
         ...
 
     def delete(self, attempt: Attempt) -> None:
-        """Deletes the machines; returns when nothing bills any more."""
+        """Deletes the machines; returns when they no longer cost money."""
         ...
 
     def existing(self) -> list[Existing]:
-        """Returns all machines with our label, of any job."""
+        """Returns all machines with our label, for any job."""
         ...
 
     def remove(self, existing: Existing) -> None:
-        """Deletes an entry of `existing` as `delete` does, unless another job has the name now."""
+        """Deletes an entry of `existing`, unless another job has taken its name."""
         ...
 
 
 def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str) -> None:
-    """Raises NotOurs if another job owns the attempt's name, Unavailable if nobody does any more.
+    """Raises NotOurs if another job owns the attempt's name, Unavailable if it is free again.
 
     `what` and `where` are for messages: ``queued resource base-1``, ``us-west4-a``.
     """
@@ -135,7 +135,7 @@ def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str
 
 @contextlib.contextmanager
 def cloud_clients() -> Iterator[None]:
-    """Raises UserError if a module imported in the block needs a client that is not installed."""
+    """Raises UserError if a module imported in the block needs a missing client library."""
     try:
         yield
     except ImportError as error:
@@ -144,11 +144,11 @@ def cloud_clients() -> Iterator[None]:
 
 
 def launcher_for(section: SubmitSection) -> Launcher:
-    """Returns the launcher of a job whose section is resolved.
+    """Returns the launcher for a resolved section.
 
-    Raises UserError if its client is not installed, or the project is not known.
+    Raises UserError if its client library is not installed, or the project is not known.
     """
-    # Imported here: Google's clients take a second to load, and launchers import this module.
+    # Late imports: Google's clients take a second to load, and launchers import this module.
     if section.on == ("local",):
         from bert_jax.launch.local_launcher import LocalLauncher
 
@@ -165,7 +165,7 @@ def launcher_for(section: SubmitSection) -> Launcher:
 
 
 def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
-    """Yields the launchers whose machines can be listed from here; `say` gets a line for others."""
+    """Yields the launchers that this machine can query; calls `say` with a line for the others."""
     yield launcher_for(SubmitSection(on=("local",)))
     configs = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     has_cluster = any(Path(path).is_file() for path in configs.split(os.pathsep))

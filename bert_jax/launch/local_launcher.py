@@ -1,4 +1,4 @@
-"""This machine as a cloud: hosts are processes on loopback, everything else is as elsewhere."""
+"""Launcher for this machine: hosts are processes that connect over loopback."""
 
 import contextlib
 import fcntl
@@ -27,20 +27,20 @@ from bert_jax.launch.launcher import Existing, NotOurs, Observation, Owner, Requ
 
 _RECORD: Final = "machine.json"
 
-# From SIGTERM to SIGKILL; a Cloud TPU that is deleted gives its processes about as long.
+# Time from SIGTERM to SIGKILL, about as long as at the deletion of a Cloud TPU VM.
 _GRACE_SECONDS: Final = 90.0
 _KILLED_SECONDS: Final = 30.0
 
-# Writes its process id to the file $0, then becomes the script $1.
+# The shell writes its process id to the file $0, then runs the script $1 in its place.
 _START: Final = 'echo $$ > "$0" && exec bash "$1"'
 
 
 class LocalMachine:
     """The host processes of one directory, visible to every process of this machine.
 
-    A host is `startup.sh` with its descendants. It inherits the lock of its file ``worker-N.pid``
-    from the process that starts it, and holds the lock as long as it lives. So a host is visible
-    from its first moment, and cannot be started twice.
+    A host is `startup.sh` with its descendants. It inherits the lock on its file ``worker-N.pid``
+    from the process that starts it, and holds the lock until its end. The lock makes the host
+    visible from its start, and prevents a second start.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -49,7 +49,7 @@ class LocalMachine:
     def start(
         self, worker: int, script: Path, environment: Mapping[str, str], *, cwd: str | None
     ) -> None:
-        """Starts one host, which runs a script with bash, unless it lives."""
+        """Starts one host, which runs a script with bash, unless the host is alive."""
         with self._lock_of(worker) as lock:
             if lock is None:
                 return
@@ -67,12 +67,12 @@ class LocalMachine:
         threading.Thread(target=started.wait, daemon=True).start()  # leaves no zombie
 
     def alive(self, worker: int) -> bool:
-        """Returns whether a host lives."""
+        """Returns whether a host is alive."""
         with self._lock_of(worker) as lock:
             return lock is None
 
     def kill(self, workers: Iterable[int]) -> None:
-        """Ends hosts with all their descendants: SIGTERM, and SIGKILL after a while."""
+        """Ends hosts with all their descendants: sends SIGTERM, later SIGKILL."""
         hosts = [host for worker in workers if (host := self._process(worker)) is not None]
         family = _with_descendants(hosts)
         _signal(hosts, signal.SIGTERM, seconds=_GRACE_SECONDS)
@@ -82,7 +82,7 @@ class LocalMachine:
         while self.alive(worker):
             with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
                 return psutil.Process(int(self._file(worker).read_text()))
-            time.sleep(0.01)  # the host has yet to write its id
+            time.sleep(0.01)  # the host has not written its id yet
         return None
 
     def _file(self, worker: int) -> Path:
@@ -90,7 +90,7 @@ class LocalMachine:
 
     @contextlib.contextmanager
     def _lock_of(self, worker: int) -> Iterator[int | None]:
-        """Yields the lock of a host, None if the host lives and holds it."""
+        """Yields the lock of a host, or None if the live host holds it."""
         with self._file(worker).open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +109,7 @@ def _with_descendants(processes: Iterable[psutil.Process]) -> list[psutil.Proces
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals, *, seconds: float) -> None:
-    """Sends a signal and waits until all processes have ended, or are zombies."""
+    """Sends a signal and waits until all processes have ended or are zombies."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
@@ -126,7 +126,7 @@ def _lives(process: psutil.Process) -> bool:
 
 
 class LocalLauncher:
-    """`Launcher` of `on: local`, which records machines in the user's own directory.
+    """`Launcher` for `on: local`. Records machines in the user's state directory.
 
     Hosts run with the submitter's Python and working directory.
     """
@@ -148,13 +148,13 @@ class LocalLauncher:
         ]
 
     def create(self, attempt: Attempt) -> None:
-        """Starts the hosts that do not live. Raises NotOurs if the name is another job's."""
+        """Starts the hosts that are not alive. Raises NotOurs if another job has the name."""
         directory = self._directory / attempt.resource
         script, owner = directory / "startup.sh", Owner.of(attempt)
         found = _read(directory)
         if found is None:
             with socket.create_server(("127.0.0.1", 0)) as server:
-                port = server.getsockname()[1]  # a free one
+                port = server.getsockname()[1]  # a free port
             found = {**owner._asdict(), "hosts": attempt.hosts, "port": port}
             directory.mkdir(parents=True, exist_ok=True)
             write_whole(script, startup_script())
@@ -170,11 +170,11 @@ class LocalLauncher:
             hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns whether hosts live. If none does, they have failed, or are done."""
+        """Returns whether hosts are alive. If all have ended, their run failed or is done."""
         return self._observe(attempt.resource, Owner.of(attempt))
 
     def delete(self, attempt: Attempt) -> None:
-        """Ends the hosts, which may save first."""
+        """Ends the hosts after they had time to save."""
         self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
@@ -182,7 +182,7 @@ class LocalLauncher:
         self._delete(existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
-        """Returns all machines of this user's jobs; living processes count as billing."""
+        """Returns all machines of this user's jobs; live processes count as billing."""
         found = []
         for directory in sorted(path.parent for path in self._directory.glob(f"*/{_RECORD}")):
             if (record := _read(directory)) is not None:
@@ -204,7 +204,7 @@ class LocalLauncher:
     def _delete(self, resource: str, owner: Owner) -> None:
         directory = self._directory / resource
         found = _read(directory)
-        if found is not None:  # otherwise a creation was cut off before its first host
+        if found is not None:  # otherwise `create` was interrupted before its first host
             if not _owner(found).is_job(owner):
                 return
             LocalMachine(directory).kill(range(found["hosts"]))
@@ -223,6 +223,6 @@ def _owner(found: Mapping[str, Any]) -> Owner:
 
 
 def _read(directory: Path) -> dict[str, Any] | None:
-    """Returns the record of a machine; None if there is none."""
+    """Returns the record of a machine, or None if it does not exist."""
     record = epath.Path(directory / _RECORD)
     return read_json_object(record) if record.exists() else None

@@ -1,7 +1,7 @@
-"""Checks before a job costs money.
+"""Checks of a job before it costs money.
 
-The zones of each generation are in `bert_jax.parallel.accelerators`, as Google's page had them on
-`TABLE_DATE`: https://docs.cloud.google.com/tpu/docs/regions-zones. Bucket names follow
+`bert_jax.parallel.accelerators` lists the zones of each generation, copied on `TABLE_DATE` from
+https://docs.cloud.google.com/tpu/docs/regions-zones. The rules for bucket names:
 https://cloud.google.com/storage/docs/buckets#naming.
 """
 
@@ -41,10 +41,10 @@ _INSTEAD: Final = {
 class PreflightFinding:
     """The result of one check."""
 
-    # `wrong` excludes the placement, or the whole job; `unknown`: the check was impossible.
+    # `wrong` excludes the placement, or the whole job. `unknown`: the check was impossible.
     verdict: Literal["fine", "warning", "wrong", "unknown"]
-    line: str  # what was found
-    placement: JobPlacement | None = None  # None for the whole job
+    line: str  # message for the user
+    placement: JobPlacement | None = None  # unset if the finding concerns the whole job
 
 
 def refuse(
@@ -52,7 +52,7 @@ def refuse(
 ) -> tuple[JobPlacement, ...]:
     """Returns the placements without a `wrong` finding.
 
-    Raises UserError with the first `wrong` finding on the job, or if no placement is left.
+    Raises UserError if a `wrong` finding concerns the whole job, or if no placement is left.
     """
     wrong = [finding for finding in findings if finding.verdict == "wrong"]
     excluded = [finding.placement for finding in wrong]
@@ -63,9 +63,9 @@ def refuse(
 
 
 def check_zones(job: Job) -> Iterator[PreflightFinding]:
-    """Yields zones that are misspelt, or do not offer the accelerator by the table.
+    """Yields a finding for each misspelt zone, and each zone without the accelerator.
 
-    With `submit.unlisted_zones`, a zone that the table lacks is a warning.
+    With `submit.unlisted_zones`, a zone that is missing in the table is only a warning.
     """
     for placement in job.placements:
         if (zone := placement.zone) is None or placement.topology is None:
@@ -94,10 +94,10 @@ def check_zones(job: Job) -> Iterator[PreflightFinding]:
 def check_layout(
     job: Job, mesh: MeshSection, batch_sizes: Mapping[str, tuple[int, int]]
 ) -> Iterator[PreflightFinding]:
-    """Yields settings of mesh and batch that do not fit the hosts and devices of a placement.
+    """Yields a finding if mesh or batch do not fit a placement's hosts and devices.
 
-    `batch_sizes` are rows and accumulation of the global batches by key. The devices of a host of
-    ``local`` are known only if they are simulated.
+    `batch_sizes`: rows and accumulation steps of each global batch, by key. For ``local``, the
+    number of devices is known only if they are simulated.
     """
     for placement in job.placements:
         hosts, topology = job.hosts(placement), placement.topology
@@ -113,7 +113,7 @@ def check_layout(
                 parts = data * fsdp
             for key, (rows, accumulation) in batch_sizes.items():
                 check_batch(key, rows, parts=parts, accumulation=accumulation)
-                # If the tensor axis spans hosts, they share rows.
+                # With a tensor axis, hosts may share rows.
                 if not devices and mesh.tensor == 1 and rows % hosts:
                     raise UserError(f"{key}: found {rows}, allowed: a multiple of {hosts} hosts")
         except UserError as error:
@@ -121,9 +121,9 @@ def check_layout(
 
 
 def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
-    """Yields placements whose hosts do not have the devices that the configuration names.
+    """Yields a finding if a placement's hosts lack the platform of the configuration.
 
-    For ``local``, a process tries to open the named platform.
+    For ``local``, a process tries to open the platform.
     """
     for placement in job.placements:
         if placement.topology is None:
@@ -140,7 +140,7 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Raises UserError if Cloud Storage cannot have a bucket of the name in ``gs://bucket/…``."""
+    """Raises UserError if the name in ``gs://bucket/…`` is no valid name of a bucket."""
     name = bucket.removeprefix("gs://").partition("/")[0]
     longest = 222 if "." in name else 63
     if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:
@@ -158,7 +158,7 @@ def check_bucket_name(bucket: str) -> None:
 
 @contextlib.contextmanager
 def _looking(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
-    """Turns errors of a check into findings."""
+    """Turns errors of the block into findings."""
     try:
         yield
     except UserError as error:
@@ -168,7 +168,7 @@ def _looking(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
 
 
 def check_bucket(job: Job) -> list[PreflightFinding]:
-    """Returns whether the bucket can be written, and whether it lies near the machines."""
+    """Checks whether the bucket can be written, and whether it is near the machines."""
     bucket = job.submit.bucket or ""
     found: list[PreflightFinding] = []
     if not is_remote(bucket):
@@ -200,9 +200,9 @@ def _near(location: str, zone: str) -> bool:
 def check_inputs(
     *, tokenizer: str | None, datasets: Mapping[str, str], others: Mapping[str, str]
 ) -> list[PreflightFinding]:
-    """Returns whether the inputs are there and whole, and the datasets made by the tokenizer.
+    """Checks that the inputs exist and are complete, and that datasets match the tokenizer.
 
-    Paths are given by key. Sizes are compared here; hosts compare SHA-256 after copying.
+    `datasets` and `others` map keys to paths. Compares file sizes; hosts compare SHA-256 later.
     """
     wanted: str | None = None
     found: list[PreflightFinding] = []

@@ -1,4 +1,4 @@
-"""How long a request to a service may take, and when it is sent again."""
+"""Time limits and retries of requests to a service."""
 
 import dataclasses
 import logging
@@ -25,16 +25,16 @@ _log: Final = logging.getLogger("bert_jax.launch")
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """Times of requests in seconds, and their clock."""
+    """Time limits of requests in seconds, with their clocks."""
 
-    timeout: float = 30.0  # of one try
-    give_up: float = GIVE_UP_SECONDS  # from the first try to the end of the last pause
-    poll: float = 10.0  # between two requests for a deletion
-    delete: float = 1800.0  # how long a deletion may take
+    timeout: float = 30.0  # limit for one try
+    give_up: float = GIVE_UP_SECONDS  # limit from the first try to the end of the last pause
+    poll: float = 10.0  # interval between requests for a deletion
+    delete: float = 1800.0  # limit for a deletion
     sleep: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic  # for pauses
-    now: Callable[[], float] = time.time  # seconds since 1970
-    draw: Callable[[], float] = random.random  # from 0 to 1, evenly
+    clock: Callable[[], float] = time.monotonic  # clock for pauses
+    now: Callable[[], float] = time.time  # clock in seconds since 1970
+    draw: Callable[[], float] = random.random  # uniform random number from 0 to 1
 
 
 def persistently(
@@ -44,14 +44,14 @@ def persistently(
     judge: Callable[[Exception], float | Exception],
     pace: Pace,
 ) -> Answer:
-    """Returns the answer to a request, which is sent again with growing pauses if it fails.
+    """Sends a request, retries it with growing pauses, and returns the answer.
 
     `what` names the request in messages: ``queued resource bert-1``. `judge` takes an error and
-    returns the least seconds to wait before the next try, or the exception to raise instead.
+    returns the minimum pause before a retry in seconds, or the exception to raise.
 
     Raises:
-        Unavailable: no answer within `Pace.give_up`, or credentials ran out after the first try.
-        Exception: what `judge` returned.
+        Unavailable: no answer within `Pace.give_up`, or credentials expired after the first try.
+        Exception: the exception that `judge` returned.
     """
     tries, began, longest = 0, pace.clock(), FIRST_PAUSE_SECONDS
     while True:
@@ -62,7 +62,7 @@ def persistently(
             if verdict is error:
                 raise
             if isinstance(verdict, NoCredentials) and tries:
-                # An earlier try may have succeeded with its answer lost.
+                # An earlier try may have succeeded although its answer was lost.
                 raise Unavailable(f"{what}: no answer, and then {verdict}") from error
             if isinstance(verdict, Exception):
                 raise verdict from error
@@ -79,7 +79,7 @@ def persistently(
 
 
 def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
-    """Calls `is_gone`, which asks for a deletion, until it returns True.
+    """Calls `is_gone`, which requests a deletion, until it returns True.
 
     Raises Unavailable after `Pace.delete`.
     """

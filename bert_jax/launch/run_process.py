@@ -1,4 +1,4 @@
-"""One process of the run, as a child of the agent; whether it is started again, and when."""
+"""The run's process, as a child of the agent, and the decision to restart it."""
 
 import dataclasses
 import json
@@ -16,11 +16,11 @@ from bert_jax.launch.job import Ending
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
 from bert_jax.train.writer import HEARTBEAT
 
-_OURS: Final = "bert-jax: "  # begins the line in which a verb says why it ends
+_OURS: Final = "bert-jax: "  # prefix of the line with a verb's error
 _LONGEST_MESSAGE: Final = 500  # characters
 COORDINATOR_GONE: Final = "the JAX distributed service detected fatal errors"
-"""In the line with which JAX aborts a process if process 0 is gone."""
-# Descendants of a killed process may hold its output open.
+"""Part of the line that JAX logs before it aborts a process because process 0 is gone."""
+# Limit for reading: descendants of a killed process may keep its output open.
 _LAST_WORDS_SECONDS: Final = 10.0
 
 _DONE: Final = 0
@@ -28,11 +28,11 @@ _FINAL: Final = {1: "the run stopped itself", 2: "a mistake in the configuration
 _LONGEST_PAUSE_SECONDS: Final = 120.0
 
 MOST_UNCAUGHT: Final = 3
-"""Restarts in a row after uncaught exceptions without a new checkpoint."""
+"""Maximum restarts in a row after uncaught exceptions without a new checkpoint."""
 
 
 class RunProcess:
-    """A process of the run."""
+    """A running process of the run."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class RunProcess:
         heartbeat: Path,
         log: Callable[[bytes], None],
     ) -> None:
-        """Starts the process, which writes its progress to `heartbeat`; `log` gets its output.
+        """Starts the process, which writes its progress to `heartbeat`. Sends its output to `log`.
 
-        Our own variables take precedence over `environment`.
+        This process's environment variables take precedence over `environment`.
         """
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log
@@ -61,14 +61,14 @@ class RunProcess:
         self._reader.start()
 
     def terminate(self) -> None:
-        """Asks the process to save and end."""
+        """Sends SIGTERM, so that the process saves and ends."""
         self._process.terminate()
 
     def wait(self) -> Ending:
-        """Waits for the process and returns how it ended."""
+        """Waits for the process and returns its ending."""
         code = self._process.wait()
         self._reader.join(_LAST_WORDS_SECONDS)
-        # The last line explains a crash, not a kill from outside.
+        # The last line explains a crash, but not a kill from outside.
         crashed = code > 0 or code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
         said = self._last_of_ours or (self._last if crashed else "")
         if code == UNCAUGHT:
@@ -100,7 +100,7 @@ class RunProcess:
 
 
 def read_heartbeat(path: Path) -> dict[str, object]:
-    """Returns what `bert_jax.train.writer` wrote; empty before its first report."""
+    """Reads the heartbeat of `bert_jax.train.writer`; empty before the first report."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -110,32 +110,31 @@ def read_heartbeat(path: Path) -> dict[str, object]:
 
 @dataclasses.dataclass(frozen=True)
 class RestartDecision:
-    """The consequence of an ending."""
+    """The decision after an ending of the run's process."""
 
-    state: Literal["restarting", "stopped", "done", "failed"]  # of the host
-    exit_code: int  # of the agent, if it ends
-    message: str  # why
-    pause: float | None = None  # seconds before the next start; None: there is none
+    state: Literal["restarting", "stopped", "done", "failed"]  # new state of the host
+    exit_code: int  # exit code of the agent, if it ends
+    message: str  # reason
+    pause: float | None = None  # seconds before the restart; unset without a restart
 
 
 class Restarts:
     """Decides after each ending whether the run starts again.
 
-    A process that a signal stopped (3) or that lost another one (4) did nothing wrong. Uncaught
-    exceptions (70) get `MOST_UNCAUGHT` restarts without a new checkpoint. After any other crash the
-    run starts again, unless it has crashed at that step before. Pauses double until the run makes
-    progress.
+    After a signal (3) or a lost peer (4), the run always restarts. Uncaught exceptions (70) allow
+    `MOST_UNCAUGHT` restarts without a new checkpoint. After any other crash the run restarts,
+    unless it has crashed at the same step before. Pauses double until the run makes progress.
     """
 
     def __init__(self, first_pause: float) -> None:
-        """Takes the first pause in seconds."""
+        """`first_pause`: seconds before the first restart."""
         self._first_pause = self._pause = first_pause
-        self._furthest = -1  # step
-        self._died_at: set[int | None] = set()  # steps since there was progress
-        self._uncaught, self._saved = 0, -1  # exceptions since the newest checkpoint, its step
+        self._furthest = -1  # highest step reported
+        self._died_at: set[int | None] = set()  # steps of crashes since the last progress
+        self._uncaught, self._saved = 0, -1  # exceptions since the newest checkpoint; its step
 
     def judge(self, ending: Ending, *, saved: int = -1) -> RestartDecision:
-        """Returns what follows; `saved` is the step of the newest checkpoint, -1 without one."""
+        """Decides after an ending. `saved`: step of the newest checkpoint. Default: none."""
         code, said = ending.exit_code, ending.message
         if code == _DONE:
             return RestartDecision("done", 0, said)

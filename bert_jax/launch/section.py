@@ -16,29 +16,29 @@ Counts = Annotated[
     pydantic.BeforeValidator(lambda value: (value,) if isinstance(value, int) else as_tuple(value)),
     pydantic.Field(min_length=1),
 ]
-"""A list of whole numbers; YAML may give one as it is."""
+"""A list of whole numbers. In YAML, a single number needs no list."""
 
 RESOURCE_NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 
-# Google Cloud's rules for labels and names; no shell reads any of the characters.
+# Google Cloud's rules for labels and names. All of these characters are safe in a shell.
 LabelKey = Annotated[str, pydantic.Field(pattern=r"^[a-z][-_a-z0-9]{0,62}$")]
 LabelValue = Annotated[str, pydantic.Field(pattern=r"^[-_a-z0-9]{0,63}$")]
 CloudName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][-._:/@A-Za-z0-9]{0,254}$")]
 Zone = Annotated[str, pydantic.Field(pattern=r"^[a-z][-a-z0-9]{0,62}$")]
 Zones = Annotated[tuple[Zone, ...], pydantic.BeforeValidator(as_tuple)]
-"""A list of zones; YAML may give one as it is."""
+"""A list of zones. In YAML, a single zone needs no list."""
 
 
 class LimitsSection(Section):
-    """When a job is given up and its machines are deleted.
+    """Limits of a job. If it reaches one, the job ends and its machines are deleted.
 
     Attributes:
-        retries: most restarts of machines, after a preemption or a failure.
-        hours: of wall time, from the first request on.
-        cost: US dollars, by the price list of `bert-jax plan`.
-        wait_hours: how long one request may wait for capacity (`valid-until`). A round in which no
-            placement had any ends the job. None: one placement waits for ever, several a quarter of
-            an hour each, round after round.
+        retries: maximum restarts of machines, after preemptions and failures.
+        hours: maximum wall time since the first request.
+        cost: maximum cost in US dollars, by the price list of `bert-jax plan`.
+        wait_hours: maximum wait of one request for capacity (`valid-until`). If no placement has
+            capacity within it, the job ends. Default: a single placement waits without limit;
+            several placements wait 15 minutes each, in turn, without limit.
     """
 
     retries: int = pydantic.Field(default=100, ge=0)
@@ -50,39 +50,39 @@ class LimitsSection(Section):
 class SubmitSection(Section):
     """Where a job runs and what it may cost.
 
-    `on`, `zone` and `slices` may be lists: each combination is tried in turn, the last key's
-    values first, until one has capacity.
+    `on`, `zone` and `slices` may be lists. The job tries their combinations in order until one has
+    capacity; `slices` varies fastest.
 
     Attributes:
-        name: the job's; None for the run directory's last part.
-        launcher: the service that makes the machines of a topology.
+        name: the job's name. Default: the last part of the run directory.
+        launcher: the service that creates the machines of a topology.
         on: topologies in any spelling (`v5litepod-16`), or `local`.
         hosts: number of processes of `on: local`.
         slices: number of slices of each topology.
-        bucket: place of the wheel, configuration, logs and state of the job: ``gs://…``; a
-            directory for `on: local`.
-        project: Google Cloud's; None for the environment's or gcloud's own.
-        zone: likewise.
-        unlisted_zones: ask for an accelerator also in zones that Google's table, as of the date in
-            `bert_jax.launch.preflight`, lacks for it.
-        provisioning: `spot` is cheaper and may be taken back, `reservation` needs the key of that
-            name.
-        reservation: the reservation to take machines from.
-        network: the hosts' network; None for the project's default.
-        subnetwork: likewise.
-        external_address: whether hosts have an address on the internet.
-        service_account: the hosts' account; None for the project's default. An address with queued
-            resources, an account of the cluster with GKE.
+        bucket: bucket for the job's wheel, configuration, logs and state: ``gs://…``. For
+            `on: local`: a directory.
+        project: Google Cloud project. Default: from the environment or gcloud.
+        zone: zones. Default: from the environment or gcloud.
+        unlisted_zones: allow zones that Google's table does not list for an accelerator. The
+            table's date is in `bert_jax.launch.preflight`.
+        provisioning: `spot` machines are cheaper, and Google may preempt them. `reservation` needs
+            the key `reservation`.
+        reservation: name of the reservation with the machines.
+        network: the hosts' network. Default: the project's default network.
+        subnetwork: the hosts' subnetwork. Default: the project's default subnetwork.
+        external_address: whether hosts have an external IP address.
+        service_account: the hosts' service account. Default: the project's. Queued resources need
+            its e-mail address, GKE needs an account of the cluster.
         labels: labels of every resource.
         data_disk: queued resources: an existing disk of the zone, mounted read-only on every host
             at `/mnt/disks/data`.
-        data_disk_gb: GKE: size of a new disk of each host for software and datasets; None for the
-            node's own.
-        cluster: GKE cluster, by name.
+        data_disk_gb: GKE: size of a new disk of each host for software and datasets. Default: the
+            node's disk.
+        cluster: name of the GKE cluster.
         namespace: GKE namespace.
-        image: GKE container, made with `tpu_setup/Dockerfile`.
-        limits: when the job is given up.
-        poll_seconds: pause between two looks of the supervisor.
+        image: GKE container, built with `tpu_setup/Dockerfile`.
+        limits: limits that end the job.
+        poll_seconds: interval between polls of the supervisor.
     """
 
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)] | None = None

@@ -1,4 +1,4 @@
-"""The status of a job, or of a run that was started by hand."""
+"""The status of a job, or of a run started by hand."""
 
 import dataclasses
 from collections import Counter
@@ -18,29 +18,29 @@ from bert_jax.section import Section
 from bert_jax.train.time_account import GOODPUT, KINDS
 from bert_jax.train.writer import read_metrics
 
-_RECENT_ATTEMPTS: Final = 3  # attempts whose hosts' reports are read
-_RECENT_SECONDS: Final = 3600.0  # of the speed from which the end is estimated
+_RECENT_ATTEMPTS: Final = 3  # number of last attempts whose heartbeats are read
+_RECENT_SECONDS: Final = 3600.0  # window of the speed for the ETA
 
 
 class RunFigures(Section):
-    """The last figures of a run."""
+    """The latest figures of a run."""
 
     step: int = 0  # 0 before the first report
-    total_steps: int | None = None  # None if the configuration does not say
+    total_steps: int | None = None  # unset if the configuration has no number of steps
     loss: float | None = None
-    tokens_per_second: float | None = None  # without padding
-    mfu: float | None = None  # model FLOPs over the devices' peak; None if the peak is unknown
-    # Mean of the last hour since the process started, with all interruptions; None before two
-    # reports.
+    tokens_per_second: float | None = None  # tokens without padding
+    mfu: float | None = None  # model FLOPs divided by the devices' peak, if the peak is known
+    # Mean over the last hour since the process started, including all interruptions. Unset before
+    # two reports.
     seconds_per_step: float | None = None
-    at: float | None = None  # time of the figures in seconds since 1970; None: there are none
+    at: float | None = None  # time of the figures in seconds since 1970, if any
     seconds: dict[str, float] = pydantic.Field(default_factory=dict)  # wall time by kind
-    starts: int = 0  # of processes
+    starts: int = 0  # number of process starts
     finished: bool = False
 
     @property
     def seconds_left(self) -> float | None:
-        """Time until the last step at the speed of the last hour; None if it is unknown."""
+        """Seconds until the last step at the speed of the last hour, or None if unknown."""
         if self.finished:
             return 0.0
         if self.seconds_per_step is None or self.total_steps is None:
@@ -51,14 +51,14 @@ class RunFigures(Section):
 def read_figures(
     run_dir: epath.PathLike, config: epath.PathLike, *, since: float = 0.0
 ) -> RunFigures:
-    """Reads the metrics of a run, which may not have begun. Loads no JAX.
+    """Reads the metrics of a run, which may not have begun. Does not import JAX.
 
-    `config` is the file with the number of steps, `since` the start of the account of time in
-    seconds since 1970. Raises RunStopped if the bucket does not answer.
+    `config`: file with the number of steps. `since`: start of the time account in seconds since
+    1970. Raises RunStopped if the bucket does not answer.
     """
     try:
         lines = read_metrics(run_dir)
-    except UserError:  # there are none yet
+    except UserError:  # no metrics yet
         lines = []
     accounts = [line for line in lines if line["kind"] == GOODPUT and {*KINDS, "at"} <= line.keys()]
     found: dict[str, Any] = {"total_steps": total_steps(config)}
@@ -99,67 +99,67 @@ class Restart(Section):
 
     at: float  # seconds since 1970
     what: str  # ``machines`` or ``host 3``
-    step: int | None = None  # the last one that was reported
-    reason: str = ""  # in words
+    step: int | None = None  # last step reported
+    reason: str = ""  # explanation for the user
 
 
 class JobStatus(Section):
-    """A job at one moment."""
+    """The state of a job at one time."""
 
     name: str
-    directory: str  # of its files
-    outcome: str | None = None  # how it ended; None: it has not
-    message: str = ""  # why
-    attempt: int = 0  # the number of the last one; 0: nothing was asked for yet
-    placement: JobPlacement | None = None  # of that attempt
-    # The machines' state as their launcher sees it now, or as the supervisor last saw it.
+    directory: str  # directory of the job's files
+    outcome: str | None = None  # set once the job has ended
+    message: str = ""  # reason for the outcome
+    attempt: int = 0  # number of the last attempt; 0 before the first request
+    placement: JobPlacement | None = None  # placement of the last attempt
+    # State of the machines: from the launcher now, or from the supervisor's last poll.
     machines: State = State.ABSENT
-    machines_seen: float | None = None  # when, in seconds since 1970
-    machines_message: str = ""  # in the provider's words
-    # Number of hosts in each state; ``silent`` ones have not reported yet.
+    machines_seen: float | None = None  # time of this state in seconds since 1970
+    machines_message: str = ""  # the provider's message
+    # Number of hosts in each state. A ``silent`` host has not reported yet.
     hosts: dict[str, int] = pydantic.Field(default_factory=dict)
-    restarts: tuple[Restart, ...] = ()  # of machines and of the run's processes, by time
-    paid_hours: float = 0.0  # of all attempts
-    dollars: float | None = None  # for these hours; None: there is no price
-    watched: float | None = None  # when a supervisor last wrote; None: there was none
+    restarts: tuple[Restart, ...] = ()  # restarts of machines and of the run's processes, by time
+    paid_hours: float = 0.0  # paid hours of all attempts
+    dollars: float | None = None  # cost of these hours; unset without a list price
+    watched: float | None = None  # time of the last supervisor's last write
 
 
 class Status(Section):
     """A run and its job."""
 
     run_dir: str
-    job: JobStatus | None  # None for a run that was not submitted
+    job: JobStatus | None  # unset for a run started by hand
     run: RunFigures
-    at: float  # when this was read, in seconds since 1970
+    at: float  # time of the reading in seconds since 1970
 
     @property
     def paid(self) -> bool:
-        """Whether the run's machines have cost time of a job."""
+        """Whether the job has paid hours."""
         return self.job is not None and self.job.paid_hours > 0
 
     @property
     def hours(self) -> float:
-        """The hours that `shares` divides: paid hours, or hours of the run's processes."""
+        """The hours that `shares` divides: paid hours, or wall time of the run's processes."""
         if self.job is not None and self.paid:
             return self.job.paid_hours
         return sum(self.run.seconds.values()) / 3600
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the time by kind, adding up to 1.
+        """Shares of the hours by kind, with a sum of 1.
 
         ``train`` is progress. ``no run``: paid time without a process of the run.
         """
         seconds = dict(self.run.seconds)
         if self.paid:
-            seconds.pop("down", None)  # machines that were gone cost nothing
+            seconds.pop("down", None)  # deleted machines cost no money
             seconds["no run"] = max(3600 * self.hours - sum(seconds.values()), 0.0)
         total = sum(seconds.values())
         return {kind: part / total for kind, part in seconds.items() if part} if total else {}
 
     @property
     def dollars_in_all(self) -> float | None:
-        """The expected cost at the end, at this speed and price; None if it is unknown."""
+        """The expected total cost at the current speed and price, or None if unknown."""
         left = self.run.seconds_left
         if self.job is None or self.job.dollars is None or left is None:
             return None
@@ -169,7 +169,7 @@ class Status(Section):
 
 
 def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> Status:
-    """Returns the status of a job at a time; without a launcher, as the supervisor last saw it.
+    """Returns the status of a job. Without a launcher, uses the supervisor's last observation.
 
     Raises UserError if a file of the job is damaged, RunStopped if its bucket does not answer.
     """
@@ -184,7 +184,7 @@ def read_status(files: JobFiles, launcher: Launcher | None, *, now: float) -> St
 
 
 def read_run_status(run_dir: epath.PathLike, *, now: float) -> Status:
-    """Returns the status of a run started by hand. Raises RunStopped without its bucket."""
+    """Returns the status of a run started by hand. Raises RunStopped if its bucket is down."""
     figures = read_figures(run_dir, epath.Path(run_dir) / "config.yaml")
     return Status(run_dir=str(run_dir), job=None, run=figures, at=now)
 
@@ -235,16 +235,16 @@ def _observe(
         return last_seen, state.seen or None
     try:
         return launcher.observe(attempt), now
-    except (UserError, RunStopped) as error:  # such as no credentials here
+    except (UserError, RunStopped) as error:  # such as missing credentials
         message = f"last seen so; it cannot be asked from here: {first_line(error)}"
         return dataclasses.replace(last_seen, message=message), state.seen or None
 
 
 def _restarts(record: AttemptRecord, hosts: Hosts | None) -> Iterator[Restart]:
-    """Yields the restarts within an attempt, and the one after it."""
+    """Yields the restarts within an attempt, and the restart after its end."""
     for worker, host in () if hosts is None else hosts.told.items():
         for ending in host.endings:
-            # If a host lost another one, the other host's ending is enough.
+            # Skip a host that ended because it lost a peer: the peer's ending is listed.
             if ending.exit_code not in (0, PEER_LOST):
                 reason = f"exit code {ending.exit_code}: {ending.message}".rstrip(": ")
                 yield Restart(at=ending.at, what=f"host {worker}", step=ending.step, reason=reason)

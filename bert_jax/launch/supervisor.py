@@ -1,8 +1,8 @@
-"""Watches a job to its end: asks for machines, replaces those that are gone, deletes them all.
+"""Watches a job to its end: requests machines, replaces lost machines, deletes all machines.
 
-All its knowledge is in the bucket, so it may be killed at any moment and started again anywhere. It
-writes down what it will ask for before it asks, under a name made from the attempt's number. It
-writes down an end before it deletes machines. Every request may be repeated.
+The supervisor keeps its state in the bucket, so it may be killed and restarted anywhere at any
+time. Before it requests machines, it saves the attempt, whose number is part of the machines' name.
+Before it deletes machines, it saves the reason. Every request is idempotent.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from bert_jax.launch.heartbeats import HeartbeatAges, Hosts, RunProgress, read_h
 from bert_jax.launch.job import JobFiles, read_job
 from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 
-# Errors of a bucket or service that may pass, such as credentials that ran out. They neither end a
-# job nor leave its machines alone.
+# Temporary errors of a bucket or service, such as expired credentials. The supervisor keeps the job
+# and its machines, and retries.
 _PASSING = (RunStopped, UserError, OSError)
 UNFORESEEN: Final = "trying again after what nobody foresaw"
-"""Begins the line on an error that is neither a service's nor a bucket's."""
+"""Start of the line on an unexpected error."""
 
 _LINE_SECONDS: Final = 60.0
 _WORDS: Final = {State.WAITING: "waiting for capacity", State.ABSENT: "no machines seen yet"}
@@ -43,7 +43,7 @@ _log: Final = logging.getLogger("bert_jax.launch")
 
 
 class Supervisor:
-    """Watches one job; holds its lease."""
+    """Watches one job while this process holds its lease."""
 
     def __init__(
         self,
@@ -58,27 +58,27 @@ class Supervisor:
     ) -> None:
         """Reads the state of the job.
 
-        `held` is the job's lease, `pace` how often to look, None for the job's own, `clock` seconds
-        since 1970. `say` gets a line at each change. Raises UserError if there is no such job.
+        `held`: the job's lease. `say`: called with a line at each change. `pace`: intervals and
+        limits. Default: the job's. Raises UserError if there is no such job.
         """
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
         self._pace = pace or attempts.WatchPace(poll=self.job.submit.poll_seconds)
-        self._until_next_look = self._pace.poll  # a look takes long while a bucket is down
+        self._until_next_look = self._pace.poll  # a poll takes long while a bucket is down
         self._ages = HeartbeatAges()
         self._said, self._told_at = "", -math.inf
         self._total_steps = total_steps(files.config)
         self._progress = RunProgress(self._total_steps, old_endings=bool(self.state.attempts))
-        self._trouble = False  # in the last look
+        self._trouble = False  # whether the last poll had an error
         self._mistake: UserError | None = None
 
     def run(self, *, ask_only: bool = False) -> SupervisorState:
-        """Watches until the job is over and its machines are gone.
+        """Watches until the job has ended and its machines are gone.
 
-        With `ask_only`, returns after the request for machines. Raises UserError if machines were
-        refused and only the user can mend it, RunStopped if another supervisor has the lease or the
-        end cannot be written down.
+        With `ask_only`, returns after the request for machines. Raises UserError if the request was
+        refused and only the user can fix it. Raises RunStopped if another supervisor has the lease,
+        or the outcome cannot be saved.
         """
         while True:
             self._look()
@@ -93,12 +93,12 @@ class Supervisor:
             self._rest()
 
     def stop(self, why: str) -> None:
-        """Ends the job; `run` then writes that down and deletes its machines."""
+        """Ends the job. `run` then saves the outcome and deletes the machines."""
         if self.state.outcome is None:
             self._finish("stopped", why)
 
     def _rest(self) -> None:
-        """Sleeps until the next look, and prints a status line every minute."""
+        """Sleeps until the next poll, and prints a status line every minute."""
         left = self._pace.poll
         while left > 0.0:
             if self._clock() >= self._told_at + self._pace.tell:
@@ -127,20 +127,20 @@ class Supervisor:
         return ", ".join(parts) + left
 
     def _look(self) -> None:
-        """Takes the next step of the job, and writes down what was seen."""
+        """Polls once: takes the next step of the job and saves the state."""
         began, self._trouble = self._clock(), False
         try:
             self._lease.check()
         except LockLost:
             raise
-        except _PASSING as error:  # without the bucket, `_begin` cannot write and stops
+        except _PASSING as error:  # without the bucket, `_begin` fails before its request
             self._tell(f"trying again: {error}")
         with self._errors_logged():
             if self.state.outcome is None:
                 self._advance()
             record = self.state.current
             if record is not None and record.end is not None:
-                self._note()  # a deletion takes a while: a successor must know the end
+                self._note()  # a deletion is slow: save the end for the next supervisor
                 self._delete(record)
         self._note()
         self._until_next_look = self._pace.poll + self._clock() - began
@@ -161,7 +161,7 @@ class Supervisor:
             self._observe(record)
 
     def _begin(self) -> None:
-        """Writes down the next attempt, and asks for its machines."""
+        """Saves the next attempt, then requests its machines."""
         index = attempts.next_placement(self.job, self.state)
         if isinstance(index, str):
             return self._finish("limit", index)
@@ -172,7 +172,7 @@ class Supervisor:
         return self._create(record, asked=False)
 
     def _create(self, record: AttemptRecord, *, asked: bool) -> None:
-        """Asks for machines. `asked`: an earlier request may have made them, its answer lost."""
+        """Requests machines. `asked`: an earlier request may have worked with its answer lost."""
         attempt = record.of(self.job)
         try:
             self._launcher.create(attempt)
@@ -197,7 +197,7 @@ class Supervisor:
             self._change(up_from=now)
         hosts = None if seen.state is State.WAITING else self._hosts(record)
         if seen.state is not State.ACTIVE:
-            self._ages.reset()  # hosts that are still starting cannot send heartbeats
+            self._ages.reset()  # starting hosts cannot send heartbeats
         there = seen.state in (State.STARTING, State.ACTIVE, State.SUSPENDED)
         if record.bills_from is None and (there or (hosts is not None and hosts.told)):
             # Bill from the last observation without billing: over-count rather than under-count.
@@ -208,14 +208,14 @@ class Supervisor:
         )
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
             verdict = attempts.of_silence(record, hosts, self._ages, now=now, pace=self._pace)
-        # After a run is done, machines that are gone are no news.
+        # After the run is done, do not report that machines are gone.
         if changed and (verdict is None or verdict.outcome != "done"):
             self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
         if verdict is not None:
             self._end(verdict)
 
     def _hosts(self, record: AttemptRecord) -> Hosts | None:
-        """Returns the hosts' reports; None while they cannot be read."""
+        """Returns the hosts' reports, or None if they cannot be read."""
         try:
             hosts = read_hosts(self._files, record.of(self.job))
         except _PASSING as error:
@@ -231,7 +231,7 @@ class Supervisor:
         return hosts
 
     def _end(self, verdict: attempts.Verdict) -> None:
-        """Ends the attempt, and the job if its run has ended or another attempt is hopeless."""
+        """Ends the attempt, and the job if its run has ended or another attempt would fail."""
         reason = verdict.reason
         if verdict.outcome is not None:
             dump = self._dump(reason) if verdict.outcome == "failed" else ""
@@ -243,7 +243,7 @@ class Supervisor:
         return None
 
     def _finish(self, outcome: Outcome, message: str) -> None:
-        """Ends the job. Its machines are deleted even if this cannot be written down."""
+        """Ends the job. Its machines are deleted even if the outcome cannot be saved."""
         record = self.state.current
         if record is not None and record.end is None:
             self._change(end="over", reason=message)
@@ -268,11 +268,11 @@ class Supervisor:
         return False
 
     def _dump(self, said: str) -> str:
-        """Returns a hint at the dump of the run's last bad step, see `bert_jax.train.dump`."""
+        """Returns a hint to replay the run's last bad step. See `bert_jax.train.dump`."""
         run_dir = epath.Path(self.job.run_dir)
         try:
             found = [(_DUMP.fullmatch(path.name), path) for path in run_dir.iterdir()]
-        except Exception:  # a bucket may raise anything, and the message matters more
+        except Exception:  # a bucket may raise any error, and the hint is optional
             return ""
         dumps = [(int(match[1]), str(path)) for match, path in found if match]
         dump = max(dumps, default=(0, ""))[1]
@@ -280,19 +280,19 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _errors_logged(self) -> Iterator[None]:
-        """Logs errors of the block. An error must never end the supervisor: machines would bill."""
+        """Logs errors of the block. An error must not end the supervisor: machines would bill."""
         try:
             yield
         except _PASSING as error:
             self._trouble = True
             self._tell(f"trying again: {error}")
-        except Exception as error:  # a bug of this program, or of a client
+        except Exception as error:  # a bug in this program or in a client library
             self._trouble = True
             _log.debug("a look has failed", exc_info=True)
             self._tell(f"{UNFORESEEN}: {type(error).__name__}: {first_line(error)}")
 
     def _note(self) -> None:
-        """Writes down the state; if that fails, the next look does."""
+        """Saves the state. If that fails, the next poll saves it."""
         with self._errors_logged(), contextlib.suppress(*_PASSING):
             self._write(self.state.model_copy(update={"seen": self._clock()}))
 
@@ -304,7 +304,7 @@ class Supervisor:
         self.state = state
 
     def _tell(self, line: str) -> None:
-        """Prints a change, once, after the name of the last attempt's machines, or the job's."""
+        """Prints a change once, with the name of the last attempt's machines or of the job."""
         records = self.state.attempts
         name = records[-1].of(self.job).resource if records else self.job.name
         if (said := f"{name}: {line}") != self._said:

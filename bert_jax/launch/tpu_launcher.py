@@ -1,4 +1,4 @@
-"""Cloud TPU's queued resources: a request waits for capacity, becomes machines, may lose them."""
+"""Launcher for Cloud TPU's queued resources: requests that wait for capacity."""
 
 import contextlib
 import json
@@ -30,11 +30,11 @@ _STATES: Final = {
     _Phase.FAILED: State.FAILED,
     _Phase.DELETING: State.DELETING,
 }
-# States in which machines exist, or come and go.
+# States in which machines may exist.
 _BILLING: Final = (_Phase.PROVISIONING, _Phase.ACTIVE, _Phase.SUSPENDING, _Phase.DELETING)
 
 SCRIPT: Final = "startup-script"
-"""The attribute whose value a Cloud TPU VM runs as root when it starts."""
+"""The metadata attribute with the script that a Cloud TPU VM runs as root at its start."""
 
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 
@@ -42,9 +42,9 @@ _log: Final = logging.getLogger("bert_jax.launch")
 
 
 class QueuedResources:
-    """A `Launcher` through the Cloud TPU API, v2.
+    """A `Launcher` for the Cloud TPU API, v2.
 
-    Any method but `render` raises UserError: no credentials, no permission, the API is off.
+    Methods other than `render` raise UserError: no credentials, no permission, API disabled.
     """
 
     def __init__(self, project: str, *, pace: Pace | None = None) -> None:
@@ -52,13 +52,13 @@ class QueuedResources:
         self._service = GoogleService(project, tpu_v2.TpuClient, pace=self._pace)
 
     def render(self, attempt: Attempt) -> list[launcher.Request]:
-        """Returns the one request for the machines."""
+        """Returns the single request for the machines."""
         request = creation(attempt, self._location(attempt), "")
         what = f"queued resource {attempt.resource} in {attempt.placement.zone}"
         return [launcher.Request(what, as_json(request), as_command(request))]
 
     def create(self, attempt: Attempt) -> None:
-        """Asks for the machines, which run the script that was staged with the job."""
+        """Requests the machines, which run the job's staged startup script."""
         script = JobFiles(attempt.job.directory).startup.read_text()
         request = creation(attempt, self._location(attempt), script)
         what, expected = f"queued resource {attempt.resource}", (exceptions.AlreadyExists,)
@@ -85,7 +85,7 @@ class QueuedResources:
         self._delete(parent(self._project, existing.zone), existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
-        """Returns queued resources with our label in all zones, and machines without one."""
+        """Returns our queued resources in all zones, and our machines without a queued resource."""
         queued = list(self._list("queued_resources"))
         names = {resource.name for resource in queued}
         found = [
@@ -122,15 +122,15 @@ class QueuedResources:
         request = tpu_v2.DeleteQueuedResourceRequest(name=name, force=True)
 
         def is_gone() -> bool:
-            found = self._get(name)  # each time: another job may take the name once it is free
+            found = self._get(name)  # on each call: another job may take a free name
             if found is None or not _owner(_node_of(found)).is_job(owner):
                 return True
             self._ask_to("delete_queued_resource", request)
             return False
 
         def nodes_are_gone() -> bool:
-            # A node that outlived its queued resource would keep billing unseen. Its name alone is
-            # ambiguous: base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
+            # A node without its queued resource would keep billing unseen. A name is ambiguous:
+            # base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
             left = [
                 node
                 for node in self._list("nodes", location)
@@ -145,7 +145,7 @@ class QueuedResources:
         until_gone(nodes_are_gone, what=f"nodes of {name}", pace=self._pace)
 
     def _ask_to(self, method: str, request: Any) -> None:
-        # Already gone, or in a state in which it cannot be deleted yet.
+        # The resource is already gone, or cannot be deleted yet.
         expected = (exceptions.NotFound, exceptions.FailedPrecondition)
         with contextlib.suppress(*expected):
             what = f"deletion of {_last(request.name)}"
@@ -154,7 +154,7 @@ class QueuedResources:
     def _list(
         self, kind: Literal["queued_resources", "nodes"], location: str | None = None
     ) -> Iterator[Any]:
-        """Yields what exists in a zone, or in all zones that answer."""
+        """Yields the resources of a zone, or of all zones that answer."""
         queued = kind == "queued_resources"
         request = tpu_v2.ListQueuedResourcesRequest if queued else tpu_v2.ListNodesRequest
         where = request(parent=location or parent(self._project, "-"))
@@ -172,7 +172,7 @@ def _last(name: str) -> str:
 
 
 def _node_of(resource: tpu_v2.QueuedResource) -> tpu_v2.Node:
-    """Returns the node that a queued resource asked for."""
+    """Returns the node in a queued resource's request."""
     specs = resource.tpu.node_spec
     return specs[0].node if specs else tpu_v2.Node()
 
@@ -182,7 +182,7 @@ def _owner(node: tpu_v2.Node) -> Owner:
 
 
 def _state(resource: tpu_v2.QueuedResource) -> State:
-    # A state that Google adds counts as starting: the supervisor looks again.
+    # An unknown state counts as starting: the supervisor polls again.
     return _STATES.get(resource.state.state, State.STARTING)
 
 
@@ -197,14 +197,14 @@ def _reason(resource: tpu_v2.QueuedResource) -> str:
 
 
 def parent(project: str, zone: str) -> str:
-    """Returns the name of a zone's resources."""
+    """Returns the parent of a zone's resources."""
     return f"projects/{project}/locations/{zone}"
 
 
 def creation(attempt: Attempt, location: str, script: str) -> tpu_v2.CreateQueuedResourceRequest:
-    """Returns the request for the machines of an attempt, which run a script when they start.
+    """Returns the request for an attempt's machines, which run `script` at their start.
 
-    Raises UserError if Cloud TPU has no such machines, or a setting is missing.
+    Raises UserError if Cloud TPU has no such machines or a setting is missing.
     """
     submit, tpu = attempt.job.submit, tpu_v2.QueuedResource.Tpu
     spec = tpu.NodeSpec(parent=location, node=_node(attempt, location, script))
@@ -255,14 +255,14 @@ def _node(attempt: Attempt, location: str, script: str) -> tpu_v2.Node:
         node.service_account = tpu_v2.ServiceAccount(email=submit.service_account, scope=[_SCOPE])
     if submit.data_disk is not None:
         source = f"{location.replace('/locations/', '/zones/')}/disks/{submit.data_disk}"
-        # Several machines may read a disk if none of them writes it.
+        # Several machines may share a disk only read-only.
         mode = tpu_v2.AttachedDisk.DiskMode.READ_ONLY
         node.data_disks = [tpu_v2.AttachedDisk(source_disk=source, mode=mode)]
     return node
 
 
 def as_json(request: tpu_v2.CreateQueuedResourceRequest) -> str:
-    """Returns the request as JSON to print, with the name of the script instead of its text."""
+    """Returns the request as JSON to print, with the script's name in place of its text."""
     shown = tpu_v2.CreateQueuedResourceRequest(request)
     shown.queued_resource.tpu.node_spec[0].node.metadata[SCRIPT] = "(tpu_setup/startup.sh)"
     text = tpu_v2.CreateQueuedResourceRequest.to_json(
@@ -277,7 +277,7 @@ def as_command(request: tpu_v2.CreateQueuedResourceRequest) -> str:
     spec = wanted.tpu.node_spec[0]
     node, several, network = spec.node, spec.multislice_params, spec.node.network_config
     _, project, _, zone = request.parent.split("/")
-    wait: Any = wanted.queueing_policy.valid_until_duration  # read as a timedelta
+    wait: Any = wanted.queueing_policy.valid_until_duration  # a timedelta
     flags = {
         "project": project,
         "zone": zone,
