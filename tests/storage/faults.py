@@ -1,4 +1,4 @@
-"""A proxy in front of a bucket that fails as buckets do: seeded, counted, on loopback."""
+"""A proxy in front of a bucket with seeded, counted failures like a real bucket's."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ SLOW_SECONDS: Final = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """What fails, as shares of all requests."""
+    """Kinds of failures, as shares of all requests."""
 
-    refused: float = 0.0  # answered with 429 or 503 in place of being done
-    reset: float = 0.0  # done, and the connection closed in place of an answer
-    cut: float = 0.0  # a download whose connection is closed in the middle of the answer
+    refused: float = 0.0  # answered with 429 or 503 instead of executed
+    reset: float = 0.0  # executed, but the connection is closed instead of an answer
+    cut: float = 0.0  # a download whose connection closes in mid-answer
     slow: float = 0.0  # answered after a fifth of a second
     seed: int = 0
-    answered: int | None = None  # requests after which all others are refused
+    answered: int | None = None  # number of answered requests; all later ones are refused
 
     @classmethod
     def share(cls, share: float, *, seed: int = 0) -> Faults:
-        """Returns all kinds in equal parts."""
+        """Returns all kinds in equal shares."""
         return cls(refused=share / 4, reset=share / 4, cut=share / 4, slow=share / 4, seed=seed)
 
 
 class Proxy:
-    """Hands requests on to a server, some of them badly.
+    """Forwards requests to a server, with failures.
 
     Attributes:
         url: address of the proxy.
         failed: number of requests that failed, by kind.
         requests: number of requests, by method and path.
         down: while true every request is refused.
-        forbidden: while true every request is answered with 403, which is not tried again.
+        forbidden: while true every request is answered with 403, which clients do not retry.
     """
 
     def __init__(self, upstream: str) -> None:
-        """Starts nothing."""
+        """Does not start the proxy."""
         self.url = ""
         self._upstream = upstream
         self._loop = asyncio.new_event_loop()
@@ -56,11 +56,11 @@ class Proxy:
         self.reset()
 
     def reset(self) -> None:
-        """Fails no more."""
+        """Ends all failures."""
         self.inject(Faults())
 
     def inject(self, faults: Faults) -> None:
-        """Fails like this from now on, and counts anew."""
+        """Injects these failures from now on, and resets the counts."""
         self.down = self.forbidden = False
         self._faults = faults
         self._random = random.Random(faults.seed)
@@ -83,7 +83,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        # A checkpoint's arrays come in one request each: bodies of any length.
+        # Each array of a checkpoint is one request, with a body of any length.
         application = web.Application(client_max_size=1 << 40)
         application.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
@@ -129,7 +129,7 @@ class Proxy:
 
     async def _forward(self, request: web.Request, body: bytes) -> web.Response:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _OWN}
-        # The server makes the addresses of uploads from the name it is called by.
+        # The server builds upload addresses from the Host header.
         headers["Host"] = request.host
         async with self._session.request(
             request.method,
@@ -143,7 +143,7 @@ class Proxy:
 
 
 async def _half(request: web.Request, answer: web.Response) -> None:
-    """Sends half of an answer, and closes."""
+    """Sends half of an answer and closes."""
     content = answer.body
     assert isinstance(content, bytes)
     begun = web.StreamResponse(status=answer.status, headers=answer.headers)

@@ -1,6 +1,6 @@
 """``python -m tests.storage.impatient GIVE_UP STOPPING VERB …``: the command line, less patient.
 
-Both numbers are seconds: an outage is given up after so long, and once a signal has come.
+Both numbers are seconds: the limit of an outage, and its limit after a signal.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What a bucket answers badly is asked again; what a user can mend is one line."""
+"""Failed bucket requests are retried; errors that a user can fix are one line."""
 
 import os
 import time
@@ -23,16 +23,14 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", ["refused", "reset", "cut"])
-def test_half_of_all_requests_may_fail(cloud: Cloud, kind: str) -> None:
+def test_operations_survive_half_of_requests_failing(cloud: Cloud, kind: str) -> None:
     bucket = cloud.make_bucket()
     cloud.proxy.inject(Faults(**{kind: 0.5}, seed=1))
     content = {f"{index}.bin": os.urandom(1000 + index) for index in range(12)}
     for name, raw in content.items():
         (bucket / "deep" / name).write_bytes(raw)
-    large = os.urandom(33 << 20)  # in more than one piece
-    if (
-        kind == "refused"
-    ):  # the emulator, unlike the service, forgets an upload with its last answer
+    large = os.urandom(33 << 20)  # uploaded in several pieces
+    if kind == "refused":  # the emulator, unlike the service, forgets a finished upload
         (bucket / "deep" / "large.bin").write_bytes(large)
         content["large.bin"] = large
     assert sorted(path.name for path in (bucket / "deep").iterdir()) == sorted(content)
@@ -46,7 +44,7 @@ def test_half_of_all_requests_may_fail(cloud: Cloud, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_a_bucket_that_never_answers_ends_a_run_in_one_line(
+def test_an_unreachable_bucket_ends_a_run_in_one_line(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.5)
@@ -86,12 +84,12 @@ def test_all_requests_of_an_outage_share_one_deadline(
         return time.monotonic() - begun
 
     cloud.proxy.down = True
-    assert waited() > 1.0  # the first of them
+    assert waited() > 1.0  # the first request waits
     cloud.proxy.reset()
     cloud.proxy.down = True
     assert waited() < 0.9
-    assert cloud.proxy.requests.total() < 10  # none is sent again
+    assert cloud.proxy.requests.total() < 10  # no request is retried
     cloud.proxy.down = False
     (bucket / "a").write_text("x")
     cloud.proxy.down = True
-    assert waited() > 1.0  # an answer has ended the first outage
+    assert waited() > 1.0  # an answer ended the first outage

@@ -1,4 +1,4 @@
-"""The lock of a bucket, on one that fails."""
+"""The lock in a bucket, under failures."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ def lock(path: object, *, heartbeat_seconds: float = 0.3) -> ObjectLock:
     return ObjectLock(held, say=lambda line: None, heartbeat_seconds=heartbeat_seconds)
 
 
-def test_the_second_is_refused_and_told_who_holds_it(cloud: Cloud) -> None:
+def test_refusal_of_the_lock_names_its_holder(cloud: Cloud) -> None:
     bucket = cloud.make_bucket()
     cloud.proxy.inject(Faults(refused=0.2, reset=0.2, seed=4))
     first, second = lock(bucket), lock(bucket)
@@ -43,7 +43,7 @@ def test_the_second_is_refused_and_told_who_holds_it(cloud: Cloud) -> None:
     assert cloud.proxy.failed["reset"] > 1
 
 
-def test_of_many_at_once_one_takes_it(cloud: Cloud) -> None:
+def test_only_one_of_many_takes_the_lock(cloud: Cloud) -> None:
     bucket = cloud.make_bucket()
     locks = [lock(bucket) for _ in range(4)]
     taken: list[bool] = []
@@ -57,7 +57,7 @@ def test_of_many_at_once_one_takes_it(cloud: Cloud) -> None:
         one.give_back()
 
 
-def test_the_lock_of_a_dead_holder_is_taken_over(cloud: Cloud) -> None:
+def test_a_dead_holders_lock_is_taken_over(cloud: Cloud) -> None:
     bucket = cloud.make_bucket()
     CloudObject(f"{bucket}/run.lock").write(b"host 1 dead\n", replaces=0)
     begun = time.monotonic()
@@ -67,7 +67,7 @@ def test_the_lock_of_a_dead_holder_is_taken_over(cloud: Cloud) -> None:
     one.give_back()
 
 
-def test_a_lost_answer_is_no_other_holder(cloud: Cloud) -> None:
+def test_a_lost_answer_does_not_lose_the_lock(cloud: Cloud) -> None:
     bucket = cloud.make_bucket()
     held = CloudObject(f"{bucket}/object")
     cloud.proxy.inject(Faults(reset=0.6, seed=0))
@@ -79,7 +79,7 @@ def test_a_lost_answer_is_no_other_holder(cloud: Cloud) -> None:
 
 
 class HeartbeatsWait(CloudObject):
-    """An object whose heartbeats are asked again and again, as in an outage, until it is over."""
+    """An object whose heartbeats are retried, as in an outage, until it is over."""
 
     over: threading.Event
 
@@ -91,7 +91,7 @@ class HeartbeatsWait(CloudObject):
 
 @pytest.fixture
 def cut_off(cloud: Cloud) -> Iterator[ObjectLock]:
-    """A lock that is held, none of whose heartbeats is answered."""
+    """A held lock whose heartbeats get no answer."""
     held = HeartbeatsWait(f"{cloud.make_bucket()}/run.lock")
     held.over = threading.Event()
     first = ObjectLock(held, say=lambda line: None, heartbeat_seconds=0.1)
@@ -107,7 +107,7 @@ def raw_at(one: ObjectLock) -> bytes:
     return found.raw
 
 
-def test_who_was_cut_off_for_long_learns_that_another_has_taken_the_lock(
+def test_a_long_outage_reveals_another_holder(
     cut_off: ObjectLock,
 ) -> None:
     second = ObjectLock(
@@ -121,15 +121,15 @@ def test_who_was_cut_off_for_long_learns_that_another_has_taken_the_lock(
     second.give_back()
 
 
-def test_who_was_cut_off_for_long_keeps_what_nobody_took(cut_off: ObjectLock) -> None:
+def test_a_long_outage_keeps_an_untaken_lock(cut_off: ObjectLock) -> None:
     before = cut_off._generation
     time.sleep(0.4)
     cut_off.check()
-    assert cut_off._generation != before  # whoever watches it sees that the holder is alive
+    assert cut_off._generation != before  # other processes see that the holder is alive
     assert raw_at(cut_off) == cut_off._raw
 
 
-def test_a_bucket_that_does_not_say_whose_the_lock_is_ends_the_run(
+def test_an_unverifiable_lock_ends_the_run(
     cloud: Cloud, cut_off: ObjectLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.2)
@@ -139,14 +139,14 @@ def test_a_bucket_that_does_not_say_whose_the_lock_is_ends_the_run(
         cut_off.check()
     assert not isinstance(raised.value, LockLost)
     cloud.proxy.down = False
-    cut_off.check()  # nobody has taken it
+    cut_off.check()  # still ours
 
 
 @pytest.mark.parametrize("counts", ["since boot", "of day"])
-def test_a_machine_that_stood_still_asks_before_it_writes(
+def test_a_paused_machine_checks_the_lock_before_writing(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, counts: str
 ) -> None:
-    """Of the clocks one counts a machine that sleeps, the other a virtual one that was paused."""
+    """One clock counts the sleep of a machine, the other the pause of a virtual machine."""
     held = CloudObject(f"{cloud.make_bucket()}/run.lock")
     first = ObjectLock(held, say=lambda line: None, heartbeat_seconds=1000.0)
     assert first.take()
@@ -155,7 +155,7 @@ def test_a_machine_that_stood_still_asks_before_it_writes(
     cloud.proxy.reset()
     for _ in range(100):
         first.check()
-    assert not cloud.proxy.requests  # it costs nothing where no heartbeat is due
+    assert not cloud.proxy.requests  # no request if no heartbeat is due
     asleep = {"since boot": 0.0, "of day": 0.0, counts: 3000.0}
     clocks = types.SimpleNamespace(
         clock_gettime=lambda clock: time.clock_gettime(clock) + asleep["since boot"],

@@ -63,7 +63,7 @@ def config(
 
 @pytest.fixture(scope="module")
 def bucket(cloud: Cloud, config: tuple[epath.Path, Path]) -> epath.Path:
-    """What `examples` and `pretrain` wrote into a bucket that fails."""
+    """The output of `examples` and `pretrain` in a failing bucket."""
     bucket, path = config
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "FIRST_PAUSE_SECONDS", 0.05)
@@ -71,7 +71,7 @@ def bucket(cloud: Cloud, config: tuple[epath.Path, Path]) -> epath.Path:
         ok("examples", path)
         ok("pretrain", path)
         assert min(cloud.proxy.failed[kind] for kind in ("refused", "reset", "slow")) > 1
-        # As if the process was killed while it saved its last step.
+        # Simulates a kill during the last save.
         (bucket / "run" / "checkpoints" / str(STEPS)).rmtree()
         said = ok("pretrain", path)
         assert f"resuming at step 6 of {STEPS}" in said
@@ -79,7 +79,7 @@ def bucket(cloud: Cloud, config: tuple[epath.Path, Path]) -> epath.Path:
     return bucket
 
 
-def test_a_run_on_a_bucket_that_fails_is_the_run_on_a_disk(
+def test_a_run_on_a_failing_bucket_equals_one_on_disk(
     bucket: epath.Path, config: tuple[epath.Path, Path], project: Path, tmp_path: Path
 ) -> None:
     made = {path.name: path.read_bytes() for path in (bucket / "dataset32").iterdir()}
@@ -107,10 +107,10 @@ def test_every_verb_reads_a_run_in_a_bucket(bucket: epath.Path, tmp_path: Path) 
     assert f"{run} can be written" in ok("doctor", config_of(tmp_path, run))
 
 
-def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
+def test_submitted_fine_tuning_reads_the_submitters_files(
     bucket: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a host runs it: from the job's directory alone. One file is here, one in the bucket."""
+    """As on a host: from the job's directory alone. One file is local, one in the bucket."""
     dev = bucket / "tables" / "dev.csv"
     dev.write_bytes(write_table(tmp_path, 16, 2).read_bytes())
     train = write_table(tmp_path, 32, 1)
@@ -153,7 +153,7 @@ def test_a_submitted_fine_tuning_reads_files_of_the_submitter(
 
 
 @pytest.mark.parametrize(("stopped", "patience"), [(True, ("600", "1")), (False, ("3", "3"))])
-def test_a_run_does_not_wait_for_a_bucket_that_is_gone(
+def test_a_run_does_not_wait_for_a_lost_bucket(
     cloud: Cloud,
     bucket: epath.Path,
     config: tuple[epath.Path, Path],
@@ -161,7 +161,7 @@ def test_a_run_does_not_wait_for_a_bucket_that_is_gone(
     stopped: bool,
     patience: tuple[str, str],
 ) -> None:
-    """The bucket goes while a checkpoint is saved; a signal comes, or the time is up."""
+    """The bucket disappears during a save; then a signal comes, or the time is up."""
     run = bucket / ("stopped" if stopped else "gone")
     arguments = ("pretrain", config[1], f"run_dir={run}", "mesh={platform: cpu}")
     with start(
@@ -181,7 +181,7 @@ def test_a_run_does_not_wait_for_a_bucket_that_is_gone(
         assert job.wait() == [1], job.said()
     assert time.monotonic() - begun < 60, job.said()
     assert "Traceback" not in job[0].err
-    # After the signal either the last save or another request to the bucket is the first to end it.
+    # After the signal the last save or another request fails first and ends the run.
     expected = (
         "bert-jax: (stopped by SIGTERM, .* failed: )?gs://" if stopped else f"bert-jax: {run}"
     )

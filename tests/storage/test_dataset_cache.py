@@ -1,4 +1,4 @@
-"""A dataset of a bucket is copied to this machine once, whole, and checked."""
+"""A dataset in a bucket is copied once, completely and with checks."""
 
 import json
 import multiprocessing
@@ -31,7 +31,7 @@ def source(cloud: Cloud, project: Path) -> epath.Path:
 
 
 def let_go() -> None:
-    """Frees the datasets that this process uses, as its end would."""
+    """Releases the datasets of this process, as at its end."""
     while module._held:
         os.close(module._held.pop())
 
@@ -74,7 +74,7 @@ def test_a_dataset_is_copied_once_and_has_every_byte(
     assert cache(tmp_path).local(local) == local
 
 
-def test_a_copy_goes_on_where_it_was_stopped(
+def test_an_interrupted_copy_resumes(
     cloud: Cloud, source: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_PIECE_BYTES", 1 << 16)
@@ -91,9 +91,7 @@ def test_a_copy_goes_on_where_it_was_stopped(
     assert not partial.exists()
 
 
-def test_a_damaged_shard_in_the_bucket_is_named_and_not_kept(
-    source: epath.Path, tmp_path: Path
-) -> None:
+def test_a_damaged_shard_is_named_and_not_kept(source: epath.Path, tmp_path: Path) -> None:
     path = shard(source)
     raw = bytearray(path.read_bytes())
     raw[1000] ^= 1
@@ -109,12 +107,12 @@ def test_a_damaged_shard_in_the_bucket_is_named_and_not_kept(
         cache(tmp_path).local(str(source))
 
 
-def test_where_there_is_no_dataset_the_path_is_named(source: epath.Path, tmp_path: Path) -> None:
+def test_a_missing_dataset_is_named(source: epath.Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^{source}/deep: no such directory; expected a dataset"):
         cache(tmp_path).local(str(source / "deep"))
 
 
-def test_a_dataset_that_is_made_anew_is_another(source: epath.Path, tmp_path: Path) -> None:
+def test_a_remade_dataset_is_copied_again(source: epath.Path, tmp_path: Path) -> None:
     first = cache(tmp_path).local(str(source))
     provenance = source / "provenance.json"
     provenance.write_text(json.dumps(json.loads(provenance.read_text()), indent=2))
@@ -132,7 +130,7 @@ def test_too_small_a_disk_is_one_line(
         cache(tmp_path).local(str(source))
 
 
-def test_what_was_used_longest_ago_makes_room_unless_it_is_in_use(
+def test_the_least_recently_used_copy_is_evicted(
     cloud: Cloud, source: epath.Path, tmp_path: Path
 ) -> None:
     others = [cloud.make_bucket() / name for name in ("b", "c")]
@@ -145,7 +143,7 @@ def test_what_was_used_longest_ago_makes_room_unless_it_is_in_use(
         cache(tmp_path, max_gb=1.5 * size).local(str(others[0]))
     second = cache(tmp_path, max_gb=2.5 * size).local(str(others[0]))
     let_go()
-    assert cache(tmp_path).local(str(source)) == first  # used again, later than the second
+    assert cache(tmp_path).local(str(source)) == first  # used again, after the second
     lines: list[str] = []
     third = cache(tmp_path, lines, max_gb=2.5 * size).local(str(others[1]))
     assert f"{second}: removed to make room" in "\n".join(lines)
@@ -157,10 +155,10 @@ def _stage(arguments: tuple[str, str]) -> str:
     return cache(Path(root)).local(source)
 
 
-def test_of_several_processes_one_copies(cloud: Cloud, source: epath.Path, tmp_path: Path) -> None:
+def test_only_one_process_copies(cloud: Cloud, source: epath.Path, tmp_path: Path) -> None:
     cloud.proxy.inject(Faults(slow=0.5))
-    # Spawned: a fork server that an earlier test started does not know this emulator's address.
+    # Spawned: an earlier test's fork server does not know this emulator's address.
     with multiprocessing.get_context("spawn").Pool(2) as processes:
         found = processes.map(_stage, [(str(tmp_path), str(source))] * 2, chunksize=1)
     assert found[0] == found[1]
-    assert downloads(cloud) == 2  # of two shards, each in one piece
+    assert downloads(cloud) == 2  # one download for each of two shards

@@ -1,4 +1,4 @@
-"""Figures of a run in a bucket."""
+"""Metrics of a run in a bucket."""
 
 import pytest
 from etils import epath
@@ -14,7 +14,7 @@ from tests.storage.cloud import Cloud
 REPORTS = 400
 
 
-def test_figures_are_sent_with_each_checkpoint_and_curves_once(cloud: Cloud) -> None:
+def test_metrics_upload_with_checkpoints_and_curves_once(cloud: Cloud) -> None:
     run = cloud.make_bucket() / "run"
     cloud.proxy.reset()
     writer = RunWriter(run, resume_step=0)
@@ -29,7 +29,7 @@ def test_figures_are_sent_with_each_checkpoint_and_curves_once(cloud: Cloud) -> 
     assert len(list((run / "tensorboard").iterdir())) == REPORTS // 20
 
 
-def test_tensorboard_finds_one_curve_in_its_files_in_order(cloud: Cloud) -> None:
+def test_tensorboard_reads_one_ordered_curve(cloud: Cloud) -> None:
     run = cloud.make_bucket() / "run"
     for first, last in ((0, 6), (4, 8)):
         writer = RunWriter(run, resume_step=first)
@@ -44,14 +44,14 @@ def test_tensorboard_finds_one_curve_in_its_files_in_order(cloud: Cloud) -> None
         for record in scan_records(path):
             event = Event.FromString(record.payload)
             if event.session_log.status == event.session_log.START:
-                resumed.append(event.step)  # what was shown of it and later steps is dropped
+                resumed.append(event.step)  # TensorBoard drops this and later steps
             steps += [event.step for value in event.summary.value if value.tag == "train/loss"]
     assert sorted(steps) == [1, 2, 3, 4, 5, 5, 6, 6, 7, 8]
     assert 5 in resumed
 
 
 def steps_on_the_board(run: epath.Path) -> list[int]:
-    """The steps of the points of all curves, in order."""
+    """The steps of all curves' points, in order."""
     return sorted(
         event.step
         for path in (run / "tensorboard").iterdir()
@@ -62,7 +62,7 @@ def steps_on_the_board(run: epath.Path) -> list[int]:
 
 
 @pytest.mark.parametrize("how", ["forbidden", "down"])
-def test_what_a_bucket_refuses_waits_and_is_said_once(
+def test_refused_metrics_wait_and_are_reported_once(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.1)
@@ -77,11 +77,11 @@ def test_what_a_bucket_refuses_waits_and_is_said_once(
     report(1)
     setattr(cloud.proxy, how, True)
     report(2, 3, 4)
-    reason = failure_of(writer.flush)  # a checkpoint does not count on them
+    reason = failure_of(writer.flush)  # a checkpoint does not depend on metrics
     why = "no permission" if how == "forbidden" else "no answer for"
     assert reason is not None
     assert why in reason
-    assert said == []  # the save that fails says it
+    assert said == []  # the failing save prints it
     setattr(cloud.proxy, how, False)
     writer.flush()
     assert [line["step"] for line in read_metrics(run)] == [1, 2, 3, 4]

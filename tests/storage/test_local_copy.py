@@ -1,4 +1,4 @@
-"""Files of a fine-tuning task in a bucket are as on a disk, and go there once."""
+"""A fine-tuning task reads files in a bucket as on a disk; each is uploaded once."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def test_a_local_path_is_itself() -> None:
     assert local_copy("data/train.csv") == Path("data/train.csv")
 
 
-def test_a_file_of_a_bucket_is_copied_once_and_one_that_is_not_there_is_named(cloud: Cloud) -> None:
+def test_a_bucket_file_is_copied_once_or_named_as_missing(cloud: Cloud) -> None:
     bucket = cloud.make_bucket()
     (bucket / "data" / "train.csv").write_text("text,label\n")
     found = local_copy(f"{bucket}/data/train.csv")
@@ -26,9 +26,7 @@ def test_a_file_of_a_bucket_is_copied_once_and_one_that_is_not_there_is_named(cl
         local_copy(f"{bucket}/data/dev.csv")
 
 
-def test_the_directory_of_a_glue_task_is_uploaded_once_and_read_by_a_host(
-    cloud: Cloud, tmp_path: Path
-) -> None:
+def test_a_glue_directory_is_uploaded_once_and_read(cloud: Cloud, tmp_path: Path) -> None:
     bucket = str(cloud.make_bucket())
     for name in ("MRPC/train.tsv", "MRPC/dev.tsv", "QQP/train.tsv"):
         (tmp_path / "glue" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -52,18 +50,18 @@ def test_the_directory_of_a_glue_task_is_uploaded_once_and_read_by_a_host(
 @pytest.mark.parametrize(
     ("path", "target"), [("glue", "gs://b/glue"), ("gs://c/glue", "gs://c/glue"), ("tfds", "tfds")]
 )
-def test_what_is_not_here_counts_from_the_bucket(path: str, target: str) -> None:
+def test_missing_relative_paths_are_taken_from_the_bucket(path: str, target: str) -> None:
     task = {"kind": "glue", "name": "mrpc", "data": path}
     assert for_upload(task, "gs://b") == (task | {"data": target}, [])
 
 
-def test_a_table_of_a_hub_is_neither_uploaded_nor_looked_for_in_the_bucket() -> None:
+def test_a_hub_table_does_not_use_the_bucket() -> None:
     task = {"kind": "table", "train": "hf://datasets/o/n/train.csv", "dev": "dev.csv", "test": None}
     assert for_upload(task, "gs://b") == (task | {"dev": "gs://b/dev.csv"}, [])
     assert task_paths(task) == {"dev": "dev.csv"}
 
 
-def test_an_absolute_path_that_is_not_here_is_refused() -> None:
+def test_a_missing_absolute_path_is_refused() -> None:
     task = {"kind": "squad", "train": "/no/where.json"}
     with pytest.raises(
         UserError, match=r"finetune\.task\.train: found /no/where\.json, which hosts"

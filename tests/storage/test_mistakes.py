@@ -1,4 +1,4 @@
-"""Without clients, credentials, permission or a bucket: one line that says what to do."""
+"""Missing clients, credentials, permission or bucket: one line with the remedy."""
 
 import sys
 
@@ -19,7 +19,7 @@ from tests.storage.cloud import Cloud, forget_clients
 
 @pytest.fixture
 def answer(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The status that every request gets, once one is put here: the emulator lets everybody in."""
+    """Forces a status on every request: the emulator itself accepts everybody."""
     held: list[int] = []
 
     async def send(self: GCSFileSystem, method: str, path: str, *args: str, **_: object) -> None:
@@ -34,7 +34,7 @@ def only(findings: list[Finding]) -> Finding:
     return finding
 
 
-def test_a_bucket_that_is_not_there_is_never_made(cloud: Cloud) -> None:
+def test_a_missing_bucket_is_never_created(cloud: Cloud) -> None:
     del cloud
     missing = epath.Path("gs://nobody-made-it/run")
     for attempt in (missing.exists, missing.mkdir, lambda: (missing / "a").write_text("x")):
@@ -56,7 +56,7 @@ def test_a_bucket_can_be_written_to(cloud: Cloud) -> None:
         (403, "gs://bucket/run/a: no permission (Anonymous caller); needed on gs://bucket: roles/"),
     ],
 )
-def test_who_is_not_let_in_is_told_what_to_do(answer: list[int], status: int, said: str) -> None:
+def test_denied_access_names_the_remedy(answer: list[int], status: int, said: str) -> None:
     answer.append(status)
     path = epath.Path("gs://bucket/run/a")
     for attempt in (path.exists, path.read_text):
@@ -65,7 +65,7 @@ def test_who_is_not_let_in_is_told_what_to_do(answer: list[int], status: int, sa
         assert str(raised.value).startswith(said)
 
 
-def test_credentials_that_ran_out_are_tried_again_and_then_named(
+def test_expired_credentials_are_retried_and_then_named(
     answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del answer

@@ -1,8 +1,8 @@
 """The rules of conlleval (Erik Tjong Kim Sang, Sabine Buchholz; CoNLL-2000 to 2003), transcribed.
 
-As the Perl script has them: two predicates over neighbouring tags, and counters that run along the
-lines, no spans. Its rules for "[" and "]" are left out. It has no S, and nothing that ends a chunk
-between E and B; the rules marked "later" are those of its descendants for IOBES.
+As in the Perl script: two predicates over neighbouring tags, and counters over the lines, without
+spans. The rules for "[" and "]" are omitted. The script has no S and no rule for E before B; its
+descendants for IOBES added the rules marked "later".
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _ENDS = {
 
 
 class Counts(NamedTuple):
-    """Of chunks and of tokens."""
+    """Counts of chunks and of tokens."""
 
     correct: int
     gold: int
@@ -69,9 +69,9 @@ def split_tag(label: str) -> tuple[str, str]:
 def conlleval(
     gold: Sequence[Sequence[str]], guessed: Sequence[Sequence[str]], *, only: str | None = None
 ) -> Counts:
-    """Counts chunks; with `only` those of one type."""
+    """Counts chunks; `only` selects one type."""
     correct = found_gold = found_guessed = correct_tags = tokens = 0
-    inside = False  # a chunk that has been correct so far
+    inside = False  # whether the current chunk is correct so far
     inside_type = ""
     last_g = last_p = ("O", "")
     for sentence_g, sentence_p in zip(gold, guessed, strict=True):

@@ -1,4 +1,4 @@
-"""SQuAD's rules written a second time, slowly and from the files up, to compare with.
+"""A slow second implementation of SQuAD's rules, for comparison.
 
 Scores: the rules of evaluate-v1.1.py and evaluate-v2.0.py, which take a data file and a
 predictions file. Answers: the rules of google-research/bert `run_squad.py`.
@@ -14,14 +14,14 @@ from typing import Any
 
 
 def bare(text: str) -> str:
-    """The form in which answers are compared."""
+    """An answer's normal form for comparison."""
     letters = [character for character in text.lower() if character not in string.punctuation]
     runs = re.split(r"(\W)", "".join(letters))
     return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
 
 
 def f1(gold: str, found: str) -> float:
-    """Words shared, each as often as it stands in both."""
+    """F1 of the shared words, counted with repetition."""
     ours, theirs = bare(found).split(), bare(gold).split()
     left, shared = list(theirs), 0
     for word in ours:
@@ -74,7 +74,7 @@ def evaluate_2_0(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[s
 def best_thresholds(
     dataset: dict[str, Any], texts: dict[str, str], odds: dict[str, float]
 ) -> dict[str, float]:
-    """What the script finds with `--na-prob-file`: each threshold summed up from the beginning."""
+    """The script's result with `--na-prob-file`, with every threshold summed from scratch."""
     figures: dict[str, float] = {}
     has = {question["id"]: bool(question["answers"]) for question in questions_of(dataset)}
     for name, scores in zip(("exact", "f1"), _raw_2_0(dataset, texts), strict=True):
@@ -117,7 +117,7 @@ def windows(pieces: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(spans: Sequence[tuple[int, int]], position: int) -> int:
-    """Which window sees most around a piece."""
+    """The window with the most context around a piece."""
     best, best_score = -1, -math.inf
     for number, (start, end) in enumerate(spans):
         if start <= position < end:
@@ -139,7 +139,7 @@ def answer(
 ) -> tuple[list[tuple[str, float, float]], float | None]:
     """The n best (text, start logit, end logit) of a question, and its null score difference.
 
-    For questions that have a candidate: the release's answer "empty" to others is not here.
+    Only for questions with a candidate; the release's answer "empty" to others is omitted.
     """
     found: list[tuple[float, float, tuple[int, int] | None]] = []
     nulls = [(row[0][0] + row[0][1], *row[0]) for row in rows]

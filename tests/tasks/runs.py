@@ -1,4 +1,4 @@
-"""A pretrained run of random weights, and a table that it can learn."""
+"""A pretrained run with random weights, and a learnable table."""
 
 import functools
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ GOOD = [f"good{number}" for number in range(4)]
 BAD = [f"bad{number}" for number in range(4)]
 FILLERS = [f"word{number}" for number in range(40)]
 LABELS = ("bad", "good")
-STEP = 7  # under which the run's checkpoint is found
+STEP = 7  # step of the run's checkpoint
 
 
 def tiny_run(
@@ -45,12 +45,12 @@ def tiny_run(
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
     vocabulary.write_text("".join(f"{p}\n" for p in [*SPECIAL_PIECES, *GOOD, *BAD, *FILLERS]))
     tokenizer = load_wordpiece(vocabulary, lower_case=True)
-    # Larger weights than a fresh model's, as training leaves them: it learns in few steps.
+    # Weights larger than a fresh model's, as after training, so that it learns in few steps.
     architecture = small_architecture(
         vocab_size=tokenizer.vocab_size,
         num_hidden_layers=layers,
         initializer_range=0.1,
-        # Half of what compiling a step costs; `finetune.dropout` is for tests that need it.
+        # No dropout: half the compile time. Tests that need dropout set `finetune.dropout`.
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
@@ -74,8 +74,8 @@ def tiny_run(
 
 @functools.cache
 def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
-    """Parameters on one device: of eight copies Orbax would compile how to cut each."""
-    # Any task builds this model; only `loss` would need the labels that there are none of.
+    """Parameters on one device: for eight copies Orbax would compile a slicing program each."""
+    # Any task builds this model; only `loss` would need labels.
     task = FinetuneTask(
         architecture=architecture, execution=Execution(dtype="float32"), heads=heads
     )
@@ -86,8 +86,8 @@ def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
 def write_table(directory: Path, rows: int, seed: int) -> Path:
     """Writes ``<directory>/rows-<rows>-<seed>.csv``: columns "text" and "label".
 
-    ``word7 good2 word31 good0,good``: half of the words tell, the others say nothing. A text has 4
-    words or 18: two lengths to compile for. Files of different seeds share few texts.
+    ``word7 good2 word31 good0,good``: half of the words show the label, the others are noise. A
+    text has 4 or 18 words: two lengths to compile. Files of different seeds share few texts.
     """
     rng = np.random.default_rng(seed)
     lines = ["text,label"]
@@ -105,7 +105,7 @@ def write_table(directory: Path, rows: int, seed: int) -> Path:
 def tiny_config(directory: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
     """Returns a fine-tuning configuration over such a run and tables, as a YAML file would hold it.
 
-    160 rows to train on in batches of 16, 48 to evaluate on: two epochs take a few seconds, and
+    It trains on 160 rows in batches of 16 and evaluates on 48. Two epochs take a few seconds, and
     most seeds learn it. `changes` are settings of "finetune"; the fine-tuned run is ``tuned``.
     """
     finetune: dict[str, Any] = {

@@ -19,7 +19,7 @@ IDS = {piece: number for number, piece in enumerate(PIECES)}
 
 
 def make_tokenizer(directory: Path) -> Tokenizer:
-    """Words `w0` to `w59`, each whole or, with an x behind it, in two pieces."""
+    """Words `w0` to `w59` are one piece each; with an appended x they are two."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "vocab.txt"
     path.write_text("".join(f"{piece}\n" for piece in PIECES))
@@ -34,13 +34,13 @@ def small_tokenizer(directory: Path) -> Tokenizer:
 
 
 def opening(directory: Path, *roles: str, **changes: object) -> DataRequest:
-    """What a run would open its data with; train and dev without roles."""
+    """A run's arguments for opening its data; by default train and dev."""
     made = DataRequest(make_tokenizer(directory / "tokenizer"), max_length=16, seed=0)
     return made._replace(roles=roles or made.roles, **changes)
 
 
 def write_lines(path: Path, lines: Sequence[str], *, end: str = "\n") -> Path:
-    """Writes lines as they stand."""
+    """Writes lines unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(f"{line}{end}" for line in lines).encode())
     return path
@@ -54,6 +54,6 @@ def predict(split: Split, logits: Sequence[Sequence[float]]) -> list[Record]:
 
 
 def labels_of(split: Split) -> list[object]:
-    """The targets of each row, float vectors as lists; None without one."""
+    """The target of each row, float vectors as lists, or None."""
     found = (split.row(row).targets.get("label") for row in range(len(split.lengths)))
     return [label.tolist() if isinstance(label, np.ndarray) else label for label in found]

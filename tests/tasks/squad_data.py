@@ -16,7 +16,7 @@ LETTERS = string.ascii_lowercase + string.digits + "έςσ"
 
 
 def letters_tokenizer(*, lower_case: bool = True) -> WordPieceTokenizer:
-    """Knows some words, and every other ASCII word letter by letter."""
+    """Knows some words, and spells every other ASCII word letter by letter."""
     letters = LETTERS + ("" if lower_case else string.ascii_uppercase + "é")
     later = [f"##{letter}" for letter in letters]
     signs = [*string.punctuation, *"世界中国北京。"]
@@ -27,7 +27,7 @@ def letters_tokenizer(*, lower_case: bool = True) -> WordPieceTokenizer:
 def question(
     id: str, text: str, *answers: tuple[str, int], impossible: bool | None = None
 ) -> dict[str, Any]:
-    """A question as files have it."""
+    """A question in the files' format."""
     found: dict[str, Any] = {
         "id": id,
         "question": text,
@@ -45,7 +45,7 @@ def squad(
 
 
 def write(path: Path, content: Any) -> str:
-    """Writes JSON and returns where."""
+    """Writes JSON and returns its path."""
     path.write_text(json.dumps(content), encoding="utf-8")
     return str(path)
 

@@ -1,4 +1,4 @@
-"""Rows of different lengths in batches of few shapes."""
+"""Batches of few shapes for rows of many lengths."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +55,7 @@ lengths_of_rows = st.lists(st.integers(3, MAX_LENGTH), min_size=1, max_size=120)
 
 @given(lengths=lengths_of_rows, batch_size=st.integers(1, 9), epoch=st.integers(0, 3))
 @settings(deadline=None, max_examples=60)
-def test_every_row_comes_once_an_epoch_and_fits_its_batch(
+def test_every_row_comes_once_an_epoch_and_fits(
     lengths: list[int], batch_size: int, epoch: int
 ) -> None:
     made = plan(lengths, batch_size=batch_size)
@@ -70,15 +70,13 @@ def test_every_row_comes_once_an_epoch_and_fits_its_batch(
 
 @given(lengths=lengths_of_rows, seed=st.integers(1, 5))
 @settings(deadline=None, max_examples=30)
-def test_runs_of_other_seeds_have_batches_of_the_same_lengths_in_the_same_order(
-    lengths: list[int], seed: int
-) -> None:
+def test_batch_lengths_do_not_depend_on_the_seed(lengths: list[int], seed: int) -> None:
     one, other = plan(lengths), plan(lengths, seed=seed)
     steps = range(2 * one.steps)
     assert [one.batch(at).length for at in steps] == [other.batch(at).length for at in steps]
 
 
-def test_seeds_and_epochs_put_other_rows_together() -> None:
+def test_seeds_and_epochs_change_the_batches() -> None:
     lengths = [10] * 64
     first, other = plan(lengths), plan(lengths, seed=1)
     rows = [rows_of(first, at) for at in range(first.steps)]
@@ -87,7 +85,7 @@ def test_seeds_and_epochs_put_other_rows_together() -> None:
     assert rows == [rows_of(plan(lengths), at) for at in range(first.steps)]
 
 
-def test_a_step_is_found_without_those_before_it() -> None:
+def test_a_batch_is_found_without_earlier_ones() -> None:
     lengths = np.random.default_rng(0).integers(3, MAX_LENGTH, 200)
     walked, sought = plan(lengths.tolist()), plan(lengths.tolist())
     last = 3 * walked.steps - 1
@@ -96,7 +94,7 @@ def test_a_step_is_found_without_those_before_it() -> None:
     assert rows_of(walked, last) == rows_of(sought, last)
 
 
-def test_consecutive_batches_have_lengths_from_all_over_the_range() -> None:
+def test_consecutive_batches_vary_in_length() -> None:
     lengths = np.random.default_rng(3).permutation(np.arange(3, 99).repeat(10))
     made = plan(lengths.tolist(), batch_size=16)
     found = np.asarray([made.batch(at).length for at in range(2 * made.steps)])
@@ -104,7 +102,7 @@ def test_consecutive_batches_have_lengths_from_all_over_the_range() -> None:
     np.testing.assert_allclose(stretches, made.mean_length, rtol=0.2)
 
 
-def test_a_short_run_has_one_shape_and_a_long_one_more_that_save_padding() -> None:
+def test_longer_runs_use_more_shapes_to_save_padding() -> None:
     lengths = np.random.default_rng(0).integers(10, MAX_LENGTH, 400).tolist()
     short = plan(lengths, batch_size=16, cost=ShapeCost(100_000, 3))
     long = plan(lengths, batch_size=16, cost=ShapeCost(100_000, 1000))
@@ -113,7 +111,7 @@ def test_a_short_run_has_one_shape_and_a_long_one_more_that_save_padding() -> No
     assert long.mean_length < short.mean_length == 100
 
 
-def test_a_row_is_padded_and_filler_weighs_nothing() -> None:
+def test_rows_are_padded_and_filler_has_no_weight() -> None:
     batch = collate(Rows([5, 3]), np.asarray([1, 0]), batch_size=4, length=8, pad_id=9)
     assert batch["input_ids"].tolist() == [
         [1, 2, 3, 9, 9, 9, 9, 9],
@@ -127,7 +125,7 @@ def test_a_row_is_padded_and_filler_weighs_nothing() -> None:
     assert batch["label"].tolist() == [1, 0, 0, 0]
 
 
-def test_targets_of_pieces_are_padded_and_choices_have_an_axis_of_their_own() -> None:
+def test_piece_targets_are_padded_and_choices_get_an_axis() -> None:
     pieces, choices = Rows([3, 2], per_piece=True), Rows([6, 4], choices=3)
     batch = collate(pieces, np.asarray([0, 1]), batch_size=2, length=4, pad_id=0)
     assert batch["label"].tolist() == [[0, 0, 0, NO_LABEL], [1, 1, NO_LABEL, NO_LABEL]]
@@ -142,14 +140,14 @@ def batches(rows: Rows | None = None, **changes: Any) -> TrainBatches:
     return TrainBatches(split, cost=CHEAP, **(values | changes))
 
 
-def test_hosts_make_the_shares_of_the_one_host_batch() -> None:
+def test_hosts_share_the_batch_of_one_host() -> None:
     whole = batches().make(3)
     shares = [batches(share=HostShare(index, 2)).make(3) for index in range(2)]
     for name, array in whole.items():
         np.testing.assert_array_equal(np.concatenate([share[name] for share in shares]), array)
 
 
-def test_a_batch_is_filled_up_to_what_the_devices_divide() -> None:
+def test_a_batch_is_filled_to_a_multiple_of_devices() -> None:
     rows = Rows([10] * 32)
     plain = batches(rows, batch_size=16).make(0)
     filled = batches(rows, batch_size=16, unit=12).make(0)
@@ -159,7 +157,7 @@ def test_a_batch_is_filled_up_to_what_the_devices_divide() -> None:
 
 
 @pytest.mark.parametrize("choices", [1, 3])
-def test_a_host_without_rows_makes_filler_of_the_same_shapes(choices: int) -> None:
+def test_a_host_without_rows_makes_equal_shaped_filler(choices: int) -> None:
     rows = Rows([10], choices=choices)
     some, none = (batches(rows, share=HostShare(index, 2)).make(0) for index in range(2))
     assert some[WEIGHTS].tolist() == [1, 0]
@@ -176,7 +174,7 @@ def test_the_stream_begins_at_any_step() -> None:
         jax.tree.map(np.testing.assert_array_equal, batch, batches().make(at))
 
 
-def test_a_position_is_good_for_the_same_data_and_seed_only() -> None:
+def test_a_position_needs_the_same_data_and_seed() -> None:
     position = batches().position(6)
     assert batches().check(position) == 6
     with pytest.raises(UserError, match="seed: found 4"):

@@ -49,7 +49,7 @@ def test_a_document_line_of_any_width_divides_sentences(tmp_path: Path) -> None:
     assert [sentence.tokens for sentence in file.sentences] == [["a"], ["b"], ["c"]]
 
 
-def test_line_ends_of_windows_marks_and_odd_white_space_are_no_text(tmp_path: Path) -> None:
+def test_line_ends_marks_and_odd_white_space_are_no_text(tmp_path: Path) -> None:
     text = "\ufeffa\u00a0b  O \r\n \t \r\n\u2028\tO\r\n\r\n\r\n"
     file = read_conll(write(tmp_path, text), labelled=True)
     assert [sentence.tokens for sentence in file.sentences] == [["a\u00a0b"], ["\u2028"]]
@@ -70,7 +70,7 @@ def test_line_ends_of_windows_marks_and_odd_white_space_are_no_text(tmp_path: Pa
         ("\n-DOCSTART- O\n\n", {}, "found no sentence, allowed: a token per line"),
     ],
 )
-def test_a_line_that_cannot_be_read_is_named(
+def test_an_unreadable_line_is_named(
     tmp_path: Path, text: str, columns: dict[str, Any], message: str
 ) -> None:
     path = write(tmp_path, text)
@@ -89,7 +89,7 @@ def test_a_line_that_cannot_be_read_is_named(
         ("a\t\nb\t\n", {"separator": "\t"}, 0),
     ],
 )
-def test_a_file_is_labelled_only_if_every_token_is(
+def test_a_labelled_file_needs_a_label_on_every_token(
     tmp_path: Path, text: str, columns: dict[str, Any], stray: int
 ) -> None:
     file = read_conll(write(tmp_path, text), labelled=False, **columns)
@@ -104,7 +104,7 @@ WORD = st.text(
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.tuples(WORD, WORD), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_what_is_written_in_columns_is_read(
+def test_written_columns_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, sentences: list[list[tuple[str, str]]]
 ) -> None:
     text = "\n".join("".join(f"{a} {b}\n" for a, b in lines) for lines in sentences)

@@ -26,12 +26,12 @@ PREFIXES = {"IOB": "BI", "BIOES": "BIES"}
 
 @settings(deadline=None, max_examples=150)
 @given(st.data(), st.sampled_from(sorted(PREFIXES)))
-def test_figures_of_any_labels_are_those_of_conlleval(data: st.DataObject, scheme: str) -> None:
+def test_scores_of_any_labels_equal_conllevals(data: st.DataObject, scheme: str) -> None:
     tag = tags(PREFIXES[scheme])
     pair = st.tuples(tag, tag)
     sentences = data.draw(st.lists(st.lists(pair, min_size=1, max_size=12), min_size=1, max_size=4))
     gold = [[first for first, _ in sentence] for sentence in sentences]
-    # Half of the predictions are right, so that longer spans agree now and then.
+    # Half of the predictions are right, so that longer spans sometimes agree.
     kept = data.draw(st.lists(st.booleans(), min_size=48, max_size=48))
     predicted = [
         [pair[0] if kept[(12 * row + at) % 48] else pair[1] for at, pair in enumerate(sentence)]
@@ -60,7 +60,7 @@ def test_entities_are_spans_of_tokens() -> None:
     ]
 
 
-def test_plain_labels_are_scored_token_by_token() -> None:
+def test_plain_labels_are_scored_by_token() -> None:
     gold, predicted = [["NN", "VB"], ["NN", "IN"]], [["NN", "NN"], ["NN", "IN"]]
     # F1: NN 2·2/(2·2+1) = 0.8, VB 0, IN 1.
     assert label_scores(gold, predicted) == pytest.approx({"accuracy": 3 / 4, "macro_f1": 0.6})
@@ -75,7 +75,7 @@ def test_plain_labels_are_scored_token_by_token() -> None:
         (["B-A B-A O"], "IOB2"),
         (["I-A O I-A O I-A", "B-A I-A"], "IOB1"),
         (["B-A O B-A O B-A", "I-A I-A"], "IOB2"),
-        (["B-A O", "I-A O"], "IOB2"),  # one against one
+        (["B-A O", "I-A O"], "IOB2"),  # a tie
         (["B-A E-A O S-B"], "BIOES"),
         (["O S-A"], "BIOES"),
         (["B I O"], "IOB2"),
@@ -85,7 +85,7 @@ def test_plain_labels_are_scored_token_by_token() -> None:
         (["B-A M-A E-A"], "none"),
     ],
 )
-def test_scheme_is_found_in_the_labels(sentences: list[str], scheme: Scheme) -> None:
+def test_the_scheme_is_inferred_from_the_labels(sentences: list[str], scheme: Scheme) -> None:
     assert detect_scheme([labels.split() for labels in sentences]) == scheme
 
 
@@ -106,7 +106,7 @@ def test_scheme_is_found_in_the_labels(sentences: list[str], scheme: Scheme) -> 
         ("none", "B-A E-B NN", []),
     ],
 )
-def test_labels_that_a_scheme_has_otherwise_are_found(
+def test_labels_outside_the_scheme_are_found(
     scheme: Scheme, labels: str, positions: list[int]
 ) -> None:
     assert violations(labels.split(), scheme) == positions

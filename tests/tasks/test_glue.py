@@ -1,4 +1,4 @@
-"""The tasks of GLUE, in files laid out as the originals are; what the leaderboard is given."""
+"""GLUE's tasks in files of the original layouts, and submissions to the leaderboard."""
 
 import zipfile
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ HEADER_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsenten
 NLI = "index\tsentence1\tsentence2\tlabel"
 MNLI = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1"
 
-# By task: lines of train.tsv, and what they mean.
+# By task: lines of train.tsv, and their meaning.
 TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
     "cola": (["gj04\t1\t\tw1.", "gj04\t0\t*\tw2 w3."], ["acceptable", "unacceptable"]),
     "sst2": (["sentence\tlabel", "w1 \t1", 'w2 "w3\t0'], ["positive", "negative"]),
@@ -61,7 +61,7 @@ TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
 }
 
 
-FIGURES = {  # the first one ranks
+FIGURES = {  # the first one ranks runs
     "cola": ["matthews", "accuracy"],
     "mrpc": ["f1", "accuracy"],
     "qqp": ["f1", "accuracy"],
@@ -71,7 +71,7 @@ FIGURES = {  # the first one ranks
 
 
 def glue(directory: Path, name: str, *roles: str, **changes: object) -> Family:
-    """Opens a task whose files lie there."""
+    """Opens a task from files in this directory."""
     options = {key: changes.pop(key) for key in ("labels", "input", "max_length") if key in changes}
     section = GlueSection.model_validate({"name": name, "data": str(directory), **changes})
     return section.open(opening(directory, *roles, **options))
@@ -85,7 +85,7 @@ def refusal(directory: Path, name: str, *roles: str, **changes: object) -> str:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("name", TASKS)
-def test_each_layout_is_read_with_the_labels_by_name(tmp_path: Path, name: str, end: str) -> None:
+def test_each_layout_is_read_with_named_labels(tmp_path: Path, name: str, end: str) -> None:
     lines, expected = TRAIN[name]
     write_lines(tmp_path / "train.tsv", lines, end=end)
     family = glue(tmp_path, name, "train")
@@ -107,8 +107,8 @@ def test_each_layout_is_read_with_the_labels_by_name(tmp_path: Path, name: str, 
     assert family.best_metric == figures[0]
 
 
-def test_order_of_labels_is_the_one_everybody_uses() -> None:
-    # As Hugging Face's and TensorFlow's GLUE have it: a head trained there means the same here.
+def test_labels_have_the_customary_order() -> None:
+    # The order of Hugging Face's and TensorFlow's GLUE, so that heads trained there agree.
     assert {name: task.names for name, task in TASKS.items()} == {
         "cola": ("unacceptable", "acceptable"),
         "sst2": ("negative", "positive"),
@@ -133,7 +133,7 @@ def test_a_models_own_order_of_labels_is_kept(tmp_path: Path) -> None:
     assert found.endswith("allowed: a task with the model's, LABEL_0, LABEL_1, LABEL_2")
 
 
-def test_f1_stays_that_of_the_positive_label_in_another_order(tmp_path: Path) -> None:
+def test_f1_scores_the_positive_label_in_any_order(tmp_path: Path) -> None:
     write_lines(tmp_path / "dev.tsv", [HEADER_MRPC, *["1\t1\t2\tw1\tw2"] * 3, "0\t1\t2\tw1\tw2"])
     order = ("equivalent", "not_equivalent")
     family = glue(tmp_path, "mrpc", "dev", labels=order)
@@ -142,7 +142,7 @@ def test_f1_stays_that_of_the_positive_label_in_another_order(tmp_path: Path) ->
     assert family.score(records) == pytest.approx({"f1": 4 / 6, "accuracy": 2 / 4})
 
 
-def test_mnli_has_two_of_each_and_the_diagnostic_set(tmp_path: Path) -> None:
+def test_mnli_has_two_dev_and_test_sets_and_diagnostics(tmp_path: Path) -> None:
     lines = TRAIN["mnli"][0]
     data = tmp_path / "glue" / "MNLI"
     for name in ("dev_matched", "dev_mismatched"):
@@ -152,7 +152,7 @@ def test_mnli_has_two_of_each_and_the_diagnostic_set(tmp_path: Path) -> None:
     assert set(glue(data, "mnli", "dev").splits) == {"dev_matched", "dev_mismatched"}
     tests = {"test_matched", "test_mismatched"}
     assert set(glue(data, "mnli", "test").splits) == tests
-    # The archive's own place, and the two that people move it to.
+    # The archive's own location, and two common ones.
     for place in (tmp_path / "glue" / "diagnostic", tmp_path / "glue", data):
         path = write_lines(place / "diagnostic.tsv", ["index\tsentence1\tsentence2", "0\tw1\tw2"])
         family = glue(data, "mnli", "test")
@@ -164,11 +164,11 @@ def test_mnli_has_two_of_each_and_the_diagnostic_set(tmp_path: Path) -> None:
     family = glue(data, "mnli", "test")
     records = predict(family.splits["diagnostic"], [[0, 1, 0], [1, 0, 0]])
     assert family.score(records)["matthews"] == 1.0
-    # From the directory above, as the archive is unpacked.
+    # From the parent directory of the unpacked archive.
     assert set(glue(tmp_path / "glue", "mnli", "dev").splits) == {"dev_matched", "dev_mismatched"}
 
 
-def test_lines_of_qqp_that_the_original_broke_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_broken_lines_of_qqp_are_skipped_and_counted(tmp_path: Path) -> None:
     header, *rest = TRAIN["qqp"][0]
     write_lines(tmp_path / "train.tsv", [header, rest[0], "6\t1\t2\tw1 w2", rest[1], "w3"])
     family = glue(tmp_path, "qqp", "train")
@@ -180,7 +180,7 @@ def test_lines_of_qqp_that_the_original_broke_are_left_out_and_counted(tmp_path:
     assert "line 2: found 7 fields, allowed: 6" in refusal(tmp_path, "qqp", "train")
 
 
-def test_fields_of_stsb_beyond_the_header_are_not_read_and_counted(tmp_path: Path) -> None:
+def test_extra_fields_of_stsb_are_ignored_and_counted(tmp_path: Path) -> None:
     header, first, second = TRAIN["stsb"][0]
     write_lines(tmp_path / "train.tsv", [header, first + "\tx\ty", second])
     family = glue(tmp_path, "stsb", "train")
@@ -208,14 +208,14 @@ def test_fields_of_stsb_beyond_the_header_are_not_read_and_counted(tmp_path: Pat
         ("sst2", ["sentence\tlabel"], "found no examples of train"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(
+def test_errors_in_a_file_are_named(
     tmp_path: Path, name: str, lines: list[str], expected: str
 ) -> None:
     write_lines(tmp_path / "train.tsv", lines)
     assert expected in refusal(tmp_path, name, "train")
 
 
-def test_a_file_of_the_users_needs_only_the_texts(tmp_path: Path) -> None:
+def test_a_users_file_needs_only_the_texts(tmp_path: Path) -> None:
     labels = TASKS["sst2"].names
     made = {
         "a.tsv": ["sentence", 'w1 "w2'],
@@ -234,7 +234,7 @@ def test_a_file_of_the_users_needs_only_the_texts(tmp_path: Path) -> None:
 
 
 def submitted(tmp_path: Path, task: str, split: str, predictions: Sequence[str | float]) -> str:
-    """The text of the file that predictions end up in."""
+    """The text of the submission file."""
     records = [{"id": n, "prediction": found} for n, found in enumerate(predictions)]
     return write_submission(task, split, records, tmp_path)[0].read_text()
 
@@ -253,7 +253,7 @@ def submitted(tmp_path: Path, task: str, split: str, predictions: Sequence[str |
         ("stsb", [2.25, 1 / 3], ["2.250000", "0.333333"]),
     ],
 )
-def test_a_submission_spells_labels_as_the_tasks_files_do(
+def test_a_submission_uses_the_files_label_names(
     tmp_path: Path, task: str, predictions: list[str | float], expected: list[str]
 ) -> None:
     found = submitted(tmp_path, task, "test", predictions)
@@ -270,7 +270,7 @@ def test_the_archive_grows_to_all_eleven_and_is_flat(tmp_path: Path) -> None:
             assert archive.namelist() == done
             assert archive.read(name) == (tmp_path / name).read_bytes()
     assert (tmp_path / "AX.tsv").read_text() == "index\tprediction\n0\tcontradiction\n"
-    # The files as the leaderboard's sample submission names them.
+    # The file names of the leaderboard's sample submission.
     names = "AX CoLA MNLI-m MNLI-mm MRPC QNLI QQP RTE SST-2 STS-B WNLI"
     assert sorted(done) == [f"{each}.tsv" for each in names.split()]
 
@@ -285,10 +285,10 @@ def test_a_dev_set_is_not_submitted(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_family_writes_the_index_of_its_file(tmp_path: Path) -> None:
+def test_submissions_keep_the_files_index(tmp_path: Path) -> None:
     lines = ["index\tsentence1\tsentence2", "4\tw1\tw2", "9\tw1\tw2"]
     write_lines(tmp_path / "test.tsv", lines)
-    # The model's own order of labels makes no difference to the file.
+    # The model's own order of labels does not change the file.
     family = glue(tmp_path, "wnli", "test", labels=("entailment", "not_entailment"))
     records = predict(family.splits["test"], [[1, 0], [0, 1]])
     written = family.write_official("test", records, tmp_path / "out")

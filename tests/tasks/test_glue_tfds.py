@@ -20,7 +20,7 @@ Examples = Sequence[Mapping[str, Any]]
 
 
 def prepare(data_dir: Path, name: str, splits: Mapping[str, Examples]) -> Path:
-    """Writes a dataset where and as TFDS would."""
+    """Writes a dataset with TFDS's path and format."""
     builder = tfds.builder(f"glue/{name}", data_dir=data_dir, file_format="array_record")
     directory = Path(builder.data_path)
     directory.mkdir(parents=True)
@@ -38,7 +38,7 @@ def glue(data_dir: Path, name: str, *roles: str) -> Family:
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "mnli"])
-def test_texts_and_labels_are_those_of_the_dataset(tmp_path: Path, name: str) -> None:
+def test_texts_and_labels_equal_the_datasets(tmp_path: Path, name: str) -> None:
     texts = {
         "cola": ("sentence",),
         "sst2": ("sentence",),
@@ -47,7 +47,7 @@ def test_texts_and_labels_are_those_of_the_dataset(tmp_path: Path, name: str) ->
     }.get(name, ("sentence1", "sentence2"))
     names = TASKS[name].names
     labels: list[Any] = [2.5, 0.25] if name == "stsb" else [names[1], names[0]]
-    # TFDS shuffles what it writes; the index tells where an example was.
+    # TFDS shuffles examples; the index gives the original position.
     both = [
         {**{text: f"w{n} w{m}" for m, text in enumerate(texts)}, "label": labels[n], "idx": n}
         for n in (1, 0)
@@ -79,9 +79,7 @@ def test_a_format_that_needs_tensorflow_is_refused(tmp_path: Path) -> None:
     assert "allowed: array_record; another task.data_dir, or a directory" in str(caught.value)
 
 
-def test_a_download_that_fails_is_said_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, **options: object) -> None:
         assert options == {"file_format": "array_record"}
         raise ConnectionError("no route to host\nand more")

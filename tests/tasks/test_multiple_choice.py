@@ -75,7 +75,7 @@ def test_codah_has_no_header_and_no_quotes(tokenizer: Tokenizer, tmp_path: Path)
         (("1", "2", "3"), ("3", "1")),
     ],
 )
-def test_the_right_choice_is_named_in_any_of_four_ways(
+def test_the_right_choice_has_four_notations(
     tokenizer: Tokenizer, tmp_path: Path, label_is: Any, labels: tuple[str, str]
 ) -> None:
     text = f"q,x,y,z,answer\nthe,dog,river,mill,{labels[0]}\nthe,dog,river,mill,{labels[1]}\n"

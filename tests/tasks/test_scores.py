@@ -1,4 +1,4 @@
-"""Figures against scikit-learn, SciPy and fractions worked by hand."""
+"""Scores against scikit-learn, SciPy and fractions computed by hand."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ from sklearn import metrics
 
 from bert_jax.tasks import scores
 
-# Six answers of two kinds: of four that are "yes" three are found; one "no" is taken for "yes".
+# Six yes/no answers: three of four "yes" are found; one "no" is predicted as "yes".
 #            tp     tp     tp     fn    fp     tn
 LABELS = ["yes", "yes", "yes", "yes", "no", "no"]
 FOUND = ["yes", "yes", "yes", "no", "yes", "no"]
@@ -46,7 +46,7 @@ def test_correlation_of_a_constant_is_0_without_a_warning(key: str) -> None:
     assert -1.0 <= scores.number_figure(key, [1.0, 2.0, 3.0], nearly) <= 1.0
 
 
-def test_figures_of_several_labels() -> None:
+def test_scores_of_several_labels() -> None:
     labels = [["a", "b"], ["b"], [], ["c"]]
     found = [["a"], ["b"], ["b"], ["a", "c"]]
     a = Fraction(2 * 1, 2 * 1 + 1 + 0)
@@ -58,22 +58,22 @@ def test_figures_of_several_labels() -> None:
     close(figures["subset_accuracy"], Fraction(1, 4))
 
 
-def test_a_single_name_among_several_labels_is_no_yes_or_no() -> None:
+def test_one_of_several_labels_is_not_a_binary_label() -> None:
     figures = scores.multi_label_figures([["a"], [], []], [["a"], ["a"], []])
-    # tp 1, fp 1; the third, rightly empty, counts in the exact ones alone.
+    # tp 1, fp 1; the third is correctly empty and counts only in exact matches.
     close(figures["micro_f1"], Fraction(2 * 1, 2 * 1 + 1))
     close(figures["macro_f1"], Fraction(2 * 1, 2 * 1 + 1))
     close(figures["subset_accuracy"], Fraction(2, 3))
 
 
-def test_nothing_of_several_labels_right_or_found_is_0() -> None:
+def test_f1_of_several_labels_without_matches_is_0() -> None:
     figures = scores.multi_label_figures([[], []], [[], []])
     assert figures == {"micro_f1": 0.0, "macro_f1": 0.0, "subset_accuracy": 1.0}
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1))
-def test_figures_of_classes_are_those_of_scikit_learn(pairs: list[tuple[str, str]]) -> None:
+def test_scores_of_classes_equal_scikit_learns(pairs: list[tuple[str, str]]) -> None:
     labels, found = zip(*pairs, strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -91,7 +91,7 @@ def test_figures_of_classes_are_those_of_scikit_learn(pairs: list[tuple[str, str
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3))
-def test_figures_of_numbers_are_those_of_scipy(pairs: list[tuple[int, int]]) -> None:
+def test_scores_of_numbers_equal_scipys(pairs: list[tuple[int, int]]) -> None:
     labels, found = (list(map(float, side)) for side in zip(*pairs, strict=True))
     close(scores.number_figure("mse", labels, found), metrics.mean_squared_error(labels, found))
     assume(len(set(labels)) > 1 < len(set(found)))

@@ -1,4 +1,4 @@
-"""Examples to rows, logits to records."""
+"""Converts examples to rows and logits to records."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def test_rows_are_cls_text_sep_pair_sep(tokenizer: Tokenizer) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 12)), max_size=8))
-def test_lengths_and_rows_are_those_of_assemble(
+def test_lengths_and_rows_equal_assembles(
     tokenizer: Tokenizer, sizes: list[tuple[int, int | None]]
 ) -> None:
     examples = [
@@ -82,7 +82,7 @@ def test_records_of_one_label(tokenizer: Tokenizer) -> None:
             "id": 8,
             "text": "w3",
             "label": None,
-            "prediction": "bad",  # of equals the first
+            "prediction": "bad",  # ties go to the first
             "probabilities": {"bad": 0.5, "good": 0.5},
         },
     ]

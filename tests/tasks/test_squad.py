@@ -27,7 +27,7 @@ def _split(family: Family, role: str = "dev") -> SquadSplit:
 def _answered(
     split: SquadSplit, wanted: dict[str, str], *, null: dict[str, float] | None = None
 ) -> list[Record]:
-    """Records of logits that point at the pieces of the wanted texts."""
+    """Records for logits that point at the pieces of the wanted texts."""
     tokenizer = letters_tokenizer()
     kept = []
     rng = np.random.default_rng(0)
@@ -54,7 +54,7 @@ def _tower(tmp_path: Path, **settings: Any) -> Family:
     return open_one(write(tmp_path / "dev.json", squad((TOWER, questions))), **settings)
 
 
-def test_answers_come_out_as_they_stand_in_the_context(tmp_path: Path) -> None:
+def test_answers_are_verbatim_from_the_context(tmp_path: Path) -> None:
     family = _tower(tmp_path)
     wanted = {"year": "1889", "city": "the tower", "end": "北京"}
     records = _answered(_split(family), wanted)
@@ -94,7 +94,7 @@ def test_a_row_is_question_then_window(tmp_path: Path) -> None:
     at=st.integers(0, 99),
     n=st.integers(1, 7),
 )
-def test_every_window_that_holds_the_answer_has_it_as_target(
+def test_every_window_with_the_answer_has_it_as_target(
     tmp_path_factory: pytest.TempPathFactory, max_length: int, stride: int, at: int, n: int
 ) -> None:
     words = LONG.split()
@@ -128,11 +128,11 @@ def test_every_window_that_holds_the_answer_has_it_as_target(
     ("text", "start", "expected"),
     [
         ("cat", 4, "cat"),
-        ("cat", 3, "cat"),  # off by one, within the words it touches
+        ("cat", 3, "cat"),  # off by one, within the same words
         ("cat", 5, "cat"),
-        ("cat saw", 4, "cat\n saw"),  # white space does not count
+        ("cat saw", 4, "cat\n saw"),  # white space is ignored
         (" cat ", 3, "cat"),
-        ("cat", 0, None),  # elsewhere: not looked for, though it stands there once
+        ("cat", 0, None),  # wrong offset: the text is not searched for elsewhere
         ("dog", 4, None),
         ("cat", -4, None),
         ("cat", 400, None),
@@ -140,15 +140,13 @@ def test_every_window_that_holds_the_answer_has_it_as_target(
         ("  ", 0, None),
     ],
 )
-def test_an_answer_is_looked_for_where_the_file_says(
-    text: str, start: int, expected: str | None
-) -> None:
+def test_an_answer_is_found_at_its_offset(text: str, start: int, expected: str | None) -> None:
     context = "the cat\n saw , and the dog"
     found = find_answer(context, Answer(text, start))
     assert (found and context[slice(*found)]) == expected
 
 
-def test_answers_not_in_their_context_are_skipped_in_training_and_counted(tmp_path: Path) -> None:
+def test_training_skips_and_counts_misplaced_answers(tmp_path: Path) -> None:
     good, bad = ("paris", 13), ("rome", 13)
     context = "the tower of paris"
     asked = [question("a", "in", good), question("b", "in", bad), question("c", "in", bad, good)]
@@ -156,18 +154,18 @@ def test_answers_not_in_their_context_are_skipped_in_training_and_counted(tmp_pa
     family = open_one(path, role="train")
     split = _split(family, "train")
     assert split.examples == 2
-    # Of several answers the first that is there.
+    # The first of several answers that is in the context.
     assert split.row(1).targets == split.row(0).targets
     note = f"{path}: 1 of 3 answers are not in their context at the place named: skipped"
     assert list(family.notes) == [note]
-    family = open_one(path)  # still asked and scored in dev
+    family = open_one(path)  # still predicted and scored in dev
     assert (_split(family).examples, list(family.notes)) == (3, [])
     content = squad((context, [question("b", "in", bad)]))
     with pytest.raises(UserError, match="found no answer that is in its context"):
         open_one(write(tmp_path / "y.json", content), role="train")
 
 
-def test_empty_question_and_empty_context_are_asked(tmp_path: Path) -> None:
+def test_empty_questions_and_contexts_are_predicted(tmp_path: Path) -> None:
     content = squad(
         ("the tower", [question("a", "", ("tower", 4))]),
         ("", [question("b", "who", impossible=True), question("c", "", impossible=True)]),
@@ -186,7 +184,7 @@ WANTED = {"has1": "1889", "has2": "of paris", "no1": "tower", "no2": "built"}
 NULL = {"has1": 8.0, "has2": 12.5, "no1": 13.0, "no2": 12.0}  # best answers score 10
 
 
-def test_the_threshold_is_tuned_on_dev_used_and_that_of_the_official_files(tmp_path: Path) -> None:
+def test_the_threshold_is_tuned_on_dev_like_the_official_one(tmp_path: Path) -> None:
     questions = [
         question("has1", "when", ("1889", 32), impossible=False),
         question("has2", "in", ("paris", 13), impossible=False),
@@ -215,7 +213,7 @@ def test_the_threshold_is_tuned_on_dev_used_and_that_of_the_official_files(tmp_p
     best = reference_squad.best_thresholds(content, predictions, odds)
     assert best["best_f1"] == figures["best_f1"]
     assert best["best_f1_thresh"] == figures["null_threshold"]
-    # What is tuned serves the predictions on another file; one that is set serves everywhere.
+    # A tuned threshold applies to predictions on another file; a configured one applies everywhere.
     changes: list[dict[str, Any]] = [
         {"tuned": {"null_threshold": 2.7}},
         {"tuned": figures, "null_threshold": 2.7},
@@ -225,7 +223,7 @@ def test_the_threshold_is_tuned_on_dev_used_and_that_of_the_official_files(tmp_p
         assert [record["prediction"] for record in records] == ["1889", "of paris", "", "built"]
 
 
-def test_an_unlabelled_file_is_predicted_and_not_scored(tmp_path: Path) -> None:
+def test_an_unlabelled_file_is_not_scored(tmp_path: Path) -> None:
     content = squad(("the tower of paris", [question("a", "in")]))
     del content["data"][0]["paragraphs"][0]["qas"][0]["answers"]
     section = SquadSection()
@@ -234,6 +232,6 @@ def test_an_unlabelled_file_is_predicted_and_not_scored(tmp_path: Path) -> None:
     family = section.open(opening)
     records = _answered(_split(family, "input"), {"a": "paris"})
     assert (records[0]["prediction"], records[0]["label"]) == ("paris", None)
-    tuned = opening._replace(tuned={"null_threshold": 99.0})  # of a model that may give no answer
+    tuned = opening._replace(tuned={"null_threshold": 99.0})  # from a model that may give no answer
     records = _answered(_split(section.open(tuned), "input"), {}, null={"a": 300.0})
     assert records[0]["prediction"] == ""

@@ -15,7 +15,7 @@ FIRST = 4  # [CLS] two pieces of a question [SEP]
 
 
 def _text(first: int, last: int) -> tuple[str, int]:
-    """A context with a word repeated over and over, so that spans share their texts."""
+    """A context of one repeated word, so that many spans have equal texts."""
     return " ".join("abcab"[at % 5] for at in range(first, last + 1)), first
 
 
@@ -49,7 +49,7 @@ def _answers(
     coarse=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_answers_are_those_of_the_reference(
+def test_answers_equal_the_references(
     pieces: int,
     room: int,
     stride: int,
@@ -62,10 +62,10 @@ def test_answers_are_those_of_the_reference(
     rng = np.random.default_rng(seed)
     spans = reference_squad.windows(pieces, room, stride)
     rows = [rng.normal(size=(FIRST + end - start + 1, 2)) for start, end in spans]
-    if coarse:  # many equals
+    if coarse:  # many ties
         rows = [row.round() for row in rows]
     rows = [row.astype(np.float32) for row in rows]
-    for row in rows:  # a context piece among the best, so that the release has a candidate
+    for row in rows:  # put a context piece among the best, so that the release has a candidate
         row[FIRST] += 20
     expected = reference_squad.answer(
         [row.astype(np.float64).tolist() for row in rows],
@@ -81,7 +81,7 @@ def test_answers_are_those_of_the_reference(
     assert found.null_score_difference == pytest.approx(expected[1], abs=1e-12)
 
 
-def test_texts_that_differ_in_white_space_are_one_answer() -> None:
+def test_answers_that_differ_in_white_space_are_merged() -> None:
     rows = [np.zeros((FIRST + 3, 2), np.float32)]
     rows[0][FIRST, :] = 5
     window = find_candidates(
@@ -100,7 +100,7 @@ def test_texts_that_differ_in_white_space_are_one_answer() -> None:
 @given(pieces=st.integers(1, 120), room=st.integers(1, 40), stride=st.integers(1, 60))
 @example(pieces=40, room=40, stride=1)
 @example(pieces=120, room=40, stride=40)
-def test_windows_are_those_of_the_reference(pieces: int, room: int, stride: int) -> None:
+def test_windows_equal_the_references(pieces: int, room: int, stride: int) -> None:
     expected = reference_squad.windows(pieces, room, stride)
     windows = ContextWindows(pieces, room, stride)
     assert [windows.bounds(number) for number in range(windows.number)] == expected

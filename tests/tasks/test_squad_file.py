@@ -14,7 +14,7 @@ def _read(path: str, version: Any = "auto", *, needs_answers: bool = True) -> An
     return read_squad(path, version=version, needs_answers=needs_answers)
 
 
-def test_questions_come_in_the_order_of_the_file_with_all_their_answers(tmp_path: Path) -> None:
+def test_questions_keep_file_order_and_all_answers(tmp_path: Path) -> None:
     path = write(
         tmp_path / "dev.json",
         squad(
@@ -41,7 +41,7 @@ def test_questions_come_in_the_order_of_the_file_with_all_their_answers(tmp_path
         ("2.0", None, "2.0"),
     ],
 )
-def test_version_is_found_in_the_file(
+def test_the_version_is_detected(
     tmp_path: Path, says: str, impossible: bool | None, expected: str
 ) -> None:
     other = () if impossible else (("1889", 32),)
@@ -75,7 +75,7 @@ SECOND = "data.0.paragraphs.0.qas.1"
         ),
     ],
 )
-def test_a_ragged_file_is_refused_at_the_place(tmp_path: Path, change: Any, message: str) -> None:
+def test_a_malformed_file_names_the_place(tmp_path: Path, change: Any, message: str) -> None:
     content = squad((TOWER, [question("a", "when", ("1889", 32)), question("b", "?", ("the", 0))]))
     change(content, content["data"][0]["paragraphs"][0]["qas"][1])
     path = write(tmp_path / "x.json", content)
@@ -84,7 +84,7 @@ def test_a_ragged_file_is_refused_at_the_place(tmp_path: Path, change: Any, mess
     assert str(error.value).startswith(f"{path}: {message}")
 
 
-def test_unanswerable_questions_in_version_1_1_are_counted_in_the_error(tmp_path: Path) -> None:
+def test_version_1_1_refuses_unanswerable_questions(tmp_path: Path) -> None:
     content = squad((TOWER, [question(id, "who", impossible=True) for id in "ab"]))
     path = write(tmp_path / "train.json", content)
     with pytest.raises(UserError) as error:

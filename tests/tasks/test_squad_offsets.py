@@ -11,8 +11,8 @@ from tests.tasks.squad_data import letters_tokenizer
 from tests.text.test_sentence_piece import train as train_model
 
 UNCASED, CASED = letters_tokenizer(), letters_tokenizer(lower_case=False)
-# Letters with accents on them or behind them, one letter that becomes two and two that become one,
-# characters that tokenizers drop, white space of several kinds, CJK, punctuation.
+# Composed and combining accents, letters that split or merge under normalisation, characters that
+# tokenizers drop, several kinds of white space, CJK, punctuation.
 ALPHABET = "abZéÉe\u0301İß'(-. \n\t\u202f\u00a0\u200b\ufffd世界。"
 
 
@@ -29,8 +29,8 @@ def _slices(text: str, *, cased: bool = False) -> list[str]:
         ("Élan", ["É", "l", "a", "n"]),
         ("E\u0301lan", ["E\u0301", "l", "a", "n"]),
         ("世界a", ["世", "界", "a"]),
-        ("中国的北京。", ["中", "国", "的", "北", "京", "。"]),  # 的 is not known
-        ("ﬁt", ["ﬁt"]),  # not known, as one word
+        ("中国的北京。", ["中", "国", "的", "北", "京", "。"]),  # 的 is unknown
+        ("ﬁt", ["ﬁt"]),  # unknown, as one word
         ("a\u200bb", ["a\u200b", "b"]),
         ("in\u00a0paris", ["in", "paris"]),
         ("(☃☃in)", ["(", "☃☃in", ")"]),
@@ -41,7 +41,7 @@ def _slices(text: str, *, cased: bool = False) -> list[str]:
         (" \n ", []),
     ],
 )
-def test_pieces_are_found_in_the_text(text: str, expected: list[str]) -> None:
+def test_piece_offsets_point_into_the_text(text: str, expected: list[str]) -> None:
     found = [piece.strip("\u200b") for piece in _slices(text)]
     assert found == [piece.strip("\u200b") for piece in expected]
 
@@ -66,7 +66,7 @@ def test_a_span_of_whole_words_encodes_to_its_own_pieces(cased: bool, data: st.D
         assert tokenizer.encode(word) == found.ids[first:behind]
 
 
-def test_sentence_pieces_are_found_in_the_text() -> None:
+def test_sentencepiece_offsets_point_into_the_text() -> None:
     tokenizer = SentencePieceTokenizer(train_model("unigram"), lower_case=True)
     text = "The  interpreter Évaluates (ﬁnal) expressions, don't"
     found = OffsetEncoder(tokenizer).encode(text)

@@ -12,7 +12,7 @@ WORDS = "a The an tower Tower's tower in 1889 U.S. a-b –a é ... the, than İ"
 TEXT = st.lists(st.sampled_from([*WORDS.split(), "\n", "\u00a0"]), max_size=5).flatmap(
     lambda words: st.sampled_from([" ".join(words), "".join(words)])
 )
-ODDS = st.integers(-4, 4).map(lambda n: n / 2)  # with equals
+ODDS = st.integers(-4, 4).map(lambda n: n / 2)  # with ties
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,7 @@ ODDS = st.integers(-4, 4).map(lambda n: n / 2)  # with equals
         ("it's", "its"),
     ],
 )
-def test_answers_are_compared_without_case_punctuation_and_articles(
-    text: str, expected: str
-) -> None:
+def test_case_punctuation_and_articles_are_ignored(text: str, expected: str) -> None:
     assert squad_scores.normalize_answer(text) == expected
     assert reference_squad.bare(text) == expected
 
@@ -48,7 +46,7 @@ def _record(id: str, golds: list[str], text: str, odds: float, threshold: float)
 
 @settings(deadline=None, max_examples=80)
 @given(st.lists(st.tuples(st.lists(TEXT, min_size=1, max_size=3), TEXT), min_size=1, max_size=8))
-def test_figures_1_1_equal_the_reference_to_the_last_digit(
+def test_scores_1_1_equal_the_reference_exactly(
     pairs: list[tuple[list[str], str]],
 ) -> None:
     records = [_record(str(n), golds, text, 0, 0) for n, (golds, text) in enumerate(pairs)]
@@ -66,7 +64,7 @@ def test_figures_1_1_equal_the_reference_to_the_last_digit(
     ),
     ODDS,
 )
-def test_figures_2_0_equal_the_reference_to_the_last_digit(
+def test_scores_2_0_equal_the_reference_exactly(
     triples: list[tuple[list[str], str, float]], threshold: float
 ) -> None:
     records = [_record(str(n), *triple, threshold) for n, triple in enumerate(triples)]

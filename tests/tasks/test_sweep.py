@@ -28,7 +28,7 @@ def result(
     return RunResult(SweepPoint(seed, rate, 3), score, 10, {"accuracy": score or 0.0}, why, 1.5)
 
 
-def test_a_grid_runs_every_seed_with_every_learning_rate_and_number_of_epochs() -> None:
+def test_a_grid_runs_every_combination() -> None:
     section = SweepSection(seeds=2, learning_rates=(2e-5, 5e-5), epochs=(2, 3))
     points = points_of(section, seed=7, learning_rate=1.0, epochs=9)
     assert [point.name for point in points] == [
@@ -48,7 +48,7 @@ def test_a_grid_runs_every_seed_with_every_learning_rate_and_number_of_epochs() 
         ({"seed": 3}, 'seed: unknown key; did you mean "seeds"?'),
     ],
 )
-def test_a_sweep_that_makes_no_sense_is_refused_in_a_line(sweep: dict[str, Any], said: str) -> None:
+def test_an_invalid_sweep_is_one_line(sweep: dict[str, Any], said: str) -> None:
     task = {"kind": "table", "train": "t.csv", "text": "text", "label": "label"}
     values = {"finetune": {"init_from": "run", "task": task, "sweep": sweep}}
     with pytest.raises(UserError) as refused:
@@ -57,8 +57,8 @@ def test_a_sweep_that_makes_no_sense_is_refused_in_a_line(sweep: dict[str, Any],
     assert "\n" not in str(refused.value)
 
 
-def test_mean_and_deviation_are_those_of_a_sample_by_hand() -> None:
-    # Mean 2.2/3; squares of the distances: 0.0044, 0.0278, 0.0544, together 0.0867, over 2.
+def test_mean_and_deviation_equal_a_hand_computed_sample() -> None:
+    # Mean 2.2/3; squared deviations 0.0044 + 0.0278 + 0.0544 = 0.0867, over 2.
     results = [result(0.8), result(0.9, seed=1), result(0.5, seed=2, failed=True)]
     (cell,) = cells_of(results)
     assert cell.every == pytest.approx((3, 2.2 / 3, math.sqrt(0.26 / 3 / 2)))
@@ -66,7 +66,7 @@ def test_mean_and_deviation_are_those_of_a_sample_by_hand() -> None:
     assert (cell.least, cell.most, cell.best_seed, cell.degenerate) == (0.5, 0.9, 1, 1)
 
 
-def test_a_run_that_broke_off_counts_as_degenerate_and_in_no_mean() -> None:
+def test_an_interrupted_run_is_degenerate_and_not_averaged() -> None:
     (cell,) = cells_of([result(0.6), result(None, seed=1, failed=True)])
     assert (cell.runs, cell.degenerate) == (2, 1)
     assert cell.every == (1, 0.6, None)
@@ -97,7 +97,7 @@ def degenerate(task: Any, found: list[dict[str, Any]]) -> str | None:
     return None if baseline is None else baseline.failure
 
 
-def test_one_class_throughout_is_degenerate_whatever_its_score() -> None:
+def test_predicting_one_class_is_degenerate() -> None:
     matthews = family("matthews", lambda found: figures(found, ("matthews",)))
     found = records(["a", "b", "a"], ["a", "a", "a"])
     assert degenerate(matthews, found) == "predicts nothing but a"
@@ -105,7 +105,7 @@ def test_one_class_throughout_is_degenerate_whatever_its_score() -> None:
     assert baseline_of(CLASSES, found) == ("accuracy", 2 / 3, 2 / 3, "a")
 
 
-def test_no_better_than_the_most_frequent_label_is_degenerate() -> None:
+def test_scoring_like_the_majority_label_is_degenerate() -> None:
     labels = ["a", "a", "a", "b"]
     assert degenerate(CLASSES, records(labels, ["a", "a", "b", "b"])) == (
         "accuracy 0.750, and 0.750 without reading"
@@ -113,13 +113,13 @@ def test_no_better_than_the_most_frequent_label_is_degenerate() -> None:
     assert degenerate(CLASSES, records(labels, ["a", "a", "a", "b"])) is None
 
 
-def test_the_best_constant_answer_by_f1_is_the_positive_label() -> None:
+def test_the_best_constant_f1_is_the_positive_label() -> None:
     task = family("f1", lambda found: figures(found, ("f1",), positive="b"))
     found = records(["a", "a", "a", "b"], ["b", "b", "a", "b"])
     assert baseline_of(task, found) == ("f1", 0.5, 0.4, None)
 
 
-def test_a_regression_that_answers_the_mean_and_noise_is_degenerate() -> None:
+def test_a_noisy_mean_regression_is_degenerate() -> None:
     labels = np.linspace(0, 5, 50).tolist()
     noise = np.random.default_rng(0).normal(2.5, 0.005, 50).tolist()
     assert degenerate(NUMBERS, records(labels, noise)) == "predicts nothing but 2.5"
@@ -142,13 +142,13 @@ def test_no_entity_found_is_degenerate() -> None:
     assert degenerate(entities, records([label], [["B-PER", "O", "O"]], **tokens)) is None
 
 
-def test_answers_no_better_than_none_are_degenerate() -> None:
+def test_answers_that_score_like_none_are_degenerate() -> None:
     questions = family("f1", figures_2_0)
     more = {"nbest": [{"text": "the mill"}], "null_score_difference": 0.0}
     labels = [[{"text": "the mill", "start": 0}], [], []]
     none = records(labels, ["", "", ""], **more)
     assert degenerate(questions, none) == "predicts nothing but no answer"
-    # One right answer and one wrong one: two thirds, as without any.
+    # One right and one wrong answer score two thirds, as do no answers.
     wrong = records(labels, ["the mill", "the mill", ""], **more)
     assert degenerate(questions, wrong) == "f1 66.667, and 66.667 without reading"
     assert degenerate(questions, records(labels, ["the mill", "", ""], **more)) is None

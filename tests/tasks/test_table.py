@@ -1,4 +1,4 @@
-"""Tables of one's own: what their labels mean, and what is wrong with them."""
+"""A user's tables: the meaning of their labels, and their errors."""
 
 import json
 import random
@@ -20,7 +20,7 @@ from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 
 def table(directory: Path, *roles: str, **changes: Any) -> Family:
-    """Opens train.csv (and what else is named), with columns `text` and `label`."""
+    """Opens train.csv and further named files, with columns `text` and `label`."""
     options = {key: changes.pop(key) for key in ("labels", "input", "seed") if key in changes}
     values = {"train": str(directory / "train.csv"), "text": "text", "label": "label", **changes}
     return TableSection.model_validate(values).open(opening(directory, *roles, **options))
@@ -47,17 +47,17 @@ def jsonl_of(path: Path, labels: list[Any]) -> Path:
     ("labels", "problem", "names", "targets"),
     [
         (["good", "bad", "good"], "single_label", ("bad", "good"), [1, 0, 1]),
-        # Whole numbers are classes, and 10 comes after 9.
+        # Integers are classes, and 10 sorts after 9.
         (["10", "9", "10"], "single_label", ("9", "10"), [1, 0, 1]),
         (["1.5", "2", "-3e1"], "regression", ("label",), [1.5, 2.0, -30.0]),
         (["1.5", "x", "y"], "single_label", ("1.5", "x", "y"), [0, 1, 2]),
         (["1_0.5", "2.5"], "single_label", ("1_0.5", "2.5"), [0, 1]),
-        # More digits than Python reads as a number.
+        # More digits than Python's limit for integers.
         (["9", "8" * 5_000], "single_label", ("8" * 5_000, "9"), [1, 0]),
     ],
     ids=("names", "whole numbers", "numbers", "mixed", "underscores", "digits"),
 )
-def test_the_problem_is_found_in_the_training_labels(
+def test_the_problem_is_inferred_from_training_labels(
     tmp_path: Path, labels: list[str], problem: str, names: tuple[str, ...], targets: list[float]
 ) -> None:
     csv_of(tmp_path / "train.csv", labels)
@@ -70,7 +70,7 @@ def test_the_problem_is_found_in_the_training_labels(
 
 
 @pytest.mark.parametrize("cell", ["n/a", "nan", '"2,5"'])
-def test_a_stray_cell_among_numbers_is_no_class_unless_asked_for(tmp_path: Path, cell: str) -> None:
+def test_a_stray_cell_is_a_class_only_if_configured(tmp_path: Path, cell: str) -> None:
     found = [str(n / 4) for n in range(8)]
     csv_of(tmp_path / "train.csv", [*found, cell, "bad"])
     line = refusal(tmp_path, "train", dev="unread.csv")
@@ -80,7 +80,7 @@ def test_a_stray_cell_among_numbers_is_no_class_unless_asked_for(tmp_path: Path,
     assert set(asked.heads.labels) == {*found, spelled, "bad"}
 
 
-def test_lists_are_several_labels(tmp_path: Path) -> None:
+def test_lists_are_multiple_labels(tmp_path: Path) -> None:
     path = jsonl_of(tmp_path / "train.jsonl", [["b", "a"], [], ["c", "c"], "a|c"])
     family = table(tmp_path, "train", train=str(path), dev=str(path))
     assert family.heads.problem == "multi_label"
@@ -94,14 +94,14 @@ def test_lists_are_several_labels(tmp_path: Path) -> None:
     assert labels_of(family.splits["train"]) == [[1, 1], [0, 1]]
 
 
-def test_several_labels_in_a_text_stand_between_separators(tmp_path: Path) -> None:
+def test_separators_divide_multiple_labels(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", ["a|b", "", " b | c ", "c"])
     family = table(tmp_path, "train", problem="multi_label", dev="unread.csv")
     assert labels_of(family.splits["train"]) == [[1, 1, 0], [0, 0, 0], [0, 1, 1], [0, 0, 1]]
     csv_of(tmp_path / "train.csv", ["a;b", "b"])
     family = table(tmp_path, "train", problem="multi_label", label_separator=";", dev="unread.csv")
     assert family.heads.labels == ("a", "b")
-    # Empty throughout: not known, rather than none right.
+    # All cells empty: labels are unknown, not empty.
     csv_of(tmp_path / "test.csv", ["", ""])
     family = table(
         tmp_path,
@@ -113,14 +113,14 @@ def test_several_labels_in_a_text_stand_between_separators(tmp_path: Path) -> No
     assert labels_of(family.splits["test"]) == [None, None]
 
 
-def test_malformed_rows_are_skipped_counted_and_said(tmp_path: Path) -> None:
+def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     lines = ["text,label", "w1,a", "w2", "w3,b", "w4,", "w5,a", '"w6" w7,a', "w8,b"]
     path = write_lines(tmp_path / "train.csv", lines)
     dev = csv_of(tmp_path / "dev.csv", ["a", "zzz", "b"])
     line = refusal(tmp_path, dev=str(dev))
     assert line.endswith("as in the header; finetune.task.on_error=skip would skip the row")
     family = table(tmp_path, dev=str(dev), on_error="skip")
-    # Ids remain the indices of the rows in the file.
+    # Ids are still the row indices of the file.
     assert (ids(family, "train"), ids(family, "dev")) == ([0, 2, 4, 6], [0, 2])
     assert family.notes[1:] == (
         f"{path}: skipped 3 of 7 rows: line 3: found 1 field, allowed: 2, as in the header; "
@@ -157,7 +157,7 @@ def test_a_wrong_delimiter_and_a_missing_header_are_named(tmp_path: Path) -> Non
     assert "if this line is a row, put a line with the names of the columns before it" in line
 
 
-def test_figures_and_the_one_that_ranks(tmp_path: Path) -> None:
+def test_scores_and_the_ranking_score(tmp_path: Path) -> None:
     def keys(labels: list[str], **changes: Any) -> list[str]:
         path = csv_of(tmp_path / "train.csv", labels)
         family = table(tmp_path, "train", dev=str(path), **changes)
@@ -216,14 +216,14 @@ NUMBERS = ["text,label", "w1,1.5"]
         ([*NUMBERS, "w,"], {}, 'line 3: "label" found no label, allowed: a number'),
     ],
 )
-def test_what_is_wrong_with_a_training_table_is_named(
+def test_errors_in_a_training_table_are_named(
     tmp_path: Path, lines: list[str], changes: dict[str, Any], expected: str
 ) -> None:
     write_lines(tmp_path / "train.csv", lines)
     assert expected in refusal(tmp_path, "train", dev="unread.csv", **changes)
 
 
-def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:
+def test_a_test_set_may_lack_labels(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", ["a", "b"])
     labels = ("a", "b")
     bare = write_lines(tmp_path / "bare.csv", ["text", "w1"])
@@ -232,7 +232,7 @@ def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:
     assert labels_of(family.splits["test"]) == [None]
     assert labels_of(family.splits["input"]) == [1, None]
     assert family.score(predict(family.splits["test"], [[1, 0]])) == {}
-    # The figures are those of the rows that have a label.
+    # The scores cover only labelled rows.
     records = predict(family.splits["input"], [[0, 1], [0, 1]])
     assert family.score(records)["accuracy"] == 1.0
     assert "task.test: found none" in refusal(tmp_path, "test", labels=labels)
@@ -240,7 +240,7 @@ def test_a_label_may_be_missing_in_a_test_set(tmp_path: Path) -> None:
     assert 'some.csv: line 3: "label" found no label, allowed: a, b' in found
 
 
-def test_a_dev_set_is_made_and_said(tmp_path: Path) -> None:
+def test_a_dev_set_is_split_off_and_reported(tmp_path: Path) -> None:
     labels = ["a"] * 30 + ["b"] * 10 + ["c"]
     csv_of(tmp_path / "train.csv", labels)
     family = table(tmp_path, seed=3)
@@ -253,7 +253,7 @@ def test_a_dev_set_is_made_and_said(tmp_path: Path) -> None:
     assert family.notes[-1] == (
         f"dev: split off {tmp_path}/train.csv, seed 3: 37 of train, 4 of dev"
     )
-    # Asked for alone, as an evaluation does, it is the same.
+    # An evaluation opens the dev set alone, and gets the same rows.
     alone = table(tmp_path, "dev", seed=3, labels=("a", "b", "c"))
     assert set(alone.splits) == {"dev"}
     assert ids(alone, "dev") == ids(family, "dev")
@@ -262,7 +262,7 @@ def test_a_dev_set_is_made_and_said(tmp_path: Path) -> None:
     assert "found 2 classes in 2 rows, none with two different rows" in refusal(tmp_path)
 
 
-def test_what_no_dev_set_can_be_split_off_is_told(tmp_path: Path) -> None:
+def test_an_impossible_dev_split_is_an_error(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "train.csv", [str(n) for n in range(50)])
     assert refusal(tmp_path) == (
         f"{path}: found 50 classes in 50 rows, none with two different rows, so no dev set can be "
@@ -306,7 +306,7 @@ def contents(examples: list[TextExample]) -> Counter[Row]:
 
 @settings(deadline=None, max_examples=100)
 @given(ROWS, st.floats(0.05, 0.9), st.randoms(use_true_random=False))
-def test_what_is_held_out_does_not_depend_on_the_order(
+def test_held_out_rows_do_not_depend_on_order(
     rows: list[Row], fraction: float, shuffler: random.Random
 ) -> None:
     train, dev = hold_out(examples_of(rows), fraction=fraction, seed=5)
@@ -319,15 +319,13 @@ def test_what_is_held_out_does_not_depend_on_the_order(
 
 @settings(deadline=None, max_examples=100)
 @given(ROWS, st.floats(0.05, 0.9))
-def test_every_example_is_in_one_part_and_equal_ones_are_together(
-    rows: list[Row], fraction: float
-) -> None:
+def test_equal_examples_stay_in_one_part(rows: list[Row], fraction: float) -> None:
     train, dev = hold_out(examples_of(rows), fraction=fraction, seed=0)
     assert sorted(example.id for example in (*train, *dev)) == list(range(len(rows)))
     for part in (train, dev):
         assert [example.id for example in part] == sorted(example.id for example in part)
     assert not contents(train).keys() & contents(dev).keys()
-    # Every label stays in training, and is in both where it has two different texts.
+    # Every label stays in training; with two different texts it is in both parts.
     for label in {label for label, *_ in rows}:
         different = {(text, pair) for of, text, pair in rows if of == label}
         assert label in {example.target for example in train}

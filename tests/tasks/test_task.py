@@ -1,4 +1,4 @@
-"""The losses of fine-tuning, beside PyTorch's."""
+"""The losses of fine-tuning against PyTorch's."""
 
 import dataclasses
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def classification(problem: str, *, labels: tuple[str, ...] = LABELS) -> Finetun
 
 
 def batch_of(*, choices: int | None = None, **targets: Any) -> dict[str, jax.Array]:
-    """Rows of unequal length, the last of which is filler."""
+    """Rows of unequal length; the last row is filler."""
     rng = np.random.default_rng(0)
     rows = ROWS * (choices or 1)
     inside = np.arange(LENGTH) < rng.integers(4, LENGTH + 1, rows)[:, None]
@@ -59,7 +59,7 @@ def batch_of(*, choices: int | None = None, **targets: Any) -> dict[str, jax.Arr
 
 
 def random_params(task: FinetuneTask) -> Any:
-    """Parameters of any kind, without the program that would draw them."""
+    """Random parameters, drawn without compiling an initialiser."""
     rng = np.random.default_rng(3)
 
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -82,7 +82,7 @@ def token_loss(scores: torch.Tensor, target: Callable[[str], torch.Tensor]) -> t
 
 
 def answer_loss(scores: torch.Tensor, target: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """The mean of both ends, over pieces that are no padding."""
+    """The mean of both ends' losses, without padding pieces."""
     scores = scores.masked_fill((target("segment_ids") == 0)[..., None], -1e9)
     ends = [
         functional.cross_entropy(scores[..., side], target(name).long())
@@ -134,7 +134,7 @@ LOSSES: dict[str, tuple[FinetuneTask, dict[str, Any], Expected]] = {
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_loss_is_the_mean_of_pytorch_over_the_rows_that_count(kind: str) -> None:
+def test_a_loss_is_pytorchs_mean_over_real_rows(kind: str) -> None:
     task, values, expected = LOSSES[kind]
     batch = batch_of(**values)
     graphdef = define_model(task.build).graphdef
@@ -153,7 +153,7 @@ def test_a_loss_is_the_mean_of_pytorch_over_the_rows_that_count(kind: str) -> No
     assert float(value) == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_microbatches_add_up_to_the_batch() -> None:
+def test_microbatch_losses_add_up_to_the_batch() -> None:
     task, batch = TOKENS, batch_of(labels=PIECES)
     graphdef = define_model(task.build).graphdef
 
@@ -174,7 +174,7 @@ def test_microbatches_add_up_to_the_batch() -> None:
     np.testing.assert_allclose(sum(parts), whole, rtol=1e-6)
 
 
-def test_the_heads_own_dropout_is_drawn_in_training_alone() -> None:
+def test_the_heads_dropout_applies_only_in_training() -> None:
     task = classification("single_label")
     task = dataclasses.replace(
         task,
@@ -196,7 +196,7 @@ def test_the_heads_own_dropout_is_drawn_in_training_alone() -> None:
     assert not np.allclose(trained[0], trained[1])
 
 
-def test_what_is_frozen_has_no_gradient_and_all_else_the_same_one() -> None:
+def test_freezing_removes_only_frozen_gradients() -> None:
     task = classification("single_label")
     definition = define_model(task.build)
     section = FinetuneOptimizerSection(freeze=("embeddings",))

@@ -30,7 +30,7 @@ def open_task(
     texts: dict[str, str],
     **settings: Any,
 ) -> Family:
-    """Opens files of a task, which are written to a directory."""
+    """Writes a task's files to a directory and opens them."""
     paths = {name: str(directory / f"{name}.txt") for name in texts}
     for name, text in texts.items():
         Path(paths[name]).write_bytes(text.encode())
@@ -43,7 +43,7 @@ def one_hot(ids: np.ndarray, count: int) -> np.ndarray:
 
 
 def predict(family: Family, split: TokenSplit) -> list[Record]:
-    """What a model says that gives every piece the label whose number is its id's remainder."""
+    """Predictions of a model that labels every piece by the remainder of its id."""
     count = len(family.heads.labels)
     rows = range(len(split.lengths))
     ids = [np.asarray(split.row(index).sequences[0]) for index in rows]
@@ -55,7 +55,7 @@ def read_labels(family: Family, row: Encoded) -> list[str | None]:
     return [None if label == NO_LABEL else family.heads.labels[label] for label in ids.tolist()]
 
 
-def test_the_first_piece_of_every_word_has_its_label(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_each_words_first_piece_has_its_label(tmp_path: Path, tokenizer: Tokenizer) -> None:
     family = open_task(tmp_path, tokenizer, "train", texts={"train": TRAIN})
     split = family.splits["train"]
     assert family.heads.task == "token_classification"
@@ -80,7 +80,7 @@ WORDS = st.sampled_from(["the", "dogs", "zzz", "unseen", "mill", "\x01", "old-ri
     st.integers(8, 20),
     st.integers(1, 6),
 )
-def test_every_word_of_any_file_is_learned_and_predicted_once(
+def test_every_word_is_learned_and_predicted_once(
     tmp_path_factory: pytest.TempPathFactory,
     tokenizer: Tokenizer,
     sentences: list[list[str]],
@@ -130,10 +130,8 @@ def test_predictions_are_written_in_columns(
     assert names == {"test.conll", "train.conll"}
 
 
-def test_labels_of_the_training_set_hold_for_the_dev_set(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    # I-B is in no training sentence, but the scheme has it.
+def test_the_dev_set_uses_the_training_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    # No training sentence has I-B, but the scheme does.
     texts = {"train": TRAIN, "dev": "old B-B\nmill I-B\n"}
     family = open_task(tmp_path, tokenizer, "train", "dev", texts=texts)
     assert [*family.splits] == ["train", "dev"]
@@ -166,7 +164,7 @@ def test_mistakes_are_named(
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_every_word_is_read_once_where_the_fewer_of_its_neighbours_are_most(
+def test_every_word_is_read_in_its_best_window(
     data: st.DataObject,
 ) -> None:
     room = data.draw(st.integers(1, 12))
@@ -182,7 +180,7 @@ def test_every_word_is_read_once_where_the_fewer_of_its_neighbours_are_most(
     for before, after in itertools.pairwise(windows):
         assert before.first < after.first <= before.end < after.end
         step = lengths[before.first : after.first].sum()
-        # A window begins with a whole word, and leaves out none.
+        # A window begins with a whole word, and the windows omit no word.
         assert step >= stride or after.first == before.end
     for word in range(len(lengths)):
         contexts = [

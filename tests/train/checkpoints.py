@@ -17,7 +17,7 @@ STEPS = (4, 8, 12)
 
 
 def state_at(step: int) -> TrainState:
-    """A state whose every number tells its step."""
+    """A state whose numbers all depend on its step."""
     device = jax.devices()[0]
     params = {
         "dense": {"kernel": np.full((8, 4), step, np.float32), "bias": np.arange(4.0) + step},
@@ -38,7 +38,7 @@ def _moments(params: Any) -> Any:
 
 
 def abstract() -> TrainState:
-    """The shapes of such a state."""
+    """The abstract arrays of `state_at`."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
         state_at(0),
@@ -48,7 +48,7 @@ def abstract() -> TrainState:
 def save_steps(
     directory: Path, steps: Sequence[int] = STEPS, *, section: CheckpointSection | None = None
 ) -> Path:
-    """Saves states of these steps, each better than the one before; returns the directory."""
+    """Saves states of these steps with rising scores; returns the directory."""
     with Checkpointer(directory, section or CheckpointSection()) as checkpoints:
         for step in steps:
             checkpoints.save(

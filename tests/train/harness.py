@@ -1,4 +1,4 @@
-"""A train step put together from the real parts, for the tests of the step and of meshes."""
+"""A train step built from the real parts, for tests of the step and of meshes."""
 
 import dataclasses
 import functools
@@ -22,14 +22,14 @@ from tests.support import on_mesh, small_batch, small_task
 PEAK = 1e-2
 UNLIMITED = StepLimits()
 
-# The program that XLA partitions is the real one; only LLVM is told not to polish the machine
-# code, which takes longer than everything else these tests do.
+# XLA partitions the real program; only LLVM's optimizations are off, since they take most of these
+# tests' time.
 QUICK = {"xla_backend_optimization_level": 0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What to train, apart from the mesh. Hashable, so that first states can be kept."""
+    """What to train, apart from the mesh. Hashable, as a key of cached first states."""
 
     dropout: float = 0.0
     optimizer: str = "adamw"
@@ -38,7 +38,7 @@ class Setting:
     loss: str = "xla"
     unroll: int | None = None
     peak: float = PEAK
-    changes: tuple[tuple[str, int], ...] = ()  # of the architecture
+    changes: tuple[tuple[str, int], ...] = ()  # changes of the architecture
 
     @property
     def task(self) -> BertObjective:
@@ -81,7 +81,7 @@ class Trainer:
             ).compile(compiler_options=QUICK)
 
     def place(self, state: TrainState) -> TrainState:
-        """Lays a state of numpy arrays out on the mesh; always a copy, since a step donates it."""
+        """Shards a state of numpy arrays over the mesh; always a copy, since a step donates it."""
         return jax.tree.map(
             lambda leaf, like: jax.device_put(np.array(leaf), like.sharding), state, self.abstract
         )
@@ -89,7 +89,7 @@ class Trainer:
     def step(
         self, state: TrainState, batch: HostBatch, limits: StepLimits = UNLIMITED
     ) -> tuple[TrainState, dict[str, tuple[float, float]]]:
-        """One step; the metrics as numbers."""
+        """Runs one step; returns the metrics as numbers."""
         with jax.set_mesh(self.mesh):
             new, figures = self.compiled(state, on_mesh(batch, self.mesh), limits, self.schedule)
         self.gradient_norms = jax.device_get(figures.gradient_norms)

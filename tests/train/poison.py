@@ -1,4 +1,4 @@
-"""Batches and gradients that go bad at chosen places, in a real run in this process."""
+"""Makes chosen batches and gradients bad, in a real run in this process."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.task import Batch, Metrics
 
 Poison = Callable[[np.ndarray], None]
-MARK = 7.0  # a weight that tells a loss to make its gradient NaN
+MARK = 7.0  # a weight that makes the gradient of a loss NaN
 
 
 def nan(weights: np.ndarray) -> None:
@@ -24,7 +24,7 @@ def nan(weights: np.ndarray) -> None:
 
 
 def spike(weights: np.ndarray) -> None:
-    """A sum of weights of about nothing: loss and gradient are a hundred times too large."""
+    """Makes the weights' sum nearly 0, and so loss and gradient a hundred times too large."""
     weights[:] = 0
     weights[:, :2] = 100, -99.9
 
@@ -34,7 +34,7 @@ def mark(weights: np.ndarray) -> None:
 
 
 def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> list[int]:
-    """Spoils batches of every phase, counted from 0; returns the list of those that were read."""
+    """Spoils batches of every phase, counted from 0; returns the list of batches read."""
     read: list[int] = []
 
     class Poisoned(Loader):
@@ -47,17 +47,17 @@ def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> l
 
 
 def poison_gradient(patch: pytest.MonkeyPatch) -> None:
-    """Makes the gradient of a batch with a `mark` NaN where its loss is finite."""
+    """Makes the gradient of a batch with a `mark` NaN while its loss stays finite."""
 
     class Poisoned(BertObjective):
-        """Another class: its steps are its own."""
+        """A class of its own, so that it shares no compiled steps."""
 
         def loss(self, model: Any, batch: Batch, **others: Any) -> tuple[jax.Array, Metrics]:
             marked = (batch["masked_lm_weights"] == MARK).any()
             weights = jnp.where(batch["masked_lm_weights"] == MARK, 1.0, batch["masked_lm_weights"])
             clean = {**batch, "masked_lm_weights": weights}
             value, metrics = super().loss(model, clean, **others)
-            # √x is 0 at 0, and its slope infinite: 0 · ∞ flows back.
+            # √x is 0 at 0 with infinite slope, so the backward pass has 0 · ∞.
             return value + 0.0 * jnp.sqrt(value * 0.0 + jnp.where(marked, 0.0, 1.0)), metrics
 
     make = functools.partial(Poisoned, pair="nsp")

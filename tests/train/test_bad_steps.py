@@ -1,4 +1,4 @@
-"""What is a bad step, and what is asked for about it: the judging alone, without a device."""
+"""Which steps count as bad, and the response to them, without a device."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def guard(**settings: Any) -> BadStepGuard:
 
 
 def steady(steps: int = 20, *, first: int = 1) -> StepHistory:
-    """Losses about 2 and norms about 1, a few per cent to either side."""
+    """Losses near 2 and norms near 1, within a few per cent."""
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.03, (steps, 2))
     values = [(2 + 2 * a, 1 + b) for a, b in noise.tolist()]
@@ -34,7 +34,7 @@ def steady(steps: int = 20, *, first: int = 1) -> StepHistory:
 def judge(
     judged: BadStepGuard, history: StepHistory, step: int, loss: float, norm: float = 1.0
 ) -> BadStep | None:
-    """Judges a step as the loop does: withheld by the compiled step, or applied."""
+    """Judges a step as the loop does, after the compiled step withheld or applied it."""
     limits = judged.limits(history, step)
     withheld = judged.withheld(limits)
     fine = math.isfinite(loss) and math.isfinite(norm)
@@ -43,7 +43,7 @@ def judge(
     return judged.judge(history, step, metrics, limits)
 
 
-def test_a_normal_step_is_not_bad_and_a_spike_of_loss_or_gradient_is() -> None:
+def test_a_spike_of_loss_or_gradient_is_bad() -> None:
     history = steady()
     assert judge(guard(), history, 21, 2.1) is None
     loss = judge(guard(), history, 22, 5.0)
@@ -55,9 +55,9 @@ def test_a_normal_step_is_not_bad_and_a_spike_of_loss_or_gradient_is() -> None:
     assert norm.reason.startswith("gradient_norm 4 above 1.")
 
 
-def test_nothing_is_a_spike_before_the_window_is_full_but_nan_always_is_bad() -> None:
+def test_before_a_full_window_only_nan_is_bad() -> None:
     history = steady(WINDOW)
-    assert guard().limits(history, WINDOW + 1) == StepLimits()  # it has not seen step 8 yet
+    assert guard().limits(history, WINDOW + 1) == StepLimits()  # without step 8
     assert guard().limits(history, WINDOW + 2).loss < 4
     bad = judge(guard(), StepHistory(), 1, math.nan, math.inf)
     assert bad
@@ -65,8 +65,8 @@ def test_nothing_is_a_spike_before_the_window_is_full_but_nan_always_is_bad() ->
     assert bad.response == "skip"
 
 
-def test_limits_do_not_depend_on_whether_the_step_before_has_been_read() -> None:
-    """A run that was stopped in between has read it, one that goes on has not."""
+def test_limits_do_not_depend_on_the_step_right_before() -> None:
+    """A run stopped in between has read it; an uninterrupted run has not."""
     history = steady()
     before = guard().limits(history, 22)
     history.applied.append((21, 100.0, 100.0))
@@ -74,14 +74,14 @@ def test_limits_do_not_depend_on_whether_the_step_before_has_been_read() -> None
     assert guard().limits(history, 23) != before
 
 
-def test_a_level_that_stays_becomes_the_new_normal_under_warn() -> None:
+def test_warn_adapts_to_a_lasting_new_level() -> None:
     history, judged = steady(), guard()
     found = [judge(judged, history, step, 8.0) for step in range(21, 41)]
     assert all(found[:4])
     assert not any(found[WINDOW:])
 
 
-def test_a_spike_that_is_withheld_does_not_enter_the_window(
+def test_a_withheld_spike_does_not_enter_the_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bad_steps, "LIMIT", 100)
@@ -93,18 +93,18 @@ def test_a_spike_that_is_withheld_does_not_enter_the_window(
     assert max(loss for _, loss, _ in history.applied) < 3
 
 
-def test_ignored_spikes_are_not_looked_for() -> None:
+def test_ignored_spikes_have_no_limits() -> None:
     assert judge(guard(on_spike="ignore"), steady(), 21, 1e9, 1e9) is None
 
 
-def test_skips_beyond_the_limit_within_a_window_stop_the_run() -> None:
+def test_too_many_skips_in_a_window_stop_the_run() -> None:
     judged, history = guard(), StepHistory()
     found = [judge(judged, history, step, math.nan) for step in (1, 2, 12, 13, 14, 15)]
     assert [bad and bad.response for bad in found] == [*["skip"] * 5, "stop"]
     assert str(found[-1]) == "step 15: loss nan, after 3 skips in 8 steps"
 
 
-def test_rollbacks_to_one_checkpoint_beyond_the_limit_stop_the_run() -> None:
+def test_too_many_rollbacks_to_a_checkpoint_stop_the_run() -> None:
     judged = guard(on_non_finite="rollback")
     bad = judge(judged, StepHistory(), 9, math.nan)
     assert bad
@@ -115,7 +115,7 @@ def test_rollbacks_to_one_checkpoint_beyond_the_limit_stop_the_run() -> None:
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=WINDOW, max_size=40))
-def test_a_limit_is_never_below_half_as_much_again_as_the_median(losses: list[float]) -> None:
+def test_a_limit_is_at_least_one_and_a_half_medians(losses: list[float]) -> None:
     history = StepHistory([(at, loss, loss) for at, loss in enumerate(losses)])
     limit = guard().limits(history, len(losses) + 1).loss
     seen = losses[-WINDOW:]

@@ -1,4 +1,4 @@
-"""Damage of every kind to every kind of file: named, passed over, and never trained on."""
+"""Every damage to any file of a checkpoint is named, and the checkpoint is skipped."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def copy(pristine: Path, tmp_path: Path) -> Path:
 
 
 def restored_step(directory: Path, *, compare: bool = True) -> tuple[int, list[str]]:
-    """What a resumed run would go on with, all of it compared, and what was said aloud."""
+    """The step that a resumed run would restore, after comparing its state, and the warnings."""
     said: list[str] = []
     with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
         step = checkpoints.on_disk.newest()
@@ -67,7 +67,7 @@ def append(file: Path, rng: random.Random) -> None:
 
 
 def swap(file: Path, rng: random.Random) -> None:
-    """Puts another file of the checkpoint in its place; of the same size, where there is one."""
+    """Replaces the file by another one of the checkpoint, of equal size if possible."""
     step = next(parent for parent in file.parents if parent.name == str(NEWEST))
     others = [
         other
@@ -79,9 +79,7 @@ def swap(file: Path, rng: random.Random) -> None:
     )
 
 
-def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
-    pristine: Path, tmp_path: Path
-) -> None:
+def test_damage_to_any_file_is_named_and_not_restored(pristine: Path, tmp_path: Path) -> None:
     rng = random.Random(13)
     files = sorted(p.relative_to(pristine) for p in (pristine / str(NEWEST)).rglob("*"))
     files = [name for name in files if (pristine / name).is_file()]
@@ -89,7 +87,7 @@ def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
     count = 0
     for name in files:
         if name.parts[1:] == ("commit_success.txt",):
-            continue  # Orbax's own mark beside the manifest; nothing reads it
+            continue  # Orbax's own marker file, which we never read
         for damage in kinds:
             work = tmp_path / str(count)
             shutil.copytree(pristine, work)
@@ -115,9 +113,7 @@ def test_no_damage_to_any_file_is_restored_or_ends_in_a_traceback(
         {"files": {"params/x": [1]}},
     ],
 )
-def test_a_manifest_of_another_form_is_passed_over_though_its_checksum_is_right(
-    copy: Path, change: dict[str, Any]
-) -> None:
+def test_a_manifest_of_another_form_is_skipped(copy: Path, change: dict[str, Any]) -> None:
     path = copy / str(NEWEST) / MANIFEST
     path.write_text(json.dumps(sealed(unsealed(json.loads(path.read_text())) | change)))
     step, said = restored_step(copy)
@@ -125,7 +121,7 @@ def test_a_manifest_of_another_form_is_passed_over_though_its_checksum_is_right(
     assert f"checkpoint {NEWEST}: " in said[0]
 
 
-def test_a_part_of_another_step_is_no_part_of_this_one(copy: Path) -> None:
+def test_a_part_of_another_step_is_detected(copy: Path) -> None:
     shutil.rmtree(copy / str(NEWEST) / "optimizer")
     shutil.copytree(copy / str(STEPS[0]) / "optimizer", copy / str(NEWEST) / "optimizer")
     step, said = restored_step(copy)
@@ -133,14 +129,14 @@ def test_a_part_of_another_step_is_no_part_of_this_one(copy: Path) -> None:
     assert "optimizer/" in said[0]
 
 
-def test_a_checkpoint_under_another_number_is_not_taken_for_it(copy: Path) -> None:
+def test_a_renumbered_checkpoint_is_detected(copy: Path) -> None:
     shutil.copytree(copy / str(OLDER), copy / "999")
     step, said = restored_step(copy)
     assert step == NEWEST
     assert f"belongs to step {OLDER}" in said[0]
 
 
-def test_empty_directories_and_foreign_files_stop_nothing(copy: Path) -> None:
+def test_empty_directories_and_foreign_files_are_harmless(copy: Path) -> None:
     (copy / "999").mkdir()
     (copy / "1000").write_text("not a checkpoint")
     (copy / "notes").mkdir()
@@ -152,7 +148,7 @@ def test_empty_directories_and_foreign_files_stop_nothing(copy: Path) -> None:
     assert "checkpoint 1000: is a file" in said[0]
 
 
-def test_a_run_goes_on_beyond_what_is_damaged_and_replaces_it(copy: Path) -> None:
+def test_a_resumed_run_replaces_damaged_checkpoints(copy: Path) -> None:
     (copy / "999").mkdir()
     flip(copy / str(NEWEST) / "params" / "manifest.ocdbt", random.Random(1))
     with Checkpointer(copy, SECTION, say=lambda line: None) as checkpoints:
@@ -164,7 +160,7 @@ def test_a_run_goes_on_beyond_what_is_damaged_and_replaces_it(copy: Path) -> Non
     assert restored_step(copy) == (999, [])
 
 
-def test_no_whole_checkpoint_is_one_line_that_names_all(copy: Path) -> None:
+def test_a_run_without_a_whole_checkpoint_names_all(copy: Path) -> None:
     for step in STEPS:
         (copy / str(step) / "progress" / "metadata").unlink()
     with (
@@ -174,7 +170,7 @@ def test_no_whole_checkpoint_is_one_line_that_names_all(copy: Path) -> None:
         checkpoints.on_disk.newest()
 
 
-def test_a_save_that_was_cut_off_is_no_reason_not_to_start(tmp_path: Path) -> None:
+def test_an_interrupted_save_does_not_prevent_a_start(tmp_path: Path) -> None:
     (tmp_path / "4" / "params").mkdir(parents=True)
     (tmp_path / "4" / "params" / "_METADATA").write_text("{")
     said: list[str] = []
@@ -183,7 +179,7 @@ def test_a_save_that_was_cut_off_is_no_reason_not_to_start(tmp_path: Path) -> No
     assert "not finished" in said[0]
 
 
-def test_what_a_killed_save_left_is_swept_and_never_listed(copy: Path) -> None:
+def test_remains_of_a_killed_save_are_removed_and_unlisted(copy: Path) -> None:
     left = Path(shutil.copytree(copy / str(NEWEST), copy / "16.orbax-checkpoint-tmp"))
     assert restored_step(copy) == (NEWEST, [])
     assert left.exists()  # a reader changes nothing
@@ -192,7 +188,7 @@ def test_what_a_killed_save_left_is_swept_and_never_listed(copy: Path) -> None:
     assert not left.exists()
 
 
-def test_checkpoints_that_have_lost_their_manifests_are_refused_in_a_line(copy: Path) -> None:
+def test_checkpoints_without_manifests_are_refused(copy: Path) -> None:
     for step in STEPS:
         (copy / str(step) / MANIFEST).unlink()
     with (
@@ -202,13 +198,13 @@ def test_checkpoints_that_have_lost_their_manifests_are_refused_in_a_line(copy: 
         checkpoints.on_disk.newest()
 
 
-def test_checkpoints_being_a_file_is_one_line(tmp_path: Path) -> None:
+def test_a_file_named_checkpoints_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(UserError, match="found a file, allowed: a directory"):
         Checkpointer(tmp_path / "checkpoints", SECTION, read_only=True)
 
 
-def test_a_damaged_step_that_was_asked_for_is_refused(copy: Path) -> None:
+def test_a_requested_damaged_step_is_refused(copy: Path) -> None:
     delete(copy / str(OLDER) / "params" / "_METADATA", random.Random(0))
     with (
         Checkpointer(copy, SECTION, read_only=True) as checkpoints,

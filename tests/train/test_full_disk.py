@@ -1,6 +1,6 @@
-"""A disk that is full while a run trains: one line, nothing half-written, on when there is room.
+"""A full disk during training: one line, no partial files, and training resumes with space.
 
-The system refuses to let a file grow beyond a limit as it refuses on a full disk.
+A limit on file size makes writes fail as on a full disk.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ with Checkpointer(pathlib.Path(DIRECTORY), section, say=lambda line: print(line)
 """
 
 
-def test_a_save_that_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
+def test_a_save_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     program = textwrap.dedent(PROGRAM).replace("DIRECTORY", repr(str(tmp_path / "checkpoints")))
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
@@ -61,7 +61,7 @@ def test_a_save_that_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_save_that_has_no_room_is_one_line_and_is_not_begun(
+def test_a_save_without_room_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
@@ -90,7 +90,7 @@ def full() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, free)
 
 
-def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
+def test_metrics_wait_in_memory_for_disk_space(tmp_path: Path) -> None:
     said: list[str] = []
     writer = RunWriter(tmp_path, resume_step=0, say=said.append)
 
@@ -105,7 +105,7 @@ def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
             writer.flush()
         raw = (tmp_path / METRICS).read_bytes()
         assert raw.endswith(b"}\n")  # no line is cut
-        assert len(said) == 2  # one of each file
+        assert len(said) == 2  # one per file
     assert [line.partition("; ")[2] for line in said] == [
         "its lines wait until it can be written",
         "its lines wait until it can be written",
@@ -124,11 +124,11 @@ def test_figures_wait_in_memory_until_there_is_room(tmp_path: Path) -> None:
         for step in range(103, 303):
             board.write("train", step, {"loss": 1.0})
         board.close()
-    assert len(said) == 4  # one more for the lines that are lost
+    assert len(said) == 4  # one more per file for lost lines
 
 
 @pytest.mark.parametrize("on_error", ["stop", "warn"])
-def test_a_run_whose_figures_do_not_fit_ends_or_goes_on_as_set(
+def test_a_run_without_room_for_metrics_stops_if_configured(
     project: Path, tmp_path: Path, on_error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = project_config(project)
@@ -142,7 +142,7 @@ def test_a_run_whose_figures_do_not_fit_ends_or_goes_on_as_set(
     flush, flushed = RunWriter.flush, []
 
     def flush_once_full(writer: RunWriter) -> None:
-        """The second checkpoint meets a full disk, once the first is whole."""
+        """Fills the disk after the first checkpoint, so that the second fails."""
         flushed.append(writer)
         if len(flushed) != 2:
             return flush(writer)

@@ -1,4 +1,4 @@
-"""Training with `fused` attention and loss, interpreted, goes the way that it goes with `xla`."""
+"""Training with `fused` attention and loss, interpreted, has the loss curve of `xla`."""
 
 import functools
 
@@ -14,7 +14,7 @@ HEADS_OF_32 = (("num_attention_heads", 2), ("num_hidden_layers", 1))
 
 @functools.cache
 def losses(kernels: str, shape: tuple[int, int, int]) -> list[float]:
-    """Of twenty steps over one batch, its rows padded, without dropout."""
+    """Losses of twenty steps over one batch of padded rows, without dropout."""
     setting = Setting(attention=kernels, loss=kernels, changes=HEADS_OF_32, peak=1e-3)
     batch = small_batch(rows=8)
     trainer = Trainer(setting, shape, batch)
@@ -26,7 +26,7 @@ def losses(kernels: str, shape: tuple[int, int, int]) -> list[float]:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
-def test_its_loss_curve_is_that_of_xla_on_one_device_and_on_a_mesh(
+def test_fused_loss_curve_equals_xlas(
     shape: tuple[int, int, int],
 ) -> None:
     expected = losses("xla", (1, 1, 1))

@@ -1,4 +1,4 @@
-"""Where the wall time went, over kills and restarts."""
+"""Accounting of wall time over kills and restarts."""
 
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 def attempt(
     run_dir: Path, clock: FakeTime, *, first: int, save_at: int | None, last: int, finish: bool
 ) -> None:
-    """A process: 5 s of start, 2 of restoring, then steps of 10 s (1 of it waiting)."""
+    """One process: 5 s of start, 2 s of restoring, then steps of 10 s with 1 s of waiting."""
     started = clock.now
     clock.now += 5
     watch = Stopwatch(epath.Path(run_dir), started=started)
@@ -60,11 +60,9 @@ def attempt(
     writer.close()
 
 
-def test_work_done_again_after_a_kill_is_lost_and_every_second_is_counted_once(
-    tmp_path: Path, clock: FakeTime
-) -> None:
+def test_repeated_work_after_a_kill_counts_as_lost(tmp_path: Path, clock: FakeTime) -> None:
     attempt(tmp_path, clock, first=0, save_at=2, last=4, finish=False)  # killed after step 4
-    clock.now += 100  # until somebody starts it again
+    clock.now += 100  # idle until the restart
     attempt(tmp_path, clock, first=2, save_at=None, last=5, finish=True)
     found = read_goodput(tmp_path)
     assert found is not None
@@ -88,7 +86,7 @@ def test_work_done_again_after_a_kill_is_lost_and_every_second_is_counted_once(
     )
 
 
-def test_the_time_after_a_finished_run_is_not_its_own(tmp_path: Path, clock: FakeTime) -> None:
+def test_time_after_a_finished_run_does_not_count(tmp_path: Path, clock: FakeTime) -> None:
     attempt(tmp_path, clock, first=0, save_at=None, last=2, finish=True)
     clock.now += 1_000_000
     attempt(tmp_path, clock, first=2, save_at=None, last=4, finish=True)
@@ -97,7 +95,7 @@ def test_the_time_after_a_finished_run_is_not_its_own(tmp_path: Path, clock: Fak
     assert (found.seconds["down"], found.seconds["train"], found.seconds["lost"]) == (0, 36, 0)
 
 
-def test_what_a_rollback_undoes_is_lost_and_not_trained(tmp_path: Path, clock: FakeTime) -> None:
+def test_steps_undone_by_a_rollback_count_as_lost(tmp_path: Path, clock: FakeTime) -> None:
     watch = Stopwatch(epath.Path(tmp_path), started=clock.now)
     watch.resume(0)
     with watch.on("train"):
@@ -111,7 +109,7 @@ def test_what_a_rollback_undoes_is_lost_and_not_trained(tmp_path: Path, clock: F
         found = watch.read().seconds
         assert (found["train"], found["input"], found["lost"]) == (36, 4, 30)
         clock.now += 10
-        watch.rewind(2)  # a checkpoint that turned out to be damaged
+        watch.rewind(2)  # the newer checkpoint is damaged
         found = watch.read().seconds
         assert (found["train"], found["input"], found["lost"]) == (18, 2, 60)
         clock.now += 10
@@ -120,14 +118,14 @@ def test_what_a_rollback_undoes_is_lost_and_not_trained(tmp_path: Path, clock: F
     assert (found["train"], found["input"], found["lost"]) == (0, 0, 90)
 
 
-def test_lines_of_other_kinds_and_lines_that_lack_a_key_are_no_account(tmp_path: Path) -> None:
+def test_foreign_and_incomplete_lines_are_ignored(tmp_path: Path) -> None:
     assert read_goodput(tmp_path) is None
     (tmp_path / "metrics.jsonl").write_text('{"kind": "goodput", "step": 1, "train": 2.0}\n')
     assert read_goodput(tmp_path) is None
     Stopwatch(epath.Path(tmp_path), started=time.time()).resume(1)
 
 
-def test_what_jax_compiles_is_told_from_what_it_runs(tmp_path: Path) -> None:
+def test_compiling_is_separated_from_running(tmp_path: Path) -> None:
     watch = Stopwatch(epath.Path(tmp_path), started=time.time())
 
     @jax.jit

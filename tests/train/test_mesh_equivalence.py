@@ -1,4 +1,4 @@
-"""Every mesh, with and without accumulation, computes what one device computes."""
+"""Every mesh, with and without accumulation, gives one device's results."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ KEY_BIAS = "encoder/layers/attention/key/bias"
 def run_steps(setting: Setting, shape: tuple[int, int, int]) -> tuple[list[float], Any]:
     """Five real train steps on a mesh; returns the losses and the parameters.
 
-    Rows have unequal numbers of masks, so that means over devices or microbatches would show.
+    Rows have unequal numbers of masks, to expose means over devices or microbatches.
     """
     run = trainer(setting, shape)
     state = run.place(first_state(dataclasses.replace(setting, dropout=0.0, accumulation=1)))
@@ -45,10 +45,9 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
     for (path, leaf), other in zip(leaves, jax.tree.leaves(expected[1]), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name == KEY_BIAS:
-            # It adds one number to all scores of a query, which softmax takes out again: its
-            # gradient is zero in exact arithmetic and rounding here, so that two orders of
-            # summation share no digit of it. What both must do is leave it where it started, at
-            # 0; a parameter with a gradient moves by about PEAK.
+            # It adds one number to all scores of a query, and softmax cancels it. Its gradient is
+            # only rounding error, which depends on the order of summation. So both sides must leave
+            # it at 0; a parameter with a gradient moves by about PEAK.
             assert max(np.abs(leaf).max(), np.abs(other).max()) < 0.01 * PEAK
         else:
             errors[name] = relative_error(leaf, other)
@@ -57,8 +56,8 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
     assert {name: error for name, error in errors.items() if error > 1e-5} == {}
 
 
-# Each axis alone and all together tell; accumulation cuts the batch along the data axis. All other
-# meshes are compiled by `make chaos`.
+# Each axis alone and all together suffice; accumulation splits the batch along the data axis. `make
+# chaos` compiles all other meshes.
 TELLING = {1: [(1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(8, 1, 1)]}
 
 
@@ -78,17 +77,17 @@ def test_mesh_gives_the_one_device_loss_and_parameters(
     assert_same(found, one_device(Setting()))
 
 
-def test_loops_over_layers_and_microbatches_compute_the_same_on_a_mesh() -> None:
-    """Two layers are unrolled by default; a loop gathers all parameters before it."""
+def test_loops_over_layers_and_microbatches_agree_on_a_mesh() -> None:
+    """Two layers are unrolled by default; a loop gathers all parameters in advance."""
     assert_same(run_steps(Setting(unroll=1, accumulation=2), (2, 2, 2)), one_device(Setting()))
 
 
 def test_meshes_agree_with_dropout_on_under_lamb() -> None:
-    """Its norms run over parameters that are split over two axes of the mesh."""
+    """LAMB's norms cover parameters that are split over two axes of the mesh."""
     setting = Setting(dropout=0.1, optimizer="lamb")
     found = run_steps(setting, (2, 2, 2))
     assert_same(found, one_device(setting))
-    # Before the first update the optimizer makes no difference.
+    # Before the first update the optimizer has no effect.
     assert found[0][0] != pytest.approx(one_device(Setting())[0][0], rel=1e-4)
 
 
@@ -97,7 +96,7 @@ def test_first_parameters_do_not_depend_on_the_mesh() -> None:
     jax.tree.map(np.testing.assert_array_equal, one, eight)
 
 
-def test_a_run_goes_on_along_other_meshes_with_the_same_loss(tmp_path: Path) -> None:
+def test_a_run_resumed_on_other_meshes_has_the_same_loss(tmp_path: Path) -> None:
     setting, found = Setting(), []
     for step, shape in enumerate([(1, 1, 1), (2, 2, 2), (1, 8, 1)]):
         run, state = trainer(setting, shape), first_state(setting)

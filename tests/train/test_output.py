@@ -1,4 +1,4 @@
-"""What becomes of a run's figures when they are refused."""
+"""Failed writes of a run's metrics."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from bert_jax.train.writer import GOODPUT, HEARTBEAT, Writer
 from tests.train.test_full_disk import full
 
 
-def test_a_heartbeat_that_the_disk_refuses_is_said_once(
+def test_a_failed_heartbeat_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, said = tmp_path / "heartbeat.json", []
@@ -33,7 +33,7 @@ def test_a_heartbeat_that_the_disk_refuses_is_said_once(
 
 
 class Closed:
-    """A part of the output; closing it may fail."""
+    """A part of the output whose `close` may fail."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.closed, self.said = error, False, []
@@ -48,12 +48,12 @@ class Closed:
         self.said.append(message)
 
 
-def test_all_is_closed_and_what_fails_is_said() -> None:
+def test_every_output_is_closed_and_failures_are_printed() -> None:
     writer, examples = Closed(OSError(28, "No space left on device")), Closed()
     display: Any = Closed()
     nothing: Any = None
     parts: Any = (writer, display, examples)
     output = Output(*parts, nothing)
-    output.close()  # raises nothing: what has ended the run is what counts
+    output.close()  # does not raise, or it would hide the run's own error
     assert all(part.closed for part in parts)
     assert display.said == ["No space left on device"]

@@ -1,4 +1,4 @@
-"""The bookkeeping of steps: what is due when, over phases, signals and patience."""
+"""When evaluations, saves and stops are due, over phases, signals and patience."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +16,7 @@ NOTHING = DueActions(evaluate=False, save=False, stop=False, end_phase=False)
 
 
 class Rows:
-    """A loader that counts rows in batches of a size."""
+    """A loader that counts rows in batches of a given size."""
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -49,7 +49,7 @@ def phase(steps: int, *, batch_size: int = 8, evaluated: bool = True) -> Phase:
 
 
 def walk(tracker: StepTracker, *, stop_at: int | None = None) -> dict[int, DueActions]:
-    """Runs all steps and returns what was due after each; as the loop does, a stop ends it."""
+    """Runs all steps and returns the actions due after each; a stop ends it, as in the loop."""
     found = {}
     for entered in tracker.remaining_phases():
         tracker.first_batch()
@@ -62,7 +62,7 @@ def walk(tracker: StepTracker, *, stop_at: int | None = None) -> dict[int, DueAc
     return found
 
 
-def test_evaluations_and_checkpoints_fall_on_their_intervals_and_on_the_end_of_a_phase() -> None:
+def test_evaluations_and_saves_come_at_intervals_and_phase_ends() -> None:
     tracker = StepTracker(TrainProgress(), phases=[phase(5), phase(2)], intervals=INTERVALS)
     assert tracker.last_step == 7
     found = walk(tracker)
@@ -89,7 +89,7 @@ def test_a_phase_without_held_out_data_is_not_evaluated() -> None:
     assert not any(due.evaluate for due in found.values())
 
 
-def test_a_signal_saves_and_stops_the_run_unless_it_has_ended() -> None:
+def test_a_signal_saves_and_stops_an_unfinished_run() -> None:
     for stop_at, stops in ((2, True), (5, True), (7, False)):
         tracker = StepTracker(TrainProgress(), phases=[phase(5), phase(2)], intervals=INTERVALS)
         found = walk(tracker, stop_at=stop_at)
@@ -97,10 +97,10 @@ def test_a_signal_saves_and_stops_the_run_unless_it_has_ended() -> None:
         assert tracker.progress.step == max(found) == stop_at
 
 
-def test_a_resumed_run_skips_what_it_has_done_and_counts_batches_in_rows() -> None:
+def test_a_resumed_run_skips_finished_rows() -> None:
     done = DataPosition(example_index=16, fingerprint={})
     progress = TrainProgress(step=4, phase=0, phase_step=4, position=done)
-    # Four steps of four rows, which are two of eight.
+    # Four steps of four rows equal two of eight.
     tracker = StepTracker(progress, phases=[phase(6), phase(2)], intervals=INTERVALS)
     assert tracker.last_step == 8
     assert list(walk(tracker)) == [5, 6, 7, 8]
@@ -120,7 +120,7 @@ def test_a_run_out_of_patience_has_no_phases_left() -> None:
     assert list(tracker.remaining_phases()) == []
 
 
-def test_a_save_is_due_after_so_many_minutes_since_the_last_one(
+def test_a_save_is_due_minutes_after_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seconds = [0.0]

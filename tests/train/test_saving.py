@@ -1,4 +1,4 @@
-"""How checkpoints are written, and which of them stay."""
+"""How checkpoints are written, and which ones are kept."""
 
 import threading
 from pathlib import Path
@@ -22,7 +22,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 @pytest.fixture
 def params() -> dict[str, jax.Array]:
-    """Two small arrays of shapes that no other test has, each on every device."""
+    """Two small arrays of unique shapes, replicated on every device."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     everywhere = NamedSharding(mesh, PartitionSpec())
     return {
@@ -68,10 +68,10 @@ def test_small_arrays_are_saved_whole_and_large_ones_in_parts(
     jax.tree.map(np.testing.assert_array_equal, restored, params)
 
 
-def test_a_save_that_two_threads_wait_for_ends_before_the_next_begins(
+def test_concurrent_waits_finish_a_save_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a signal's thread waits for a slow bucket, and the train loop comes to its next."""
+    """A signal's thread waits for a slow bucket while the train loop reaches its next save."""
     slow, other_waits = threading.Event(), threading.Event()
 
     def write_late(directory: epath.Path, **named: Any) -> None:
@@ -104,14 +104,14 @@ def kept(directory: Path) -> list[int]:
 def save(
     directory: Path, scores: dict[int, SelectionScore | None], section: CheckpointSection
 ) -> int | None:
-    """Saves a state with each score; returns the best step."""
+    """Saves one state per score; returns the best step."""
     with Checkpointer(directory, section) as checkpoints:
         for step, score in scores.items():
             checkpoints.save(state_at(step), step=step, progress={}, selection_score=score)
         return checkpoints.on_disk.best()
 
 
-def test_the_newest_those_of_every_so_many_steps_and_the_best_stay(tmp_path: Path) -> None:
+def test_newest_periodic_and_best_checkpoints_are_kept(tmp_path: Path) -> None:
     section = CheckpointSection(keep_last=2, keep_every=10, keep_best=1)
     values = {5: 3.0, 10: 2.5, 15: 1.0, 20: 1.5, 25: 2.0, 30: 2.0, 35: 1.25}
     scores = {step: SelectionScore(value, "dev") for step, value in values.items()}
@@ -119,7 +119,7 @@ def test_the_newest_those_of_every_so_many_steps_and_the_best_stay(tmp_path: Pat
     assert kept(tmp_path) == [10, 15, 20, 30, 35]
 
 
-def test_the_best_is_that_of_one_phase_and_one_validation_set(tmp_path: Path) -> None:
+def test_the_best_is_per_phase_and_validation_set(tmp_path: Path) -> None:
     section = CheckpointSection(keep_last=1, keep_best=1)
     short = {step: SelectionScore(step / 10, "phase 0") for step in (2, 4)}
     longer = {6: SelectionScore(9.0, "phase 1"), 8: SelectionScore(9.5, "phase 1")}
@@ -128,13 +128,13 @@ def test_the_best_is_that_of_one_phase_and_one_validation_set(tmp_path: Path) ->
     assert kept(tmp_path) == [6, 8]
 
 
-def test_of_equal_scores_the_newer_is_the_best(tmp_path: Path) -> None:
+def test_the_newer_of_equal_scores_is_the_best(tmp_path: Path) -> None:
     scores = {step: SelectionScore(1.0, "dev") for step in (1, 2, 3)}
     assert save(tmp_path, scores, CheckpointSection()) == 3
 
 
-def test_a_damaged_best_is_passed_over_aloud(tmp_path: Path) -> None:
-    save_steps(tmp_path)  # each is better than the one before
+def test_a_damaged_best_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    save_steps(tmp_path)  # with rising scores
     (tmp_path / "12" / "params" / "_METADATA").write_text("{}")
     said: list[str] = []
     found = CheckpointDirectory(epath.Path(tmp_path), say=said.append)
@@ -142,7 +142,7 @@ def test_a_damaged_best_is_passed_over_aloud(tmp_path: Path) -> None:
     assert "checkpoint 12: params/_METADATA" in said[0]
 
 
-def test_collecting_garbage_leaves_the_only_good_one(
+def test_deletion_keeps_the_only_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section = CheckpointSection(keep_last=1, keep_best=0)

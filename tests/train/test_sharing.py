@@ -1,4 +1,4 @@
-"""Equal steps are one program, whichever run, seed or notebook cell makes them."""
+"""Equal steps share one program across runs, seeds and notebook cells."""
 
 import dataclasses
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_second_run_traces_no_step(project: Path, tmp_path: Path) -> None:
         ok("pretrain", config, f"run_dir={tmp_path / 'second'}", *other)
         jax.jit(lambda: jnp.ones(()))()
     assert found[-1] == "<lambda>"
-    # The train step, the evaluation's, and what draws the first state.
+    # The train step, the evaluation step and the initialisation.
     assert not {"step", "draw"} & set(found)
 
 
@@ -60,14 +60,14 @@ def spec(
     ],
     ids=str,
 )
-def test_what_changes_a_step_makes_another(changes: dict[str, Any]) -> None:
+def test_settings_that_change_a_step_make_another(changes: dict[str, Any]) -> None:
     assert make_train_step(spec(), accumulation=1) is make_train_step(spec(), accumulation=1)
     assert make_train_step(spec(), accumulation=1) is not make_train_step(spec(), accumulation=2)
     other = spec(**changes)
     assert make_train_step(other, accumulation=1) is not make_train_step(spec(), accumulation=1)
 
 
-def test_what_decides_only_rows_and_rates_makes_no_other_step() -> None:
+def test_settings_of_rows_and_rates_share_the_step() -> None:
     masking = MaskingSection(rate=0.3)
     other = spec(
         task={"masking": masking, "tokenizer": object(), "best_metric": "mlm_loss"},
@@ -78,7 +78,7 @@ def test_what_decides_only_rows_and_rates_makes_no_other_step() -> None:
     assert evaluation[0] is evaluation[1]
 
 
-def test_a_task_that_is_equal_to_itself_alone_shares_nothing() -> None:
+def test_a_task_without_equality_shares_no_step() -> None:
     class Own:
         def build(self) -> Any: ...
 
@@ -102,14 +102,14 @@ def finetune_task(**changes: Any) -> FinetuneTask:
     return dataclasses.replace(made, **changes)
 
 
-def test_what_a_fine_tuning_task_weighs_or_freezes_makes_another() -> None:
+def test_class_weights_and_freezing_make_another_step() -> None:
     assert finetune_task() == finetune_task()
     assert hash(finetune_task()) == hash(finetune_task())
     assert finetune_task(class_weights=(1.0, 2.0)) != finetune_task()
     assert finetune_task(frozen=frozenset(("pooler/bias",))) != finetune_task()
 
 
-def test_freezing_counts_in_the_optimizer_and_the_rate_does_not() -> None:
+def test_freezing_changes_the_optimizer_but_rates_do_not() -> None:
     axes = define_model(finetune_task().build).axes
 
     def made(**changes: Any) -> object:
@@ -123,7 +123,7 @@ def test_freezing_counts_in_the_optimizer_and_the_rate_does_not() -> None:
     assert made(freeze=("embeddings",)) is made(freeze=("embeddings",))
 
 
-def test_the_functions_used_last_are_kept_and_no_more() -> None:
+def test_only_recently_used_functions_are_kept() -> None:
     @made_once
     def make(number: int) -> object:
         return object()
@@ -137,7 +137,7 @@ def test_the_functions_used_last_are_kept_and_no_more() -> None:
     assert make(1) is not second
 
 
-def test_one_definition_of_a_model_whoever_asks() -> None:
+def test_a_model_has_one_shared_definition() -> None:
     assert define_model(small_task().build) is define_model(small_task().build)
     other = define_model(small_task(intermediate_size=72).build)
     assert other is not define_model(small_task().build)

@@ -30,7 +30,7 @@ def gradients(state: TrainState) -> dict[str, np.ndarray]:
 
 
 def unevenly_masked() -> dict[str, np.ndarray]:
-    """Rows with 1 mask beside rows with 6: the mean of microbatch means is not the batch's mean."""
+    """Rows with 1 mask and rows with 6: the mean of microbatch means is not the batch's mean."""
     batch = small_batch(rows=16)
     counts = np.where(np.arange(16) % 4 == 0, 6, 1)
     batch["masked_lm_weights"] = (np.arange(6) < counts[:, None]).astype(np.float32)
@@ -38,7 +38,7 @@ def unevenly_masked() -> dict[str, np.ndarray]:
 
 
 def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
-    zero = "encoder/layers/attention/key/bias"  # its gradient is rounding: see mesh equivalence
+    zero = "encoder/layers/attention/key/bias"  # rounding: see test_mesh_equivalence.py
     errors = {name: relative_error(found[name], expected[name]) for name in expected}
     assert {name for name, error in errors.items() if error > 1e-5} <= {zero}
 
@@ -47,7 +47,7 @@ def assert_equal(found: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), jax.device_get(expected))
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
+def test_accumulated_gradients_equal_the_whole_batchs() -> None:
     whole, parts = Setting(), Setting(accumulation=4)
     state, metrics = trainer(whole, ONE).step(fresh(whole), unevenly_masked())
     cut_state, cut_metrics = trainer(parts, ONE).step(fresh(parts), unevenly_masked())
@@ -56,7 +56,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch() -> None:
         assert cut_metrics[name] == pytest.approx(metrics[name], rel=1e-5), name
 
 
-def test_the_loss_is_the_sum_over_the_batch_divided_as_in_the_release() -> None:
+def test_the_loss_is_divided_as_in_the_release() -> None:
     _, metrics = trainer(Setting(), ONE).step(fresh(Setting()), unevenly_masked())
     (mlm, masked), (nsp, rows) = metrics["mlm_loss"], metrics["nsp_loss"]
     assert (masked, rows) == (4 * 6 + 12 * 1, 16)
@@ -76,7 +76,7 @@ def test_a_step_counts_and_reports_the_rate_it_used() -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_a_batch_without_a_finite_loss_changes_nothing_and_freezes_the_state(
+def test_a_nonfinite_loss_freezes_the_state(
     poison: float,
 ) -> None:
     setting = Setting()
@@ -88,20 +88,20 @@ def test_a_batch_without_a_finite_loss_changes_nothing_and_freezes_the_state(
     assert metrics["healthy"][0] == 0.0
     assert not np.isfinite(metrics["loss"][0])
     assert_equal(state, kept._replace(healthy=np.asarray(False)))
-    # A good batch does not wake it: the parameters are those that led to the bad loss.
+    # A good batch does not unfreeze it, since the bad parameters remain.
     state, metrics = trainer(setting, ONE).step(state, small_batch(seed=2))
     assert metrics["healthy"][0] == 0.0
     assert np.isfinite(metrics["loss"][0])
     assert_equal(state, kept._replace(healthy=np.asarray(False)))
 
 
-def test_a_gradient_that_overflows_freezes_the_state_too() -> None:
-    """The loss can be finite where the norm of its gradient is not."""
+def test_an_overflowing_gradient_freezes_the_state() -> None:
+    """The loss can be finite while the norm of its gradient is not."""
     setting = Setting()
     state = fresh(setting)
     batch = small_batch()
-    # A classifier of 1e23 gives logits and a loss of that size; what flows back through it is as
-    # large, and its square, which the norm sums, is beyond float32.
+    # A classifier of 1e23 gives logits, a loss and gradients of that size. The norm sums their
+    # squares, which overflow float32.
     classifier = state.params["next_sentence"]["classifier"]
     classifier["kernel"] = classifier["kernel"] * 1e25
     _, metrics = trainer(setting, ONE).step(state, batch)
@@ -110,7 +110,7 @@ def test_a_gradient_that_overflows_freezes_the_state_too() -> None:
     assert metrics["healthy"][0] == 0.0
 
 
-def test_the_compiled_step_refuses_another_shape_instead_of_compiling_again() -> None:
+def test_the_compiled_step_refuses_another_shape() -> None:
     with pytest.raises(TypeError, match="compiled"):
         trainer(Setting(), ONE).step(fresh(Setting()), small_batch(length=16))
 
@@ -131,7 +131,7 @@ def test_the_dropout_key_is_a_function_of_run_key_and_step() -> None:
     assert tuple(np.asarray(jax.random.key_data(again))) == keys[(1, (0, 1))]
 
 
-def test_dropout_changes_from_step_to_step_and_repeats_from_the_same_state() -> None:
+def test_dropout_varies_by_step_and_is_reproducible() -> None:
     setting = Setting(dropout=0.5)
     start = first_state(Setting())
     run = trainer(setting, ONE)

@@ -1,7 +1,7 @@
 """The real train step compiles for real TPU topologies, on a machine without a TPU.
 
-libtpu holds the TPU compiler; it is installed with the tests on Linux x86-64, the one platform it
-is built for. `plan` compiles in processes of its own.
+libtpu contains the TPU compiler; it exists only for Linux x86-64, and the tests install it there.
+`plan` compiles in processes of its own.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ GIB = 2**30
 HBM = {"v3:4x4": 16 * GIB, "v5e:4x4": 16 * GIB}
 DEVICES = {"v3:4x4": 32, "v5e:4x4": 16}
 # Pieces, and the rows, positions and predictions of the global batch, for each size of model. The
-# program of tiny has the same kinds of collectives as that of base, though not as many of each.
+# programs of tiny and base have the same kinds of collectives, in different numbers.
 SHAPES = {"base": (30_522, 256, 512, 77), "tiny": (2_048, 64, 128, 20)}
 
 
@@ -46,7 +46,7 @@ def test_the_step_fits_and_sums_gradients_over_the_pod(
 ) -> None:
     """bf16, dropout 0.1, the hardware's random bits; base as 256 × 512 with 77 predictions.
 
-    Up to code generation, most of a compilation, which changes nothing that is looked at.
+    It skips code generation, the longest part, which does not affect these checks.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(planning, "SHALLOW", 1)
@@ -62,7 +62,7 @@ def test_the_step_fits_and_sums_gradients_over_the_pod(
     (found,) = plan(config, [topology], vocab_size=vocab_size, suggest=False, console=console)
     step = found.phases[0].train
     assert found.topology.devices == DEVICES[topology]
-    # The state stays where it is for the whole step, so a smaller peak would be a misread one.
+    # The state stays in memory for the whole step, so a smaller peak would be a reading error.
     assert step.memory is not None
     assert 0 < step.memory.temporaries < step.memory.peak < HBM[topology]
     # Gradients are summed over the data axis; under tensor parallelism each layer's halves are
@@ -72,7 +72,7 @@ def test_the_step_fits_and_sums_gradients_over_the_pod(
     groups = {one.group for one in sums}
     assert DEVICES[topology] // tensor in groups
     assert (tensor in groups) is (tensor > 1)
-    # The owners of the moments hand the new parameters round.
+    # The owners of the moments gather the new parameters to all devices.
     assert "all-gather" in kinds
-    # No activation is dealt out anew between the data axis and another.
+    # No activation is resharded between the data axis and another.
     assert "all-to-all" not in kinds

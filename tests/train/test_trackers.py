@@ -1,7 +1,7 @@
-"""Weights & Biases and MLflow: what a run tells them, beside doubles of both.
+"""A run's reports to Weights & Biases and MLflow, checked with doubles of both.
 
-The packages themselves are hundreds of megabytes with all that they need; the doubles have the
-calls that are made and their signatures.
+With their dependencies the packages are hundreds of megabytes; the doubles have only the used
+calls, with the real signatures.
 """
 
 import json
@@ -18,7 +18,7 @@ from bert_jax.train.writer import RunWriter, read_metrics
 
 
 class WandbRun:
-    """What of a `wandb.Run` is used."""
+    """The used part of `wandb.Run`."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -53,7 +53,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> list[WandbRun]:
 
 
 class Client:
-    """What of an `mlflow.MlflowClient` is used."""
+    """The used part of `mlflow.MlflowClient`."""
 
     runs: dict[str, list[Any]]
     dicts: list[tuple[str, dict[str, Any], str]]
@@ -93,7 +93,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
     return Client
 
 
-def test_figures_go_to_both_and_a_resumed_run_goes_on_under_its_ids(
+def test_both_get_metrics_under_the_same_ids_after_resuming(
     wandb: list[WandbRun], mlflow: type[Client], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -120,7 +120,7 @@ def test_figures_go_to_both_and_a_resumed_run_goes_on_under_its_ids(
     assert json.loads((run / IDS).read_text()) == {"wandb": one.options["id"], "mlflow": "abc"}
 
 
-def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
+def test_a_failing_tracker_does_not_stop_the_run(
     wandb: list[WandbRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -139,7 +139,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(
     assert [line["loss"] for line in read_metrics(tmp_path, kind="train")] == [1.0, 3.0]
 
 
-def test_one_that_is_not_installed_is_named_before_the_run(
+def test_a_missing_tracker_package_is_named_before_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)

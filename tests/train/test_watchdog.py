@@ -1,4 +1,4 @@
-"""What counts as a step that hangs. That a real one ends: `tests/processes/test_deaths.py`."""
+"""What the watchdog counts as a hanging step. A real one: `tests/processes/test_deaths.py`."""
 
 import contextlib
 import subprocess
@@ -24,7 +24,7 @@ QUICK = WatchdogSection(floor_seconds=0.2)
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set where the process would end."""
+    """An event that is set instead of ending the process."""
     event = threading.Event()
 
     def end(self: Watchdog, line: str) -> None:
@@ -41,21 +41,21 @@ def watch(tmp_path: Path) -> Stopwatch:
 
 
 def steps(dog: Watchdog, watch: Stopwatch) -> None:
-    """Ten steps of nothing, which waited for input a little."""
+    """Ten empty steps that waited for input a little."""
     for _ in range(10):
         with watch.on("input"):
             time.sleep(0.005)
         dog.step_done()
 
 
-def test_a_step_hangs_and_waiting_for_input_is_no_step(
+def test_a_step_hangs_but_waiting_for_input_does_not(
     watch: Stopwatch, ended: threading.Event, tmp_path: Path
 ) -> None:
     with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
         steps(dog, watch)
         with watch.on("input"):
             assert not ended.wait(0.6)
-        assert not ended.wait(0.05)  # that was no part of the step which goes on
+        assert not ended.wait(0.05)  # waiting for input is not part of the step
         assert ended.wait(60)
 
 
@@ -63,18 +63,18 @@ def test_a_step_hangs_and_waiting_for_input_is_no_step(
 def test_an_evaluation_hangs_when_no_batch_finishes(
     watch: Stopwatch, ended: threading.Event, tmp_path: Path, *, reads: bool
 ) -> None:
-    """Its input has a longer limit, as in training."""
+    """Waiting for input has a longer limit, as in training."""
     with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
         steps(dog, watch)
         with watch.on("evaluate"):
-            for _ in range(12):  # longer than the limit altogether
+            for _ in range(12):  # in all longer than the limit
                 STOP.between_batches()
                 assert not ended.wait(0.05)
             with waiting_for_input() if reads else contextlib.nullcontext():
                 assert ended.wait(0.6 if reads else 60) is not reads
 
 
-def test_input_that_never_comes_hangs_too(
+def test_missing_input_hangs(
     watch: Stopwatch, ended: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "_INPUT_SECONDS", 0.4)
@@ -84,9 +84,7 @@ def test_input_that_never_comes_hangs_too(
             assert ended.wait(60)
 
 
-def test_what_is_compiled_is_no_step_that_hangs(
-    watch: Stopwatch, ended: threading.Event, tmp_path: Path
-) -> None:
+def test_compiling_is_not_a_hang(watch: Stopwatch, ended: threading.Event, tmp_path: Path) -> None:
     with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
         steps(dog, watch)
         with compiling("a step"):
@@ -94,7 +92,7 @@ def test_what_is_compiled_is_no_step_that_hangs(
         assert ended.wait(20)
 
 
-def test_the_last_save_after_a_signal_is_no_step_that_hangs(
+def test_the_last_save_after_a_signal_is_not_a_hang(
     watch: Stopwatch, ended: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
@@ -134,9 +132,9 @@ with watch.on("train"), watchdog.Watchdog(section, watch, Storage()) as dog:
 
 @pytest.mark.parametrize(
     ("storage", "why"),
-    [("hangs", "no answer within 0.5 s"), ("unread", None)],  # standard error neither
+    [("hangs", "no answer within 0.5 s"), ("unread", None)],  # standard error fails too
 )
-def test_a_hang_ends_the_process_also_where_the_stacks_cannot_be_written(
+def test_a_hang_ends_the_process_even_without_stacks(
     tmp_path: Path, storage: str, why: str | None
 ) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Every mistake of a user's gets one line that names it, and exit code 2."""
+"""Every user mistake gets one line that names it, and exit code 2."""
 
 import json
 import os
@@ -18,14 +18,14 @@ from tests.project import bert_jax, ok, project_config, refused, said, write_con
 
 @pytest.fixture
 def config(project: Path) -> dict[str, Any]:
-    """The project's configuration, to spoil; its mesh is that of the test process."""
+    """The project's configuration, to be spoiled, on the test process's mesh."""
     values = project_config(project)
     values["mesh"] = {"platform": "cpu", "data": -1}
     return values
 
 
 def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) -> str:
-    """Runs a verb through the command line's entry point and returns the one line it says."""
+    """Runs a verb through the command line's entry point and returns its one line."""
     path = write_config(tmp_path / "config.yaml", config)
     return refused(verb, path, *arguments)
 
@@ -57,7 +57,7 @@ def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) 
         ("objective.masking.rate=1.5", ["objective.masking.rate", "1.5", "less than 1"]),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_allowed(
+def test_a_wrong_setting_names_the_allowed_values(
     tmp_path: Path, config: dict[str, Any], override: str, expected: list[str]
 ) -> None:
     line = mistake(tmp_path, "pretrain", config, override)
@@ -65,7 +65,7 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(
         assert part in line
 
 
-def test_a_mistake_in_the_file_is_not_blamed_on_an_override(
+def test_an_override_is_not_blamed_for_the_files_mistake(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     config["mesh"]["tensr"] = 2
@@ -90,7 +90,7 @@ def test_a_mistake_in_the_file_is_not_blamed_on_an_override(
         ("train: [1, 2]\n", "train: found [1, 2], allowed: keys and values"),
     ],
 )
-def test_yaml_of_another_form_is_told_with_what_is_allowed(
+def test_yaml_of_another_form_names_the_allowed_values(
     tmp_path: Path, content: str, expected: str
 ) -> None:
     (tmp_path / "bad.yaml").write_text(content)
@@ -133,9 +133,7 @@ def test_bad_text_is_named_and_leaves_no_dataset(
 
 
 @pytest.mark.parametrize("verb", ["vocab", "examples"])
-def test_a_parquet_of_broken_text_or_doubled_columns_is_named(
-    tmp_path: Path, config: dict[str, Any], verb: str
-) -> None:
+def test_a_broken_parquet_is_named(tmp_path: Path, config: dict[str, Any], verb: str) -> None:
     path = tmp_path / "text.parquet"
     texts = pa.array([b"a document .", b"caf\xe9 ."]).view(pa.string())
     pq.write_table(pa.table({"text": texts}), path)
@@ -151,7 +149,7 @@ def test_a_parquet_of_broken_text_or_doubled_columns_is_named(
 
 
 @pytest.mark.parametrize("name", ["text", "text.txt", "text.jsonl", "text.parquet", "text.xml.bz2"])
-def test_an_input_that_is_a_pipe_is_refused_and_not_waited_for(
+def test_a_pipe_as_input_is_refused_without_waiting(
     tmp_path: Path, config: dict[str, Any], name: str
 ) -> None:
     os.mkfifo(tmp_path / name)
@@ -223,7 +221,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, project: Path, config: dict[st
         (["train.phases.0.dataset=nowhere"], ["nowhere", "no such directory"]),
     ],
 )
-def test_a_run_that_cannot_be_laid_out_is_refused_before_it_starts(
+def test_an_impossible_mesh_is_refused_before_the_start(
     tmp_path: Path, config: dict[str, Any], overrides: list[str], expected: list[str]
 ) -> None:
     run_dir = tmp_path / "run"
@@ -233,9 +231,7 @@ def test_a_run_that_cannot_be_laid_out_is_refused_before_it_starts(
     assert not run_dir.exists()
 
 
-def test_a_run_directory_that_cannot_be_made_is_named(
-    tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_an_impossible_run_directory_is_named(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "file").write_text("in the way")
     line = mistake(tmp_path, "pretrain", config, f"run_dir={tmp_path / 'file' / 'run'}")
     assert "run_dir: cannot write" in line
@@ -248,7 +244,7 @@ def test_a_mistake_is_one_line_in_a_process_of_its_own(
     assert "did you mean" in said(bert_jax("pretrain", path, "mesh.tensr=2"))
 
 
-def test_a_missing_tokenizer_is_told_with_the_command_that_makes_it(
+def test_a_missing_tokenizer_names_the_command_that_makes_it(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     config["vocab"]["output"] = config["examples"]["tokenizer"] = str(tmp_path / "none")
@@ -261,7 +257,7 @@ def test_a_missing_tokenizer_is_told_with_the_command_that_makes_it(
     assert not (tmp_path / "dataset").exists()
 
 
-def test_a_missing_run_is_told_with_the_nearest_one(tmp_path: Path) -> None:
+def test_a_missing_run_suggests_the_nearest_one(tmp_path: Path) -> None:
     (tmp_path / "sub" / "mine").mkdir(parents=True)
     tmp_path /= "sub"
     (tmp_path / "mine" / "config.yaml").touch()
@@ -281,7 +277,7 @@ def copy_dataset(project: Path, tmp_path: Path) -> Path:
     return tmp_path / "dataset"
 
 
-def test_vocab_replaces_a_tokenizer_only_by_force(
+def test_vocab_replaces_a_tokenizer_only_with_force(
     tmp_path: Path, project: Path, config: dict[str, Any]
 ) -> None:
     output = tmp_path / "tokenizer"
@@ -297,7 +293,7 @@ def test_vocab_replaces_a_tokenizer_only_by_force(
     assert len((output / "vocab.txt").read_text().splitlines()) == 600
 
 
-def test_a_second_vocab_is_refused_and_what_a_killed_one_left_is_removed(
+def test_a_second_vocab_is_refused_unless_the_first_died(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     output = tmp_path / "tokenizer"
@@ -312,17 +308,17 @@ def test_a_second_vocab_is_refused_and_what_a_killed_one_left_is_removed(
     left = unfinished(output / "vocab.txt")
     for name in (left, output / "mine.tmp"):
         name.write_text("half")
-    (tmp_path / ".tokenizer.lock").write_text("elsewhere 1\n")  # its holder was killed
+    (tmp_path / ".tokenizer.lock").write_text("elsewhere 1\n")  # its holder is dead
     ok("vocab", path, "vocab.size=600")
     names = sorted(path.name for path in output.iterdir())
     assert names == ["mine.tmp", "tokenizer_config.json", "vocab.txt"]
     assert not (tmp_path / ".tokenizer.lock").exists()
 
 
-def test_a_vocabulary_may_be_written_where_one_stands(
+def test_a_vocabulary_may_be_written_into_the_current_folder(
     tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`.` has no name that a lock could be called after."""
+    """`.` has no name for its lock file."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     ok("vocab", write_config(tmp_path / "config.yaml", config), "vocab.output=.", "vocab.size=600")

@@ -1,4 +1,4 @@
-"""NaN and spikes in a real run: skipped, rolled back, stopped, resumed and replayed, by command."""
+"""NaN and spikes in real runs of the command: skip, rollback, stop, resume and replay."""
 
 import itertools
 import json
@@ -56,7 +56,7 @@ def losses(run_dir: Path) -> dict[int, float]:
 
 
 def assert_same_run(found: Path, expected: Path) -> None:
-    """The same figures and the same parameters, bit for bit."""
+    """Asserts equal metrics and parameters, bit for bit."""
     assert losses(found) == losses(expected)
     assert bad_lines(found) == bad_lines(expected)
     ours, theirs = (
@@ -67,7 +67,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
 
 
 def resumed_at(step: int, run_dir: Path, copy: Path) -> Path:
-    """A copy of a run as it was when it was killed after a checkpoint."""
+    """A copy of a run as if it was killed after a checkpoint."""
     shutil.copytree(run_dir, copy)
     for checkpoint in (copy / "checkpoints").iterdir():
         if int(checkpoint.name) > step:
@@ -77,14 +77,14 @@ def resumed_at(step: int, run_dir: Path, copy: Path) -> Path:
 
 SKIP_SPIKES = "train.bad_steps.on_spike=skip"
 
-# Of runs in which no bit has to come again: their programs compile in half the time.
+# For runs without bit-for-bit checks: programs without dropout compile in half the time.
 PLAIN = [f"model.architecture.{name}=0.0" for name in DROPOUT]
 
 
-def test_a_nan_and_a_spike_are_skipped_and_the_run_goes_on_bit_for_bit_after_a_kill(
+def test_skipped_nan_and_spike_survive_a_kill_bit_for_bit(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One right before a checkpoint, so that the next step begins with it in the history.
+    # One comes right before a checkpoint, so that the restored history contains it.
     poison_pretraining(monkeypatch, {4: nan, 5: nan, 13: spike})
     run_dir = tmp_path / "run"
     said = ok("pretrain", config, f"run_dir={run_dir}", SKIP_SPIKES)
@@ -105,7 +105,7 @@ def test_a_nan_and_a_spike_are_skipped_and_the_run_goes_on_bit_for_bit_after_a_k
     assert_same_run(killed, run_dir)
 
 
-def test_too_many_skips_stop_the_run_and_the_dump_replays(
+def test_too_many_skips_stop_and_the_dump_replays(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = poison_pretraining(monkeypatch, {at: nan for at in (1, 2, 3, 4, 7)})
@@ -132,7 +132,7 @@ def test_too_many_skips_stop_the_run_and_the_dump_replays(
     assert list(found.gradient_norms)[-1].startswith("encoder/embeddings/")
 
 
-def test_a_nan_in_a_gradient_alone_is_found_and_the_finite_loss_replays(
+def test_a_nan_gradient_with_finite_loss_is_found(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison_gradient(monkeypatch)
@@ -146,7 +146,7 @@ def test_a_nan_in_a_gradient_alone_is_found_and_the_finite_loss_replays(
     assert found.reproduces
     assert found.first_bad
     assert found.bad_inputs == []
-    # The loss of the same step in the dump was finite, and is the same again.
+    # The loss of that step in the dump is finite, and the replay has the same.
     record = json.loads((run_dir / "bad_step_9" / "dump.json").read_text())
     assert found.loss == pytest.approx(float(record["figures"]["loss"]), rel=1e-5)
 
@@ -154,7 +154,7 @@ def test_a_nan_in_a_gradient_alone_is_found_and_the_finite_loss_replays(
 ROLLBACK = "train.bad_steps.on_non_finite=rollback"
 
 
-def test_a_rollback_leaves_the_data_out_also_after_a_kill(
+def test_a_rollback_skips_the_data_even_after_a_kill(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = poison_pretraining(monkeypatch, {8: nan})
@@ -163,7 +163,7 @@ def test_a_rollback_leaves_the_data_out_also_after_a_kill(
     assert f"step 9: loss nan, gradient_norm nan; written to {run_dir / 'bad_step_9'}" in said
     assert "step 9: back to step 6; rows 48 to 71 of phase 0 are left out" in said
     assert [(line["step"], line["at"]) for line in bad_lines(run_dir)] == [(6, 9)]
-    # Batches 6 to 8 were read once, and the 16 steps took batches 0 to 5 and 9 to 18.
+    # Batches 6 to 8 were read once, and the 16 steps used batches 0 to 5 and 9 to 18.
     assert read.count(8) == 1
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
     assert sorted(read_example_log(run_dir)) == list(range(1, STEPS + 1))
@@ -181,7 +181,7 @@ def test_a_rollback_leaves_the_data_out_also_after_a_kill(
     assert f"{rollbacks}: found other values than were written" in said
     assert not read
     rollbacks.write_text(whole)
-    # As if it was killed between the two files.
+    # Simulates a kill between the two files.
     metrics = killed / "metrics.jsonl"
     kept = [line for line in metrics.read_text().splitlines(True) if '"bad_step"' not in line]
     metrics.write_text("".join(kept))
@@ -191,7 +191,7 @@ def test_a_rollback_leaves_the_data_out_also_after_a_kill(
 
 
 def diverge_in(patch: pytest.MonkeyPatch, evaluations: Collection[int]) -> None:
-    """Evaluates NaN in place of the parameters, in some of a fine-tuning run's evaluations."""
+    """Makes some evaluations of a fine-tuning run use NaN parameters."""
     predict, numbers = Predictor.__call__, itertools.count()
 
     def diverged(self: Predictor, params: Any, split: Any) -> Any:
@@ -202,12 +202,12 @@ def diverge_in(patch: pytest.MonkeyPatch, evaluations: Collection[int]) -> None:
     patch.setattr(Predictor, "__call__", diverged)
 
 
-# One length, so that there is one program to compile for.
+# One length, so that one program is enough.
 THREE_EPOCHS = {"epochs": 3, "max_length": 8}
 DIVERGED = "logits of row 0: found NaN or infinity, allowed: finite numbers; the model has diverged"
 
 
-def test_fine_tuning_ends_where_its_last_evaluation_is_not_finite(
+def test_fine_tuning_stops_at_a_nonfinite_last_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_config(tmp_path / "config.yaml", tiny_config(tmp_path, **THREE_EPOCHS))
@@ -216,7 +216,7 @@ def test_fine_tuning_ends_where_its_last_evaluation_is_not_finite(
     result = invoke("finetune", config)
     assert result.exit_code == 1, (result.output, result.exception)
     assert result.stderr.splitlines() == [told]
-    # The newest, which has no score, and the best; the last step is not saved.
+    # The newest checkpoint, which has no score, and the best; the last step is not saved.
     assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"10", "20"}
     assert load_params(open_run(run_dir), checkpoint="best").step == 10
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10]
@@ -274,17 +274,17 @@ def test_a_damaged_dump_is_refused_in_one_line(
     assert "no dump.json in it; expected a bad_step_<n>" in nothing
 
 
-def test_a_replica_with_a_flipped_bit_stops_the_run_before_it_is_saved(
+def test_a_flipped_bit_in_a_replica_stops_before_the_save(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device whose arithmetic fails once, at step 9: found at step 10, named, nothing saved."""
+    """A device computes wrongly at step 9; step 10 detects and names it, and does not save."""
     run_step, steps = StepPrograms.__call__, itertools.count(1)
 
     def failing(programs: StepPrograms, *arguments: Any) -> Any:
         state, figures = run_step(programs, *arguments)
         if next(steps) == 9:
             bias = state.params["pooler"]["dense"]["bias"]
-            # Not the last bit: what step 10 adds may be so large that it is rounded away.
+            # Not the last bit: the update of step 10 may round it away.
             state.params["pooler"]["dense"]["bias"] = corrupt(bias, 5, bit=20)
         return state, figures
 
@@ -297,21 +297,19 @@ def test_a_replica_with_a_flipped_bit_stops_the_run_before_it_is_saved(
     assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"6"}
 
 
-def test_parameters_that_go_wrong_in_the_last_steps_stop_the_run_at_its_evaluation(
-    config: Path, tmp_path: Path
-) -> None:
+def test_bad_last_parameters_stop_at_the_evaluation(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     diverging = ["optimizer.learning_rate=1e10", "optimizer.warmup_steps=0"]
     last = ["train.phases.0.steps=2", "train.evaluation.every=2"]
     command = ("pretrain", config, f"run_dir={run_dir}", *diverging, *last)
-    for _ in range(2):  # and again where it is asked to go on
+    for _ in range(2):  # and again after resuming
         result = invoke(*command)
         assert result.exit_code == 1, (result.output, result.exception)
         assert "found NaN or infinity, allowed: finite numbers; the model has" in result.stderr
         assert "Traceback" not in result.output
         assert "NaN" not in (run_dir / "metrics.jsonl").read_text()
     assert not [path for path in (run_dir / "checkpoints").iterdir() if path.name.isdecimal()]
-    # With steps to come these decide, and dump what they find.
+    # If more steps follow, they detect it and write a dump.
     earlier = ["train.phases.0.steps=16", "train.evaluation.every=2"]
     result = invoke("pretrain", config, f"run_dir={tmp_path / 'longer'}", *diverging, *earlier)
     assert result.exit_code == 1, (result.output, result.exception)
@@ -326,7 +324,7 @@ def test_parameters_that_go_wrong_in_the_last_steps_stop_the_run_at_its_evaluati
 
 
 @pytest.mark.chaos
-def test_a_rollback_without_a_checkpoint_begins_again_past_the_data(
+def test_a_rollback_without_a_checkpoint_restarts_past_the_data(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = poison_pretraining(monkeypatch, {2: nan})

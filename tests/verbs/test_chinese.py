@@ -1,4 +1,4 @@
-"""Chinese from an extracted Wikipedia to a pretrained model, whole words masked by a segmenter."""
+"""Chinese from an extracted Wikipedia to a pretrained model, with segmented whole-word masking."""
 
 import json
 import re
@@ -18,7 +18,7 @@ CHARACTERS = "我他在是去的看有来上"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Thirty articles of paragraphs, a vocabulary of their characters, and the configuration."""
+    """Thirty articles, a vocabulary of their characters, and the configuration."""
     rng = np.random.default_rng(0)
 
     def sentence() -> str:
@@ -57,7 +57,7 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_chinese_words_are_masked_whole_from_text_to_model(config: Path) -> None:
+def test_chinese_words_are_masked_whole(config: Path) -> None:
     root = config.parent
     result = ok("examples", config, "--inspect", 30)
     made = read_provenance(root / "dataset32")
@@ -70,7 +70,7 @@ def test_chinese_words_are_masked_whole_from_text_to_model(config: Path) -> None
             text = "".join(map(original, line[3:].split()))
             for found in re.finditer("|".join(LEXICON), text):
                 words[found.group()].add(sum(changed[found.start() : found.end()]))
-    # All of a word's characters are to be predicted, or none.
+    # All of a word's characters are predicted, or none.
     assert words == {word: {0, 2} for word in LEXICON}
 
     ok("pretrain", config)

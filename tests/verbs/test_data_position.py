@@ -1,4 +1,4 @@
-"""Where a run is in its data: every example of an epoch once, whatever happens to the run."""
+"""A run's data position: interrupted runs still see every example once per epoch."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests.project import MESH, ok, one_phase, project_config, refused, write_co
 
 @pytest.fixture(scope="module")
 def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A configuration over a dataset of which a few steps are an epoch."""
+    """A configuration whose dataset has an epoch of a few steps."""
     root = tmp_path_factory.mktemp("small")
     values = project_config(project)
     text = max((project / "text").glob("*.txt"), key=lambda path: path.stat().st_size)
@@ -42,7 +42,7 @@ def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def cut_back(run_dir: Path, copy: Path, *, step: int) -> Path:
-    """A copy of a run as a kill leaves it: files know of steps beyond its last checkpoint."""
+    """A copy of a run after a kill: its files have steps beyond its last checkpoint."""
     shutil.copytree(run_dir, copy)
     for checkpoint in (copy / "checkpoints").iterdir():
         if int(checkpoint.name) > step:
@@ -53,7 +53,7 @@ def cut_back(run_dir: Path, copy: Path, *, step: int) -> Path:
 @pytest.mark.parametrize(
     "packing", [None, pytest.param({"max_examples": 4}, marks=pytest.mark.chaos)]
 )
-def test_every_example_of_an_epoch_is_seen_once_over_kills_meshes_and_batch_sizes(
+def test_interrupted_runs_see_every_example_once(
     small: dict[str, Any], tmp_path: Path, packing: dict[str, int] | None
 ) -> None:
     values = json.loads(json.dumps(small))
@@ -64,7 +64,7 @@ def test_every_example_of_an_epoch_is_seen_once_over_kills_meshes_and_batch_size
     cut = cut_back(whole, tmp_path / "cut", step=4)
     last = json.loads((cut / "examples" / "0.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 12
-    # Another process wrote here once: what it did beyond step 4 is not done any more.
+    # An earlier process wrote here; its steps beyond step 4 no longer count.
     gone = json.dumps(last | {"step": 3}) + "\n" + json.dumps(last) + "\n"
     (cut / "examples" / "3.jsonl").write_text(gone)
     other = ("mesh.data=2", "mesh.tensor=2", "mesh.fsdp=2", "train.phases.0.batch_size=16")
@@ -86,7 +86,7 @@ def test_every_example_of_an_epoch_is_seen_once_over_kills_meshes_and_batch_size
     for epoch in over:
         assert seen[epoch] == dict.fromkeys(range(count), 1)
     assert set(seen[unfinished].values()) == {1}
-    # The order is the undisturbed run's, to the end of what that one read.
+    # The order equals the undisturbed run's, as far as that run read.
     assert in_order(cut)[: len(in_order(whole))] == in_order(whole)
     assert [line["step"] for line in read_metrics(cut, kind="train")] == [2, 4, 6, 8, 10, 12]
 
@@ -101,9 +101,7 @@ def in_order(run_dir: Path) -> list[tuple[int, int]]:
     ]
 
 
-def test_the_log_is_off_unless_asked_for_and_the_account_of_time_is_not(
-    small: dict[str, Any], tmp_path: Path
-) -> None:
+def test_only_the_example_log_is_off_by_default(small: dict[str, Any], tmp_path: Path) -> None:
     config = write_config(tmp_path / "run.yaml", small)
     run_dir = tmp_path / "run"
     output = ok("pretrain", config, f"run_dir={run_dir}", "train.example_log=false")
@@ -116,7 +114,7 @@ def test_the_log_is_off_unless_asked_for_and_the_account_of_time_is_not(
     assert account.seconds["train"] > 0
     assert account.seconds["start"] > 0
     assert account.seconds["lost"] == account.seconds["down"] == 0
-    # Damage in the middle costs the damaged line alone.
+    # Damage in the middle loses only the damaged line.
     metrics = run_dir / "metrics.jsonl"
     first, *others = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(b"".join([first, b"\xff\xfe\n", b'{"loss": 1}\n', *others]))
@@ -128,7 +126,7 @@ def test_the_log_is_off_unless_asked_for_and_the_account_of_time_is_not(
     assert (run_dir / "metrics.damaged").read_bytes() == b'\xff\xfe\n{"loss": 1}\n'
 
 
-def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
+def test_changed_data_are_refused_or_used_with_a_warning(
     small: dict[str, Any], tmp_path: Path
 ) -> None:
     values = json.loads(json.dumps(small))
@@ -144,7 +142,7 @@ def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
     assert "seed: found 4, but" in line
     assert "or --allow-data-change" in line
 
-    shutil.rmtree(tmp_path / "dataset")  # another dataset under the same name
+    shutil.rmtree(tmp_path / "dataset")  # replaced by another dataset of the same name
     ok("examples", config, "examples.dupe_factor=2")
     assert refused("pretrain", config, *more).startswith("bert-jax: dataset: found ")
     assert (run_dir / "config.yaml").read_bytes() == before
@@ -164,12 +162,12 @@ def test_data_that_changed_are_refused_by_name_or_gone_on_with_aloud(
     seen = times_seen(run_dir)
     assert len({epoch.data for epoch in seen}) == 2
     assert dict.fromkeys(range(count), 1) in seen.values()  # the new data's first epoch
-    # From here on these are the run's data.
+    # From now on these are the run's data.
     output = ok("pretrain", config, *more, "seed=4")
     assert "--allow-data-change" not in output
 
 
-def test_other_masks_go_on_with_the_next_row(small: dict[str, Any], tmp_path: Path) -> None:
+def test_changed_masking_continues_with_the_next_row(small: dict[str, Any], tmp_path: Path) -> None:
     config, run_dir = write_config(tmp_path / "run.yaml", small), tmp_path / "run"
     same = (f"run_dir={run_dir}", "train.phases.0.max_predictions=5")
     ok("pretrain", config, *same, "train.phases.0.steps=4")

@@ -1,4 +1,4 @@
-"""The demo's path, shortened: the real one takes minutes and is `make demo`."""
+"""A shortened demo; the real one, `make demo`, takes minutes."""
 
 import json
 import re
@@ -21,7 +21,7 @@ SHORT = (
 
 
 @pytest.mark.slow
-def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
+def test_the_demo_fills_masks_and_resumes(
     tmp_path: Path,
 ) -> None:
     arguments = ["demo", "--dir", tmp_path / "demo", *SHORT]
@@ -33,7 +33,7 @@ def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     assert f"The run lies in {tmp_path / 'demo' / 'run'}" in said
     program = re.search(r"^  (\S+) fill-mask ", said, re.MULTILINE)
     assert program is not None
-    assert shutil.which(program[1])  # also where bert-jax is not on the PATH
+    assert shutil.which(program[1])  # even if bert-jax is not on the PATH
     assert "pip install tensorboard" in said
 
     run = tmp_path / "demo" / "run"
@@ -47,7 +47,7 @@ def test_the_demo_goes_from_text_to_filled_masks_and_goes_on_where_it_stopped(
     assert "tokenised" not in again
 
 
-def test_a_demo_in_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+def test_a_demo_in_an_unwritable_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     line = refused("demo", "--dir", tmp_path / "file")
     assert f"{tmp_path}/file/text: cannot be written (Not a directory)" in line

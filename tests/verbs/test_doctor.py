@@ -25,7 +25,7 @@ def only(findings: Iterable[Finding]) -> Finding:
     return found
 
 
-def test_a_sound_machine_has_no_problem_and_its_versions_are_told(tmp_path: Path) -> None:
+def test_a_sound_machine_reports_its_versions(tmp_path: Path) -> None:
     report = bert_jax.doctor(run_dir=str(tmp_path / "run"))
     assert report.ok, report.of_level("problem")
     assert texts(report, "jax") == [jax.__version__]
@@ -33,18 +33,18 @@ def test_a_sound_machine_has_no_problem_and_its_versions_are_told(tmp_path: Path
     assert f"{jax.device_count()} × cpu" in texts(report, "devices")[0]
 
 
-def test_a_platform_that_is_not_there_is_a_problem() -> None:
+def test_a_missing_platform_is_a_problem() -> None:
     report = doctor(config=MeshSection(platform="gpu"))
     assert not report.ok
     assert '"gpu"' in texts(report, "devices")[0]
 
 
-def test_a_mesh_that_does_not_make_the_device_count_is_a_problem() -> None:
+def test_a_mesh_of_wrong_size_is_a_problem() -> None:
     report = doctor(config=MeshSection(data=3))
     assert [finding.topic for finding in report.of_level("problem")] == ["mesh"]
 
 
-def test_a_missing_package_is_a_problem_and_a_missing_libtpu_is_not(
+def test_missing_packages_except_libtpu_are_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -54,7 +54,7 @@ def test_a_missing_package_is_a_problem_and_a_missing_libtpu_is_not(
     assert only(doctor().of_level("problem")).topic == "no-such-package"
 
 
-def test_run_directory_is_tried_for_real_and_left_as_it_was(tmp_path: Path) -> None:
+def test_run_directory_is_tried_and_left_unchanged(tmp_path: Path) -> None:
     before = tmp_path.stat().st_mtime_ns
     writable, disk = check_run_dir(str(tmp_path / "a" / "b"))
     assert tmp_path.stat().st_mtime_ns > before
@@ -63,7 +63,7 @@ def test_run_directory_is_tried_for_real_and_left_as_it_was(tmp_path: Path) -> N
     assert writable.text == f"{tmp_path}/a/b can be made in {tmp_path}"
 
 
-def test_run_directory_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+def test_an_unwritable_run_directory_is_a_problem(tmp_path: Path) -> None:
     # /proc refuses even root.
     assert only(check_run_dir("/proc/run")).level == "problem"
     (tmp_path / "file").touch()
@@ -93,7 +93,7 @@ def test_a_coordinator_port_in_use_is_a_problem(listener: socket.socket) -> None
     assert only(check_coordinator(distributed(port))).level == "ok"
 
 
-def test_a_coordinator_that_does_not_answer_is_a_warning(listener: socket.socket) -> None:
+def test_a_silent_coordinator_is_a_warning(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     section = distributed(1, process_index=1, coordinator_address=f"127.0.0.1:{port}")
     assert only(check_coordinator(section)).text == f"127.0.0.1:{port} answers"
@@ -101,13 +101,13 @@ def test_a_coordinator_that_does_not_answer_is_a_warning(listener: socket.socket
     assert only(check_coordinator(section)).level == "warn"
 
 
-def test_the_command_ends_with_one_where_there_is_a_problem_and_else_with_zero(
+def test_the_exit_code_is_1_only_with_a_problem(
     tmp_path: Path,
 ) -> None:
     sound = ok("doctor")
     lines = sound.splitlines()
     assert lines[-1].startswith("0 problems")
-    # What takes no time to find is not kept back for what does.
+    # Quick findings are printed before slow checks.
     assert lines[0].startswith("ok      python: ")
     assert lines.index("starting JAX …") > 10
     (tmp_path / "run.yaml").write_text("run_dir: /proc/run\n")
@@ -116,9 +116,7 @@ def test_the_command_ends_with_one_where_there_is_a_problem_and_else_with_zero(
     assert ill.output.splitlines()[-1].startswith("1 problem,")
 
 
-def test_what_a_configuration_reads_is_looked_at_and_its_own_size_counted(
-    project: Path, tmp_path: Path
-) -> None:
+def test_a_configurations_data_and_size_are_checked(project: Path, tmp_path: Path) -> None:
     values = project_config(project) | {"run_dir": str(tmp_path / "run"), "mesh": {}}
     config = write_config(tmp_path / "run.yaml", values)
     whole = ok("doctor", config)

@@ -1,4 +1,4 @@
-"""`evaluate`: which file holds which figures, and what `predict` makes of them."""
+"""`evaluate`: which file holds which scores, and how `predict` uses them."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ BEST, LAST = 10, 20
 
 
 def squad_run(directory: Path) -> tuple[Path, str]:
-    """A run fine-tuned on SQuAD 2.0, of two checkpoints, and a file to predict."""
+    """A run fine-tuned on SQuAD 2.0, with two checkpoints, and a file to predict."""
     file = squad(
         ("word1 good1 word2", [question("a", "word1", ("good1", 6), impossible=False)]),
         ("word3 good2 word4", [question("b", "word3", impossible=True)]),
@@ -54,14 +54,14 @@ def answers(run: Path, file: str, *options: object) -> set[bool]:
     return {bool(json.loads(line)["prediction"]) for line in output.read_text().splitlines()}
 
 
-def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
+def test_every_evaluation_and_threshold_is_kept_apart(
     tmp_path: Path,
 ) -> None:
     run, file = squad_run(tmp_path)
     line = refused("predict", run, tmp_path / "o.jsonl", "--input", file)
     assert f"no dev evaluation of step {LAST}" in line
     assert f"bert-jax evaluate {run} --checkpoint {LAST}" in line
-    ok("evaluate", run)  # without a ranking `auto` is the last
+    ok("evaluate", run)  # without a ranking score, `auto` is the last
     before = (run / "evaluation.json").read_bytes()
     assert {"step": LAST, "split": "dev", "examples": 2}.items() <= json.loads(before).items()
     ok("evaluate", run, "--split", "test")
@@ -69,12 +69,12 @@ def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
     assert (run / "evaluation.json").read_bytes() == before
     others = {path.name for path in (run / "evaluations").iterdir()}
     assert others == {f"test-{LAST}.json", f"dev-{BEST}.json"}
-    # Thresholds that always and never let an answer pass.
+    # Thresholds that always and never accept an answer.
     tune(run / "evaluation.json", 1e9)
     tune(run / "evaluations" / f"dev-{BEST}.json", -1e9)
     assert answers(run, file) == {True}
     assert answers(run, file, "--checkpoint", BEST) == {False}
-    # What it says of scores decides answers, so a damaged one is refused.
+    # The file's scores decide answers, so a damaged one is refused.
     whole = json.loads(before)
     for change in ({"scores": []}, {"scores": {"f1": "²"}}, {"examples": 1.5}):
         (run / "evaluation.json").write_text(json.dumps(whole | change))
@@ -82,14 +82,14 @@ def test_no_evaluation_overwrites_another_and_each_checkpoint_has_its_threshold(
         assert f"{run / 'evaluation.json'}: {next(iter(change))}" in line
 
 
-def test_probabilities_are_refused_before_anything_is_predicted(tmp_path: Path) -> None:
+def test_probabilities_are_refused_before_predicting(tmp_path: Path) -> None:
     heads = task_heads("sequence_classification", labels=("label",), problem="regression")
     task = {"kind": "table", "text": "text", "label": "label"}
     config = {"finetune": {"init_from": "unused", "task": task}}
     run = tiny_run(tmp_path, heads=heads, config=config)
     (tmp_path / "in.csv").write_text("text\nword1\n")
     ask = ("predict", run, tmp_path / "out.csv", "--input", tmp_path / "in.csv", "--probabilities")
-    # Before the checkpoint is looked for, which is not there.
+    # Before the search for the checkpoint, which is missing.
     for more in ((), ("--checkpoint", 99)):
         assert "--probabilities: this task predicts no label of a text" in refused(*ask, *more)
     assert not (tmp_path / "out.csv").exists()
@@ -107,7 +107,7 @@ def imported(project: Path, tmp_path: Path) -> Path:
     return import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "run"), tokenizer=tokenizer)
 
 
-def test_an_imported_run_is_evaluated_on_a_dataset_with_its_row_length(
+def test_an_imported_run_is_evaluated_at_the_datas_length(
     project: Path, imported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.0)

@@ -17,7 +17,7 @@ from tests.report.strict_html import read
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of 60 documents and the dataset made of it; `run.yaml` describes it."""
+    """A corpus of 60 documents and its dataset, configured in `run.yaml`."""
     root = tmp_path_factory.mktemp("made")
     write_corpus(root / "text.txt", documents=range(60))
     write_tokenizer(root / "tokenizer")
@@ -30,7 +30,7 @@ def look(root: Path, *arguments: object) -> str:
     return ok("examples", root / "run.yaml", *arguments)
 
 
-def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made: Path) -> None:
+def test_a_report_needs_no_text_and_changes_no_file(made: Path) -> None:
     before = hashes(made / "dataset")
     (made / "text.txt").unlink(missing_ok=True)
     assert "dataset.report.html: written" in look(made, "--report")
@@ -53,7 +53,7 @@ def test_the_report_of_a_finished_dataset_needs_no_text_and_changes_no_file(made
     assert f"{tokenizer.pieces([top])[0]} {count / tokens:.2%} {count:,}" in text
 
 
-def test_inspected_examples_give_back_the_text(made: Path) -> None:
+def test_inspected_examples_contain_the_text(made: Path) -> None:
     train = open_dataset(made / "dataset", "train")
     tokenizer = load_tokenizer(made / "tokenizer")
     printed = look(made, "--inspect", len(train))
@@ -69,7 +69,7 @@ def test_inspected_examples_give_back_the_text(made: Path) -> None:
     assert "⟨=⟩" in printed
 
 
-def test_masks_are_drawn_as_the_configuration_says(made: Path) -> None:
+def test_masks_follow_the_configuration(made: Path) -> None:
     printed = look(
         made,
         "objective.masking.rate=0.4",
@@ -96,9 +96,7 @@ def test_tfrecords_are_written_from_a_finished_dataset(made: Path, tmp_path: Pat
     assert "out: is already there" in again
 
 
-def test_a_finished_dataset_is_looked_at_only_by_its_own_settings(
-    made: Path, tmp_path: Path
-) -> None:
+def test_inspecting_refuses_changed_settings(made: Path, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "other", documents=100)
     for override, message in [
         ("examples.dupe_factor=4", "examples.dupe_factor: found 4, but "),

@@ -53,14 +53,14 @@ def params_of(run_dir: Path) -> dict[str, np.ndarray]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A fine-tuned run, in the directory of its configuration and tables."""
     root = tmp_path_factory.mktemp("tuned")
-    # With dropout, since a run that was stopped goes on bit for bit.
+    # With dropout, to test that a stopped run resumes bit for bit.
     changes = {"epochs": 3, "optimizer": {"learning_rate": 2e-3}, "example_log": True}
     changes |= {"dropout": 0.1, "accumulation": 2}
     (root / "said.txt").write_text(ok("finetune", config_file(root, **changes)), encoding="utf-8")
     return root
 
 
-def test_a_run_learns_and_leaves_all_that_is_promised(tuned: Path) -> None:
+def test_a_run_learns_and_writes_all_documented_files(tuned: Path) -> None:
     run_dir = tuned / "tuned"
     evaluation = evaluation_of(run_dir)
     assert evaluation["scores"]["accuracy"] > 0.8
@@ -74,11 +74,11 @@ def test_a_run_learns_and_leaves_all_that_is_promised(tuned: Path) -> None:
     assert open_run(run_dir).heads.labels == ("bad", "good")
 
 
-def test_few_dev_rows_of_two_lengths_have_one_program_of_a_microbatch(tuned: Path) -> None:
+def test_few_dev_rows_share_one_program(tuned: Path) -> None:
     config = yaml.safe_load((tuned / "config.yaml").read_text())["finetune"]
     lines = Path(config["task"]["dev"]).read_text(encoding="utf-8").splitlines()[1:]
     assert {len(line.split()) for line in lines} == {4, 18}
-    # Three evaluations, and the best checkpoint's.
+    # Three evaluations, and one of the best checkpoint.
     said = (tuned / "said.txt").read_text(encoding="utf-8")
     assert re.findall(r"compiling the model for (\d+) × .* …", said) == ["8"], said
     assert re.findall(r"compiling the model for (\d+) × .* …", ok("evaluate", tuned / "tuned")) == [
@@ -117,7 +117,7 @@ def predict_dev(run_dir: Path, loaded: LoadedParams, params: Any, batch_size: in
     return [record["prediction"] for record in predictor(params, split)]
 
 
-def test_figures_do_not_depend_on_batch_size_or_devices(tuned: Path) -> None:
+def test_scores_do_not_depend_on_batch_size_or_devices(tuned: Path) -> None:
     run_dir = tuned / "tuned"
     expected = evaluation_of(run_dir)["scores"]
     ok("evaluate", run_dir, "--batch-size", 32)
@@ -133,7 +133,7 @@ def test_figures_do_not_depend_on_batch_size_or_devices(tuned: Path) -> None:
         predict_dev(run_dir, one, broken, 7)
 
 
-def test_predictions_of_a_file_with_and_without_labels(
+def test_predict_works_with_and_without_labels(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.0)
@@ -145,7 +145,7 @@ def test_predictions_of_a_file_with_and_without_labels(
     with labelled.open() as file:
         rows = list(csv.DictReader(file))
     bare = tmp_path / "bare.csv"
-    # A blank line is no row, nor is the last.
+    # Blank lines are not rows.
     bare.write_text("text\n\n" + "".join(f"{row['text']}\n\n" for row in rows))
     ask = ("predict", tuned / "tuned", tmp_path / "p.csv", "--input", bare, "--probabilities")
     assert "accuracy" not in ok(*ask)
@@ -157,7 +157,7 @@ def test_predictions_of_a_file_with_and_without_labels(
             assert shown == pytest.approx(record["probabilities"])
     assert [record["text"] for record in records] == [row["text"] for row in rows]
     assert [record["id"] for record in records] == list(range(20))
-    # Whether the first row of a batch has a label made the difference.
+    # Regression test: the first row of a batch once decided whether labels were read.
     lines = [f"{row['text']},{'' if n % 3 else row['label']}" for n, row in enumerate(rows)]
     for some in (lines, lines[::-1]):
         (tmp_path / "some.csv").write_text("\n".join(["text,label", *some]))
@@ -197,7 +197,7 @@ def test_an_exported_run_classifies_alike_and_by_name(tuned: Path, tmp_path: Pat
     np.testing.assert_allclose(found, ours, atol=1e-4)
 
 
-def test_a_stopped_run_goes_on_bit_for_bit(
+def test_a_stopped_run_resumes_bit_for_bit(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, again = tuned / "config.yaml", f"run_dir={tmp_path / 'stopped'}"
@@ -224,7 +224,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     )
 
 
-def test_a_run_that_gets_no_better_ends_early_and_is_told(tmp_path: Path) -> None:
+def test_a_run_without_progress_stops_early_with_a_warning(tmp_path: Path) -> None:
     path = config_file(
         tmp_path, epochs=6, patience=2, max_length=8, optimizer={"learning_rate": 1e-9}
     )
@@ -236,7 +236,7 @@ def test_a_run_that_gets_no_better_ends_early_and_is_told(tmp_path: Path) -> Non
     found = evaluation_of(tmp_path / "tuned")
     assert (found["constant_score"], found["failure"]) == (0.5, "predicts nothing but good")
     assert "Warning: the model learnt nothing" in (tmp_path / "tuned" / "report.html").read_text()
-    # So is an evaluation, and the run that has ended and stays so.
+    # The same holds for an evaluation and for restarting the finished run.
     assert warning in ok("evaluate", tmp_path / "tuned").splitlines()
     again = ok("finetune", path)
     assert "resuming at step 30" in again
@@ -245,7 +245,7 @@ def test_a_run_that_gets_no_better_ends_early_and_is_told(tmp_path: Path) -> Non
     assert steps == [10, 20, 30]
 
 
-def test_frozen_layers_keep_their_bits_and_flipped_labels_are_refused(tmp_path: Path) -> None:
+def test_frozen_layers_keep_bits_and_changed_data_are_refused(tmp_path: Path) -> None:
     frozen = {"learning_rate": 1e-3, "freeze": ["embeddings", "layers.0"]}
     config = config_file(tmp_path, layers=2, epochs=1, max_length=8, optimizer=frozen)
     ok("finetune", config)
@@ -270,13 +270,13 @@ def test_frozen_layers_keep_their_bits_and_flipped_labels_are_refused(tmp_path: 
     ok("finetune", config, "--allow-data-change")
     (change,) = json.loads((tmp_path / "tuned" / "provenance.json").read_text())["changes"]
     assert change["content"] == "train"
-    ok("finetune", config)  # these are its data now
+    ok("finetune", config)  # the flipped data are now the run's data
 
 
-def test_a_hugging_face_directory_is_an_origin_pinned_by_its_contents(
+def test_a_hugging_face_origin_is_pinned_by_contents(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a head of the same labels, with which the run starts."""
+    """The directory has a head of the same labels, and the run starts with it."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.chdir(tmp_path)
@@ -293,19 +293,19 @@ def test_a_hugging_face_directory_is_an_origin_pinned_by_its_contents(
     assert own["finetune"]["init_from"] == origin
     (imported,) = (cache / "bert_jax" / "models").glob("*/config.yaml")
     assert imported.parent.name == origin
-    # Other contents are another origin: for a run that goes on, and where these are asked for.
+    # Changed contents are refused when resuming and when the old pin is requested.
     settings = Path("hf", "config.json")
     settings.write_text(settings.read_text() + "\n")
     assert "finetune.init_from" in refused("finetune", "config.yaml")
     pinned = f"finetune.init_from={origin}"
-    ok("finetune", "config.yaml", pinned)  # the cache has them
+    ok("finetune", "config.yaml", pinned)  # from the cache
     shutil.rmtree(cache)
     line = refused("finetune", "config.yaml", pinned, "run_dir=third")
     assert "hf: found other contents" in line
     assert not Path("third").exists()
 
 
-def test_the_dev_set_split_off_is_the_same_for_every_seed(tuned: Path) -> None:
+def test_every_seed_splits_off_the_same_dev_set(tuned: Path) -> None:
     def texts(seed: int) -> list[str]:
         override = [f"seed={seed}", "finetune.task.dev=null"]
         settings = finetune_settings(load_config(tuned / "config.yaml", override))

@@ -115,7 +115,7 @@ def in_rows(name: str, records: list[dict[str, Any]]) -> Any:
     return [(record["text"], record["pair"]) for record in records]
 
 
-# What writes the data; the figure that ranks, the official file.
+# The function that writes the data, the ranking score, the official file.
 FAMILIES: dict[str, tuple[Writer, str, str | None]] = {
     "rte": (write_rte, "accuracy", "RTE.tsv"),
     "stsb": (write_stsb, "spearman", "STS-B.tsv"),
@@ -128,7 +128,7 @@ FAMILIES: dict[str, tuple[Writer, str, str | None]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_path: Path) -> None:
+def test_a_family_goes_from_training_to_submission(name: str, tmp_path: Path) -> None:
     write, metric, official = FAMILIES[name]
     data = tmp_path / "data"
     data.mkdir()
@@ -148,7 +148,7 @@ def test_a_family_is_trained_evaluated_predicted_and_submitted(name: str, tmp_pa
     run_dir = tmp_path / "tuned"
     concluded = json.loads((run_dir / "evaluation.json").read_text())["scores"]
     assert np.isfinite(concluded[metric])
-    # Also of a run with fewer steps than finetune.log_every.
+    # Also for a run with fewer steps than finetune.log_every.
     assert np.isfinite(read_metrics(run_dir, kind="train")[-1]["loss"])
     assert "</html>" in (run_dir / "report.html").read_text()
     said = ok("evaluate", run_dir, "--batch-size", 3)

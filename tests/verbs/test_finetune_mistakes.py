@@ -1,4 +1,4 @@
-"""Every mistake of who fine-tunes gets one line that names it, and nothing is written."""
+"""Every fine-tuning mistake gets one line that names it, and writes no file."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from tests.tasks.runs import tiny_config
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A configuration that would do, to spoil."""
+    """A valid configuration, to be spoiled."""
     return tiny_config(tmp_path_factory.mktemp("base"), layers=2)
 
 
 def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
-    """Runs `finetune` through the command line and returns the one line it says."""
+    """Runs `finetune` through the command line and returns its one line."""
     path = write_config(tmp_path / "config.yaml", values | {"run_dir": str(tmp_path / "tuned")})
     line = refused("finetune", path, *overrides)
     assert not (tmp_path / "tuned").exists()
@@ -45,7 +45,7 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
         ("finetune=null", ["finetune: missing"]),
     ],
 )
-def test_a_wrong_setting_is_named_with_what_is_allowed(
+def test_a_wrong_setting_names_the_allowed_values(
     tmp_path: Path, base: dict[str, Any], override: str, expected: list[str]
 ) -> None:
     line = mistake(tmp_path, base, override)

@@ -1,4 +1,4 @@
-"""Runs that go on after an evaluation that was cut short; runs that lose their lock."""
+"""Runs that resume after an interrupted evaluation; runs that lose their lock."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.project import invoke, ok, one_phase, write_config
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Evaluated and saved at every fourth of eight steps."""
+    """Evaluates and saves every fourth of eight steps."""
     evaluation, checkpoint = {"every": 4, "examples": 24}, {"every": 4}
     values = one_phase(project, steps=8, evaluation=evaluation, checkpoint=checkpoint, log_every=1)
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
@@ -48,14 +48,14 @@ def assert_same_run(found: Path, expected: Path) -> None:
 
 
 class Killed(Exception):
-    """The process ends here."""
+    """Simulates the end of the process."""
 
 
 def die(*_: object) -> None:
     raise Killed
 
 
-def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
+def test_an_interrupted_evaluation_is_made_up_for(
     config: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir, batches = tmp_path / "run", []
@@ -64,7 +64,7 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
         batches.append(len(batches))
         if len(batches) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-            while not STOP.name:  # the thread that hears it
+            while not STOP.name:  # until the signal thread has handled it
                 time.sleep(0.001)
         between_batches()
 
@@ -76,7 +76,7 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
     assert "stopped at step 4, saved" in result.output
     assert len(batches) == 2
     assert not read_metrics(run_dir, kind="validation")
-    with monkeypatch.context() as patched:  # makes up for it, and is killed before the next step
+    with monkeypatch.context() as patched:  # evaluates, then dies before the next step
         patched.setattr(StepTracker, "remaining_phases", die)
         assert isinstance(invoke("pretrain", config, f"run_dir={run_dir}").exception, Killed)
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [4]
@@ -87,7 +87,7 @@ def test_a_signal_cuts_an_evaluation_short_and_the_next_start_makes_up_for_it(
     assert steps[0] == steps[1]
 
 
-def test_a_run_that_has_lost_its_lock_writes_nothing_more(
+def test_a_run_without_its_lock_stops_writing(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
@@ -110,4 +110,4 @@ def test_a_run_that_has_lost_its_lock_writes_nothing_more(
     assert result.exit_code == 1, result.output
     assert "another process has taken the lock" in result.stderr
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["4"]
-    assert checks == ["save"] * 2  # a bucket that keeps it waiting is no step that hangs
+    assert checks == ["save"] * 2  # waiting for a bucket is not a hanging step

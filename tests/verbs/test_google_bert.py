@@ -1,4 +1,4 @@
-"""Pretraining on TFRecords as google-research/bert writes them."""
+"""Pretraining on google-research/bert's TFRecords."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def values(project: Path, root: Path, dataset: object) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_learns_from_them_and_is_evaluated(project: Path, ours: Path, tmp_path: Path) -> None:
+def test_a_run_learns_from_tfrecords(project: Path, ours: Path, tmp_path: Path) -> None:
     from tests.data.google_bert_writer import read_release, write_release
 
     records = tmp_path / "theirs"  # rewritten by TensorFlow
@@ -60,9 +60,7 @@ def test_a_run_learns_from_them_and_is_evaluated(project: Path, ours: Path, tmp_
     assert evaluated.scores == evaluate(str(tmp_path / "run"), console=QUIET).scores
 
 
-def test_files_that_do_not_fit_the_run_are_refused(
-    project: Path, ours: Path, tmp_path: Path
-) -> None:
+def test_unsuitable_files_are_refused(project: Path, ours: Path, tmp_path: Path) -> None:
     def said(*overrides: str, dataset: object = ours) -> str:
         config = parse_config(values(project, tmp_path, dataset), overrides, source="test")
         with pytest.raises(UserError) as caught:

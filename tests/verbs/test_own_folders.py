@@ -1,4 +1,4 @@
-"""A user's working directory may have folders called like ours."""
+"""A user's working directory may have folders with our packages' names."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.project import ROOT, environment, write_config
 OURS = ("pipelines", "configs", "tpu_setup", "benchmarks")
 
 
-def test_no_folder_of_the_working_directory_hides_ours_also_in_workers(tmp_path: Path) -> None:
+def test_working_directory_folders_do_not_hide_ours(tmp_path: Path) -> None:
     for name in OURS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the user')\n")
@@ -30,7 +30,7 @@ def test_no_folder_of_the_working_directory_hides_ours_also_in_workers(tmp_path:
             }
         },
     )
-    # The package as it is imported elsewhere; the working directory comes first all the same.
+    # Imports the installed package; the working directory still comes first on the path.
     done = subprocess.run(
         [sys.executable, "-m", "bert_jax.cli", "examples", str(config)],
         cwd=tmp_path,

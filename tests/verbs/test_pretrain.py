@@ -37,7 +37,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, and beside it what it said."""
+    """A finished run, with its output beside it."""
     directory = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(directory)
@@ -48,7 +48,7 @@ def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be changed."""
+    """A copy of the finished run, to be changed."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
@@ -60,7 +60,7 @@ def records(run_dir: Path) -> list[bytes]:
     return [(run_dir / name).read_bytes() for name in RECORDS]
 
 
-def test_a_run_directory_holds_all_that_the_other_verbs_need(run: Path) -> None:
+def test_a_run_directory_suffices_for_the_other_verbs(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {*RECORDS, "tokenizer", "checkpoints", "tensorboard"} <= names
     result = ok("fill-mask", run, "the [MASK] of a [MASK] .", "--top-k", 3)
@@ -73,7 +73,7 @@ def test_a_run_directory_holds_all_that_the_other_verbs_need(run: Path) -> None:
         assert "[MASK]" not in line
 
 
-def test_reports_go_to_the_terminal_to_json_lines_and_to_tensorboard(trained: Path) -> None:
+def test_reports_go_to_terminal_json_lines_and_tensorboard(trained: Path) -> None:
     output = (trained.parent / "said.txt").read_text()
     assert "normal MLM loss: 6.5 at the start" in output  # ln 640
     assert re.search(
@@ -92,7 +92,7 @@ def test_reports_go_to_the_terminal_to_json_lines_and_to_tensorboard(trained: Pa
     assert list((trained / "tensorboard").glob("events*"))
 
 
-def test_evaluation_is_the_same_for_any_batch_size_and_number_of_devices(run: Path) -> None:
+def test_evaluation_is_the_same_for_any_batch_and_devices(run: Path) -> None:
     scores = []
     for batch_size in (8, 32):
         ok("evaluate", run, "--batch-size", batch_size)
@@ -111,9 +111,7 @@ def test_only_the_last_and_the_best_checkpoints_are_kept(trained: Path) -> None:
     assert f'--checkpoint: found "7", allowed: last, best, {min(steps)}' in result
 
 
-def test_a_finished_run_goes_on_with_steps_on_another_mesh_at_another_rate(
-    config: Path, run: Path
-) -> None:
+def test_a_finished_run_extends_on_another_mesh_and_rate(config: Path, run: Path) -> None:
     more = ("train.phases.0.steps=14", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     rate = "optimizer.learning_rate=0.5"
     result = ok("pretrain", config, f"run_dir={run}", *more, rate)
@@ -126,7 +124,7 @@ def test_a_finished_run_goes_on_with_steps_on_another_mesh_at_another_rate(
         {"step": 12, "key": "optimizer.learning_rate", "was": 0.001, "now": 0.5},
         {"step": 12, "key": "train.phases.0.steps", "was": 12, "now": 14},
     ]
-    # The phase that has ended by now keeps its settings when another one is added.
+    # The finished phase keeps its settings when another phase is added.
     phase = load_config(config).train.phases[0].model_dump()  # pyright: ignore
     phases = [phase | {"steps": 14, "learning_rate": 0.25}, phase | {"steps": 1}]
     result = refused("pretrain", config, f"run_dir={run}", f"train.phases={json.dumps(phases)}")
@@ -141,7 +139,7 @@ def test_a_finished_run_goes_on_with_steps_on_another_mesh_at_another_rate(
         ("train.phases.0.steps=8", "train.phases.0.steps: found 8"),
     ],
 )
-def test_a_finished_run_is_not_described_by_settings_it_never_used(
+def test_a_finished_run_keeps_its_own_settings(
     config: Path, trained: Path, override: str, found: str
 ) -> None:
     before = records(trained)
@@ -150,7 +148,7 @@ def test_a_finished_run_is_not_described_by_settings_it_never_used(
     assert records(trained) == before
 
 
-def test_a_finished_run_allows_settings_that_decide_no_number(config: Path, run: Path) -> None:
+def test_a_finished_run_accepts_harmless_settings(config: Path, run: Path) -> None:
     free = (
         *("train.log_every=1", "train.checkpoint.every=3", "train.evaluation.every=2"),
         *("mesh.data=8", "mesh.fsdp=1", "loader.workers=1"),
@@ -177,9 +175,7 @@ def test_a_run_does_not_resume_as_another_one(
     assert records(trained) == before
 
 
-def test_init_from_starts_the_heads_that_an_import_lacks_fresh(
-    config: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_init_from_draws_missing_heads_afresh(config: Path, trained: Path, tmp_path: Path) -> None:
     heads = HeadsSection(pooler=False, next_sentence=False)
     source, run_dir = import_of(trained, tmp_path / "imported", heads=heads), tmp_path / "run"
     one_step = ("train.phases.0.steps=1", "optimizer.warmup_steps=1")  # a rate of zero
@@ -189,7 +185,7 @@ def test_init_from_starts_the_heads_that_an_import_lacks_fresh(
     for part in found:
         same = jax.tree.map(np.array_equal, found[part], given[part])
         assert all(jax.tree.leaves(same)) == (part not in ("pooler", "next_sentence")), part
-    # The origin need not be there any more when the run goes on.
+    # A resumed run does not need the origin.
     shutil.rmtree(source)
     ok("pretrain", config, f"run_dir={run_dir}", *one_step)
     origin = json.loads((run_dir / "provenance.json").read_text())["init_from"]
@@ -197,7 +193,7 @@ def test_init_from_starts_the_heads_that_an_import_lacks_fresh(
 
 
 def import_of(trained: Path, directory: Path, *, heads: HeadsSection) -> Path:
-    """An import of the parameters that a model with these heads has."""
+    """An import of the parameters of a model with these heads."""
     run = open_run(trained)
     write_run(
         epath.Path(directory),
@@ -216,9 +212,7 @@ def import_of(trained: Path, directory: Path, *, heads: HeadsSection) -> Path:
     return directory
 
 
-def test_init_from_takes_the_parameters_and_nothing_else(
-    config: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_init_from_copies_only_the_parameters(config: Path, trained: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     # The first step of a warm-up has a learning rate of zero.
     one_step = ("train.phases.0.steps=1", "optimizer.warmup_steps=1", "train.log_every=1")

@@ -1,4 +1,4 @@
-"""`train.profile`: traces that TensorBoard opens, with the steps that were asked for."""
+"""`train.profile`: traces of the requested steps for TensorBoard."""
 
 from pathlib import Path
 
@@ -12,16 +12,16 @@ from tests.project import ok, one_phase, write_config
 
 
 def traced_steps(path: Path) -> set[int]:
-    """The steps that a trace's annotations name."""
+    """The steps in a trace's annotations."""
     data = jax.profiler.ProfileData.from_file(str(path))
     events = [event for plane in data.planes for line in plane.lines for event in line.events]
     stats = [dict(event.stats) for event in events if event.name == "train"]
     return {int(found["step_num"]) for found in stats if "step_num" in found}
 
 
-# jaxlib's binding of a trace, on Python 3.13; as an error it would end the process.
+# A warning from jaxlib's trace binding on Python 3.13; as an error it would end the process.
 @pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")
-def test_the_steps_named_are_traced_and_no_others(project: Path, tmp_path: Path) -> None:
+def test_only_the_named_steps_are_traced(project: Path, tmp_path: Path) -> None:
     profile = {"start": 3, "steps": 2}
     config = one_phase(project, steps=6, evaluation=None, profile=profile)
     run = tmp_path / "run"
@@ -32,7 +32,7 @@ def test_the_steps_named_are_traced_and_no_others(project: Path, tmp_path: Path)
     assert traced_steps(path) == {3, 4}
 
 
-def test_a_run_that_ends_in_the_middle_keeps_its_part_of_the_trace(tmp_path: Path) -> None:
+def test_an_early_end_keeps_its_part_of_the_trace(tmp_path: Path) -> None:
     section = ProfileSection(start=6, steps=5)
     with StepProfile(section, epath.Path(tmp_path), say=print) as profile:
         for step in (5, 6):
@@ -43,7 +43,7 @@ def test_a_run_that_ends_in_the_middle_keeps_its_part_of_the_trace(tmp_path: Pat
     assert traced_steps(path) == {6}
 
 
-def test_a_trace_that_is_running_already_costs_no_run(tmp_path: Path) -> None:
+def test_another_running_trace_does_not_stop_the_run(tmp_path: Path) -> None:
     said: list[str] = []
     little = jax.profiler.ProfileOptions()
     little.python_tracer_level = little.host_tracer_level = 0

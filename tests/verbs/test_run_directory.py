@@ -1,4 +1,4 @@
-"""Damaged runs, numbers that are not finite, and two writers, met from the command line."""
+"""The command line on damaged runs, nonfinite numbers and two writers."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ SENTENCE = "the function returns a [MASK] ."
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps, each second one saved; data of its own."""
+    """Four steps, saved every second step; its own data."""
     data = tmp_path_factory.mktemp("data") / "dataset32"
     shutil.copytree(project / "dataset32", data)
     checkpoint = {"every": FIRST, "keep_last": 2}
@@ -52,7 +52,7 @@ def flip(file: Path) -> None:
     file.write_bytes(raw)
 
 
-def test_readers_pass_a_damaged_checkpoint_over_and_refuse_it_when_asked(run: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_or_refused(run: Path) -> None:
     flip(run / "checkpoints" / str(LAST) / "params" / "manifest.ocdbt")
     older = invoke("fill-mask", run, SENTENCE, "--checkpoint", FIRST)
     fallen_back = invoke("fill-mask", run, SENTENCE)
@@ -65,7 +65,7 @@ def test_readers_pass_a_damaged_checkpoint_over_and_refuse_it_when_asked(run: Pa
     assert "damaged" in named.stderr
 
 
-def test_a_run_with_no_whole_checkpoint_is_neither_read_nor_trained(
+def test_a_run_without_a_whole_checkpoint_is_refused(
     run: Path, config: Path, tmp_path: Path
 ) -> None:
     for step in (FIRST, LAST):
@@ -81,9 +81,7 @@ def test_a_run_with_no_whole_checkpoint_is_neither_read_nor_trained(
     assert not (tmp_path / "exported").exists()
 
 
-def test_numbers_that_are_not_finite_are_refused_by_every_reader(
-    run: Path, config: Path, tmp_path: Path
-) -> None:
+def test_every_reader_refuses_nonfinite_numbers(run: Path, config: Path, tmp_path: Path) -> None:
     params = load_params(open_run(run), checkpoint="last", mesh=open_mesh(one_device=True)).params
     spoilt = jax.tree.map(np.array, params)
     spoilt["pooler"]["dense"]["bias"][3] = np.nan
@@ -99,7 +97,7 @@ def test_numbers_that_are_not_finite_are_refused_by_every_reader(
     assert not (tmp_path / "exported").exists()
 
 
-def test_weights_that_are_not_finite_are_not_imported(run: Path, tmp_path: Path) -> None:
+def test_nonfinite_weights_are_not_imported(run: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported"
     ok("export", run, exported)
     tensors = load_file(exported / "model.safetensors")
@@ -110,23 +108,23 @@ def test_weights_that_are_not_finite_are_not_imported(run: Path, tmp_path: Path)
     assert not (tmp_path / "back").exists()
 
 
-def test_a_second_writer_is_refused_and_a_dead_one_forgotten(
+def test_a_second_writer_is_refused_unless_the_first_died(
     run: Path, config: Path, tmp_path: Path
 ) -> None:
     with hold_run(epath.Path(run)), hold_output(tmp_path / "exported"):
         assert "another process is writing" in refused("pretrain", config, f"run_dir={run}")
         assert "another process is writing" in refused("export", run, tmp_path / "exported")
         assert "another process is writing" in refused("import", run, run, "--force")
-    (run / LOCK).write_text("elsewhere 1\n")  # its holder was killed
+    (run / LOCK).write_text("elsewhere 1\n")  # its holder is dead
     ok("pretrain", config, f"run_dir={run}")
     assert not (run / LOCK).exists()
-    for name in (f"exported.{'0a' * 16}.tmp", "exported.tmp"):  # of a killed export, and a user's
+    for name in (f"exported.{'0a' * 16}.tmp", "exported.tmp"):  # a killed export's, a user's
         (tmp_path / name).mkdir()
     ok("export", run, tmp_path / "exported")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "exported.tmp", "run"]
 
 
-def test_a_run_of_another_verb_is_not_gone_on_with(run: Path, config: Path, tmp_path: Path) -> None:
+def test_a_run_of_another_verb_is_not_resumed(run: Path, config: Path, tmp_path: Path) -> None:
     before = sorted(run.rglob("*"))
     (tmp_path / "tables").mkdir()
     values = tiny_config(tmp_path / "tables")
@@ -142,10 +140,8 @@ def test_a_run_of_another_verb_is_not_gone_on_with(run: Path, config: Path, tmp_
     assert f"run_dir: found {run}, a run of `bert-jax finetune`, allowed: a new directory" in line
 
 
-def test_no_verb_takes_a_damaged_record_for_what_the_run_was(
-    run: Path, config: Path, tmp_path: Path
-) -> None:
-    """Numbers that are as good as any other: nothing but a checksum tells them apart."""
+def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: Path) -> None:
+    """The changed numbers are plausible: only a checksum reveals them."""
     written = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(written.replace("e-12", "e-02"))
     for verb in (("fill-mask", run, SENTENCE), ("pretrain", config, f"run_dir={run}")):
@@ -160,7 +156,7 @@ def test_no_verb_takes_a_damaged_record_for_what_the_run_was(
     assert not (tmp_path / "exported").exists()
 
 
-def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> None:
+def test_doctor_lists_whole_and_damaged_files_of_a_run(run: Path) -> None:
     whole = ok("doctor", run)
     assert f"checkpoint {LAST}: whole: optimizer, params, progress" in whole
     account = read_goodput(run)
@@ -184,7 +180,7 @@ def test_doctor_says_of_a_run_what_is_whole_and_what_is_damaged(run: Path) -> No
     assert "problem metrics: 1 of" in damaged.stdout
 
 
-def test_doctor_verifies_every_byte_of_the_datasets_of_a_run(run: Path, config: Path) -> None:
+def test_doctor_verifies_every_byte_of_a_runs_datasets(run: Path, config: Path) -> None:
     dataset = Path(open_run(run).settings["train"]["phases"][0]["dataset"])
     shard = dataset / read_provenance(dataset).splits["validation"].shards[0].name
     pristine = shard.read_bytes()

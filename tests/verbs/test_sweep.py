@@ -33,7 +33,7 @@ RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A configuration; 8 positions, so that there is one length to compile for."""
+    """A configuration with 8 positions, so that one program is enough."""
     return tiny_config(tmp_path_factory.mktemp("base"), max_length=8)
 
 
@@ -43,14 +43,14 @@ def config(base: dict[str, Any], run_dir: Path, **changes: Any) -> RunConfig:
 
 
 def told(config: RunConfig, **options: Any) -> str:
-    """What a sweep prints."""
+    """The output of a sweep."""
     out = io.StringIO()
     finetune(config, console=Console(file=out, width=200), **options)
     return out.getvalue()
 
 
 def dies_after(count: int, ran: list[str]) -> Any:
-    """In place of `run_finetuning`: dies after so many runs, whose names it adds."""
+    """Replaces `run_finetuning`: records the names of runs and dies after a number of them."""
 
     def run(prepared: Any, root: Any, predictor: Predictor, **options: Any) -> Any:
         if len(ran) == count:
@@ -66,7 +66,7 @@ SWEEP = {"seeds": 2, "learning_rates": [RATE, TOO_LOW, TOO_HIGH]}
 
 @pytest.fixture(scope="module")
 def swept(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six runs, killed after the first: of each seed two that learn nothing, one by divergence."""
+    """Six runs, killed after the first; of each seed two fail to learn, one by divergence."""
     root, ran = tmp_path_factory.mktemp("swept") / "run", []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep_verb, "run_finetuning", dies_after(1, ran))
@@ -85,7 +85,7 @@ def runs(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def curves(root: Path, name: str) -> dict[str, float]:
-    """Every figure that was written while a run trained, but its speed and times."""
+    """Every metric that a run wrote, without speeds and times."""
     return {
         f"{line['kind']} {line['step']} {key}": value
         for line in read_metrics(root / "runs" / name)
@@ -94,7 +94,7 @@ def curves(root: Path, name: str) -> dict[str, float]:
     }
 
 
-def test_each_run_of_a_sweep_is_the_ordinary_run_bit_for_bit(
+def test_a_sweeps_run_equals_an_ordinary_run_bit_for_bit(
     base: dict[str, Any], swept: Path, tmp_path: Path
 ) -> None:
     name = "seed1-lr0.001-epochs2"
@@ -107,7 +107,7 @@ def test_each_run_of_a_sweep_is_the_ordinary_run_bit_for_bit(
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_runs_that_fail_are_flagged_and_the_others_go_on(swept: Path) -> None:
+def test_failed_runs_are_flagged_and_others_continue(swept: Path) -> None:
     found = runs(swept)
     for seed in (0, 1):
         assert found[f"seed{seed}-lr0.001-epochs2"]["degenerate"] is None
@@ -119,7 +119,7 @@ def test_runs_that_fail_are_flagged_and_the_others_go_on(swept: Path) -> None:
     assert [cell["degenerate"] for cell in cells] == [0, 2, 2]
 
 
-def test_the_table_has_a_line_for_each_learning_rate_and_marks_the_best(swept: Path) -> None:
+def test_the_table_lists_rates_and_marks_the_best(swept: Path) -> None:
     out = (swept.parent / "out").read_text()
     scores = [runs(swept)[f"seed{seed}-lr0.001-epochs2"]["score"] for seed in (0, 1)]
     deviation = abs(scores[0] - scores[1]) / math.sqrt(2)
@@ -133,7 +133,7 @@ def test_the_table_has_a_line_for_each_learning_rate_and_marks_the_best(swept: P
     assert [row["name"] for row in rows] == list(runs(swept))
 
 
-def test_the_run_directory_of_a_sweep_is_an_ordinary_run(swept: Path, tmp_path: Path) -> None:
+def test_a_sweeps_best_run_is_an_ordinary_run_directory(swept: Path, tmp_path: Path) -> None:
     best = json.loads((swept / "sweep.json").read_text())["best"]
     own = yaml.safe_load((swept / "config.yaml").read_text())
     section = own["finetune"]
@@ -152,7 +152,7 @@ def test_the_run_directory_of_a_sweep_is_an_ordinary_run(swept: Path, tmp_path: 
     assert report.count(">degenerate<") >= 2
 
 
-def test_a_sweep_that_is_done_shows_its_table_again_and_runs_nothing(
+def test_a_finished_sweep_shows_its_table_and_runs_nothing(
     base: dict[str, Any], swept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: pytest.fail("ran again"))
@@ -171,7 +171,7 @@ def test_a_signal_stops_a_sweep(
     assert not (tmp_path / "config.yaml").exists()
 
 
-def test_a_sweep_of_which_no_run_ends_well_says_so_and_writes_no_best_run(
+def test_a_sweep_without_a_good_run_writes_no_best_run(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: Any, **__: Any) -> Any:
@@ -187,10 +187,10 @@ def test_a_sweep_of_which_no_run_ends_well_says_so_and_writes_no_best_run(
     assert not (tmp_path / "config.yaml").exists()
 
 
-def test_a_sweep_that_loses_its_lock_ends_there_and_goes_on_with_the_same_run(
+def test_a_sweep_that_loses_its_lock_stops_and_resumes(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process takes the lock when the first run is whole but not yet recorded."""
+    """Another process takes the lock after the first run ends and before it is recorded."""
     root, names = tmp_path / "run", [f"seed{seed}-lr0.001-epochs2" for seed in (0, 1)]
     record = root / "sweep.json"
     before: list[str] = []

@@ -1,4 +1,4 @@
-"""Tables that are no local files: of a dataset on a hub, in a bucket."""
+"""Tables on a hub or in a bucket."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ NAME = "someone/words"
 TOKEN = "hf_secretsecretsecretsecret"
 
 
-def test_a_dataset_by_name_is_fine_tuned_on_pinned_and_predicted_offline(
+def test_a_hub_dataset_is_pinned_and_works_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_config(tmp_path, epochs=1, max_length=8)
@@ -39,7 +39,7 @@ def test_a_dataset_by_name_is_fine_tuned_on_pinned_and_predicted_offline(
     files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     assert TOKEN.encode() not in b"".join(files)
     assert TOKEN not in said
-    # The server is gone.
+    # The server is down from here on.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     ok("predict", run, tmp_path / "p.csv", "--input", pinned)
     assert (tmp_path / "p.csv").read_text().startswith('"id","prediction"\n')
