@@ -30,6 +30,13 @@ class RunStopped(Exception):
     """A run that stopped itself, such as on a loss that is not finite; exit code 1."""
 
 
+class LoaderWorkerKilled(RunStopped):
+    """The system has killed a worker process of the loader.
+
+    Exit handlers of the loader's library may wait for that process forever: end with `os._exit`.
+    """
+
+
 class Diverged(RunStopped):
     """A run with bad numbers: not finite, or a spike. The same run would stop there again."""
 

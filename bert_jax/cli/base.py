@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bert_jax.cli.group import VerbGroup
-from bert_jax.errors import PeerLost, RunStopped, UserError
+from bert_jax.errors import LoaderWorkerKilled, PeerLost, RunStopped, UserError
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
 from bert_jax.verbs import starting_jax as starting_jax
@@ -144,8 +144,8 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             if debug or code is None:
                 raise
             line = " ".join(str(error).split())
-            if current_channel() is not None:
-                end_now(code, line)  # exit handlers would wait for the others
+            if current_channel() is not None or isinstance(error, LoaderWorkerKilled):
+                end_now(code, line)  # exit handlers would wait for other processes
             click.echo(f"bert-jax: {line}", err=True)
             sys.exit(code)
 

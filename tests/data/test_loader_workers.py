@@ -18,7 +18,7 @@ from bert_jax.data.loader.loader import Loader
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import UserError
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.memory_dataset import (
@@ -27,6 +27,9 @@ from tests.data.memory_dataset import (
     assert_equal,
     make_loader,
 )
+from tests.processes.hosts import start
+from tests.project import write_config
+from tests.run_config import one_phase
 
 
 class WorkerRows(MaskingTransform):
@@ -48,9 +51,7 @@ class WorkerRows(MaskingTransform):
         return super().batch(records, rngs) | told
 
 
-def test_workers_change_nothing_touch_no_accelerator_and_are_missed_if_killed(
-    tmp_path, monkeypatch
-):
+def test_workers_change_nothing_and_touch_no_accelerator(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # a worker is not to inherit its safety
     make_dataset(tmp_path)
     tokenizer, masking = load_tokenizer(tmp_path / "tokenizer"), MaskingSection(unit="whole_word")
@@ -63,11 +64,6 @@ def test_workers_change_nothing_touch_no_accelerator_and_are_missed_if_killed(
         with loader.batches(first_step=2) as opened:
             batches.append(list(itertools.islice(opened, 5)))
             assert len(multiprocessing.active_children()) == workers
-            if workers:  # killed, they are an error and no hang
-                for worker in multiprocessing.active_children():
-                    os.kill(worker.pid, signal.SIGKILL)
-                with pytest.raises(RunStopped, match=r"fewer loader\.workers"):
-                    list(itertools.islice(opened, 20))
     pids = set()
     for ours, theirs in zip(*batches, strict=True):
         assert theirs.pop("on_cpu").all()
@@ -85,6 +81,26 @@ def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
     with pytest.raises(UserError, match="train-00003: damaged shard"):
         next(batches)
     assert multiprocessing.active_children() == []
+
+
+def test_a_killed_worker_ends_the_run_in_one_line(project, tmp_path):
+    """The batches do not fit into a pipe: a worker is killed in the middle of one."""
+    values = one_phase(project, steps=4000, log_every=1, checkpoint={"every": 4000})
+    values |= {"loader": {"workers": 2}, "mesh": {"platform": "cpu", "data": -1}}
+    values["train"]["phases"][0]["batch_size"] = 2048
+    config = write_config(tmp_path / "run.yaml", values)
+    run = tmp_path / "run"
+    with start("pretrain", config, f"run_dir={run}", count=1, directory=tmp_path) as job:
+        metrics = run / "metrics.jsonl"
+        job.wait_until(lambda: metrics.exists() and '"train"' in metrics.read_text())
+        children = psutil.Process(job[0].pid).children()
+        workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        assert len(workers) == 2
+        for worker in workers:
+            worker.kill()
+        assert job.wait() == [1], job.said()
+        (line,) = (line for line in job[0].err.splitlines() if line.startswith("bert-jax: "))
+    assert "loader.workers" in line
 
 
 SCRIPT = """

@@ -1,9 +1,15 @@
 """The stream of batches of a dataset. The only file that imports Grain."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import math
+import multiprocessing
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from typing import Final, Self, TypeVar, cast
 
 import grain
@@ -17,18 +23,27 @@ from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, T
 from bert_jax.data.loader.data_position import PositionedBatches
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.worker_process import prepare_worker
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import LoaderWorkerKilled, UserError
 from bert_jax.task import Row, RowTransform
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 PREFETCH: Final = 4  # batches that each worker makes ahead
 
 # The fields of the fingerprint that assign examples to rows.
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
-_WORKER_DIED = "Worker process was terminated unexpectedly"  # what Grain says of it
+_WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
+# A worker that is killed while it sends a batch leaves half of it in the pipe. Grain then waits for
+# the rest forever, in `next` and in `close`: after this time the loader gives up.
+_DEAD_SECONDS = 3.0
+_START_SECONDS = 10.0  # until a worker is not known
 _STEPS = 2**40  # steps of an endless stream: out of reach, and Grain can still slice it
+
+
+class _WorkerDied(Exception):
+    """A worker process has ended with an exit code other than 0."""
 
 
 class Batches(Iterator[T]):
@@ -61,22 +76,29 @@ class Batches(Iterator[T]):
                 grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCH)
             )
         self._iterator = iter(stream)
+        before = set(multiprocessing.active_children())
         # Reading the state makes Grain create the iterators of all workers now instead of at the
         # first `next`, so that `close` reaches every one.
         self._iterator.get_state()
         self._iterator.start_prefetch()
+        self._workers: set[BaseProcess] = set()
+        # Grain starts its processes in threads, and does not show them.
+        late = time.monotonic() + _START_SECONDS
+        while len(self._workers) < section.workers and time.monotonic() < late:
+            time.sleep(0.005)
+            self._workers = set(multiprocessing.active_children()) - before
 
     def __next__(self) -> T:
         """Returns the next batch, or raises what making it raised in its thread or process.
 
-        Raises RunStopped: the system has killed a worker process.
+        Raises LoaderWorkerKilled: the system has killed a worker process.
         """
         try:
-            return next(self._iterator)
+            return self._unless_dead(lambda: next(self._iterator))
         except BaseException as error:
             self.close()
-            if isinstance(error, RuntimeError) and _WORKER_DIED in str(error):
-                raise RunStopped(
+            if isinstance(error, _WorkerDied) or _WORKER_DIED in str(error):
+                raise LoaderWorkerKilled(
                     "a worker of the loader was killed, as systems do when memory runs out; run "
                     "again, with fewer loader.workers: the last checkpoint stays"
                 ) from error
@@ -84,13 +106,33 @@ class Batches(Iterator[T]):
 
     def close(self) -> None:
         """Ends the background work. Idempotent."""
-        self._iterator.close()
+        with contextlib.suppress(_WorkerDied):
+            self._unless_dead(self._iterator.close)
+
+    def _unless_dead(self, call: Callable[[], R]) -> R:
+        """Returns the result of a call, or raises _WorkerDied if a killed worker makes it wait."""
+        if not self._workers:
+            return call()
+        result: concurrent.futures.Future[R] = concurrent.futures.Future()
+        # A thread of its own: a pool's thread would keep the process from its end.
+        threading.Thread(target=_resolve, args=(result, call), daemon=True).start()
+        while not concurrent.futures.wait([result], timeout=_DEAD_SECONDS).done:
+            if any(worker.exitcode for worker in self._workers):
+                raise _WorkerDied
+        return result.result()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+def _resolve(result: concurrent.futures.Future[R], call: Callable[[], R]) -> None:
+    try:
+        result.set_result(call())
+    except BaseException as error:
+        result.set_exception(error)
 
 
 class Loader(PositionedBatches):
