@@ -1,4 +1,4 @@
-"""What the model tests share: fresh parameters, and the model put together from them."""
+"""Helpers of the model tests: fresh parameters, and a model built from them."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ from tests.interop.hf_checkpoints import (
     torch_inputs,
 )
 
-LAYERS, HEADS = 5, 4  # deeper than what is unrolled whole
+LAYERS, HEADS = 5, 4  # too deep to be fully unrolled
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def imported(theirs: BertModel, tmp_path_factory: pytest.TempPathFactory) -> Imp
 
 
 def maps(model: Bert, batch: dict[str, Any]) -> np.ndarray:
-    """The maps by one compiled program, as they will be used."""
+    """The maps of one compiled program, as in real use."""
     graphdef, params = nnx.split(model)
     compute = jax.jit(lambda params, batch: attention_maps(nnx.merge(graphdef, params), batch))
     return np.asarray(compute(params, batch))
@@ -47,7 +47,7 @@ def in_float32(imported: Imported) -> Bert:
     return bind(build, imported.params)
 
 
-def test_the_maps_are_those_of_hugging_face(theirs: BertModel, imported: Imported) -> None:
+def test_the_maps_equal_hugging_faces(theirs: BertModel, imported: Imported) -> None:
     batch = mixed_batch(theirs.config)
     found = maps(in_float32(imported), batch)
     with torch.no_grad():
@@ -56,13 +56,13 @@ def test_the_maps_are_those_of_hugging_face(theirs: BertModel, imported: Importe
     rows, length = batch["input_ids"].shape
     assert found.shape == (LAYERS, rows, HEADS, length, length)
     assert found.dtype == np.float32
-    # Padding queries are averages over the sentence there, and nothing here.
+    # Padding queries average over the sentence there, and are zero here.
     tokens = batch["segment_ids"][None, :, None, :, None] > 0
     np.testing.assert_allclose(found, np.where(tokens, expected, 0), atol=2e-6)
-    assert expected.std() > 0.02  # the heads do look somewhere
+    assert expected.std() > 0.02  # the maps are not uniform
 
 
-def test_a_packed_example_sees_itself_alone_and_as_if_it_stood_alone(imported: Imported) -> None:
+def test_a_packed_example_attends_only_to_itself(imported: Imported) -> None:
     model = in_float32(imported)
     ids = np.arange(5, 15, dtype=np.int32)[None]
     segments = np.array([[1] * 4 + [2] * 6], np.int32)

@@ -1,4 +1,4 @@
-"""From a section to an architecture: named sizes, released files, and what is refused."""
+"""From a section to an architecture: named sizes, released files, refusals."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def refused(section: ModelSection, *, vocab_size: int = 30522) -> str:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_named_sizes_are_the_released_ones(size: Any) -> None:
+def test_named_sizes_equal_the_released_ones(size: Any) -> None:
     layers, hidden, heads = SIZES[size]
     found = resolve_architecture(ModelSection(size=size), vocab_size=30522)
     assert found == Architecture(
@@ -72,7 +72,7 @@ def test_named_sizes_are_the_released_ones(size: Any) -> None:
     assert found.padded_vocab_size == 30592
 
 
-def test_a_released_file_is_read_as_it_stands_and_its_gelu_is_the_tanh_form(
+def test_a_released_file_is_read_with_tanh_gelu(
     tmp_path: Path,
 ) -> None:
     found = resolve_architecture(
@@ -82,12 +82,12 @@ def test_a_released_file_is_read_as_it_stands_and_its_gelu_is_the_tanh_form(
     assert found.hidden_act == "gelu_tanh"
 
 
-def test_a_spelled_out_section_gives_the_same_architecture_without_its_file(tmp_path: Path) -> None:
+def test_a_saved_section_needs_no_released_file(tmp_path: Path) -> None:
     architecture = resolve_architecture(
         ModelSection(bert_config=write(tmp_path, MULTILINGUAL)), vocab_size=119547
     )
     execution, heads = Execution(remat="dots"), HeadsSection(mlm=False)
-    for pieces in (119547, 119540):  # a tokenizer may have fewer pieces than the embedding rows
+    for pieces in (119547, 119540):  # a tokenizer may have fewer pieces than embedding rows
         spelled = ModelSection.of(architecture, pieces=pieces, execution=execution, heads=heads)
         assert resolve_architecture(spelled, vocab_size=pieces) == architecture
         assert (spelled.architecture.vocab_size is None) == (pieces == 119547)
@@ -104,7 +104,7 @@ def test_size_and_file_together_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers"])
-def test_a_file_and_other_sizes_beside_it_are_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_with_other_sizes_is_refused(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, RELEASED)
     section = ModelSection.model_validate({"bert_config": path, "architecture": {name: 6}})
     line = refused(section)
@@ -134,7 +134,7 @@ def test_missing_sizes_are_named() -> None:
         ({"num_attention_heads": 5}, "num_attention_heads: found 5, which does not divide"),
     ],
 )
-def test_a_foreign_file_is_refused_with_key_and_value(
+def test_a_foreign_file_names_key_and_value(
     tmp_path: Path, change: dict[str, Any], expected: str
 ) -> None:
     path = write(tmp_path, RELEASED | change)

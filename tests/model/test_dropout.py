@@ -1,4 +1,4 @@
-"""Dropout: its rate, its independence, its gradient, and that no mesh changes a mask."""
+"""Dropout: its rate, independence and gradient, and equal masks on every mesh."""
 
 import itertools
 
@@ -22,13 +22,13 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import partition_spec
 from bert_jax.parallel.section import MeshSection
 
-SIGMAS = 5.0  # beyond which a normal deviate is no accident, of hundreds too
+SIGMAS = 5.0  # bound on a normal deviate, even among hundreds
 ROWS, WIDTH = 2048, 512
 
 
 @given(rate=st.floats(0.01, 0.9), seed=st.integers(0, 2**31 - 1))
 @settings(deadline=None, max_examples=15)
-def test_it_drops_at_its_rate_and_scales_the_rest_up(rate: float, seed: int) -> None:
+def test_it_drops_at_its_rate_and_scales_the_rest(rate: float, seed: int) -> None:
     found = np.asarray(dropout(jnp.ones((400, 500)), rate, jax.random.key(seed)))
     kept = found[found != 0]
     share = 1 - kept.size / found.size
@@ -36,15 +36,15 @@ def test_it_drops_at_its_rate_and_scales_the_rest_up(rate: float, seed: int) -> 
     np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-6)
 
 
-def test_without_a_key_or_a_rate_it_returns_what_it_was_given() -> None:
+def test_without_a_key_or_a_rate_it_is_the_identity() -> None:
     x = jnp.ones((3, 4))
     assert dropout(x, 0.5, None) is x
     assert dropout(x, 0.0, jax.random.key(0)) is x
     assert subkey(None, 3) is None
 
 
-def test_it_keeps_the_dtype_and_passes_no_gradient_to_what_it_dropped() -> None:
-    """The backward pass computes the mask again."""
+def test_dropped_elements_get_no_gradient() -> None:
+    """The backward pass recomputes the mask."""
     x = jnp.ones((64, 64), jnp.bfloat16)
     out, pull = jax.vjp(jax.jit(lambda y: dropout(y, 0.3, jax.random.key(1))), x)
     assert out.dtype == jnp.bfloat16
@@ -68,7 +68,7 @@ def test_neighbours_rows_and_columns_are_independent(rate: float) -> None:
             assert abs(deviates) < SIGMAS, lag
     for of, count in ((mask.T, ROWS), (mask[:512], WIDTH)):
         products = (of @ of.T)[np.triu_indices(len(of), 1)] / np.sqrt(count)
-        # Its variance is 1 for independent masks, and as if drawn 130,000 times.
+        # For independent masks its variance is 1, over 130,000 effective draws.
         assert abs(products.var() - 1) < SIGMAS * np.sqrt(4 / products.size)
 
 
@@ -79,7 +79,7 @@ def drawn_words(key: jax.Array, rows: int, width: int) -> np.ndarray:
     return np.asarray(down[:, None] * across)
 
 
-def test_tiles_of_rows_and_heads_share_nothing() -> None:
+def test_tiles_of_rows_and_heads_have_independent_masks() -> None:
     kept = np.asarray(dropout(jnp.ones((4, 12, 64, 64)), 0.1, jax.random.key(2))) > 0
     tiles = ((kept - 0.9) / np.sqrt(0.1 * 0.9)).reshape(48, -1)
     products = (tiles @ tiles.T)[np.triu_indices(48, 1)] / np.sqrt(64 * 64)
@@ -87,7 +87,7 @@ def test_tiles_of_rows_and_heads_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_no_corner_of_a_rectangle_follows_from_the_other_three(rate: float) -> None:
+def test_four_corners_of_a_rectangle_are_independent(rate: float) -> None:
     """The words of four corners are products of a and b with c and d."""
     mask = masks(rate)
     rows, columns = ROWS // 2, WIDTH // 2
@@ -104,7 +104,7 @@ def test_every_bit_of_a_word_is_fair() -> None:
         assert abs(deviates) < SIGMAS, bit
 
 
-def test_where_int32_products_are_composed_the_same_elements_are_kept() -> None:
+def test_composed_int32_products_give_the_same_mask() -> None:
     lines = jnp.arange(512, dtype=jnp.int32)
     down, across = (line_words(lines, seed)[:, None] for seed in tile_seeds(jax.random.key(4), ()))
     device = jax.sharding.AbstractDevice(device_kind="TPU v4", num_cores=1, platform="tpu")
@@ -117,8 +117,8 @@ def test_where_int32_products_are_composed_the_same_elements_are_kept() -> None:
         np.testing.assert_array_equal(kept(rows, columns), whole)
 
 
-def test_the_definition_of_a_mask_does_not_change_unnoticed() -> None:
-    """Runs that resume draw the rest of their masks by it."""
+def test_masks_equal_the_recorded_ones() -> None:
+    """Resumed runs must draw the same masks."""
     kept = np.asarray(dropout(jnp.ones((2, 3, 16)), 0.3, jax.random.key(7))) > 0
     found = ["".join(map(str, row.astype(int))) for row in kept.reshape(6, 16)]
     expected = """
@@ -128,7 +128,7 @@ def test_the_definition_of_a_mask_does_not_change_unnoticed() -> None:
     assert found == expected.split()
 
 
-def test_keys_of_layers_and_steps_share_nothing() -> None:
+def test_layers_and_steps_have_independent_keys() -> None:
     keys = [jax.random.fold_in(jax.random.key(0), at) for at in range(6)]
     flat = [np.asarray(drawn_words(key, 256, 256), np.float64).ravel() / 2**32 for key in keys]
     for one, other in itertools.combinations(flat, 2):

@@ -1,4 +1,4 @@
-"""Which parts of a train step a kernel computes, and what `fused` is refused for."""
+"""Which parts of a train step use a kernel, and when `fused` is refused."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import small_architecture
 
-# Every kernel can compute this model.
+# All kernels support this model.
 FITTING = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 512}
 PARTS: tuple[Part, ...] = ("attention", "norm", "loss", "ffn")
 
@@ -27,7 +27,7 @@ def chosen(
     dtype: str = "bfloat16",
     **changes: Any,
 ) -> Choice:
-    """What the setting of a part comes to on a chip of some kind."""
+    """The resolved setting of a part on a kind of chip."""
     return choose(
         part,
         Execution.model_validate({part: setting, "dtype": dtype}),
@@ -39,7 +39,7 @@ def chosen(
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_auto_is_fused_on_chips_with_kernels_alone(part: Part) -> None:
+def test_auto_is_fused_only_on_chips_with_kernels(part: Part) -> None:
     for kind in ("TPU v4", "TPU v5 lite", "TPU v6 lite"):
         assert chosen(part, kind=kind) == ("fused", f"one kernel on {kind}")
         assert chosen(part, "xla", kind=kind).name == "xla"
@@ -71,7 +71,7 @@ def test_auto_is_fused_on_chips_with_kernels_alone(part: Part) -> None:
         ),
     ],
 )
-def test_what_a_kernel_cannot_compute_is_left_to_xla_and_refused_as_fused(
+def test_unsupported_models_use_xla_and_refuse_fused(
     part: Part, changes: dict[str, Any], said: str
 ) -> None:
     sizes = {"vocab_size": 30522, **changes}
@@ -81,7 +81,7 @@ def test_what_a_kernel_cannot_compute_is_left_to_xla_and_refused_as_fused(
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 2304), ("float32", 1920)])
-def test_the_widest_model_that_the_loss_takes(dtype: str, most: int) -> None:
+def test_the_widest_model_of_the_fused_loss(dtype: str, most: int) -> None:
     assert chosen("loss", dtype=dtype, hidden_size=most, vocab_size=30522).name == "fused"
 
 
@@ -91,12 +91,12 @@ def test_the_widest_model_that_the_loss_takes(dtype: str, most: int) -> None:
         (64, "bfloat16", 1, 2048),
         (64, "bfloat16", 2, 2048),
         (64, "float32", 1, 512),
-        (64, "bfloat16", 4, 512),  # three heads of a device are one block
+        (64, "bfloat16", 4, 512),  # a device's three heads are one block
         (32, "bfloat16", 1, 512),
         (80, "bfloat16", 1, 256),  # twelve heads are one block
     ],
 )
-def test_how_long_rows_may_be_depends_on_the_heads_of_a_device(
+def test_the_longest_row_depends_on_the_devices_heads(
     columns: int, dtype: str, tensor: int, most: int
 ) -> None:
     model: dict[str, Any] = {"hidden_size": 12 * columns, "dtype": dtype, "tensor": tensor}
@@ -106,7 +106,7 @@ def test_how_long_rows_may_be_depends_on_the_heads_of_a_device(
     assert f"fused takes up to {most} with this model's heads and dtype" in found.why
 
 
-def test_without_a_tpu_auto_is_xla_and_fused_is_taken_at_its_word() -> None:
+def test_without_a_tpu_auto_is_xla_and_fused_is_kept() -> None:
     model, mesh = small_architecture(**FITTING), make_mesh(MeshSection())
     for asked, expected in (("auto", "xla"), ("fused", "fused")):
         execution = Execution.model_validate(dict.fromkeys(PARTS, asked))

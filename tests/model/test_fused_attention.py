@@ -1,4 +1,4 @@
-"""`fused` attention against `xla`, interpreted; test_alone_compile.py compiles it for TPUs."""
+"""`fused` attention, interpreted, against `xla`; test_alone_compile.py compiles it for TPUs."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from tests.support import relative_error
 
 
 def segments_of(rows: int, length: int) -> jax.Array:
-    """Packed rows: two or three examples each, then padding, the last row of padding alone."""
+    """Packed rows: two or three examples each, then padding; the last row is all padding."""
     ids = np.zeros((rows, length), np.int32)
     for row in range(rows - 1):
         cuts = [0, length // 3, length // 2 + row % 3, length - 5 * (row % 3) - 1]
@@ -60,7 +60,7 @@ def xla(
 def attend(
     core: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float, queries: Any = None
 ) -> Any:
-    """The output, and the gradients of its weighted sum, also those of the biases."""
+    """The output, and all gradients of its weighted sum, with the biases'."""
     segments = segments_of(*k.shape[:2])
     bias = jnp.linspace(-0.5, 0.5, 3 * q.shape[2] * q.shape[3]).reshape(3, *q.shape[2:])
 
@@ -72,7 +72,7 @@ def attend(
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """A key's bias has no gradient but rounding: it is measured against those of the others."""
+    """A key's bias has only rounding as its gradient: its error is relative to other biases."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert relative_error(one, other) < 2e-5
 
@@ -81,9 +81,9 @@ def assert_same(found: Any, expected: Any) -> None:
     ("rows", "length", "heads", "columns", "rate"),
     [
         (2, 128, 2, 64, 0.0),
-        (2, 128, 3, 64, 0.3),  # an odd number of heads: one block of all
-        (11, 128, 1, 64, 0.1),  # no number of rows divides them
-        (10, 40, 1, 32, 0.1),  # two blocks of rows; not a multiple of what a register holds
+        (2, 128, 3, 64, 0.3),  # an odd number of heads in one block
+        (11, 128, 1, 64, 0.1),  # a prime number of rows
+        (10, 40, 1, 32, 0.1),  # two blocks of rows; not a multiple of a register
         (1, 128, 1, 128, 0.1),
         (1, 1000, 1, 32, 0.1),  # two tiles of queries backward, padded
         pytest.param(3, 256, 6, 64, 0.1, marks=pytest.mark.chaos),
@@ -99,8 +99,8 @@ def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: f
 
 
 @pytest.mark.parametrize("core", [fused, xla])
-def test_a_vector_that_all_keys_share_costs_no_precision(core: Any) -> None:
-    """Softmax does not see it. Keys share one of five deviations, values one of one deviation."""
+def test_a_vector_shared_by_all_keys_costs_no_precision(core: Any) -> None:
+    """Softmax cancels it. Keys share a vector of five deviations, values one of one deviation."""
     rng = np.random.default_rng(1)
     q, k, v, weights = rng.standard_normal((4, 1, 128, 2, 64))
     k, v = (x + by * rng.standard_normal((1, 1, 2, 64)) for x, by in ((k, 5), (v, 1)))
@@ -123,16 +123,12 @@ def test_a_vector_that_all_keys_share_costs_no_precision(core: Any) -> None:
     [
         (2, 256, 2, 64, 20),
         (1, 1000, 1, 32, 300),  # three tiles of queries backward
-        (2, 128, 1, 32, 128),  # as many as there are, in another order
+        (2, 128, 1, 32, 128),  # as many queries as tokens, in random order
     ],
 )
-def test_some_queries_have_what_they_have_among_all(
+def test_selected_queries_equal_those_among_all(
     rows: int, length: int, heads: int, columns: int, queries: int
 ) -> None:
-    """Of `xla` and of `fused`, dropout on, against all queries of `xla`, the others without weight.
-
-    Some are padding, some come twice.
-    """
     rng = np.random.default_rng(5)
     places = jnp.asarray(rng.integers(0, length, (rows, queries)), jnp.int32)
     q, k, v = jnp.asarray(rng.standard_normal((3, rows, length, heads, columns)), jnp.float32)
@@ -141,7 +137,7 @@ def test_some_queries_have_what_they_have_among_all(
     (of_q, *of_others), out = attend(xla, q, k, v, jnp.zeros_like(q).at[at].add(weights), rate=0.1)
     for core in (xla, fused):
         (found, *others), read = attend(core, q[at], k, v, weights, rate=0.1, queries=places)
-        # Those that come twice share their gradient.
+        # Queries that occur twice share their gradient.
         assert_same(jnp.zeros_like(q).at[at].add(found), of_q)
         assert_same((read, *others), (out[at], *of_others))
 
@@ -162,8 +158,8 @@ def test_bfloat16_error_is_no_larger_than_xlas() -> None:
     assert max(errors[0]) < 1.5 * max(errors[1]) < 0.03
 
 
-def test_on_a_mesh_every_device_runs_its_own_rows_and_heads() -> None:
-    """Of six heads of 64 two make a block, but the three that a device has are one."""
+def test_a_mesh_splits_rows_and_heads() -> None:
+    """Of six heads of 64 two make a block, but a device's three heads are one block."""
     drawn = np.random.default_rng(2).standard_normal((4, 4, 128, 6, 64))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     expected = attend(xla, *arrays, rate=0.2)

@@ -1,4 +1,4 @@
-"""The last layer at the tokens that heads read: the same states and gradients, dropout on."""
+"""The last layer for only the tokens that heads read: equal states and gradients, dropout on."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ WIDE = {"hidden_size": 128, "num_attention_heads": 2}
 
 
 def packed_batch(rows: int) -> dict[str, Any]:
-    """Two examples a row, as `packing` has them; a position is read twice, and padding too."""
+    """Two examples per row, as with `packing`; a position and padding are read twice."""
     batch = small_batch(rows=rows)
     second = (np.arange(32) >= 9) & (batch["segment_ids"] > 0)
     batch["segment_ids"] = batch["segment_ids"] + second
@@ -32,7 +32,7 @@ def packed_batch(rows: int) -> dict[str, Any]:
 
 
 def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
-    """What is read of the last layer, and the gradients of its weighted sum."""
+    """The states that heads read, and the gradients of their weighted sum."""
 
     @jax.jit
     def found(params: Any, batch: Any) -> Any:
@@ -64,15 +64,13 @@ def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
         ),
     ],
 )
-def test_it_is_what_all_of_the_layer_has_there(
-    execution: dict[str, Any], architecture: dict[str, Any]
-) -> None:
+def test_it_equals_the_whole_layer(execution: dict[str, Any], architecture: dict[str, Any]) -> None:
     task = small_task(execution=execution, **architecture)
     params, batch = fresh_params(task), packed_batch(4)
     assert_same(*(states(task, params, batch, read_all=each) for each in (False, True)))
 
 
-def test_on_a_mesh_too() -> None:
+def test_it_equals_the_whole_layer_on_a_mesh() -> None:
     task = small_task(execution=FUSED, num_hidden_layers=1, **WIDE)
     params, batch = fresh_params(task), packed_batch(2)
     plain = small_task(num_hidden_layers=1, **WIDE)
@@ -83,7 +81,7 @@ def test_on_a_mesh_too() -> None:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """A key's bias has no gradient but rounding."""
+    """A key's bias has only rounding as its gradient."""
     (gradients, read), (known, all_read) = found, expected
     np.testing.assert_allclose(np.asarray(read), np.asarray(all_read), atol=2e-5)
     largest = max(float(np.linalg.norm(each)) for each in jax.tree.leaves(known))

@@ -1,4 +1,4 @@
-"""First parameters, attention, heads and the ways of computing the same function."""
+"""Initial parameters, attention, heads and equivalent ways of execution."""
 
 import functools
 from typing import Any
@@ -27,20 +27,20 @@ def attend(segments: np.ndarray, *, seed: int = 0) -> np.ndarray:
     return np.asarray(xla_attention(*arrays, ids, dropout_rate=0.0, dropout_key=None))[0]
 
 
-def test_a_token_attends_to_its_own_segment_alone() -> None:
+def test_a_token_attends_only_to_its_own_segment() -> None:
     together = attend(np.array([1, 1, 1, 2, 2, 0, 0]))
     np.testing.assert_allclose(together[:3], attend(np.array([1, 1, 1, 3, 4, 5, 6]))[:3], atol=1e-6)
     np.testing.assert_allclose(
         together[3:5], attend(np.array([5, 6, 7, 2, 2, 8, 9]))[3:5], atol=1e-6
     )
-    # A segment of one token attends to itself: its value comes out as it went in.
+    # A segment of one token attends to itself: its value is unchanged.
     alone = attend(np.arange(1, 8))
     v = np.random.default_rng(0).standard_normal((3, 1, 7, 2, 4))[2, 0]
     np.testing.assert_allclose(alone, v, atol=1e-6)
 
 
-def test_on_one_cpu_parts_of_a_batch_attend_apart_and_as_the_whole_does() -> None:
-    rows, length = 12, 128  # of 65,536 scores each: six parts of two rows
+def test_attention_in_parts_equals_the_whole_batch() -> None:
+    rows, length = 12, 128  # 65,536 scores per row: six parts of two rows
     rng = np.random.default_rng(1)
     arrays = [jnp.asarray(x, jnp.float32) for x in rng.standard_normal((4, rows, length, 4, 8))]
     segments = jnp.asarray(np.arange(length) < rng.integers(9, length, (rows, 1)), jnp.int32)
@@ -104,7 +104,7 @@ def row(examples: list[np.ndarray], *, length: int = 24) -> tuple[Any, ...]:
     return tuple(jnp.asarray(array) for array in arrays)
 
 
-def test_packed_examples_come_out_as_they_do_alone() -> None:
+def test_packed_examples_equal_single_ones() -> None:
     examples = ids_of(7, 5, 9)
     packed = np.asarray(encode()(*row(examples)))[0]
     start = 0
@@ -123,7 +123,7 @@ def test_padding_never_reaches_a_real_token() -> None:
 
 
 def loss_and_gradients(*, unroll: int = 1, **execution: Any) -> tuple[float, Any]:
-    """With dropout on, so that a recomputed mask that differs from the first would show."""
+    """Loss and gradients with dropout on, to reveal wrongly recomputed masks."""
     _, params = small()
     dtype = execution.pop("dtype", "float32")
     task = small_task(dtype=dtype, execution={"unroll": unroll, **execution})
@@ -161,9 +161,9 @@ def test_remat_and_unrolling_change_no_gradient(execution: dict[str, Any]) -> No
     assert_close(loss_and_gradients(**execution), plain(), rel=1e-5)
 
 
-def test_bfloat16_stays_close_to_float32_and_its_loss_is_float32() -> None:
-    """Compared over all gradients together: those of single biases are small differences of large
-    numbers, of which bfloat16 keeps no more than the sign."""
+def test_bfloat16_stays_close_and_its_loss_is_float32() -> None:
+    """Compares all gradients together: a single bias's gradient is a small difference of large
+    numbers, and bfloat16 keeps little more than its sign."""
     (loss, gradients), (expected_loss, expected) = loss_and_gradients(dtype="bfloat16"), plain()
     assert loss.dtype == np.float32
     assert loss == pytest.approx(expected_loss, rel=1e-3)
@@ -176,7 +176,7 @@ def test_bfloat16_stays_close_to_float32_and_its_loss_is_float32() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) -> None:
+def test_kernel_gradients_are_summed_in_the_set_dtype(dtype: Any) -> None:
     rows = jax.random.normal(jax.random.key(0), (3, 8, 16), jnp.bfloat16)
     kernel = jax.random.normal(jax.random.key(1), (16, 16))
 
@@ -195,7 +195,7 @@ def test_a_kernels_gradient_is_summed_in_the_dtype_of_the_setting(dtype: Any) ->
     assert relative_error(of_rows.astype(jnp.float32), expected_rows) < 1e-2
 
 
-def test_rows_that_pad_the_vocabulary_never_win_and_never_learn() -> None:
+def test_vocabulary_padding_never_wins_or_learns() -> None:
     task, params = small()
     batch = batch_of(4)
 
@@ -215,8 +215,8 @@ def test_rows_that_pad_the_vocabulary_never_win_and_never_learn() -> None:
     assert (gradients["mlm"]["bias"][5:250] != 0).all()
 
 
-def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
-    """A standard normal cut at two deviations has a deviation of 0.8796; nothing rescales it."""
+def test_initial_weights_are_truncated_normals_ones_and_zeros() -> None:
+    """A normal truncated at two deviations has a deviation of 0.8796; it is not rescaled."""
     params = fresh_params(small_task(vocab_size=2000, hidden_size=128, intermediate_size=256))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -232,7 +232,7 @@ def test_first_parameters_are_cut_normals_ones_and_zeros() -> None:
             assert abs(drawn.std() / sigma - 1) < 5 / np.sqrt(2 * drawn.size), name
 
 
-def test_no_two_parameters_and_no_two_layers_start_alike() -> None:
+def test_parameters_and_layers_start_differently() -> None:
     _, params = small()
     layers = params["encoder"]["layers"]
     kernels = [layers["attention"][name]["kernel"] for name in ("query", "key", "value")]
@@ -242,7 +242,7 @@ def test_no_two_parameters_and_no_two_layers_start_alike() -> None:
             assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
 
 
-def test_other_execution_same_structure_so_that_a_checkpoint_stays_valid() -> None:
+def test_execution_does_not_change_the_parameter_tree() -> None:
     shapes = [
         define_model(task.build).params
         for task in (
@@ -258,8 +258,8 @@ def test_other_execution_same_structure_so_that_a_checkpoint_stays_valid() -> No
 NORMAL = TruncatedNormal(0.02)
 
 
-def test_the_numbers_of_a_seed_do_not_change_unnoticed() -> None:
-    """Each shape's first are the same, so that a longer table starts as a shorter one does."""
+def test_the_numbers_of_a_seed_equal_the_recorded_ones() -> None:
+    """A longer table starts with the same numbers as a shorter one."""
     found = NORMAL.values((2, 2), seed=7, name="kernel").ravel()
     expected = [-0.0034391680, 0.0011470966, 0.014643577, -0.0089504113]
     np.testing.assert_allclose(found, expected, rtol=1e-7)
@@ -269,7 +269,7 @@ def test_the_numbers_of_a_seed_do_not_change_unnoticed() -> None:
 
 
 @pytest.mark.parametrize("part", ["pooler", "mlm"])
-def test_a_part_alone_starts_as_it_does_in_the_whole_model(part: str) -> None:
+def test_a_part_starts_as_in_the_whole_model(part: str) -> None:
     model = define_model(small_task().build)
     abstract = abstract_params(model, make_mesh(MeshSection()))
     whole = draw_params(model, abstract, seed=3)

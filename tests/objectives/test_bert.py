@@ -1,4 +1,4 @@
-"""The objectives: terms of their losses, the data they learn from, the plateau they watch for."""
+"""The objectives: loss terms, required data, and the plateau warning."""
 
 import functools
 import math
@@ -59,7 +59,7 @@ def largest(tree: Any) -> float:
 
 
 @pytest.mark.parametrize(("name", "pair"), [("bert", "nsp"), ("sop", "sop")])
-def test_a_pair_task_adds_its_mean_loss_under_its_own_name(name: str, pair: str) -> None:
+def test_a_pair_task_adds_its_named_mean_loss(name: str, pair: str) -> None:
     task = objective(name)
     value, sums, gradient = loss_and_gradient(task, small_batch())
     assert set(sums) == {"mlm_loss", "mlm_accuracy", f"{pair}_loss", f"{pair}_accuracy"}
@@ -71,7 +71,7 @@ def test_a_pair_task_adds_its_mean_loss_under_its_own_name(name: str, pair: str)
     assert largest(gradient["pooler"]) > 0
 
 
-def test_without_a_pair_task_the_term_its_metrics_and_its_gradient_are_left_out() -> None:
+def test_without_a_pair_task_its_loss_and_gradient_are_absent() -> None:
     task = objective("roberta")
     batch = small_batch() | {"next_sentence_weights": np.zeros((16, 1), np.float32)}
     value, sums, gradient = loss_and_gradient(task, batch)
@@ -88,7 +88,7 @@ def test_without_a_pair_task_the_term_its_metrics_and_its_gradient_are_left_out(
 
 
 @pytest.mark.parametrize("name", ["bert", "sop", "roberta"])
-def test_evaluation_masks_15_percent_of_the_tokens_whatever_training_does(name: str) -> None:
+def test_evaluation_always_masks_15_percent(name: str) -> None:
     task = objective(name, rate=0.4, unit="span")
     training, evaluation = (
         task.features(seq_length=128, max_predictions=5, evaluation=evaluating)
@@ -116,9 +116,7 @@ def dataset_of(kind: PairingKind) -> Any:
     ("name", "kinds"),
     [("bert", {"nsp"}), ("sop", {"sop"}), ("roberta", {"full_sentences", "doc_sentences"})],
 )
-def test_a_dataset_made_for_another_objective_is_an_error_that_names_both(
-    name: str, kinds: set[str]
-) -> None:
+def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> None:
     section = ObjectiveSection.model_validate({"name": name})
     everything: tuple[PairingKind, ...] = ("nsp", "sop", "full_sentences", "doc_sentences")
     for kind in everything:
@@ -134,7 +132,7 @@ def make_plateau() -> PlateauWatch:
     return PlateauWatch(unigram_entropy=6.0, vocab_size=1000, patience=100)
 
 
-def test_the_expectation_names_the_first_loss_and_the_entropy() -> None:
+def test_the_expectation_is_first_loss_and_entropy() -> None:
     line = make_plateau().expectation
     assert f"{math.log(1000):.1f} at the start" in line
     assert "6.00 (unigram entropy" in line
@@ -147,7 +145,7 @@ def test_a_loss_is_placed_above_on_or_below_the_entropy() -> None:
     assert plateau.remark({"mlm_loss": 5.5}) == "0.50 below the unigram entropy"
 
 
-def test_a_run_that_stays_on_the_plateau_is_warned_of_once() -> None:
+def test_a_run_on_the_plateau_gets_one_warning() -> None:
     plateau = make_plateau()
     warnings = [plateau.warn(step=step, scores={"mlm_loss": 6.03}) for step in range(0, 300, 20)]
     told = [step for step, warning in zip(range(0, 300, 20), warnings, strict=True) if warning]
@@ -155,7 +153,7 @@ def test_a_run_that_stays_on_the_plateau_is_warned_of_once() -> None:
     assert "6.03 has stayed at the unigram entropy 6.00" in str(warnings[told[0] // 20])
 
 
-def test_a_run_that_leaves_the_plateau_or_has_not_reached_it_is_not() -> None:
+def test_a_run_off_the_plateau_gets_no_warning() -> None:
     plateau = make_plateau()
     losses = [6.9, 6.5, 6.0, 6.0, 6.0, 6.0, 5.7, 6.0, 6.0, 6.0, 6.0, 5.6]
     assert not any(

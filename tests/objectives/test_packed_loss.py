@@ -1,4 +1,4 @@
-"""A packed batch has the loss, metrics and gradients of its examples in rows of their own."""
+"""A packed batch has the loss, metrics and gradients of the unpacked batch."""
 
 import functools
 from typing import Any
@@ -25,7 +25,7 @@ Batch = dict[str, np.ndarray]
 
 
 def examples() -> list[Example]:
-    """Every third without a second span: rows hold labels that count and labels that do not."""
+    """Every third has no second span, so that rows mix counted and ignored NSP labels."""
     rng, made = np.random.default_rng(0), []
     for index, length in enumerate(LENGTHS):
         ids = rng.integers(5, 250, length).astype(np.uint16)
@@ -64,7 +64,7 @@ def packed_batch() -> Batch:
         [[made[index] for index in row] for row in rows],
         [[drawn[index] for index in row] for row in rows],
     )
-    # A row of nothing counts for nothing.
+    # An empty row has no weight.
     return {name: np.pad(a, [(0, 1)] + [(0, 0)] * (a.ndim - 1)) for name, a in batch.items()}
 
 
@@ -75,7 +75,7 @@ def task() -> BertObjective:
 
 @functools.cache
 def params() -> Any:
-    """Far from the small initial values, with which attention is near its average over all keys."""
+    """Large parameters: with small initial ones attention nearly averages over all keys."""
     rng = np.random.default_rng(3)
     fresh = jax.device_get(fresh_params(task()))
     return jax.tree.map(lambda leaf: leaf + rng.normal(0, 0.1, leaf.shape).astype("f4"), fresh)
@@ -88,7 +88,7 @@ def loss_and_gradient(params: Any, batch: Any) -> Any:
     return task().loss(model_of(task(), params), batch, weights=weights, dropout_key=None)
 
 
-def test_loss_metrics_and_gradients_are_those_of_the_unpacked_batch() -> None:
+def test_loss_and_gradients_equal_the_unpacked_batchs() -> None:
     (expected, metrics), gradient = loss_and_gradient(params(), unpacked_batch())
     (found, packed_metrics), packed_gradient = loss_and_gradient(params(), packed_batch())
     assert float(found) == pytest.approx(float(expected), rel=1e-5)
@@ -106,7 +106,7 @@ def test_loss_metrics_and_gradients_are_those_of_the_unpacked_batch() -> None:
 
 
 @pytest.mark.parametrize("lost", ["segment_ids", "position_ids", "cls_positions"])
-def test_what_keeps_examples_apart_is_needed(lost: str) -> None:
+def test_each_separation_of_examples_is_needed(lost: str) -> None:
     (expected, _), _ = loss_and_gradient(params(), unpacked_batch())
     batch = packed_batch()
     whole_row = {

@@ -1,4 +1,4 @@
-"""Both optimizers against independent computations: the release's, the paper's and torch's."""
+"""Both optimizers against the release's, the paper's and torch's computations."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -26,7 +26,7 @@ AXES: dict[str, Any] = {
     "pooler": {"kernel": ("embed", "pooled")},
     "task": {"kernel": ("embed", "classes"), "bias": ("classes",)},
 }
-# The parameters as other programs have them, one for each layer: unit, and whether it decays.
+# Parameters as in other programs, one per layer: unit, and whether it decays.
 PARTS = {
     "encoder/embeddings/word": ("embeddings", True),
     "encoder/embeddings/norm/scale": ("embeddings", False),
@@ -42,7 +42,7 @@ History = list[dict[str, np.ndarray]]  # parameters after every step
 
 
 def tree(seed: int, scale: float = 1.0) -> dict[str, Any]:
-    """Parameters of three stacked layers of unlike size, and others."""
+    """Parameters of three stacked layers of different magnitude, and others."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
@@ -60,12 +60,12 @@ def tree(seed: int, scale: float = 1.0) -> dict[str, Any]:
 
 
 def gradients(step: int) -> dict[str, Any]:
-    """Now above, now below the norm that is clipped at."""
+    """Gradients with norms above and below the clipping norm."""
     return tree(100 + step, scale=0.002 if step % 2 else 3.0)
 
 
 def parts(values: Any) -> dict[str, np.ndarray]:
-    """A tree's parameters by the names of `PARTS`, the layers taken apart."""
+    """A tree's parameters by the names of `PARTS`, with layers unstacked."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(values):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -76,7 +76,7 @@ def parts(values: Any) -> dict[str, np.ndarray]:
 
 
 def run(transform: optax.GradientTransformationExtraArgs, schedule: Schedule | None) -> History:
-    """Our parameters; without a schedule under `RATES`."""
+    """Our parameters after every step, by default with the rates `RATES`."""
     params = jax.tree.map(jnp.asarray, tree(0))
     state, history = transform.init(params), []
 
@@ -102,7 +102,7 @@ def finetune(section: FinetuneOptimizerSection) -> History:
 
 
 def clipped(step: int, clip: float | None, trained: Collection[str] = ALL) -> dict[str, np.ndarray]:
-    """tf.clip_by_global_norm of what is trained, in float64: g · clip / max(‖g‖, clip)."""
+    """tf.clip_by_global_norm over trained parameters, in float64: g · clip / max(‖g‖, clip)."""
     found = parts(gradients(step)).items()
     grads = {name: g.astype(np.float64) for name, g in found if PARTS[name][0] in trained}
     norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
@@ -140,7 +140,7 @@ def released_adamw(
 def paper_lamb(name: str, m: np.ndarray, v: np.ndarray, param: np.ndarray, step: int) -> np.ndarray:
     """Algorithm 2 of arXiv 1904.00962 with φ(z) = z: φ(‖x‖)/‖r + λx‖ · (r + λx), r = m̂/(√v̂+ε).
 
-    What does not decay takes a plain step, as in the authors' release.
+    Parameters without decay take a plain step, as in the authors' release.
     """
     m_hat, v_hat = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
     update = m_hat / (np.sqrt(v_hat) + 1e-6)
@@ -159,8 +159,8 @@ def torch_adamw(
 ) -> History:
     """`torch.optim.AdamW` in float64.
 
-    Torch decays first, x·(1 − rate·λ), and takes its Adam step from there: the same sum, as the
-    step does not look at x. Its ε stands beside √v̂ as ours does. `factors` multiply the rates of
+    Torch first decays, x·(1 − rate·λ), and then takes its Adam step. The sum is the same, as the
+    step does not depend on x. It adds ε to √v̂, as ours does. `factors` multiply the rates of
     units; parameters of other units than `trained` have no gradient, and torch leaves them alone.
     """
     start = parts(tree(0))
@@ -191,22 +191,22 @@ def assert_same(found: History, expected: History, *, rtol: float = 1e-5) -> Non
 
 
 @pytest.mark.parametrize("clip", [1.0, None])
-def test_adamw_is_the_releases(clip: float | None) -> None:
+def test_adamw_equals_the_releases(clip: float | None) -> None:
     assert_same(pretrain(OptimizerSection(clip_norm=clip)), transcribed(released_adamw, clip))
 
 
-def test_the_corrected_variant_is_torchs_adamw() -> None:
+def test_the_corrected_variant_equals_torchs_adamw() -> None:
     section = OptimizerSection(bias_correction=True)
     assert_same(pretrain(section), torch_adamw(section, RATES))
 
 
-def test_lamb_is_the_papers_with_the_layers_of_a_stack_kept_apart() -> None:
+def test_lamb_equals_the_papers_per_layer() -> None:
     section = OptimizerSection(name="lamb", bias_correction=True)
     assert_same(pretrain(section), transcribed(paper_lamb), rtol=2e-5)
 
 
-def test_lamb_leaves_a_parameter_of_zeros_its_plain_step() -> None:
-    """‖x‖ = 0 would otherwise keep it at zero for ever."""
+def test_lamb_takes_a_plain_step_for_zero_parameters() -> None:
+    """Otherwise ‖x‖ = 0 would keep it at zero forever."""
     section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)
     transform = make_optimizer(section, {"kernel": ("embed", "mlp")})
     params = {"kernel": jnp.zeros((2, 3))}
@@ -217,7 +217,7 @@ def test_lamb_leaves_a_parameter_of_zeros_its_plain_step() -> None:
     np.testing.assert_allclose(updates["kernel"], expected, rtol=1e-5)
 
 
-# Warm-up over two of twenty steps, then a line to 0.
+# Warm-up over two of twenty steps, then linear decay to 0.
 LINE = [min(step / 2, (STEPS - step) / (STEPS - 2)) for step in range(STEPS)]
 
 
@@ -230,11 +230,11 @@ LINE = [min(step / 2, (STEPS - step) / (STEPS - 2)) for step in range(STEPS)]
             {"layers.2": 0.5, "layers.1": 0.25, "layers.0": 0.125, "embeddings": 0.0625},
             ALL,
         ),
-        # Frozen parameters are left out of the norm that clips.
+        # Frozen parameters do not count in the clipping norm.
         ({"freeze": ("embeddings", "layers.0-1")}, {}, ("layers.2", "pooler", "heads")),
     ],
 )
-def test_fine_tunings_is_torchs_with_a_rate_for_each_layer(
+def test_fine_tuning_equals_torch_with_layerwise_rates(
     settings: dict[str, Any], factors: dict[str, float], trained: Collection[str]
 ) -> None:
     section = FinetuneOptimizerSection(learning_rate=1e-2, **settings)
@@ -248,7 +248,7 @@ def test_fine_tunings_is_torchs_with_a_rate_for_each_layer(
         np.testing.assert_allclose(way, expected_way, rtol=1e-3, atol=1e-6, err_msg=name)
 
 
-def test_one_optimizer_serves_a_mapped_sweep_over_schedules() -> None:
+def test_one_optimizer_can_be_vmapped_over_schedules() -> None:
     section = FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",))
     transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
     of_peaks = [section.model_copy(update={"learning_rate": peak}) for peak in (1e-2, 5e-2)]
@@ -282,7 +282,7 @@ def test_one_optimizer_serves_a_mapped_sweep_over_schedules() -> None:
         (("encoder",), {"embeddings", "layers.0", "layers.1", "layers.2"}, False),
     ],
 )
-def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
+def test_a_frozen_unit_keeps_its_bits_and_zero_moments(
     freeze: tuple[str, ...], frozen: set[str], bias_correction: bool
 ) -> None:
     section = FinetuneOptimizerSection(
@@ -291,7 +291,7 @@ def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
     transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
 
     def with_negative_zeros(leaf: np.ndarray) -> np.ndarray:
-        leaf.reshape(-1)[::2] = -0.0  # a sum with 0 loses its sign
+        leaf.reshape(-1)[::2] = -0.0  # adding 0 would lose its sign
         return leaf
 
     start = jax.tree.map(with_negative_zeros, tree(0))
@@ -320,7 +320,7 @@ def test_a_frozen_unit_keeps_its_bits_and_moments_of_zero(
         ("", ""),
     ],
 )
-def test_a_wrong_name_is_answered_with_the_right_ones(name: str, near: str) -> None:
+def test_a_wrong_name_lists_the_right_ones(name: str, near: str) -> None:
     with pytest.raises(UserError) as raised:
         frozen_units((name,), depth=12)
     message = str(raised.value)

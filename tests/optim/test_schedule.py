@@ -17,12 +17,12 @@ from bert_jax.optim.schedule import (
 )
 from bert_jax.optim.sections import ScheduleSegment
 
-LONGEST = 400  # steps of any schedule drawn here: one shape, compiled once
+LONGEST = 400  # maximum steps of a drawn schedule: one shape, compiled once
 
 
 @jax.jit
 def rates_of(schedule: Schedule, steps: np.ndarray) -> jax.Array:
-    """One program in place of twenty small ones."""
+    """All rates, in one program instead of twenty small ones."""
     return learning_rate(schedule, steps)
 
 
@@ -37,7 +37,7 @@ def released_rate(step: int, *, peak: float, steps: int, warmup: int) -> float:
 
 @given(steps=st.integers(1, 60), warmup_share=st.floats(0, 1), peak=st.floats(1e-6, 1e-2))
 @settings(deadline=None, max_examples=15)
-def test_every_step_has_the_releases_rate(steps: int, warmup_share: float, peak: float) -> None:
+def test_every_rate_equals_the_releases(steps: int, warmup_share: float, peak: float) -> None:
     warmup = int(warmup_share * steps)
     schedule = linear_schedule([ScheduleSegment(steps, peak, warmup)])
     found = rates_of(schedule, np.arange(LONGEST))[: steps + 3]
@@ -47,15 +47,15 @@ def test_every_step_has_the_releases_rate(steps: int, warmup_share: float, peak:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=peak * 1e-6)
 
 
-def test_a_long_run_keeps_its_digits() -> None:
-    """float32 holds every step number up to 2**24; the original run has a million."""
+def test_a_long_run_keeps_float32_precision() -> None:
+    """float32 represents every step number up to 2**24; the original run has a million."""
     schedule = linear_schedule([ScheduleSegment(1_000_000, 1e-4, 10_000)])
     steps = np.array([1, 9_999, 10_000, 500_001, 999_999])
     expected = [released_rate(step, peak=1e-4, steps=1_000_000, warmup=10_000) for step in steps]
     np.testing.assert_allclose(rates_of(schedule, steps), expected, rtol=1e-6)
 
 
-def test_segments_follow_each_other_each_with_its_own_count() -> None:
+def test_consecutive_segments_count_their_own_steps() -> None:
     segments = [
         ScheduleSegment(10, 1e-3, 2),
         ScheduleSegment(5, 5e-4, 1),
@@ -71,7 +71,7 @@ def test_segments_follow_each_other_each_with_its_own_count() -> None:
 
 
 def hugging_face_rates(name: str, *, peak: float, count: int, **constants: int) -> list[float]:
-    """The rates that a scheduler of the transformers library gives an optimizer."""
+    """The rates of a scheduler of the transformers library."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
     scheduler = getattr(transformers, name)(optimizer, **constants)
     rates = []
@@ -83,7 +83,7 @@ def hugging_face_rates(name: str, *, peak: float, count: int, **constants: int) 
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 2), (20, 0), (7, 7), (1, 0), (1, 1), (100, 33)])
-def test_the_linear_schedule_of_fine_tuning_is_hugging_faces(steps: int, warmup: int) -> None:
+def test_fine_tunings_linear_schedule_equals_hugging_faces(steps: int, warmup: int) -> None:
     expected = hugging_face_rates(
         "get_linear_schedule_with_warmup",
         peak=1.0,
@@ -97,7 +97,7 @@ def test_the_linear_schedule_of_fine_tuning_is_hugging_faces(steps: int, warmup:
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 5])
-def test_the_constant_schedule_is_hugging_faces(warmup: int) -> None:
+def test_the_constant_schedule_equals_hugging_faces(warmup: int) -> None:
     expected = hugging_face_rates(
         "get_constant_schedule_with_warmup", peak=1.0, count=12, num_warmup_steps=warmup
     )

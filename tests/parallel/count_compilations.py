@@ -1,7 +1,7 @@
 """``python -m tests.parallel.count_compilations VERB …``: the command line, with JAX's own counts.
 
-Prints a last line of JSON: how often each program was compiled, or read from the persistent cache;
-how many were asked of that cache, and found there.
+Prints a last line of JSON: how often each program was compiled or read from the persistent cache,
+and the cache's requests and hits.
 """
 
 import collections

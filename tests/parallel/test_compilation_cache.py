@@ -1,4 +1,4 @@
-"""Programs compiled at one start are read from files at the next."""
+"""Compiled programs are read from files at the next start."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def configuration(project: Path, folder: Path, name: str, **mesh: Any) -> Path:
 
 
 def pretrain(config: Path, home: Path) -> dict[str, Any]:
-    """As a user does who has set nothing; returns how often the cache was asked, and hit."""
+    """Runs with a user's default environment; returns the cache's requests and hits."""
     settings = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     inherited = {name: value for name, value in environment().items() if name not in settings}
     done = subprocess.run(
@@ -41,20 +41,18 @@ def pretrain(config: Path, home: Path) -> dict[str, Any]:
 
 
 def losses(run_dir: Path) -> list[float]:
-    """Of every report."""
+    """The loss of every report."""
     return [line["loss"] for line in read_metrics(run_dir) if "loss" in line]
 
 
 @pytest.mark.slow
-def test_a_second_start_compiles_no_step_and_computes_the_same(
-    project: Path, tmp_path: Path
-) -> None:
+def test_a_second_start_compiles_no_step_and_agrees(project: Path, tmp_path: Path) -> None:
     first = pretrain(configuration(project, tmp_path, "first"), tmp_path)
     kept = tmp_path / "bert_jax" / "xla"
     entries = {path.name for path in kept.glob("*-cache")}
     assert any("step" in name for name in entries)
     assert first["hits"] == 0
-    # Killed while it wrote: JAX would neither read such an entry nor replace it.
+    # As after a kill during a write: JAX would neither read nor replace such an entry.
     entry = next(path for path in kept.glob("*-cache") if "step" in path.name)
     (kept / f"{entry.name.removesuffix('-cache')}-atime").unlink()
     entry.write_bytes(entry.read_bytes()[:100])
@@ -64,7 +62,7 @@ def test_a_second_start_compiles_no_step_and_computes_the_same(
     assert losses(tmp_path / "first") == losses(tmp_path / "second")
 
 
-def test_a_cache_that_cannot_be_written_is_one_line(project: Path, tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_one_line(project: Path, tmp_path: Path) -> None:
     config = configuration(
         project, tmp_path, "run", compilation_cache={"directory": "/proc/nowhere"}
     )
@@ -89,8 +87,8 @@ for section, own, devices in json.loads(sys.argv[1]):
 """
 
 
-def test_what_jax_is_told(tmp_path: Path) -> None:
-    """Off; the default; several devices on a CPU; the user's own directory; one that is named."""
+def test_jaxs_cache_settings(tmp_path: Path) -> None:
+    """Cases: off; the default; several CPU devices; the user's directory; a configured one."""
     named = {"directory": str(tmp_path / "named")}
     cases = [
         (None, None, 1, "False None -1"),

@@ -1,4 +1,4 @@
-"""The processes of a job meet, or all learn why they do not. Here each is a thread."""
+"""The processes of a job meet, or all raise the same error. Here each is a thread."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ def _processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcomes(*processes: dict[str, Any]) -> list[Members | Exception]:
-    """What each process of a job of two gets: the members, or an error."""
+    """The result of each of two processes: the members, or an error."""
     port = free_port()
 
     def attend(process: dict[str, Any]) -> Members | Exception:
@@ -37,7 +37,7 @@ def outcomes(*processes: dict[str, Any]) -> list[Members | Exception]:
         return list(threads.map(attend, processes))
 
 
-def test_all_processes_learn_of_all_others() -> None:
+def test_all_processes_get_all_members() -> None:
     first, *others = outcomes(*({"index": index, "count": 3} for index in (0, 1, 2)))
     assert isinstance(first, dict)
     assert sorted(member.process for member in first.values()) == [0, 1, 2]
@@ -53,14 +53,14 @@ def test_all_processes_learn_of_all_others() -> None:
     ],
     ids=["count", "index", "command"],
 )
-def test_a_mistake_in_one_process_ends_all(second: dict[str, Any], said: str) -> None:
+def test_an_error_in_one_process_ends_all(second: dict[str, Any], said: str) -> None:
     found = outcomes({"index": 0, "command": {"seed": "3"}}, {"command": {"seed": "3"}} | second)
     assert [type(error) for error in found] == [UserError] * 2
     assert {str(error) for error in found} == {str(found[0])}
     assert str(found[0]).startswith(said)
 
 
-def test_processes_that_never_come_are_named() -> None:
+def test_missing_processes_are_named() -> None:
     found = outcomes(*({"index": index, "count": 4, "seconds": 0.5} for index in (0, 2)))
     assert [type(error) for error in found] == [PeerLost] * 2
     for error in found:
@@ -70,14 +70,14 @@ def test_processes_that_never_come_are_named() -> None:
         )
 
 
-def test_without_process_0_the_others_say_so() -> None:
+def test_the_other_processes_name_a_missing_process_0() -> None:
     (error,) = outcomes({"index": 1, "seconds": 0.5})
     assert "process 0 of 2 was not at 127.0.0.1:" in str(error)
     assert "within 0.5 s (Connection refused)" in str(error)
 
 
 @pytest.mark.parametrize("signalled", [0, 1])
-def test_a_signal_to_one_process_ends_all_although_one_never_comes(signalled: int) -> None:
+def test_a_signal_ends_all_although_one_is_missing(signalled: int) -> None:
     found = outcomes(
         *(
             {"index": index, "count": 3, "signal": lambda at=index: "SIGTERM" * (at == signalled)}
@@ -88,7 +88,7 @@ def test_a_signal_to_one_process_ends_all_although_one_never_comes(signalled: in
     assert [str(error) for error in found] == ["SIGTERM"] * 2
 
 
-def test_a_signalled_process_does_not_wait_for_process_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signalled_process_ignores_a_missing_process_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_VERDICT_SECONDS", 0.5)
     (error,) = outcomes({"index": 1, "signal": lambda: "SIGTERM"})
     assert isinstance(error, StopRequested)

@@ -1,4 +1,4 @@
-"""From a section to a mesh, to each process's share of it, and what is refused on the way."""
+"""From a section to a mesh and each process's share of a batch, with refusals."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from tests.project import environment
 
 @given(st.tuples(*[st.integers(1, 8)] * 3))
 @settings(deadline=None, max_examples=30)
-def test_the_axes_make_the_devices_and_minus_one_takes_those_left_over(
+def test_axis_sizes_multiply_to_devices_and_minus_one_fills(
     sizes: tuple[int, int, int],
 ) -> None:
     data, fsdp, tensor = sizes
@@ -41,28 +41,26 @@ def test_the_axes_make_the_devices_and_minus_one_takes_those_left_over(
         ),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_refused_in_one_line(
-    axes: dict[str, int], message: str
-) -> None:
+def test_a_mesh_of_wrong_size_is_refused_in_one_line(axes: dict[str, int], message: str) -> None:
     with pytest.raises(UserError) as caught:
         mesh_shape(MeshSection.model_validate(axes), 8)
     assert str(caught.value) == message
 
 
-def test_a_mesh_holds_every_device_once_under_its_axes() -> None:
+def test_a_mesh_has_every_device_once() -> None:
     mesh = make_mesh(MeshSection(data=2, fsdp=2, tensor=2))
     assert dict(mesh.shape) == {"slice": 1, "data": 2, "fsdp": 2, "tensor": 2}
     assert sorted(device.id for device in mesh.devices.flat) == list(range(8))
 
 
-def test_slices_that_do_not_divide_data_or_are_not_there_are_refused() -> None:
+def test_wrong_numbers_of_slices_are_refused() -> None:
     with pytest.raises(UserError, match=r"mesh\.slices: found 3, which does not divide data = 8"):
         make_mesh(MeshSection(slices=3))
     with pytest.raises(UserError, match=r"mesh\.slices: found 2, but the devices here are not"):
         make_mesh(MeshSection(slices=2))
 
 
-def test_one_process_reads_everything() -> None:
+def test_one_process_reads_the_whole_batch() -> None:
     share = process_share(make_mesh(MeshSection(tensor=2)))
     assert (share.index, share.count) == (0, 1)
 
@@ -96,8 +94,8 @@ except UserError as error:
 """
 
 
-def test_a_real_pods_hosts_share_a_batch_evenly_or_the_mesh_is_refused() -> None:
-    """A tensor axis of 2 on a 4×4 torus too, where an axis of the torus has to be split."""
+def test_pod_hosts_share_a_batch_evenly_or_are_refused() -> None:
+    """Includes a tensor axis of 2 on a 4×4 torus, which splits an axis of the torus."""
     pytest.importorskip("libtpu", reason="libtpu exists for Linux x86-64 alone")
     done = subprocess.run(
         [sys.executable, "-c", IN_A_TOPOLOGY],
@@ -117,7 +115,7 @@ def test_a_real_pods_hosts_share_a_batch_evenly_or_the_mesh_is_refused() -> None
     ]
 
 
-def test_a_tpu_asked_for_and_absent_is_an_error_and_not_the_cpu() -> None:
+def test_a_missing_tpu_is_an_error() -> None:
     section = MeshSection(platform="tpu")
     with pytest.raises(UserError) as caught:
         initialise(section)
@@ -127,7 +125,7 @@ def test_a_tpu_asked_for_and_absent_is_an_error_and_not_the_cpu() -> None:
     )
 
 
-def test_simulated_devices_are_cpu_devices_and_come_before_jax_starts() -> None:
+def test_simulated_devices_need_the_cpu_and_a_fresh_jax() -> None:
     with pytest.raises(UserError, match=r'simulated_devices: found 4 with platform "tpu"'):
         initialise(MeshSection(platform="tpu", simulated_devices=4))
     assert len(jax.devices()) == 8
@@ -135,7 +133,7 @@ def test_simulated_devices_are_cpu_devices_and_come_before_jax_starts() -> None:
         initialise(MeshSection(simulated_devices=4))
 
 
-def test_a_host_without_accelerators_opens_its_devices_without_a_word_of_libtpu() -> None:
+def test_a_host_without_accelerators_gets_no_libtpu_errors() -> None:
     program = "from bert_jax.parallel.mesh import open_mesh; print(open_mesh().devices.flat[0])"
     hidden = ("JAX_PLATFORMS", "XLA_FLAGS")
     kept = {
@@ -155,8 +153,8 @@ def test_a_host_without_accelerators_opens_its_devices_without_a_word_of_libtpu(
     assert done.stderr == ""
 
 
-def test_no_tpu_is_opened_for_what_needs_none(tmp_path: Path) -> None:
-    """On a machine without a TPU libtpu prints errors."""
+def test_device_free_work_does_not_open_a_tpu(tmp_path: Path) -> None:
+    """Without a TPU libtpu would print errors."""
     program = (
         "import bert_jax, jax\n"
         "assert not bert_jax.doctor(config=bert_jax.MeshSection(platform='gpu')).ok\n"

@@ -1,4 +1,4 @@
-"""A replica with one bit flipped is found and named, whatever the layout."""
+"""A replica with one flipped bit is found and named in every layout."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def state(mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
 
 
 def corrupt(array: jax.Array, device: int, *, bit: int = 0) -> jax.Array:
-    """The same array, one bit of one device's replica flipped."""
+    """The same array with one flipped bit in one device's replica."""
     pieces = []
     for shard in array.addressable_shards:
         data = np.array(shard.data)
@@ -47,7 +47,7 @@ def mesh_of(data: int, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
 
 
 @pytest.mark.parametrize("shape", [(8, 1, 1), (4, 2, 1), (4, 1, 2)])
-def test_equal_replicas_are_equal_and_one_flipped_bit_names_its_device(
+def test_a_flipped_bit_names_its_device(
     shape: tuple[int, int, int],
 ) -> None:
     mesh = mesh_of(*shape)
@@ -61,14 +61,14 @@ def test_equal_replicas_are_equal_and_one_flipped_bit_names_its_device(
             assert found.outvoted
 
 
-def test_a_piece_that_exists_once_has_nothing_to_be_compared_with() -> None:
+def test_an_unreplicated_shard_is_not_compared() -> None:
     mesh = mesh_of(4, 2)
     whole = state(mesh)
     assert find_deviations({"single": corrupt(whole["single"], 3)}, mesh) == []
     assert find_deviations(state(mesh_of(1)), mesh_of(1)) == []
 
 
-def test_of_two_replicas_that_differ_both_are_named() -> None:
+def test_two_different_replicas_are_both_named() -> None:
     mesh = mesh_of(2)
     whole = state(mesh)
     found = find_deviations(whole | {"whole": corrupt(whole["whole"], 1)}, mesh)
@@ -82,7 +82,7 @@ def test_of_two_replicas_that_differ_both_are_named() -> None:
 
 @given(st.integers(0, 31), st.integers(0, 99), st.sampled_from(["float32", "int32", "bfloat16"]))
 @settings(max_examples=50, deadline=None)
-def test_no_flipped_bit_escapes_the_checksum(bit: int, at: int, dtype: str) -> None:
+def test_every_flipped_bit_changes_the_checksum(bit: int, at: int, dtype: str) -> None:
     array = np.asarray(jnp.arange(100).astype(dtype))
     flipped = array.copy()
     bits = flipped.view(f"u{array.dtype.itemsize}")

@@ -1,4 +1,4 @@
-"""The one table: which mesh axis every parameter and moment is split over."""
+"""The sharding table: the mesh axis of every parameter and moment."""
 
 import jax
 import pytest
@@ -28,28 +28,28 @@ def mesh(data: int, fsdp: int, tensor: int) -> Mesh:
     return make_mesh(MeshSection(data=data, fsdp=fsdp, tensor=tensor), devices)
 
 
-def test_every_parameter_and_moment_lies_as_the_golden_file_says() -> None:
-    """Where the change is meant: ``python -m tests.golden.make_specs``."""
+def test_every_layout_equals_the_golden_file() -> None:
+    """After an intended change: ``python -m tests.golden.make_specs``."""
     assert text() == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_the_table_names_axes_of_the_mesh_alone() -> None:
+def test_the_table_names_only_axes_of_the_mesh() -> None:
     assert {axis for axes in RULES.values() for axis in axes} == set(MESH_AXES)
 
 
-def test_two_axes_of_one_array_cannot_claim_one_mesh_axis() -> None:
+def test_one_arrays_axes_cannot_share_a_mesh_axis() -> None:
     with pytest.raises(ValueError, match=r'"mlp" and "vocab" of one array both claim .* "tensor"'):
         partition_spec(("mlp", "vocab"))
     with pytest.raises(ValueError, match=r'"batch" and "embed" of one array both claim .* "fsdp"'):
         partition_spec(("batch", "length", "embed"))
 
 
-def test_an_axis_without_a_rule_is_refused_with_the_nearest_that_has_one() -> None:
+def test_an_axis_without_a_rule_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match='no rule for logical axis "head"; did you mean "heads"'):
         partition_spec(("layers", "head"))
 
 
-def test_a_tensor_axis_that_does_not_divide_the_heads_is_refused() -> None:
+def test_tensor_axis_must_divide_the_heads() -> None:
     with pytest.raises(UserError, match=r"model\.size: found 4, which does not divide .* 6 heads"):
         check_divides(mesh(2, 1, 4), "heads", 6, key="model.size")
     check_divides(mesh(2, 1, 4), "heads", 8, key="model.size")
@@ -62,7 +62,7 @@ def test_a_tensor_axis_that_does_not_divide_the_heads_is_refused() -> None:
     assert "\n" not in message
 
 
-def test_an_fsdp_axis_that_does_not_divide_the_hidden_size_is_refused() -> None:
+def test_fsdp_axis_must_divide_the_hidden_size() -> None:
     with pytest.raises(UserError, match='fsdp = 8 does not divide the axis "embed" = 60 of x/y'):
         parameter_sharding(mesh(1, 8, 1), ("embed", "mlp"), (60, 64), name="x/y")
 
@@ -77,14 +77,14 @@ def test_an_fsdp_axis_that_does_not_divide_the_hidden_size_is_refused() -> None:
     ],
     ids=["rows", "stacked", "a vector", "not divided"],
 )
-def test_the_rows_of_a_parameter_are_spread_over_data_where_it_divides_them(
+def test_data_axis_splits_rows_that_it_divides(
     axes: tuple[str, ...], shape: tuple[int, ...], expected: tuple[object, ...]
 ) -> None:
     found = trained_sharding(mesh(4, 2, 1), axes, shape).spec
     assert found == PartitionSpec(*expected)
 
 
-def test_a_batch_is_cut_over_data_and_fsdp_and_not_over_tensor() -> None:
+def test_a_batch_is_split_over_data_and_fsdp_only() -> None:
     on = mesh(2, 2, 2)
     assert batch_sharding(on).spec == PartitionSpec(("slice", "data", "fsdp"))
     assert batch_parts(on) == 4
@@ -92,7 +92,7 @@ def test_a_batch_is_cut_over_data_and_fsdp_and_not_over_tensor() -> None:
     assert {shard.data.shape for shard in shards} == {(2,)}
 
 
-def test_constrain_lays_an_array_out_inside_a_mesh_and_does_nothing_outside() -> None:
+def test_constrain_shards_an_array_only_inside_a_mesh() -> None:
     x = jax.numpy.ones((8, 4))
     assert constrain(x, "batch", "hidden") is x
     with jax.set_mesh(mesh(4, 2, 1)):

@@ -1,4 +1,4 @@
-"""What a process does between a signal and its end."""
+"""A process between a signal and its end."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.parallel.stop_signal import StopSignal
 
-# The main thread comes to the next step while the last save is under way.
+# The main thread reaches the next step during the last save.
 RUN = """
 import os, signal, sys, threading, time
 from bert_jax.parallel.stop_signal import StopSignal
@@ -42,7 +42,7 @@ AGAIN = "time.sleep(1.2); os.kill(os.getpid(), signal.SIGTERM)"
     ],
     ids=["once", "twice"],
 )
-def test_no_step_begins_while_the_last_save_ends(
+def test_no_step_begins_during_the_last_save(
     seconds: float, then: str, code: int, line: str
 ) -> None:
     ended = subprocess.run(
@@ -55,7 +55,7 @@ def test_no_step_begins_while_the_last_save_ends(
 
 
 class FakeChannel:
-    """A process of three, whose other two give prepared answers."""
+    """One of three processes; the other two give prepared answers."""
 
     def __init__(self, *others: list[object]) -> None:
         self.others = others
@@ -80,8 +80,8 @@ def until_agreed(stop: StopSignal, channel: FakeChannel, *, notices: int) -> Non
         time.sleep(0.001)
 
 
-def test_a_second_run_of_a_program_agrees_anew() -> None:
-    """Three processes, as a program that trains twice by the library."""
+def test_a_second_run_of_a_program_agrees_again() -> None:
+    """Three processes of a program that trains twice through the library."""
     stop, channel = StopSignal(), FakeChannel()
     stop.agree_over(channel)  # pyright: ignore[reportArgumentType]
     for run, steps in enumerate((6, 15)):
@@ -92,12 +92,12 @@ def test_a_second_run_of_a_program_agrees_anew() -> None:
                 assert not stop.due()
             until_agreed(stop, channel, notices=run + 1)
             assert [stop.due() for _ in range(4, 8)] == [False] * 3 + [True]
-            stop._steps = 9  # as many as the others have counted
+            stop._steps = 9  # the others' count
     assert channel.notices == ["stop.0", "stop.1"]
 
 
 def test_processes_that_are_a_step_apart_save_once_more() -> None:
-    """Each has saved what it has counted, but a save may have begun that one has not come to."""
+    """Each process saved its own step, but one may not have reached a save that another began."""
     stop, channel = StopSignal(), FakeChannel([7, False], [8, False])
     stop.agree_over(channel)  # pyright: ignore[reportArgumentType]
     stop.listen(owns_process=True)

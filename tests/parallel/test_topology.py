@@ -1,4 +1,4 @@
-"""Every spelling of a slice means one generation and one shape; a wrong one gets the nearest."""
+"""Every spelling of a slice gives one generation and shape; wrong ones suggest the nearest."""
 
 import pytest
 
@@ -24,7 +24,7 @@ from bert_jax.parallel.topology import TpuTopology, parse_topology
         ("tpu7x:2x2x1", "v7x:2x2x1", "tpu7x-8", 4, 8, 1),
     ],
 )
-def test_every_spelling_means_one_slice(
+def test_all_spellings_of_a_slice_are_equal(
     text: str, name: str, accelerator_type: str, chips: int, devices: int, hosts: int
 ) -> None:
     found = parse_topology(text)
@@ -33,7 +33,7 @@ def test_every_spelling_means_one_slice(
 
 
 @pytest.mark.parametrize("name", ["v5e", "v6e"])
-def test_pods_of_eight_chips_are_two_and_of_any_other_slice_as_many_as_machines(name: str) -> None:
+def test_pods_of_a_slice_follow_its_machines(name: str) -> None:
     for shape in ACCELERATORS[name].shapes:
         found = TpuTopology(ACCELERATORS[name], shape)
         assert found.hosts(gke=True) == (2 if shape == (2, 4) else found.hosts())
@@ -52,15 +52,15 @@ def test_pods_of_eight_chips_are_two_and_of_any_other_slice_as_many_as_machines(
         ("", "allowed: a generation and a shape or a count"),
     ],
 )
-def test_a_wrong_slice_is_refused_with_the_nearest_right_one(text: str, said: str) -> None:
+def test_a_wrong_slice_suggests_the_nearest(text: str, said: str) -> None:
     with pytest.raises(UserError, match="topology: found") as raised:
         parse_topology(text)
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_slice_is_a_ring_where_its_ends_are_joined() -> None:
-    """A whole v5e pod is; a part of one is not; v4 is from multiples of 4 chips on."""
+def test_a_slice_is_a_ring_if_its_ends_are_joined() -> None:
+    """A whole v5e pod is a ring, and a part is not; v4 is one from multiples of 4 chips."""
     assert parse_topology("v5e:16x16").wrapped_axes == (True, True)
     assert parse_topology("v5e:8x16").wrapped_axes == (False, True)
     assert parse_topology("v4:2x4x4").wrapped_axes == (False, True, True)
@@ -75,7 +75,7 @@ def test_every_type_and_shape_reads_back(accelerator) -> None:
         assert parse_topology(topology.libtpu_name) == topology
 
 
-def test_a_device_has_its_share_of_a_chips_peak() -> None:
+def test_a_devices_peak_is_its_share_of_the_chips() -> None:
     class Device:
         device_kind = "TPU v3"
 

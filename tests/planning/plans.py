@@ -15,8 +15,8 @@ from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.request import CompileRequest
 
 HIDDEN, INTERMEDIATE, LAYERS, LENGTH, ROWS, VOCABULARY = 64, 128, 2, 64, 80, 1000
-PREDICTIONS = 10  # 15% of 64, and one
-DEEP = 12  # layers of a run that is planned in the quick form
+PREDICTIONS = 10  # 15% of 64, plus one
+DEEP = 12  # layers of a run for the quick form
 CONFIG: dict[str, Any] = {
     "run_dir": "nowhere",
     "tokenizer": "nowhere",
@@ -46,7 +46,7 @@ CONFIG: dict[str, Any] = {
 
 
 def values(*, layers: int = DEEP) -> dict[str, Any]:
-    """Returns the settings of a run of so many layers."""
+    """Returns the settings of a run with this number of layers."""
     found = json.loads(json.dumps(CONFIG))
     found["model"]["execution"] = {}
     found["model"]["architecture"]["num_hidden_layers"] = layers
@@ -54,7 +54,7 @@ def values(*, layers: int = DEEP) -> dict[str, Any]:
 
 
 def run(*overrides: str, layers: int = DEEP) -> RunConfig:
-    """Returns a run of so many layers."""
+    """Returns a run with this number of layers."""
     return parse_config(values(layers=layers), overrides, source="test")
 
 
@@ -90,19 +90,19 @@ def refused_step(needed: int, available: int) -> CompiledStep:
 
 @dataclasses.dataclass
 class FakeCompiler:
-    """Train steps fit; an evaluation fits with at most a microbatch; rows beyond `most` do not."""
+    """Train steps fit; an evaluation of more rows than a microbatch, or than `most`, does not."""
 
     train: CompiledStep = dataclasses.field(default_factory=compiled)
     most: int = ROWS
     asked: list[str] = dataclasses.field(default_factory=list)
 
     def install(self, patch: pytest.MonkeyPatch) -> "FakeCompiler":
-        """Takes the place of the compiler and of what it keeps."""
+        """Replaces the compiler and its cache."""
         patch.setattr(Compiler, "steps", lambda _, requests, **__: self.steps(requests))
         return self
 
     def steps(self, requests: Sequence[CompileRequest]) -> list[CompiledStep]:
-        """Returns the step of each request."""
+        """Returns one step per request."""
         return [self._step(each) for each in requests]
 
     def _step(self, request: CompileRequest) -> CompiledStep:

@@ -1,4 +1,4 @@
-"""Which collectives a step may have, read off the compiled program; any other fails by name."""
+"""Allowed collectives of compiled steps; any other collective fails by name."""
 
 import collections
 import importlib.util
@@ -24,11 +24,11 @@ pytestmark = [
 
 WIDTH, ROWS, VOCABULARY = 128, 32, 1024
 BF16, F32 = 2, 4
-SPLIT = 0.95  # of the parameters, those that are split, where each chip's vectors are counted
-FIGURES = 4096  # bytes of losses, counts and norms, all of them together
+SPLIT = 0.95  # minimum share of parameters that are split
+FIGURES = 4096  # bytes of all losses, counts and norms
 
 Kind: TypeAlias = tuple[str, tuple[str, ...], str]  # kind, mesh axes, dtype
-Bounds: TypeAlias = tuple[float, float]  # bytes of one step on one device, at least and at most
+Bounds: TypeAlias = tuple[float, float]  # minimum and maximum bytes of one step on one device
 
 
 SIZES = (
@@ -49,13 +49,13 @@ def compiled(*overrides: str) -> CompiledStep:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is kept outside the test; no code is generated, which changes no collective."""
+    """A cache inside the test; no code generation, which does not affect collectives."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(planning, "SHALLOW", LAYERS - 1)
 
 
 def check(step: CompiledStep, budget: Mapping[Kind, Bounds]) -> None:
-    """Fails with the names of collectives that the budget does not know, or that outgrow it."""
+    """Fails with the names of collectives outside the budget or beyond it."""
     totals: collections.Counter[Kind] = collections.Counter()
     named: dict[Kind, list[str]] = collections.defaultdict(list)
     for one in step.collectives:
@@ -75,7 +75,7 @@ def parameters(step: CompiledStep) -> int:
 
 
 def gathers(size: int, *, tensor: int = 1) -> dict[Kind, Bounds]:
-    """Each kernel in bfloat16, and what is looked up in float32; `size`: of all, in bytes.
+    """Each kernel in bfloat16 and lookup tables in float32; `size`: bytes of all parameters.
 
     The vocabulary's table may be gathered as a kernel too, and the FFN's second kernels once more
     for GELU's recomputation.
@@ -97,7 +97,7 @@ def activations(rows: int, width: int = F32) -> int:
     return rows * LENGTH * WIDTH * width
 
 
-def test_slices_exchange_each_chips_share_of_the_gradients_and_gather_nothing() -> None:
+def test_slices_exchange_only_gradient_shares() -> None:
     step = compiled("mesh.slices=2")
     size = 4 * parameters(step)
     vectors = (1 - SPLIT) * size + FIGURES
@@ -115,16 +115,16 @@ def test_slices_exchange_each_chips_share_of_the_gradients_and_gather_nothing() 
 
 
 @pytest.mark.parametrize("attention", ["auto", pytest.param("xla", marks=pytest.mark.chaos)])
-def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -> None:
-    """`auto` is `fused` here, a kernel on every device; so are LayerNorm and GELU's gradient."""
+def test_tensor_parallelism_sums_two_activations_per_block(attention: str) -> None:
+    """`auto` selects kernels here for attention, LayerNorm and GELU's gradient."""
     step = compiled("mesh.tensor=2", f"model.execution.attention={attention}")
     assert step.cycles is not None
     kernels = sum(kernel.calls for kernel in step.cycles.kernels)
     of_loss = 2
     assert kernels == LAYERS * (7 if attention == "auto" else 5) + of_loss
     size, hidden = 2 * parameters(step), activations(ROWS // 2, BF16)
-    # Of the last layer queries, attention's output and the FFN are of what heads read alone, in
-    # whole registers of 16.
+    # In the last layer, queries, attention's output and the FFN cover only tokens that heads read,
+    # padded to registers of 16.
     read = (ROWS // 2) * round_up(PREDICTIONS + 1, 16) * WIDTH * BF16
     blocks = 2 * 2 * (LAYERS - 1) * hidden + hidden + 2 * 2 * read
     head = (ROWS // 2) * PREDICTIONS * WIDTH * BF16
@@ -134,11 +134,11 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
         | {
             ("reduce-scatter", ("data",), "f32"): (SPLIT * size, size),
             ("all-reduce", ("data",), "f32"): (0, (1 - SPLIT) * size + FIGURES),
-            # Of the next-sentence head, whose two columns are no kernel to split.
+            # The next-sentence head's kernel, whose two columns are not split.
             ("all-gather", ("tensor",), "f32"): (0, FIGURES),
             ("all-reduce", ("tensor",), "bf16"): (blocks + head, blocks + head),
-            # The vocabulary is split: rows looked up come from one device of a pair, and the
-            # softmax over pieces has its maximum and its sum.
+            # The vocabulary is split: each looked-up row is on one device of a pair, and softmax
+            # over pieces sums a maximum and a total.
             ("all-reduce", ("tensor",), "f32"): (
                 activations(ROWS // 2),
                 activations(ROWS // 2) + 4 * FIGURES,
@@ -150,7 +150,7 @@ def test_tensor_parallel_sums_two_activations_a_block_each_way(attention: str) -
 
 
 @pytest.mark.chaos
-def test_gradients_are_summed_in_bfloat16_where_the_setting_says_so() -> None:
+def test_gradients_can_be_summed_in_bfloat16() -> None:
     step = compiled("mesh.data=4", "model.execution.gradient_dtype=bfloat16")
     sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
     assert ("bf16",) in {one.dtypes for one in sums}
@@ -158,10 +158,10 @@ def test_gradients_are_summed_in_bfloat16_where_the_setting_says_so() -> None:
 
 
 @pytest.mark.chaos
-def test_fsdp_gathers_kernels_in_bfloat16_and_sums_their_gradients_in_float32() -> None:
+def test_fsdp_gathers_bfloat16_and_sums_float32() -> None:
     step = compiled("mesh.fsdp=4")
     assert step.memory is not None
-    whole = 4 * parameters(step)  # more: small parameters lie on every device
+    whole = 4 * parameters(step)  # an upper bound: small parameters are replicated
     gathered = sum(one.bytes * one.trips for one in step.collectives if one.kind == "all-gather")
     assert gathered < whole
     summed = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
@@ -177,5 +177,5 @@ def test_accumulation_moves_no_activation(accumulation: int) -> None:
     assert {one.kind for one in step.collectives} <= {"all-reduce", "reduce-scatter", "all-gather"}
     sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
     summed = sum(one.bytes * one.trips for one in sums)
-    # XLA sums most gradients of each microbatch, and not their total.
+    # XLA sums most gradients per microbatch instead of once in total.
     assert 0.6 < summed / (accumulation * 4 * parameters(step)) <= 1

@@ -1,4 +1,4 @@
-"""Collectives of programs written by hand: bytes, groups, links, and what hides them."""
+"""Collectives of hand-written programs: bytes, groups, links, overlap."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ REDUCE = "ROOT %r = f32[] all-reduce(%a), channel_id=1, replica_groups={}, to_ap
         ("{}", [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_groups_are_read_in_every_form(groups: str, expected: list[int]) -> None:
+def test_groups_are_parsed_in_every_form(groups: str, expected: list[int]) -> None:
     text = f"ENTRY %main (a: f32[]) -> f32[] {{\n  %a = f32[] parameter(0)\n  {REDUCE}\n}}\n"
     program = module(text.replace("replica_groups={}", f"replica_groups={groups}"))
     assert first_group(program.operations[-1].instruction, devices=8) == expected
@@ -54,8 +54,8 @@ source_target_pairs={{{{0,1}},{{1,2}},{{2,3}},{{3,0}}}}
 """
 
 
-# A sum of which each device keeps its quarter, and a gather that runs beside a product: what starts
-# it, what it runs beside and what ends it each hold it.
+# A reduce-scatter over four devices, and a gather that overlaps a product: its start, the
+# overlapped fusion and its end each contain it.
 IN_FUSIONS = f"""
 %all-reduce-scatter.1 (s: f32[400]) -> f32[100] {{
   %s = f32[400] parameter(0)
@@ -112,7 +112,7 @@ TWO_SLICES = DevicePlacement(
 )
 
 
-def test_collectives_inside_fusions_are_what_they_do_and_count_once() -> None:
+def test_collectives_inside_fusions_count_once() -> None:
     scatter, gather = find_collectives(module(IN_FUSIONS), TWO_SLICES)
     assert (scatter.kind, scatter.name, scatter.bytes) == ("reduce-scatter", "share", 1600)
     assert scatter.seconds == pytest.approx(3 / 4 * 1600 / 100e9)  # an all-reduce takes twice that
@@ -134,8 +134,8 @@ ENTRY %main (a: f32[400], b: f32[400]) -> f32[1600] {{
 """
 
 
-def test_collectives_in_flight_together_share_the_work_that_hides_them() -> None:
-    """Each alone behind all of it would count the network twice."""
+def test_concurrent_collectives_share_the_hiding_work() -> None:
+    """Hiding each behind all of the work would count that work twice."""
     first, second = find_collectives(module(TOGETHER), TWO_SLICES)
     assert (first.hidden_cycles, second.hidden_cycles) == (100 + 300, 300)
 
@@ -146,7 +146,7 @@ def test_collectives_have_bytes_axes_links_and_overlap() -> None:
     assert (permute.kind, permute.bytes, permute.axes) == ("collective-permute", 4000, ("tensor",))
     assert permute.hidden_cycles == 3000
     assert permute.exposed_seconds(1.5e9) == 0.0
-    # Four chips in a square without joined ends: one link's bandwidth along each of two dimensions.
+    # Four chips in a square, not a ring: one link's bandwidth along each of two dimensions.
     assert (inside.kind, inside.axes, inside.link, inside.group) == (
         "all-reduce",
         ("tensor",),
@@ -179,7 +179,7 @@ ENTRY %main (a: bf16[1000]) -> bf16[1000] {{
 """
 
 
-def test_what_goes_between_slices_is_seen_though_the_host_carries_it() -> None:
+def test_host_transfers_between_slices_are_counted() -> None:
     placement = dataclasses.replace(TWO_SLICES, mesh={"data": 8, "fsdp": 1, "tensor": 1})
     (found,) = find_collectives(module(BETWEEN), placement)
     assert (found.kind, found.link, found.bytes) == ("all-reduce", DCN, 2000)

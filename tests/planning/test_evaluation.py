@@ -1,4 +1,4 @@
-"""Whether a run's evaluations fit beside its training, in a plan's quick form too."""
+"""Whether a run's evaluations fit into memory, also in a plan's quick form."""
 
 import math
 
@@ -31,7 +31,7 @@ def planned(
     return found, fake.asked
 
 
-def test_an_evaluation_of_a_microbatch_is_not_compiled_where_there_is_room(
+def test_a_small_evaluation_with_room_is_not_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, asked = planned(monkeypatch)
@@ -41,7 +41,7 @@ def test_an_evaluation_of_a_microbatch_is_not_compiled_where_there_is_room(
     assert (phase.evaluation_rows, phase.evaluation_batches) == (ROWS_AT_A_TIME, 10 * 2)
 
 
-def test_it_is_compiled_where_the_parameters_as_it_has_them_may_not_fit(
+def test_evaluation_is_compiled_if_parameters_may_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, asked = planned(monkeypatch, peak=15 * GIB, copy_bytes=GIB + 1)
@@ -49,7 +49,7 @@ def test_it_is_compiled_where_the_parameters_as_it_has_them_may_not_fit(
     assert found.fits
 
 
-def test_one_of_more_rows_is_compiled_and_that_it_does_not_fit_is_said(
+def test_a_larger_evaluation_that_does_not_fit_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, asked = planned(monkeypatch, f"train.evaluation.batch_size={ROWS}")
@@ -57,7 +57,7 @@ def test_one_of_more_rows_is_compiled_and_that_it_does_not_fit_is_said(
     assert not found.fits
     assert found.hours is None
     assert found.memory_missing().startswith("the evaluation step of phase 0 needs 19.3 GiB")
-    # The settings that fit have fewer rows: training as it is, and in other ways.
+    # The suggested settings have fewer rows, with unchanged and with other training.
     assert found.suggestions
     overrides = [each.overrides for each in found.suggestions]
     assert ("train.evaluation.batch_size=null",) in overrides
@@ -68,9 +68,7 @@ def test_one_of_more_rows_is_compiled_and_that_it_does_not_fit_is_said(
     ("override", "rows"),
     [(f"{PHASE}.max_predictions=10", ROWS_AT_A_TIME), ("train.evaluation.batch_size=8", 8)],
 )
-def test_the_program_has_those_rows_beside_the_state_that_is_trained(
-    override: str, rows: int
-) -> None:
+def test_the_evaluation_program_counts_the_training_state(override: str, rows: int) -> None:
     config = run(HALVES, override, layers=1)
     request = train_step(config, "v5e:2x2", vocab_size=VOCABULARY)
     mesh = make_mesh(request.mesh, jax.devices("cpu")[:4])
@@ -79,7 +77,7 @@ def test_the_program_has_those_rows_beside_the_state_that_is_trained(
     assert (train.rows, evaluation.rows) == (ROWS, rows)
     params, batch = evaluation.lowered.args_info[0]
     assert {leaf.shape[0] for leaf in batch.values()} == {rows}
-    # Each chip has all parameters, and of the state a quarter and what four do not divide.
+    # Each chip has all parameters, a quarter of the state, and all indivisible arrays.
     whole = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     assert train.copy_bytes == evaluation.parameter_bytes == whole
     assert evaluation.beside_bytes == train.parameter_bytes + train.optimizer_bytes

@@ -1,4 +1,4 @@
-"""Programs written by hand: shapes, trips of loops, cycles, products."""
+"""Hand-written programs: shapes, trip counts of loops, cycles, products."""
 
 import textwrap
 
@@ -26,8 +26,8 @@ def counted(text: str) -> Cycles:
     return count_cycles(module(text), {}, V5E)
 
 
-# A loop as the compiler writes a windowed product: from 0 to 8 in steps of two, the bound carried
-# in the state, the step a sum of two; inside it a scan of 3, and a fused condition.
+# A loop like the compiler's windowed product: from 0 to 8 in steps of two, its bound in the state,
+# its step a sum of two; inside it a scan of 3, and a fused condition.
 NESTED = f"""
 HloModule jit_step, is_scheduled=true
 
@@ -111,29 +111,29 @@ ENTRY %main (x.2: f32[8,8], flag: pred[]) -> f32[8,8] {{
 """
 
 
-def test_a_loops_body_counts_as_often_as_it_runs() -> None:
+def test_a_loops_body_counts_once_per_trip() -> None:
     program = module(NESTED)
     trips = {found.name: found.trips for found in program.operations}
     assert (trips["while.2"], trips["while.1"], trips["product"]) == (1, 4, 12)
     found = counted(NESTED)
     assert found.product_flops == 12 * 2 * 8 * 8 * 8
     assert found.unknown_loops == ()
-    # Each fusion once, the costlier branch, and the random bits by their bytes: 4096 out, 256 in.
+    # Fusions count once, only the costlier branch counts, random bits count by bytes: 4096 + 256.
     assert found.total - found.by_bytes == 12 * 100 + 4 * 7 + 50
     assert found.by_bytes == round((4096 + 256) / V5E.bytes_per_cycle) > 0
     assert found.by_kind["matrix products"] == 1200
     assert found.by_kind["random bits"] == found.by_bytes
 
 
-def test_a_loop_that_the_data_end_is_named_and_counts_once() -> None:
-    """The bound comes in from outside."""
+def test_a_data_dependent_loop_is_named_and_counts_once() -> None:
+    """The bound is an argument."""
     text = NESTED.replace("%eight = u32[] constant(8)", "%eight = u32[] convert(%flag)")
     found = counted(text)
     assert found.unknown_loops == ("while.2",)
     assert found.by_kind["matrix products"] == 300
 
 
-def test_arrays_know_their_bytes_and_whether_they_lie_in_hbm() -> None:
+def test_arrays_have_bytes_and_a_memory_space() -> None:
     result, stacked = parse_shape(
         "(bf16[16,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/f32[]{:T(128)})"
     )
@@ -164,14 +164,14 @@ ENTRY %main (a: {left}, b: {right}) -> {out} {{
             *(f"bf16[{L},{B},{D}]", f"bf16[{D},{3 * D},1]", f"bf16[{L},{B},{3 * D}]"),
             *("window={size=1}, dim_labels=0bf_io0->0bf", 2 * B * L * D * 3 * D),
         ),
-        # Scores: a product for each row and head, which the compiler writes as a dilated window.
+        # Scores: a product per row and head, written by the compiler as a dilated window.
         (
             *(f"bf16[{B},{L},{H},{D}]", f"bf16[{B},{L},{H},{D}]", f"f32[{B},{H},{L},{L}]"),
             f"window={{size={B}x{H} stride={B - 1}x{H - 1} lhs_dilate={B}x{H}}}, "
             "dim_labels=0b1f_0o1i->01bf",
             2 * B * H * L * L * D,
         ),
-        # Padding meets nothing: of 2 × 3 positions in each of 4 outputs only those inside count.
+        # Padding is not multiplied: of 2 × 3 positions in each of 4 outputs only inner ones count.
         (
             *("f32[1,4,8]", "f32[3,8,5]", "f32[1,4,5]"),
             *("window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f", 2 * 8 * 5 * (2 + 3 + 3 + 2)),
@@ -179,7 +179,7 @@ ENTRY %main (a: {left}, b: {right}) -> {out} {{
     ],
     ids=["dense", "attention", "padded"],
 )
-def test_a_product_counts_what_it_multiplies(
+def test_a_product_counts_its_multiplications(
     left: str, right: str, out: str, attributes: str, expected: int
 ) -> None:
     assert of(left, right, out, attributes) == expected

@@ -1,4 +1,4 @@
-"""The compiler's programs and schedules: recorded, made by hand, and compiled here."""
+"""Compiled programs and schedules: recorded, hand-written, and compiled here."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from tests.tpu_compiler import compile_for_tpus
 GOLDEN = ROOT / "tests/golden/planning"
 V5E = ACCELERATORS["v5e"]
 
-# The counter and the test that keeps the body out of two of 50 steps have been spilled.
+# The counter, and the test that skips the body in two of 50 steps, are spilled.
 SPILLED = """
      0   :  { %s1 = smov.u32 0  ;;  %s2 = sld [smem:[#allocation9]] /* megacore core id */ }
    0x1 LB: > { %s3 = sphi %s1, %s4 } /* Start region 7 */
@@ -48,12 +48,12 @@ SPILLED = """
 """
 
 
-def test_nested_loops_of_a_recorded_kernel_run_as_often_as_they_say() -> None:
+def test_recorded_nested_loops_have_their_trip_counts() -> None:
     found = read_schedule(
         (GOLDEN / "nested.final_bundles.txt").read_text(),
         (GOLDEN / "nested.utilization.txt").read_text(),
     )
-    around, body = 9 + 7, 16  # of 18 steps, in two of which the body is branched over
+    around, body = 9 + 7, 16  # of 18 steps, two skip the body
     inner, outer, third, between = 10 * 7 * 5, 8 * 5, 14, 3 + 6 + 1
     assert found.bundles == 2 + 18 * around + body * (inner + outer + third + between) + 1
     assert (found.steps, found.unknown_loops) == (18, 1)
@@ -84,14 +84,14 @@ SLICES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `tpu_programs` writes."""
+    """The output of `tpu_programs`."""
     made = tmp_path_factory.mktemp("programs")
     compile_for_tpus("tests.planning.tpu_programs", made, *(each.name for each in SLICES))
     return made
 
 
 @needs_libtpu
-def test_a_slice_has_the_hosts_that_it_will_have(folder: Path) -> None:
+def test_a_compiled_slice_has_its_real_hosts(folder: Path) -> None:
     assert json.loads((folder / "devices.json").read_text()) == {
         f"{each.name} {count}": [each.devices * count, each.hosts() * count]
         for each in SLICES
@@ -100,17 +100,17 @@ def test_a_slice_has_the_hosts_that_it_will_have(folder: Path) -> None:
 
 
 @needs_libtpu
-def test_nested_loops_of_a_real_program_have_their_trips(folder: Path) -> None:
+def test_compiled_nested_loops_have_their_trip_counts(folder: Path) -> None:
     program = Program.of(parse_hlo((folder / "loops.txt").read_text()))
     found = count_cycles(program, {}, V5E)
-    assert len(found.unknown_loops) == 1  # that of the data
+    assert len(found.unknown_loops) == 1  # the data-dependent loop
     assert [one.trips for one in program.operations if "tanh" in one.name] == [OUTER * INNER]
     sums = [one.trips for one in program.operations if one.instruction.opcode == "all-reduce"]
     assert OUTER in sums
 
 
 @needs_libtpu
-def test_a_kernel_compiled_here_has_its_loops_its_copies_and_its_calls(folder: Path) -> None:
+def test_a_compiled_kernel_has_its_loops_copies_and_calls(folder: Path) -> None:
     program = Program.of(parse_hlo((folder / "kernel.txt").read_text()))
     counted = count_cycles(program, read_schedules(folder, program), V5E)
     (one,) = counted.kernels
@@ -118,7 +118,7 @@ def test_a_kernel_compiled_here_has_its_loops_its_copies_and_its_calls(folder: P
     assert counted.uncounted == {}
     assert counted.unknown_loops == ()
     assert counted.in_kernels == counted.by_kind[KERNEL] == TURNS * one.cycles
-    # A turn of the inner loop is a handful of bundles, and nothing else is much.
+    # A turn of the inner loop is a few bundles, and the rest is small.
     assert 5 < one.bundles / (STEPS * OUTER * INNER) < 40
     assert one.copied_bytes >= STEPS * ROWS * LANES * 4
     assert one.copied_bytes <= (STEPS + 2) * (ROWS + 8) * LANES * 4

@@ -44,7 +44,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run_plan(folder: Path, *arguments: str) -> Result:
-    """As a user does; the compiler runs in processes of its own."""
+    """Runs `plan` as a user does; the compiler runs in processes of its own."""
     return invoke("plan", folder / "run.yaml", "--vocab-size", VOCABULARY, *arguments)
 
 
@@ -53,7 +53,7 @@ def planned(workplace: Path) -> dict[str, Any]:
     """The plan of the tiny run for four v5e chips."""
     result = run_plan(workplace, "--topology", "v5litepod-4", "--json")
     assert result.exit_code == 0, result.stderr
-    # No terminal: a line at once, and more while the compiler works.
+    # Without a terminal: a line at once, and more during compilation.
     step = "compiling the train step of phase 0 for v5e:2x2"
     first, *_, last = (line for line in result.stderr.splitlines() if line.startswith(step))
     assert first == f"{step} …"
@@ -62,32 +62,32 @@ def planned(workplace: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_slice_is_named_in_every_spelling(planned: dict[str, Any]) -> None:
+def test_the_plan_accepts_every_spelling_of_a_slice(planned: dict[str, Any]) -> None:
     assert (planned["topology"], planned["accelerator_type"]) == ("v5e:2x2", "v5litepod-4")
     assert (planned["chips"], planned["devices"], planned["hosts"]) == (4, 4, 1)
     assert planned["fits"]
 
 
-def test_memory_is_the_compilers_own_and_its_parts_are_the_states(planned: dict[str, Any]) -> None:
+def test_memory_equals_the_compilers_and_the_states(planned: dict[str, Any]) -> None:
     memory = planned["phases"][0]["train"]["compiled"]["memory"]
     width, inner = HIDDEN, INTERMEDIATE
     layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
-    embeddings = (1024 + LENGTH + 2) * width + 2 * width  # the vocabulary in multiples of 128
+    embeddings = (1024 + LENGTH + 2) * width + 2 * width  # vocabulary padded to a multiple of 128
     heads = (width * width + width) + (width * width + 3 * width + 1024) + (2 * width + 2)
     parameters = 4 * (LAYERS * layer + embeddings + heads)
-    # Each chip holds a quarter of them and of two moments, but for those that four does not divide.
+    # Each chip holds a quarter of them and of two moments, and all indivisible arrays.
     assert parameters / 4 < memory["parameters"] < parameters / 3
     assert 2 * memory["parameters"] <= memory["optimizer"] < 2 * memory["parameters"] + 2**10
     held = memory["parameters"] + memory["optimizer"] + memory["batch"]
-    # And a few figures that the step returns beside the state.
+    # The step also returns a few metrics.
     assert held + memory["temporaries"] < memory["peak"] < held + memory["temporaries"] + 2**16
     assert planned["compiled"]["peak_hbm_bytes_per_chip"] == memory["peak"]
 
 
-def test_useful_flops_are_those_counted_by_hand(planned: dict[str, Any]) -> None:
+def test_useful_flops_equal_a_count_by_hand(planned: dict[str, Any]) -> None:
     width, inner = HIDDEN, INTERMEDIATE
     layer = LENGTH * (8 * width * width + 4 * width * inner) + 4 * LENGTH * LENGTH * width
-    # Of the last one heads read the masked tokens and [CLS]; all have keys and values.
+    # In the last layer heads read only masked tokens and [CLS]; all tokens have keys and values.
     read = PREDICTIONS + 1
     last = read * (4 * width * width + 4 * width * inner) + 4 * read * LENGTH * width
     last += LENGTH * 4 * width * width
@@ -98,7 +98,7 @@ def test_useful_flops_are_those_counted_by_hand(planned: dict[str, Any]) -> None
     assert phase["evaluation"]["useful_flops"] == pytest.approx(forward * ROWS)
 
 
-def test_time_is_cycles_at_the_clock_and_exposed_collectives(planned: dict[str, Any]) -> None:
+def test_time_is_cycles_plus_exposed_collectives(planned: dict[str, Any]) -> None:
     step = planned["phases"][0]["train"]
     cycles, estimated = step["compiled"]["cycles"], step["estimated"]
     exposed = sum(one["exposed_seconds"] for one in step["collectives"])
@@ -109,17 +109,17 @@ def test_time_is_cycles_at_the_clock_and_exposed_collectives(planned: dict[str, 
         step["useful_flops"] / estimated["seconds"] / (4 * 197e12)
     )
     evaluation = planned["phases"][0]["evaluation"]["estimated"]["seconds"]
-    hours = (1000 * estimated["seconds"] + 10 * evaluation) / 3600  # a batch holds its examples
+    hours = (1000 * estimated["seconds"] + 10 * evaluation) / 3600  # one batch each
     assert planned["estimated"]["hours"] == pytest.approx(hours)
     assert planned["estimated"]["dollars_on_demand"] == pytest.approx(hours * 4 * 1.2)
 
 
-def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> None:
+def test_kernels_count_by_their_schedule(planned: dict[str, Any]) -> None:
     cycles = planned["phases"][0]["train"]["compiled"]["cycles"]
     assert cycles["uncounted"] == {}
     kernels = cycles["kernels"]
-    # LayerNorm and GELU have none: 64 columns do not fill a register.
-    # That of the last layer is one of its own, of fewer queries.
+    # LayerNorm and GELU have no kernel: 64 columns do not fill a register.
+    # The last layer has a separate kernel for fewer queries.
     names = [one["name"] for one in kernels for _ in range(one["calls"])]
     both = ("attention_forward", "attention_backward")
     assert sorted(names) == sorted(
@@ -132,7 +132,7 @@ def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> N
     # The 11 queries of the last layer are padded to 16.
     queries = (LAYERS - 1) * 128 + 16
     attention = ROWS / 4 * (2 + 5) * 2 * queries * 128 * HIDDEN
-    # One product forward and two backward, of a chip's 200 predictions in whole registers of 16,
+    # One product forward and two backward, for a chip's 200 predictions, padded to registers of 16,
     # and 1,024 pieces.
     loss = (1 + 2) * 2 * 208 * 1024 * HIDDEN
     assert work["kernel_flops"] == attention + loss
@@ -141,7 +141,7 @@ def test_kernels_are_in_the_time_by_their_schedule(planned: dict[str, Any]) -> N
         assert one["cycles"] >= one["bundles"] > one["busiest_bundles"] > 0
 
 
-def test_gradients_are_scattered_over_the_chips_and_parameters_gathered(
+def test_gradients_are_scattered_and_parameters_gathered(
     planned: dict[str, Any],
 ) -> None:
     collectives = planned["phases"][0]["train"]["collectives"]
@@ -149,13 +149,13 @@ def test_gradients_are_scattered_over_the_chips_and_parameters_gathered(
     assert {tuple(one["axes"]) for one in collectives} == {("data",)}
     gathered = sum(one["bytes"] for one in collectives if one["kind"] == "all-gather")
     parameters = 4 * planned["phases"][0]["train"]["compiled"]["memory"]["parameters"]
-    # Kernels in bfloat16, embeddings in float32; small ones stay whole on every chip.
+    # Kernels in bfloat16, embeddings in float32; small parameters are replicated.
     assert 0.5 * parameters < gathered <= parameters
     scattered = sum(one["bytes"] for one in collectives if one["kind"] == "reduce-scatter")
     assert 0.8 * parameters < scattered <= parameters
 
 
-def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
+def test_a_second_plan_reuses_programs_and_takes_prices(
     workplace: Path, planned: dict[str, Any]
 ) -> None:
     prices = workplace / "prices.yaml"
@@ -190,7 +190,7 @@ def test_a_second_plan_compiles_nothing_and_takes_the_users_prices(
         assert detail not in short.stdout
 
 
-def test_the_quick_form_is_the_same_program_with_cycles_estimated(
+def test_the_quick_form_estimates_the_same_program(
     workplace: Path, planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planning, "SHALLOW", LAYERS - 1)
@@ -203,8 +203,7 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
     memory, known = (each["compiled"]["memory"] for each in (estimated, exact))
     for of in ("parameters", "optimizer", "temporaries"):
         assert memory[of] == pytest.approx(known[of], rel=0.01)
-    # What the executable says of itself, and the buffers that the compiler laid out: in two
-    # compilations, by two ways.
+    # The executable's own figure and the compiler's buffers, from two compilations and two readers.
     assert memory["peak"] == pytest.approx(known["peak"], rel=1e-3)
     moved = [
         sorted((one["kind"], one["trips"], one["bytes"]) for one in each["collectives"])
@@ -215,7 +214,7 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
     for kind in ("product_flops", "kernel_flops"):
         assert works[0][kind] == works[1][kind] > 0
     cycles, counted = (each["compiled"]["cycles"] for each in (estimated, exact))
-    # So small an operation is all start.
+    # So small an operation costs only its start.
     scheduled, known_cycles = (
         each["total"] - each["by_bytes"] - each["in_kernels"] for each in (cycles, counted)
     )
@@ -239,13 +238,13 @@ def test_the_quick_form_is_the_same_program_with_cycles_estimated(
     ids=["topology", "batch", "prices"],
 )
 def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expected: str) -> None:
-    """A batch that the slices do not divide is found where the step is compiled."""
+    """Compiling finds a batch that the slices do not divide."""
     config = workplace / "run.yaml"
     assert expected in refused("plan", config, "--vocab-size", VOCABULARY, *arguments)
 
 
 @pytest.mark.chaos  # four more programs to compile
-def test_settings_that_fit_are_compiled_and_printed_to_paste(
+def test_fitting_settings_are_compiled_and_printed(
     workplace: Path, planned: dict[str, Any]
 ) -> None:
     result = run_plan(workplace, "--topology", "v5e:2x2", "--suggest", "--json")
@@ -270,7 +269,7 @@ def test_settings_that_fit_are_compiled_and_printed_to_paste(
 SMALLER = "model.architecture.num_hidden_layers=1"
 
 
-def test_a_run_that_does_not_fit_says_what_it_needs(workplace: Path) -> None:
+def test_a_run_that_does_not_fit_reports_its_need(workplace: Path) -> None:
     arguments = ("train.evaluation=null", "train.phases.0.batch_size=4000000", SMALLER)
     result = run_plan(workplace, "--topology", "v5e:2x2", "--json", "--no-suggest", *arguments)
     assert result.exit_code == 1, result.stderr

@@ -1,4 +1,4 @@
-"""The quick form: what is estimated of a program whose code was not generated."""
+"""The quick form: estimates for a program without generated code."""
 
 import functools
 import importlib.metadata
@@ -33,7 +33,7 @@ from tests.planning.plans import VOCABULARY, compiled, run, values
 from tests.project import invoke
 
 V5E = ACCELERATORS["v5e"]
-# A product and tanh of it, a copy of that, a number, and a kernel.
+# A product with its tanh, a copy, a number, and a kernel.
 PROGRAM = """HloModule jit_step, is_scheduled=true
 
 %fused (a: bf16[8192,768], b: bf16[768,3072]) -> bf16[8192,3072] {
@@ -64,7 +64,7 @@ ENTRY %main (a.1: bf16[8192,768], b.1: bf16[768,3072], n: u32[]) -> bf16[8192,30
 SCHEDULE = KernelSchedule(bundles=800, slots={"VALU": 400}, steps=8, unknown_loops=0)
 
 
-def test_an_operation_takes_its_products_or_its_bytes_and_what_is_computed_of_them() -> None:
+def test_an_operations_features_are_products_and_bytes() -> None:
     found = {one.name: one for one in Program.of(parse_hlo(PROGRAM)).operations}
     features = features_of(found["fusion.1"], V5E)
     per_cycle = 197e12 / 1.5e9
@@ -76,15 +76,15 @@ def test_an_operation_takes_its_products_or_its_bytes_and_what_is_computed_of_th
     assert features_of(found["copy.1"], V5E).moved == registers
 
 
-def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> None:
+def test_only_operations_on_the_core_get_cycles() -> None:
     program = Program.of(parse_hlo(PROGRAM), estimates(V5E))
     cycles = {one.name: one.cycles for one in program.operations}
     assert cycles["add.1"] is None
-    assert cycles["slice.1"] is None  # copied beside the core's work
+    assert cycles["slice.1"] is None  # an asynchronous copy
     assert cycles["attention_forward.2"] is None
     product = cycles["fusion.1"]
     assert product is not None
-    # Never less than the matrix units need, and not twice that.
+    # At least the matrix units' time, and less than twice that.
     least = 2 * 8192 * 768 * 3072 / (197e12 / 1.5e9)
     assert least < product < 2 * least
     found = count_cycles(program, {"AB=": SCHEDULE}, V5E)
@@ -93,16 +93,16 @@ def test_what_the_compiler_would_give_cycles_gets_them_and_nothing_else() -> Non
     assert found.kernel_flops == 200_000_000
     (call,) = found.kernels
     assert (call.bundles, call.busiest, call.busiest_bundles) == (800, "VALU", 400)
-    # The words, and a result of 16 elements of two bytes.
+    # The operand words, and a result of 16 elements of two bytes.
     assert call.copied_bytes == 2 * 16 * 6 * 2 * 512 * 4 + 16 * 2
-    # Its products take longest, at the peak of the matrix units; one of 8 steps' copies is beside.
+    # Its products dominate, at the matrix units' peak; one of 8 steps' copies is not hidden.
     products, copies = round(2e8 / (197e12 / 1.5e9)), call.copied_bytes / V5E.bytes_per_cycle
     assert call.cycles == round(max(products, copies) + min(products, copies) / 8)
     without = count_cycles(program, {}, V5E)
     assert (without.in_kernels, without.uncounted) == (0, {"attention_forward.2": 1})
 
 
-def test_every_generation_has_a_cost_model_or_one_like_it() -> None:
+def test_every_generation_has_a_cost_model() -> None:
     module = parse_hlo(PROGRAM)
     for accelerator in ACCELERATORS.values():
         program = Program.of(module, estimates(accelerator))
@@ -110,7 +110,7 @@ def test_every_generation_has_a_cost_model_or_one_like_it() -> None:
     assert set(fitted().models) <= set(ACCELERATORS)
 
 
-def test_memory_is_read_from_the_compilers_own_report() -> None:
+def test_memory_is_read_from_the_compilers_report() -> None:
     found = read_scheduled(
         "HloModule jit_step",
         "allocation 1: size 93978624, page 0, parameter 6, shape |f32[30592,768]| at "
@@ -134,7 +134,7 @@ LOWERED = r"""
 """  # noqa: E501
 
 
-def test_a_lowered_program_has_each_of_its_kernels_with_what_it_takes_and_makes() -> None:
+def test_kernels_of_a_lowered_program_have_their_operands() -> None:
     forward, norm = kernels_of(LOWERED)
     assert (forward.name, forward.body, json.loads(forward.config)["custom_call_config"]["n"]) == (
         "attention_forward",
@@ -147,10 +147,10 @@ def test_a_lowered_program_has_each_of_its_kernels_with_what_it_takes_and_makes(
     assert (norm.name, norm.body, norm.operands) == ("norm", "C", norm.results)
 
 
-def test_a_kernel_too_large_for_a_device_leaves_the_others_their_schedules(
+def test_an_oversized_kernel_keeps_the_others_schedules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As of a program that does not fit either: that is then found out."""
+    """The same for a program that does not fit: a later compilation finds that."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forward, norm = kernels_of(LOWERED)
     said = (
@@ -174,7 +174,7 @@ def test_a_kernel_too_large_for_a_device_leaves_the_others_their_schedules(
 
 
 def keep(request: CompileRequest, step: CompiledStep) -> None:
-    """As if the compiler had said so."""
+    """Stores a made-up answer of the compiler."""
     kept_at(request).parent.mkdir(parents=True, exist_ok=True)
     kept_at(request).write_bytes(STEP.dump_json(step))
 
@@ -184,7 +184,7 @@ EXACT = train_step(run("train.evaluation=null"), "v5e:2x2", vocab_size=VOCABULAR
 
 @pytest.fixture
 def deep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration of twelve layers; what the compiler says without its code is kept."""
+    """A configuration of twelve layers, with stored compiler answers without code."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "run.yaml"
     settings = values()
@@ -195,11 +195,11 @@ def deep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_plan(path: Path, *arguments: str) -> Result:
-    """As a user does."""
+    """Runs `plan` as a user does."""
     return invoke("plan", path, "--vocab-size", VOCABULARY, "--topology", "v5e:2x2", *arguments)
 
 
-def test_a_deep_run_is_planned_without_its_code_and_says_so(deep_run: Path) -> None:
+def test_a_deep_run_is_planned_without_code_generation(deep_run: Path) -> None:
     result = run_plan(deep_run, "--json")
     assert result.exit_code == 0, result.stderr
     (found,) = json.loads(result.stdout)
@@ -212,7 +212,7 @@ def test_a_deep_run_is_planned_without_its_code_and_says_so(deep_run: Path) -> N
     assert train["compiled"]["memory"]["peak"] == 8 * 2**30
 
 
-def test_the_exact_program_is_taken_where_it_has_been_compiled_before(deep_run: Path) -> None:
+def test_a_stored_exact_program_is_preferred(deep_run: Path) -> None:
     keep(EXACT, compiled(quick=False, compile_seconds=300.0))
     for arguments in ((), ("--exact",)):
         result = run_plan(deep_run, "--json", *arguments)
@@ -222,7 +222,7 @@ def test_the_exact_program_is_taken_where_it_has_been_compiled_before(deep_run: 
         assert "compiled on 20" in result.stderr
 
 
-def test_an_unknown_libtpu_is_compiled_exactly_and_said(
+def test_an_unknown_libtpu_is_reported_and_compiled_exactly(
     deep_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = importlib.metadata.version
@@ -238,7 +238,7 @@ def test_an_unknown_libtpu_is_compiled_exactly_and_said(
     assert "9.9" in run_plan(deep_run).stdout
 
 
-# As libtpu says it of a kernel: the reason is in the second line, and in the last one an address.
+# libtpu's message for a kernel: the second line has the reason, the last one an address.
 REFUSAL = """RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:
 Ran out of memory in memory space vmem while allocating on stack for %norm_backward.3 = (f32[1]{0})
 See https://openxla.org/xla/errors/error_1001 for more details."""
@@ -254,7 +254,7 @@ steps.main(*sys.argv[3:])
 """
 
 
-def test_a_program_that_the_compiler_refuses_is_not_called_compiled_and_its_reason_is_said(
+def test_a_refused_program_is_reported_with_its_reason(
     deep_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = tmp_path / "worker"

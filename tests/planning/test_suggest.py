@@ -1,4 +1,4 @@
-"""Which settings are tried where a run does not fit."""
+"""Settings that `plan` tries if a run does not fit."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def request(topology: str, *overrides: str, rows: int = 256) -> CompileRequest:
     return train_step(config, topology, vocab_size=30522)
 
 
-def test_the_first_candidate_is_the_run_itself_and_each_is_another() -> None:
+def test_candidates_start_with_the_run_and_are_distinct() -> None:
     for remat in ("none", "attention", "dots"):
         asked = request("v5e:4x4", f"model.execution.remat={remat}")
         found = list(candidates(asked, parse_topology("v5e:4x4")))
@@ -31,7 +31,7 @@ def test_the_first_candidate_is_the_run_itself_and_each_is_another() -> None:
 
 
 class FakeCompiler:
-    """Of programs that need memory and time by their microbatch and what is kept of it."""
+    """Memory and time depend on the microbatch and on the activations kept."""
 
     def __init__(self, available: int) -> None:
         self.available = available
@@ -47,21 +47,21 @@ class FakeCompiler:
         return compiled(peak=needed)
 
 
-def test_what_surely_needs_too_much_is_not_compiled_and_what_fits_is_found_behind_it() -> None:
+def test_hopeless_candidates_are_skipped() -> None:
     compiler = FakeCompiler(available=50 + 3 * 32)  # remat=full and accumulation=8
     found = find_fitting(request("v5e:4x4"), parse_topology("v5e:4x4"), compiled=compiler)
     assert len(compiler.titles) <= COMPILED + 1
     overrides = [set(each) for each, _ in found]
     assert {"model.execution.remat=full", "train.phases.0.accumulation=8"} in overrides
     assert all(step.memory is not None for _, step in found)
-    # No rung of the ladder is compiled that the first one's need rules out.
+    # The first candidate's need rules out some candidates, which are not compiled.
     assert not any("accumulation=2" in title and "remat" not in title for title in compiler.titles)
-    # As small a microbatch in one piece: another batch, behind those of the run's own.
+    # The same microbatch without accumulation changes the batch, so it comes after the run's own.
     assert overrides[-1] == {"model.execution.remat=full", "train.phases.0.batch_size=32"}
     assert "settings 1 of at most 11: as configured" in compiler.titles[0]
 
 
-def test_where_the_run_fits_a_larger_batch_is_tried_too() -> None:
+def test_a_run_that_fits_also_tries_a_larger_batch() -> None:
     asked = request("v5e:4x4")
     compiler = FakeCompiler(available=10_000)
     found = find_fitting(asked, parse_topology("v5e:4x4"), compiled=compiler)
@@ -70,7 +70,7 @@ def test_where_the_run_fits_a_larger_batch_is_tried_too() -> None:
     assert len(found) == len(compiler.titles) == 5
 
 
-def test_settings_that_do_not_go_together_are_left_out() -> None:
+def test_incompatible_settings_are_left_out() -> None:
     def refuses_tensor(asked: CompileRequest, title: str) -> CompiledStep:
         if asked.mesh.tensor > 1:
             raise UserError("mesh.tensor: no")
@@ -81,14 +81,14 @@ def test_settings_that_do_not_go_together_are_left_out() -> None:
     assert not any("mesh.tensor=2" in each for each, _ in found)
 
 
-def test_overrides_are_those_that_make_the_candidates_request() -> None:
+def test_overrides_reproduce_the_candidates_request() -> None:
     asked = request("v5e:4x4", "mesh.tensor=2")
     for each in candidates(asked, parse_topology("v5e:4x4")):
         pasted = request("v5e:4x4", "mesh.tensor=2", "mesh.data=-1", *each.overrides(asked))
         assert pasted == each.applied(asked)
 
 
-def test_no_candidate_deals_a_batch_unevenly() -> None:
+def test_every_candidate_splits_the_batch_evenly() -> None:
     asked = request("v5e:4x4", rows=48)
     found = list(candidates(asked, parse_topology("v5e:4x4")))
     assert {each.accumulation for each in found if each.tensor == 1} == {1}

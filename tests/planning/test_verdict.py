@@ -17,7 +17,7 @@ TABLES = ("HBM per chip, GiB", "Work of a step", "Collectives of a step", "cycle
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A configuration of two phases, whose programs are not compiled for real."""
+    """A configuration of two phases; a fake compiler handles its programs."""
     settings = values()
     (phase,) = settings["train"]["phases"]
     settings["train"]["phases"] = [phase | {"steps": 2 * 10**10}, phase]
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
-    """Programs of 8 of a v5e chip's 16 GiB; twice the batch needs 19.3."""
+    """Programs that need 8 of a v5e chip's 16 GiB; twice the batch needs 19.3."""
     return FakeCompiler().install(monkeypatch)
 
 
@@ -36,9 +36,7 @@ def plan(config: Path, *arguments: object) -> Any:
     return invoke("plan", config, "--vocab-size", VOCABULARY, "--topology", "v5e:2x2", *arguments)
 
 
-def test_the_first_line_is_the_verdict_and_one_table_follows(
-    config: Path, fake: FakeCompiler
-) -> None:
+def test_output_is_a_verdict_and_one_table(config: Path, fake: FakeCompiler) -> None:
     page = config.parent / "plan.html"
     shown = plan(config, "--html", page)
     assert shown.exit_code == 0, shown.stderr
@@ -57,7 +55,7 @@ def test_the_first_line_is_the_verdict_and_one_table_follows(
         ["1", "1,000", "64", "80", "50%"],
     ]
     assert not any(table in shown.stdout for table in TABLES)
-    # The page's tiles.
+    # The tiles of the HTML page.
     html = page.read_text(encoding="utf-8")
     Document(html)
     tiles = html[: html.index("<main>")]
@@ -71,7 +69,7 @@ def test_details_show_the_other_tables(config: Path, fake: FakeCompiler) -> None
     assert details.startswith("Fits (50% of HBM)")
 
 
-def test_a_run_that_does_not_fit_is_told_what_to_change(config: Path, fake: FakeCompiler) -> None:
+def test_a_run_that_does_not_fit_gets_suggestions(config: Path, fake: FakeCompiler) -> None:
     larger = "train.phases.1.batch_size=160"
     without = plan(config, larger, "--no-suggest")
     assert without.exit_code == 1
@@ -80,7 +78,7 @@ def test_a_run_that_does_not_fit_is_told_what_to_change(config: Path, fake: Fake
     assert "accumulation" in line
     shown = plan(config, larger)
     assert shown.exit_code == 1
-    assert "does not fit: the train step of phase 1 needs 19.3 GiB" in shown.stderr  # at once
+    assert "does not fit: the train step of phase 1 needs 19.3 GiB" in shown.stderr  # early
     (line, *_) = shown.stdout.splitlines()
     assert "It fits with train.phases.1.accumulation=2 (8.0 GiB" in line
     assert "What fits" not in shown.stdout
@@ -89,7 +87,7 @@ def test_a_run_that_does_not_fit_is_told_what_to_change(config: Path, fake: Fake
     assert "What fits, fastest first" in plan(config, larger, "--suggest").stdout
 
 
-def test_several_topologies_have_a_verdict_each(config: Path, fake: FakeCompiler) -> None:
+def test_every_topology_has_a_verdict(config: Path, fake: FakeCompiler) -> None:
     shown = plan(config, "--topology", "v5e:2x4")
     first, second, *_ = shown.stdout.splitlines()
     assert first.startswith("v5e:2x2: Fits (50% of HBM)")

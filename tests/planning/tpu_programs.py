@@ -1,11 +1,11 @@
-"""``python -m tests.planning.tpu_programs FOLDER SLICE …``: programs whose figures are known.
+"""``python -m tests.planning.tpu_programs FOLDER SLICE …``: programs with known figures.
 
 ``loops.txt``: OUTER × INNER products in two scans, one inside the other, with a sum over the chips
-in the outer one; a loop that ends when the data say so; a branch. ``kernel.txt``: a kernel with a
-grid of STEPS, in each step OUTER × INNER turns, called TURNS times by a scan, with the compiler's
-schedules beside it. ``devices.json``: devices and hosts of one slice and of two, for each SLICE.
-tests/golden/planning has the schedule of such a kernel with STEPS 16 and a third loop, of which
-only the data say how often it runs.
+in the outer one; a data-dependent loop; a branch. ``kernel.txt``: a kernel with a grid of STEPS, in
+each step OUTER × INNER turns, called TURNS times by a scan; the compiler's schedules are in the
+same folder. ``devices.json``: devices and hosts of one and two slices, for each SLICE.
+tests/golden/planning has the schedule of such a kernel with STEPS 16 and a third, data-dependent
+loop.
 """
 
 import json
@@ -82,7 +82,7 @@ def step(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def main(root: str, *slices: str) -> None:
-    """Compiles and writes."""
+    """Compiles the programs and writes the files."""
     folder = Path(root)
     write_schedules(folder)
     devices = np.asarray(open_devices(parse_topology("v5e:2x2"), slices=1))

@@ -1,1 +1,1 @@
-"""Several real processes on loopback, each running the real command line."""
+"""Tests with several real processes on loopback, each running the real command line."""

@@ -1,4 +1,4 @@
-"""A run that takes seconds, for tests of several processes."""
+"""A run of seconds, for tests of several processes."""
 
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,13 @@ def values(project: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def config(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its configuration file."""
+    """The run's configuration file."""
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
 
 
 @pytest.fixture(scope="session")
 def alone(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process, with a log of its examples. No test writes into it."""
+    """The run of one process, with an example log. Tests must not write into it."""
 
     def make(run: Path) -> None:
         more = (f"run_dir={run}", "train.example_log=true")

@@ -1,4 +1,4 @@
-"""Starts N real processes of one command line, and looks at how each of them ends.
+"""Starts N real processes of one command line, and reports how each ends.
 
 with start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
     job[1].send(signal.SIGTERM)
@@ -21,7 +21,7 @@ from typing import Any
 from tests.project import environment as everything
 from tests.warm import start_warm
 
-# Not a measurement: long enough for a machine that does five other things.
+# Long enough for a busy machine.
 TIMEOUT = 300.0
 
 
@@ -59,12 +59,12 @@ class Host:
 
     def send(self, number: signal.Signals) -> None:
         """Sends the process a signal, if it is still there."""
-        with contextlib.suppress(ProcessLookupError):  # its end has not been heard of yet
+        with contextlib.suppress(ProcessLookupError):  # it ended unnoticed
             if not self.ended.is_set():
                 os.kill(self.pid, number)
 
     def wait(self, timeout: float = TIMEOUT) -> int:
-        """Returns the exit code; of a process killed by a signal, minus its number."""
+        """Returns the exit code, or minus the number of the signal that killed the process."""
         assert self.ended.wait(timeout), f"process {self.index} still runs\n{self.out}\n{self.err}"
         assert self.code is not None
         return self.code
@@ -91,7 +91,7 @@ class Job(Sequence[Host]):
         return [host.wait(max(0.0, deadline - time.monotonic())) for host in self._hosts]
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = TIMEOUT) -> None:
-        """Waits for something that the running processes bring about."""
+        """Waits until the running processes make a condition true."""
         deadline = time.monotonic() + timeout
         while not condition():
             assert not all(host.ended.is_set() for host in self._hosts), self.said()
@@ -99,14 +99,14 @@ class Job(Sequence[Host]):
             time.sleep(0.01)
 
     def said(self) -> str:
-        """Everything that all processes wrote, for a failed assertion."""
+        """The output of all processes, for a failed assertion."""
         return "\n".join(
             f"--- process {host.index} (exit code {host.code})\n{host.out}{host.err}"
             for host in self._hosts
         )
 
     def kill(self) -> None:
-        """Kills what still runs, stopped or not, with no warning."""
+        """Sends SIGKILL to all running processes, even stopped ones."""
         for host in self._hosts:
             host.send(signal.SIGKILL)
         for host in self._hosts:
@@ -134,7 +134,7 @@ def start(
 ) -> Job:
     """Starts `count` processes of a command line that find each other on loopback.
 
-    `each` are more arguments of process 0, 1, …; None in `environment` removes a variable.
+    `each`: extra arguments of process 0, 1, …; a value None in `environment` removes a variable.
     """
     port, run = free_port(), next(_NUMBERS)
     return Job(
@@ -160,7 +160,7 @@ def start_one(
     environment: Mapping[str, str | None] | None = None,
     program: Sequence[object] = COMMAND_LINE,
 ) -> Host:
-    """Starts one process with just these arguments."""
+    """Starts one process with exactly these arguments."""
     directory.mkdir(parents=True, exist_ok=True)
     number = next(_NUMBERS)
     changed = {**everything(), **(environment or {})}
@@ -187,7 +187,7 @@ def joining(index: int, *, count: int, port: int, devices: int = 1) -> list[str]
 
 
 def free_port() -> int:
-    """Returns a port of loopback that nothing listens on."""
+    """Returns a free port of loopback."""
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         return asked.getsockname()[1]

@@ -1,6 +1,6 @@
 """``python -m tests.processes.in_directory DIRECTORY VERB …``: the command line, run elsewhere.
 
-Two hosts may have different files under one relative path.
+Two hosts may have different files at the same relative path.
 """
 
 import os

@@ -1,6 +1,6 @@
 """``python -m tests.processes.killed_at_shutdown PROCESS VERB …``: the command line, killed late.
 
-One process of the job is killed when all are done, at the shutdown barrier of JAX.
+One process of the job is killed at JAX's shutdown barrier, after all have finished.
 """
 
 import os

@@ -1,6 +1,6 @@
 """``python -m tests.processes.lost_lock PATH VERB …``: the command line, losing its lock.
 
-It is lost as soon as there is a file at the path.
+The run loses its lock as soon as a file exists at the path.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """``python -m tests.processes.signalled_early INDEX VERB …``: the command line.
 
-Process INDEX gets SIGTERM before it has read where the processes of its job meet.
+Process INDEX gets SIGTERM before it has read the address where its job's processes meet.
 """
 
 import os

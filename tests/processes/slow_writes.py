@@ -1,6 +1,6 @@
 """``python -m tests.processes.slow_writes VERB …``: the command line, its runs written slowly.
 
-Long enough for the other processes to come to what follows, if they do not wait.
+The delay lets other processes reach the next step if they do not wait.
 """
 
 import functools

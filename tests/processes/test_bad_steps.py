@@ -1,4 +1,4 @@
-"""Several processes answer bad steps alike, and their dump is one."""
+"""Several processes handle bad steps alike, and write one common dump."""
 
 from pathlib import Path
 
@@ -8,9 +8,7 @@ import bert_jax
 from tests.processes.hosts import start
 
 
-def test_two_processes_skip_together_then_stop_and_their_dump_is_put_together(
-    config: Path, tmp_path: Path
-) -> None:
+def test_two_processes_skip_stop_and_dump_together(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     diverges = ("optimizer.learning_rate=1e30", "optimizer.warmup_steps=0")
     with start(
@@ -27,4 +25,4 @@ def test_two_processes_skip_together_then_stop_and_their_dump_is_put_together(
     found = bert_jax.replay(str(folder))
     assert found.reproduces
     assert found.first_bad
-    assert found.bad_inputs == []  # the parameters are huge, and finite
+    assert found.bad_inputs == []  # the parameters are huge but finite

@@ -1,4 +1,4 @@
-"""A process that is killed, stopped, or never comes: the others say which, and end in time."""
+"""A killed, stopped or missing process: the others name it and end in time."""
 
 import re
 import signal
@@ -15,7 +15,7 @@ IN_TIME = 30.0  # seconds
 
 
 def line_of(host: Host) -> str:
-    """The one line with which a process ends; no trace of C++ or Python."""
+    """The last line of a process; asserts that it has no C++ or Python traceback."""
     for trace in ("Traceback", "Check failure", "terminate called", "@     0x"):
         assert trace not in host.err, host.err
     lines = [line for line in host.err.splitlines() if line.startswith("bert-jax: ")]
@@ -31,7 +31,7 @@ def line_of(host: Host) -> str:
         pytest.param(4, signal.SIGKILL, marks=pytest.mark.chaos),
     ],
 )
-def test_a_process_that_is_gone_is_named_by_the_others(
+def test_the_others_name_a_dead_process(
     config: Path, tmp_path: Path, count: int, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
@@ -55,7 +55,7 @@ def test_a_process_that_is_gone_is_named_by_the_others(
 def test_without_process_0_jax_ends_the_others(
     config: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """What it prints is what a submitted job knows this end by."""
+    """A submitted job recognises this end by JAX's message."""
     run = tmp_path / "run"
     more = (*ENDLESS, "mesh.distributed.silence_seconds=4")
     with start("pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path) as job:
@@ -69,10 +69,10 @@ def test_without_process_0_jax_ends_the_others(
 
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.chaos)])
-def test_a_process_that_is_gone_when_all_are_done_keeps_no_other(
+def test_a_death_at_shutdown_does_not_delay_the_others(
     config: Path, tmp_path: Path, killed: int
 ) -> None:
-    """JAX would wait five minutes for it, and end the others in C++."""
+    """JAX would wait five minutes for it, and kill the others in C++."""
     few = ("train.phases.0.steps=4", *ENDLESS[1:])
     with start(
         *("pretrain", config, f"run_dir={tmp_path / 'run'}", *few),
@@ -90,7 +90,7 @@ def test_a_process_that_is_gone_when_all_are_done_keeps_no_other(
         assert trace not in job[1 - killed].err, job.said()
 
 
-def test_a_process_that_never_comes_is_named(config: Path, tmp_path: Path) -> None:
+def test_a_missing_process_is_named(config: Path, tmp_path: Path) -> None:
     host = start_one(
         "pretrain",
         config,
@@ -104,7 +104,7 @@ def test_a_process_that_never_comes_is_named(config: Path, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_a_mistake_after_the_meeting_ends_both(config: Path, tmp_path: Path) -> None:
+def test_an_error_after_the_meeting_ends_both(config: Path, tmp_path: Path) -> None:
     mistake = "mesh.compilation_cache.directory=/dev/null/cache"
     with start(
         *("pretrain", config, f"run_dir={tmp_path / 'run'}"),
@@ -117,13 +117,11 @@ def test_a_mistake_after_the_meeting_ends_both(config: Path, tmp_path: Path) -> 
     assert all("/dev/null/cache" in line_of(host) for host in job)
 
 
-@pytest.mark.chaos  # of one process: tests/train/test_watchdog.py
-def test_a_step_that_hangs_ends_with_the_stacks_of_all_threads(
-    config: Path, tmp_path: Path
-) -> None:
+@pytest.mark.chaos  # for one process: tests/train/test_watchdog.py
+def test_a_hanging_step_ends_with_all_threads_stacks(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     quick = [
-        "mesh.distributed.silence_seconds=400",  # nobody but the watchdog notices
+        "mesh.distributed.silence_seconds=400",  # only the watchdog notices
         "train.watchdog.floor_seconds=2",
     ]
     with start(
@@ -134,5 +132,5 @@ def test_a_step_that_hangs_ends_with_the_stacks_of_all_threads(
         assert job[0].wait() == 43, job.said()
     assert re.search(r"bert-jax: a step hangs: no step finished for \d+ s", job[0].err)
     stacks = (run / "stacks_0.txt").read_text()
-    assert "in finish" in stacks  # of the step that hangs
+    assert "in finish" in stacks  # in the hanging step
     assert "in finish" in job[0].err

@@ -17,9 +17,9 @@ MANY = (
     "train.log_every=1000",
     "train.checkpoint.every=10",
 )
-# Below what a process writes of the moments, which all share; above its output.
+# Less than a process's part of the moments, more than its output.
 FULL = 12_000
-# Orbax waits for 300 s, and for 1200.
+# Well below Orbax's timeouts of 300 s and 1200 s.
 SOON = 120.0
 
 
@@ -29,25 +29,23 @@ def saved(run: Path) -> int:
 
 
 def has_room(host: Host, *, limit: int | None) -> None:
-    """Lets no file of a process grow beyond a limit, as on a full disk; None for no limit."""
+    """Limits the file size of a process, as on a full disk; None removes the limit."""
     _, most = resource.prlimit(host.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(host.pid, resource.RLIMIT_FSIZE, (most if limit is None else limit, most))
 
 
 def goes_on(job: Job, run: Path) -> None:
-    """Waits for a whole checkpoint that is newer than any so far."""
+    """Waits for a complete checkpoint newer than all others."""
     last = saved(run)
     job.wait_until(lambda: saved(run) > last, timeout=SOON)
 
 
-def test_training_goes_on_on_all_processes_when_one_cannot_save(
-    config: Path, tmp_path: Path
-) -> None:
+def test_training_continues_everywhere_if_one_cannot_save(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = (f"run_dir={run}", *MANY, "train.checkpoint.on_error=warn")
     with start("pretrain", config, *more, count=2, directory=tmp_path) as job:
         job.wait_until(lambda: saved(run) > 0)
-        # Process 0 makes the directories, which the other waits for.
+        # Process 0 creates the directories, and the other waits for them.
         for step in range(10, 5000, 10):
             (run / "checkpoints" / f"{step}.orbax-checkpoint-tmp").symlink_to("nowhere")
         job.wait_until(lambda: "NOT SAVED (process 0 (" in job[0].err, timeout=SOON)
@@ -68,9 +66,7 @@ def test_training_goes_on_on_all_processes_when_one_cannot_save(
 
 
 @pytest.mark.chaos
-def test_all_processes_stop_with_one_line_when_one_cannot_save(
-    config: Path, tmp_path: Path
-) -> None:
+def test_all_processes_stop_if_one_cannot_save(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start("pretrain", config, f"run_dir={run}", *MANY, count=2, directory=tmp_path) as job:
         job.wait_until(lambda: saved(run) > 0)
@@ -83,10 +79,8 @@ def test_all_processes_stop_with_one_line_when_one_cannot_save(
 
 
 @pytest.mark.chaos
-def test_an_example_log_that_one_process_cannot_write_fails_the_save_of_all(
-    config: Path, tmp_path: Path
-) -> None:
-    """What a checkpoint counts on is not there, and no process begins to save."""
+def test_an_unwritable_example_log_fails_every_save(config: Path, tmp_path: Path) -> None:
+    """A checkpoint depends on the example log, so no process begins to save."""
     run = tmp_path / "run"
     more = (f"run_dir={run}", *MANY, "train.example_log=true")
     with start("pretrain", config, *more, count=2, directory=tmp_path) as job:

@@ -1,4 +1,4 @@
-"""Several processes fine-tune, evaluate and predict as one does, on data that do not divide."""
+"""Several processes fine-tune, evaluate and predict like one, on uneven data."""
 
 import json
 from pathlib import Path
@@ -23,11 +23,11 @@ def alone(*arguments: object, directory: Path) -> None:
     assert host.wait() == 0, host.err
 
 
-def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
+def test_two_processes_fine_tune_and_predict_like_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """70 rows in batches of 16, 37 to evaluate on: the last batch is uneven."""
-    # One length; dropout over processes is test_pretrain.py's.
+    """70 rows in batches of 16, and 37 for evaluation: the last batch is uneven."""
+    # One length; test_pretrain.py tests dropout over processes.
     values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8)
     values["mesh"] = {"platform": "cpu"}
     values["finetune"]["task"] |= {
@@ -37,12 +37,12 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
     config = write_config(tmp_path / "config.yaml", values)
     one, two = tmp_path / "one", tmp_path / "two"
     alone("finetune", config, f"run_dir={one}", directory=tmp_path)
-    # Parameters are split over both, so that neither has them whole.
+    # Parameters are split over both processes.
     split = ("mesh.data=1", "mesh.fsdp=2")
     with start("finetune", config, f"run_dir={two}", *split, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "best: step" in job[0].out
-        # But for what Gloo says, and what takes long before it has joined.
+        # Except Gloo's output, and slow stages before joining.
         before = ("reading ", "waiting for the other processes")
         assert [line for line in job[1].out.splitlines() if not line.startswith(before)] == []
     for expected, found in zip(read_metrics(one), read_metrics(two), strict=True):
@@ -53,7 +53,7 @@ def test_two_processes_fine_tune_evaluate_and_predict_as_one_does(
     names = ("evaluation.json", "predictions/dev.jsonl", "report.html", "provenance.json")
     assert all((two / name).exists() for name in names)
 
-    unlabelled = write_table(tmp_path, 5, 6)  # fewer than a batch: one share is empty
+    unlabelled = write_table(tmp_path, 5, 6)  # fewer rows than a batch: one process has none
     written = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
     on_two("predict", two, written[1], "--input", unlabelled, directory=tmp_path)
     alone("predict", two, written[0], "--input", unlabelled, directory=tmp_path)

@@ -1,4 +1,4 @@
-"""One run over changing numbers of hosts: every example once, the same losses."""
+"""One run on changing numbers of hosts: every example once, equal losses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ HOSTS = [
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
-def test_a_run_goes_on_where_it_was_on_any_number_of_hosts(
+def test_a_run_resumes_on_any_number_of_hosts(
     values: dict[str, Any], alone: Path, tmp_path: Path, hosts: Sequence[int]
 ) -> None:
-    """All but the last are killed in their steps. From one to two: see test_verbs.py too."""
+    """All starts but the last are killed during steps. One to two hosts: also test_verbs.py."""
     values = values | {"train": values["train"] | {"example_log": True, "evaluation": None}}
     values["train"]["checkpoint"] = {"every": 2, "keep_last": 100}
     phase, steps = values["train"]["phases"][0], 4 * len(hosts)

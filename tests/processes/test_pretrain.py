@@ -1,4 +1,4 @@
-"""Several processes pretrain as one does."""
+"""Several processes pretrain like one."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tests.processes.hosts import start
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl but speeds and times, which no two runs share."""
+    """The lines of metrics.jsonl without speeds and times, which differ between runs."""
     return [line for line in read_metrics(run_dir) if line["kind"] not in ("speed", "goodput")]
 
 
@@ -22,7 +22,7 @@ def params_of(run_dir: Path) -> Any:
     return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
 
 
-def test_two_processes_train_as_one_does_and_pass_over_a_damaged_checkpoint_together(
+def test_two_processes_train_like_one_and_skip_damage(
     config: Path, alone: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -45,7 +45,7 @@ def test_two_processes_train_as_one_does_and_pass_over_a_damaged_checkpoint_toge
     )
 
     steps = sorted(int(path.name) for path in (run / "checkpoints").iterdir())
-    assert steps == [2, 4, 6, 8]  # at report steps alone: all processes ask for the time there
+    assert steps == [2, 4, 6, 8]  # only at report steps, where all processes read the clock
     damaged = next((run / "checkpoints" / "8" / "optimizer" / "d").iterdir())
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with start("pretrain", config, *more, count=2, directory=tmp_path) as job:

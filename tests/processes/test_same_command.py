@@ -1,4 +1,4 @@
-"""Processes with different commands or data all end at the start, with the same line."""
+"""Processes with different commands or data all stop at the start with the same line."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ Command = Sequence[object]
 def start_each(
     commands: Sequence[Command], *, directory: Path, verb_options: bool = False
 ) -> list[Host]:
-    """Starts a job whose processes have a directory ``0``, ``1``, … and a command of their own."""
+    """Starts a job whose processes each have a directory ``0``, ``1``, … and a command."""
     port, hosts = free_port(), []
     for index, command in enumerate(commands):
         (directory / str(index)).mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def start_each(
 
 
 def lines_of(hosts: Sequence[Host]) -> set[str]:
-    """The lines with which all processes of a job end, which must be with exit code 2."""
+    """The last lines of a job's processes; asserts exit code 2."""
     codes = [host.wait() for host in hosts]
     assert codes == [2] * len(hosts), "\n".join(host.out + host.err for host in hosts)
     return {line_of(host) for host in hosts}
@@ -52,7 +52,7 @@ def test_a_process_with_another_setting_ends_all(config: Path, tmp_path: Path) -
 def test_a_process_with_another_dataset_ends_all(
     values: dict[str, Any], project: Path, tmp_path: Path
 ) -> None:
-    """Under the same path, on another host's disk."""
+    """At the same path, on another host's disk."""
     train: Any = dict(values["train"])
     train |= {"phases": [train["phases"][0] | {"dataset": "data", "seq_length": 48}]}
     config = write_config(tmp_path / "run.yaml", values | {"train": train})

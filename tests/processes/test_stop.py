@@ -30,7 +30,7 @@ def until_it_trains(job: Job, run_dir: Path) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started: loader workers, and what starts those."""
+    """The child processes of a process: loader workers and their fork server."""
     listed = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in listed for child in path.read_text().split()]
 
@@ -48,19 +48,19 @@ def test_a_signal_to_any_process_saves_one_step_everywhere(
         for index in to:
             job[index].send(number)
         time.sleep(0.02)
-        job[to[0]].send(number)  # as a launcher passes on what its process group got
+        job[to[0]].send(number)  # as when a launcher forwards its signal
         assert job.wait() == [3, 3], job.said()
     stopped = re.search(r"stopped at step (\d+), saved", job[0].out)
     assert stopped, job.said()
     assert steps_saved(run) == {stopped[1]}
 
 
-def test_a_signal_before_the_first_step_ends_all_with_nothing_to_save(
+def test_a_signal_before_the_first_step_ends_all_without_saving(
     config: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     with start("pretrain", config, f"run_dir={run}", count=2, directory=tmp_path) as job:
-        job.wait_until(lambda: (run / ".lock").exists())  # they have joined
+        job.wait_until(lambda: (run / ".lock").exists())  # the processes have joined
         job[1].send(signal.SIGTERM)
         assert job.wait() == [3, 3], job.said()
     for host in job:
@@ -69,7 +69,7 @@ def test_a_signal_before_the_first_step_ends_all_with_nothing_to_save(
         )
 
 
-def test_a_signal_before_the_processes_have_met_ends_all(config: Path, tmp_path: Path) -> None:
+def test_a_signal_before_the_meeting_ends_all(config: Path, tmp_path: Path) -> None:
     with start(
         *("pretrain", config, f"run_dir={tmp_path / 'run'}"),
         program=("-m", "tests.processes.signalled_early", 1),
@@ -84,10 +84,8 @@ def test_a_signal_before_the_processes_have_met_ends_all(config: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_signal_to_the_process_group_stops_a_run_with_loader_workers(
-    config: Path, tmp_path: Path
-) -> None:
-    """As Ctrl-C in a terminal does, or a launcher: the workers get it too."""
+def test_a_signal_to_the_group_stops_a_run_with_workers(config: Path, tmp_path: Path) -> None:
+    """Like Ctrl-C in a terminal or a launcher: the workers get the signal too."""
     run = tmp_path / "run"
     with start(
         "pretrain",
@@ -108,8 +106,8 @@ def test_a_signal_to_the_process_group_stops_a_run_with_loader_workers(
     assert steps_saved(run) == {stopped[1]}
 
 
-def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None:
-    """The main thread is in the compiler, for long: 8 layers, unrolled."""
+def test_a_signal_ends_a_run_during_compilation(config: Path, tmp_path: Path) -> None:
+    """The main thread compiles for long: 8 unrolled layers."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "bert_jax.cli", "pretrain", str(config)),
@@ -136,7 +134,7 @@ def test_a_signal_ends_a_run_that_compiles(config: Path, tmp_path: Path) -> None
 
 
 def test_a_signal_in_the_first_second_ends_with_one_line(config: Path, tmp_path: Path) -> None:
-    """Of the program as a user starts it, while it still imports."""
+    """The signal comes during imports, with a user's way of starting."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-X", "importtime", "-m", "bert_jax.cli", "pretrain"),

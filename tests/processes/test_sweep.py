@@ -1,4 +1,4 @@
-"""Several processes run a sweep as one does, and end it together."""
+"""Several processes run a sweep like one, and end it together."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,13 @@ RUNS = ["seed0-lr0.001-epochs1", "seed1-lr0.001-epochs1"]
 
 
 def config_file(directory: Path) -> Path:
-    """Of a run with one length to compile for, on CPUs."""
+    """The configuration of a run with one compiled length, on CPUs."""
     values = tiny_config(directory, epochs=1, max_length=8)
     return write_config(directory / "config.yaml", values | {"mesh": {"platform": "cpu"}})
 
 
-def test_two_processes_run_a_sweep_and_wait_for_what_the_first_writes(tmp_path: Path) -> None:
-    """One learning rate at which nothing is learnt: the flag comes of the predictions."""
+def test_two_processes_run_a_sweep_and_wait_for_writes(tmp_path: Path) -> None:
+    """With one learning rate the model does not learn: its predictions cause the flag."""
     swept = tmp_path / "swept"
     rates = "finetune.sweep.learning_rates=[3e-3, 1e-9]"
     with start(
@@ -38,8 +38,8 @@ def test_two_processes_run_a_sweep_and_wait_for_what_the_first_writes(tmp_path: 
         assert (root / "report.html").exists()
 
 
-def test_two_processes_end_a_sweep_together_when_its_lock_is_lost(tmp_path: Path) -> None:
-    """Process 0 alone holds the lock, and finds it out when the first run is to be saved."""
+def test_two_processes_end_a_sweep_together_without_its_lock(tmp_path: Path) -> None:
+    """Only process 0 holds the lock, and it notices the loss at the first run's save."""
     run = tmp_path / "swept"
     begun = run / "runs" / RUNS[0] / "config.yaml"
     with start(

@@ -1,4 +1,4 @@
-"""The verbs after training, on several processes: what is written once is written once."""
+"""The verbs after training on several processes: each file is written once."""
 
 import json
 import shutil
@@ -12,12 +12,12 @@ from tests.project import ok
 
 @pytest.fixture(scope="module")
 def trained(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run; that two processes train the same is seen in test_pretrain.py."""
+    """A run; test_pretrain.py tests that two processes train the same."""
     return shutil.copytree(alone, tmp_path_factory.mktemp("trained") / "run")
 
 
 def on_two(*arguments: object, directory: Path) -> list[str]:
-    """Runs a verb that takes --mesh on two processes, and returns what each said."""
+    """Runs a verb with --mesh on two processes, and returns their outputs."""
     port = free_port()
     hosts = []
     for index in range(2):
@@ -29,17 +29,17 @@ def on_two(*arguments: object, directory: Path) -> list[str]:
     return [host.out for host in hosts]
 
 
-def test_evaluation_gives_the_figures_of_one_process(trained: Path, tmp_path: Path) -> None:
+def test_evaluation_equals_that_of_one_process(trained: Path, tmp_path: Path) -> None:
     on_two("evaluate", trained, directory=tmp_path)
     two = json.loads((trained / "evaluation.json").read_text())
     ok("evaluate", trained)
     alone = json.loads((trained / "evaluation.json").read_text())
-    assert two["examples"] == alone["examples"] > 50  # as many as the Python's documentation gives
+    assert two["examples"] == alone["examples"] > 50  # depends on the Python's documentation
     assert two["scores"] == pytest.approx(alone["scores"], rel=1e-5)
 
 
-def test_what_one_process_does_the_other_waits_for(trained: Path, tmp_path: Path) -> None:
-    """So do `import` and `features`."""
+def test_the_other_process_waits_for_the_writer(trained: Path, tmp_path: Path) -> None:
+    """Also tests `import` and `features`."""
     said = on_two("export", trained, tmp_path / "hf", directory=tmp_path)
     assert (tmp_path / "hf" / "model.safetensors").exists()
     assert said[1] == ""
@@ -48,7 +48,7 @@ def test_what_one_process_does_the_other_waits_for(trained: Path, tmp_path: Path
     assert said[1] == ""
 
 
-def test_a_run_goes_on_with_another_number_of_processes_and_a_tensor_axis_over_hosts(
+def test_a_run_resumes_with_a_tensor_axis_over_hosts(
     config: Path, trained: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -15,7 +15,7 @@ from bert_jax.train.checkpoint import Checkpointer
 from tests.train.checkpoints import abstract, save_steps, state_at
 
 
-def test_reading_leaves_a_run_without_checkpoints_as_it_is(tmp_path: Path) -> None:
+def test_reading_does_not_change_a_run_without_checkpoints(tmp_path: Path) -> None:
     with open_checkpoints(tmp_path) as checkpoints:
         assert checkpoints.on_disk.newest() is None
         assert checkpoints.on_disk.steps() == []
@@ -25,27 +25,27 @@ def test_reading_leaves_a_run_without_checkpoints_as_it_is(tmp_path: Path) -> No
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with checkpoints 4 and 8, and 12 still to come."""
+    """A run with checkpoints 4 and 8; 12 comes later."""
     save_steps(tmp_path / "checkpoints")
     (tmp_path / "checkpoints/12").rename(tmp_path / "to come")
     return tmp_path
 
 
 def goes_on(run: Path) -> None:
-    """Does what a run does once a newer checkpoint is whole."""
+    """Deletes older checkpoints like a run after a complete save."""
     (run / "to come").rename(run / "checkpoints/12")
     for step in ("4", "8"):
         shutil.rmtree(run / "checkpoints" / step)
 
 
 @pytest.mark.parametrize("after", ["scan", "choice"])
-def test_a_run_that_deletes_what_is_being_read_is_read_anew(run: Path, after: str) -> None:
+def test_reading_retries_if_the_run_deletes_the_checkpoint(run: Path, after: str) -> None:
     chosen: list[int | None] = []
 
     def read(checkpoints: Checkpointer) -> Params:
         if not chosen and after == "scan":
             goes_on(run)
-        chosen.append(None)  # in case that none is found
+        chosen.append(None)  # if no checkpoint is found
         step = chosen[-1] = checkpoints.on_disk.newest("params")
         assert step is not None
         if len(chosen) == 1:
@@ -60,7 +60,7 @@ def test_a_run_that_deletes_what_is_being_read_is_read_anew(run: Path, after: st
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_run_that_deletes_faster_than_it_can_be_read_is_one_line(run: Path) -> None:
+def test_reading_gives_up_on_fast_deletion_in_one_line(run: Path) -> None:
     def read(checkpoints: Checkpointer) -> None:
         step = checkpoints.on_disk.steps()[-1]
         save_steps(run / "checkpoints", [step + 4])
@@ -73,7 +73,7 @@ def test_a_run_that_deletes_faster_than_it_can_be_read_is_one_line(run: Path) ->
         read_checkpoints(run, read)
 
 
-def test_a_damaged_checkpoint_of_a_run_that_rests_is_refused_at_once(run: Path) -> None:
+def test_an_idle_runs_damaged_checkpoint_is_refused(run: Path) -> None:
     tried: list[int] = []
 
     def read(checkpoints: Checkpointer) -> None:
