@@ -24,7 +24,7 @@ from bert_jax.validation import validate
 from bert_jax.version import __version__
 
 JOB_ATTRIBUTE: Final = "bert-jax-job"
-COMPILED: Final = "JAX_COMPILATION_CACHE_DIR"
+JAX_CACHE: Final = "JAX_COMPILATION_CACHE_DIR"
 
 
 def variables(**values: object) -> dict[str, str]:
@@ -32,14 +32,14 @@ def variables(**values: object) -> dict[str, str]:
     return {f"BERT_JAX_{name}".upper(): str(value) for name, value in values.items()}
 
 
-def told(attempt: Attempt) -> dict[str, str]:
+def host_variables(attempt: Attempt) -> dict[str, str]:
     """Returns the environment variables that every host of an attempt gets."""
     return variables(job=attempt.job.directory, attempt=attempt.number)
 
 
 def metadata(attempt: Attempt) -> dict[str, str]:
     """Returns these variables as attributes of a Cloud TPU VM's metadata."""
-    return {name.lower().replace("_", "-"): value for name, value in told(attempt).items()}
+    return {key.lower().replace("_", "-"): value for key, value in host_variables(attempt).items()}
 
 
 class HostEnvironment(Section):
@@ -102,7 +102,7 @@ class Assignment:
     def environment(self) -> dict[str, str]:
         """Additional variables of the run. JAX's compilation cache is in the bucket."""
         on_cloud = self.attempt.placement.topology is not None
-        return {COMPILED: str(self.host.files.compiled)} if on_cloud else {}
+        return {JAX_CACHE: str(self.host.files.compiled)} if on_cloud else {}
 
     @property
     def _overrides(self) -> Iterator[str]:
@@ -134,7 +134,7 @@ def read_assignment(host: HostEnvironment) -> Assignment:
             f"this host has bert-jax {__version__}, the job was submitted with {job.version}; "
             "allowed: the same; make the container anew, or submit with its version"
         )
-    records = [each for each in read_state(files).attempts if each.number == host.attempt]
+    records = [record for record in read_state(files).attempts if record.number == host.attempt]
     if not records:
         raise UserError(f"BERT_JAX_ATTEMPT: found {host.attempt}, which {job.name} has not begun")
     attempt = records[0].of(job)

@@ -18,8 +18,8 @@ from bert_jax.launch.launcher import Observation, State
 from bert_jax.section import Section, as_tuple
 from bert_jax.validation import read_section
 
-_NEARLY: Final = 0.95
-_ROUNDS: Final = 3
+_EXPIRY_FRACTION: Final = 0.95
+_MAX_EMPTY_ROUNDS: Final = 3
 
 # `quota`: no quota there. `capacity`: no machines in time. `taken`: machines were preempted.
 # `broken`: machines failed, or a host was silent. `over`: the job has ended.
@@ -130,7 +130,7 @@ class Verdict:
     outcome: Outcome | None = None  # the job's outcome; unset if another attempt follows
 
 
-def of_run(hosts: Hosts) -> Verdict | None:
+def run_verdict(hosts: Hosts) -> Verdict | None:
     """Returns the verdict on the run, or None while it runs."""
     if hosts.done:
         return Verdict("over", _at_step(hosts), "done")
@@ -143,7 +143,7 @@ def of_run(hosts: Hosts) -> Verdict | None:
     return Verdict("over", reason, "failed")
 
 
-def begins(record: AttemptRecord, seen: Observation) -> bool:
+def is_start(record: AttemptRecord, seen: Observation) -> bool:
     """Returns whether machines have just started, or pods have just restarted."""
     if seen.state is State.STARTING:
         return record.up_from is None or record.state is not State.STARTING
@@ -152,19 +152,19 @@ def begins(record: AttemptRecord, seen: Observation) -> bool:
     return False
 
 
-def of_machines(
+def machines_verdict(
     job: Job, record: AttemptRecord, seen: Observation, *, now: float, pace: WatchPace
 ) -> Verdict | None:
     """Returns the verdict on the machines, or None if they may still be used."""
     detail = f": {seen.message}" if seen.message else ""
-    asked = now - (record.created or now)
+    waited_seconds = now - (record.created or now)
     patience = job.wait_hours
-    waited = patience is not None and asked >= patience * 3600
+    waited = patience is not None and waited_seconds >= patience * 3600
     # The service ends a request after this time by its own clock.
-    expired = patience is not None and asked >= _NEARLY * patience * 3600
+    expired = patience is not None and waited_seconds >= _EXPIRY_FRACTION * patience * 3600
     if seen.state is State.SUSPENDED:
         return Verdict("taken", f"suspended{detail}")
-    if seen.state is State.ABSENT and asked > pace.settle:
+    if seen.state is State.ABSENT and waited_seconds > pace.settle:
         return Verdict("taken", "deleted by somebody else")
     if seen.state is State.WAITING and waited and record.bills_from is None:
         return Verdict("capacity", f"none within {patience:g} h{detail}")
@@ -177,7 +177,7 @@ def of_machines(
     return None
 
 
-def of_silence(
+def silence_verdict(
     record: AttemptRecord, hosts: Hosts, ages: HeartbeatAges, *, now: float, pace: WatchPace
 ) -> Verdict | None:
     """Returns the verdict on the hosts' heartbeats, or None if all hosts report.
@@ -201,15 +201,15 @@ def _at_step(hosts: Hosts) -> str:
     return "" if hosts.step is None else f"at step {hosts.step}"
 
 
-def hopeless(job: Job, state: SupervisorState) -> str | None:
+def reason_to_give_up(job: Job, state: SupervisorState) -> str | None:
     """Returns why another attempt would fail too, or None if it may succeed."""
     last = state.attempts[-1]
     if last.end != "broken":
         return None
-    kinds = [(one.end, one.bills_from is None, one.step) for one in reversed(state.attempts)]
+    kinds = [(item.end, item.bills_from is None, item.step) for item in reversed(state.attempts)]
     alike = len(list(itertools.takewhile(lambda kind: kind == kinds[0], kinds)))
     if last.bills_from is None:
-        most = _ROUNDS * len(job.placements)
+        most = _MAX_EMPTY_ROUNDS * len(job.placements)
         return f"{most} requests in a row came to nothing" if alike >= most else None
     if alike < 2:
         return None
@@ -217,7 +217,7 @@ def hopeless(job: Job, state: SupervisorState) -> str | None:
     return f"failed {where} twice"
 
 
-def reached(job: Job, state: SupervisorState, *, now: float, margin_seconds: float) -> str | None:
+def limit_hit(job: Job, state: SupervisorState, *, now: float, margin_seconds: float) -> str | None:
     """Returns a message on the limit that the job has reached, or None.
 
     `margin_seconds` is the time until the next check: the cost must stay below its limit until
@@ -248,7 +248,7 @@ def next_placement(job: Job, state: SupervisorState) -> int | str:
     ends = {record.end for record in state.attempts[-count:]}
     whole_round = len(state.attempts) >= count and ends <= {"quota", "capacity"}
     if whole_round and (ends == {"quota"} or job.submit.limits.wait_hours is not None):
-        tried = [(job.placements[each.placement], each.reason) for each in state.attempts[-count:]]
+        tried = [(job.placements[item.placement], item.reason) for item in state.attempts[-count:]]
         places = [
             f"{place.on}{f' in {place.zone}' if place.zone else ''}: {reason}"
             for place, reason in tried

@@ -73,8 +73,8 @@ def _summary(
     limits = job.submit.limits
     if limits.cost is not None:
         rate = first.dollars_per_hour
-        lasts = f", enough for {limits.cost / rate:,.1f} h of the first machines" if rate else ""
-        yield "limits", f"stops at ${limits.cost:,.2f}{lasts}"
+        duration = f", enough for {limits.cost / rate:,.1f} h of the first machines" if rate else ""
+        yield "limits", f"stops at ${limits.cost:,.2f}{duration}"
     else:
         needed = "" if first.on == "local" else ": submit needs --max-cost DOLLARS, or --no-limit"
         yield "limits", f"no limit on dollars{needed}"
@@ -82,7 +82,7 @@ def _summary(
     yield "", f"asks for machines again at most {limits.retries} times"
     yield "run", job.run_dir
     size = sum(len(raw) for raw in software.values())
-    size += sum(path.stat().st_size for each in uploads for path in each.files.values())
+    size += sum(path.stat().st_size for upload in uploads for path in upload.files.values())
     yield "files", f"{job.directory}, {size / 1e6:,.1f} MB"
 
 
@@ -93,9 +93,9 @@ def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload])
     for name, raw in sorted(software.items()):
         digest = hashlib.sha256(raw).hexdigest()[:16]
         yield f"{files.software / name}  {len(raw):,} bytes, SHA-256 {digest}…"
-    for each in uploads:
-        for name, path in each.files.items():
-            yield f"{each.target}/{name}  {path.stat().st_size:,} bytes, from {path}"
+    for upload in uploads:
+        for name, path in upload.files.items():
+            yield f"{upload.target}/{name}  {path.stat().st_size:,} bytes, from {path}"
 
 
 def _requests(job: Job, launcher: Launcher) -> Iterator[str]:

@@ -14,7 +14,7 @@ from bert_jax.files.patience import LOGIN
 from bert_jax.launch.section import SubmitSection
 
 # Setting: gcloud's section, and the environment variables in order of precedence.
-_PLACES: Final = {
+_SOURCES: Final = {
     "project": ("core", ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")),
     "zone": ("compute", ("CLOUDSDK_COMPUTE_ZONE", "GOOGLE_CLOUD_ZONE")),
 }
@@ -32,19 +32,19 @@ def with_gcloud_settings(submit: SubmitSection) -> SubmitSection:
 
 def find(setting: str) -> str | None:
     """Returns ``project`` or ``zone`` from the environment or from gcloud's files."""
-    section, variables = _PLACES[setting]
+    section, variables = _SOURCES[setting]
     for name in variables:
         if value := os.environ.get(name, "").strip():
             return value
     parser = configparser.RawConfigParser()
     try:
-        parser.read(_active(), encoding="utf-8")
+        parser.read(_active_file(), encoding="utf-8")
         return parser.get(section, setting, fallback="").strip() or None
     except (configparser.Error, UnicodeDecodeError, OSError):
         return None  # gcloud itself reports a damaged file
 
 
-def _active() -> Path:
+def _active_file() -> Path:
     """Returns the file of gcloud's active configuration."""
     folder = os.environ.get("CLOUDSDK_CONFIG")
     root = Path(folder) if folder else Path.home() / ".config" / "gcloud"

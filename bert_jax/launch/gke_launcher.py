@@ -22,7 +22,11 @@ _INSTALL: Final = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 )
-_PASSING: Final = (408, 409, 429)  # 4xx errors to retry; errors other than 4xx are always retried
+_RETRIED_STATUSES: Final = (
+    408,
+    409,
+    429,
+)  # retried 4xx errors; all but 4xx are retried
 
 
 class GkeJobSets:
@@ -178,7 +182,7 @@ class GkeJobSets:
             return Observation(State.DELETING)
         if status.get("terminalState") == "Failed":
             conditions = status.get("conditions", [])
-            why = [each.get("message", "") for each in conditions if each.get("type") == "Failed"]
+            why = [item.get("message", "") for item in conditions if item.get("type") == "Failed"]
             return Observation(State.FAILED, why[-1] if why else "")
         if status.get("terminalState") == "Completed":
             return Observation(State.ACTIVE, "its hosts have ended")
@@ -237,17 +241,17 @@ def _judge(error: Exception, what: str, expected: tuple[int, ...]) -> float | Ex
     if not isinstance(error, ApiException) or error.status in expected:
         return error
     try:
-        said = str(json.loads(error.body or "")["message"]).splitlines()[0]
+        reason = str(json.loads(error.body or "")["message"]).splitlines()[0]
     except (ValueError, KeyError, TypeError, IndexError):
-        said = str(error.reason)
+        reason = str(error.reason)
     status = error.status or 0  # 0: unreadable answer
-    if status in _PASSING or not 400 <= status < 500:
+    if status in _RETRIED_STATUSES or not 400 <= status < 500:
         after = (error.headers or {}).get("Retry-After", "")
         return float(after) if str(after).isdecimal() else 0.0
     if status == 401:
-        return NoCredentials(f"{what}: credentials refused ({said}); run `gcloud auth login`")
-    if status == 403 and "exceeded quota" in said:
-        return launcher.OutOfQuota(f"{what}: {said}")
+        return NoCredentials(f"{what}: credentials refused ({reason}); run `gcloud auth login`")
+    if status == 403 and "exceeded quota" in reason:
+        return launcher.OutOfQuota(f"{what}: {reason}")
     if status == 403:
-        return UserError(f"{what}: no permission ({said}); needed: roles/container.developer")
-    return UserError(f"{what}: the cluster refuses it: {said}")
+        return UserError(f"{what}: no permission ({reason}); needed: roles/container.developer")
+    return UserError(f"{what}: the cluster refuses it: {reason}")

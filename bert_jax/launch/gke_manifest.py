@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from bert_jax.errors import UserError
-from bert_jax.launch.assignment import told, variables
+from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.job import Attempt
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
@@ -36,9 +36,9 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     """
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
-        have = ", ".join(name for name, one in ACCELERATORS.items() if one.gke_slice)
+        known = ", ".join(name for name, chip in ACCELERATORS.items() if chip.gke_slice)
         raise UserError(
-            f'submit.on: found "{attempt.placement.on}", allowed with submit.launcher: gke: {have}'
+            f'submit.on: found "{attempt.placement.on}", allowed with submit.launcher: gke: {known}'
         )
     if submit.image is None:
         raise UserError(
@@ -46,7 +46,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
             "tpu_setup/Dockerfile makes"
         )
     hosts = topology.hosts(gke=True)
-    alone = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
+    exclusive = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
     permanent = {"onExitCodes": {"operator": "In", "values": [1, 2]}, "action": "FailJob"}
     job = {
         "parallelism": hosts,
@@ -70,7 +70,7 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
             "name": attempt.resource,
             "namespace": submit.namespace,
             "labels": attempt.job.labels,
-            "annotations": {DIRECTORY: str(attempt.job.directory), **alone},
+            "annotations": {DIRECTORY: str(attempt.job.directory), **exclusive},
         },
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -136,7 +136,7 @@ def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
 
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:
     """Returns a container's variables. GKE adds the worker's index within its slice."""
-    values = told(attempt) | variables(home=_WORK)
+    values = host_variables(attempt) | variables(home=_WORK)
     slices, name = attempt.placement.slices, attempt.resource
     index = []
     if slices > 1:

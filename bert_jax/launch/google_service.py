@@ -30,7 +30,7 @@ _PERMISSION: Final = re.compile(r"\b([a-z]+)\.[a-zA-Z]+\.[a-zA-Z]+\b")
 _DISABLED: Final = ("SERVICE_DISABLED", "API_DISABLED")
 _RATE: Final = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
 # 4xx errors to retry; every 5xx error is retried.
-_PASSING: Final = (exceptions.Aborted, exceptions.Cancelled, auth_errors.TransportError)
+_RETRIED_ERRORS: Final = (exceptions.Aborted, exceptions.Cancelled, auth_errors.TransportError)
 _Expected = tuple[type[exceptions.GoogleAPICallError], ...]
 
 
@@ -88,7 +88,7 @@ class GoogleService:
             return error
         # TooManyRequests includes RESOURCE_EXHAUSTED.
         too_many = isinstance(error, exceptions.TooManyRequests)
-        if isinstance(error, _PASSING) or (too_many and _is_rate(error)):
+        if isinstance(error, _RETRIED_ERRORS) or (too_many and _is_rate(error)):
             return _retry_after(error)
         if too_many:
             return OutOfQuota(f"{what}: {reason_of(error)}")

@@ -16,20 +16,20 @@ from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.validation import read_section
 
 _RECENT_SECONDS: Final = 3600.0
-_MOST_ENDINGS: Final = 3  # lines printed for simultaneous endings
+_MAX_ENDING_LINES: Final = 3  # lines printed for simultaneous endings
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
     """The state of an attempt's hosts at one time."""
 
-    told: Mapping[int, HostStatus]  # last report of each worker
+    reports: Mapping[int, HostStatus]  # last report of each worker
     missing: Sequence[int]  # workers without a report
 
     @property
     def done(self) -> bool:
         """Whether all hosts have finished the run."""
-        return not self.missing and all(host.state == "done" for host in self.told.values())
+        return not self.missing and all(host.state == "done" for host in self.reports.values())
 
     @property
     def finished(self) -> int | None:
@@ -37,18 +37,18 @@ class Hosts:
 
         A process ends with 0 only after all processes have made the last save.
         """
-        return next((worker for worker, host in self.told.items() if host.state == "done"), None)
+        return next((worker for worker, host in self.reports.items() if host.state == "done"), None)
 
     @property
     def failed(self) -> tuple[int, HostStatus] | None:
         """The first worker that failed permanently, and its report."""
-        failed = [item for item in self.told.items() if item[1].state == "failed"]
+        failed = [item for item in self.reports.items() if item[1].state == "failed"]
         return min(failed, key=lambda item: (item[1].at, item[0]), default=None)
 
     @property
     def step(self) -> int | None:
         """The last step that any host has reported."""
-        steps = [host.step for host in self.told.values() if host.step is not None]
+        steps = [host.step for host in self.reports.values() if host.step is not None]
         return max(steps, default=None)
 
 
@@ -64,8 +64,8 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
     """Returns the last reports of all hosts of an attempt; raises as `read_host` does."""
     paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
     found = dict(enumerate(each(read_host, paths)))
-    told = {worker: host for worker, host in found.items() if host is not None}
-    return Hosts(told, missing=[worker for worker in found if worker not in told])
+    reports = {worker: host for worker, host in found.items() if host is not None}
+    return Hosts(reports, missing=[worker for worker in found if worker not in reports])
 
 
 class HeartbeatAges:
@@ -77,7 +77,7 @@ class HeartbeatAges:
 
     def record(self, hosts: Hosts, now: float) -> None:
         """Records the time of each new report."""
-        for worker, host in hosts.told.items():
+        for worker, host in hosts.reports.items():
             if self._changed.get(worker, (None,))[0] != host.at:
                 self._changed[worker] = host.at, now
         if self._finished_at is None and hosts.finished is not None:
@@ -95,7 +95,7 @@ class HeartbeatAges:
         """Returns the unfinished worker with the oldest report, and its age in seconds."""
         waits = [
             (now - self._changed[worker][1], worker)
-            for worker, host in hosts.told.items()
+            for worker, host in hosts.reports.items()
             if host.state != "done" and worker in self._changed
         ]
         seconds, worker = max(waits, default=(0.0, 0))
@@ -136,7 +136,7 @@ class RunProgress:
                 self._steps.popleft()
         new = [
             (worker, ending)
-            for worker, host in hosts.told.items()
+            for worker, host in hosts.reports.items()
             for ending in host.endings
             if ending.exit_code and (worker, ending.at) not in self._endings
         ]
@@ -146,7 +146,7 @@ class RunProgress:
             return []
         # If a host ended because it lost a peer, print only the peer's line.
         causes = [item for item in new if item[1].exit_code != PEER_LOST] or new[:1]
-        lines = [_restart(worker, ending) for worker, ending in causes[:_MOST_ENDINGS]]
+        lines = [_restart(worker, ending) for worker, ending in causes[:_MAX_ENDING_LINES]]
         if more := len(causes) - len(lines):
             lines.append(f"{counted(more, 'other host')} restarted too")
         return lines
@@ -154,13 +154,13 @@ class RunProgress:
     def describe(self) -> str:
         """Returns ``4 hosts running, step 300 of 1,000 (30.0%), loss 6.500``."""
         hosts = self._hosts
-        states = collections.Counter(host.state for host in hosts.told.values())
+        states = collections.Counter(host.state for host in hosts.reports.values())
         parts = [f"{counted(count, 'host')} {state}" for state, count in sorted(states.items())]
         if hosts.missing:
             parts.append(f"{counted(len(hosts.missing), 'host')} without a heartbeat yet")
         if hosts.step is not None:
             parts.append(f"step {step_of(hosts.step, self._total)}")
-            losses = [(host.step or 0, host.loss) for host in hosts.told.values() if host.loss]
+            losses = [(host.step or 0, host.loss) for host in hosts.reports.values() if host.loss]
             parts += [f"loss {max(losses)[1]:.3f}"] if losses else []
         elif parts:
             parts.append("no step reported yet")

@@ -1,7 +1,7 @@
 """The agent of one host: stages data, runs the job's verb, restarts it, and uploads reports.
 
 `tpu_setup/startup.sh` starts it as `python -m bert_jax.launch.host`: on Cloud TPU VMs, in
-containers and on this machine. Start reading at `Agent.run` and `Agent._until_it_ends`.
+containers and on this machine. Start reading at `Agent.run` and `Agent._run_until_end`.
 """
 
 import functools
@@ -36,7 +36,7 @@ from bert_jax.parallel.stop_signal import SignalPipe
 
 _DONE: Final = 0
 _MISTAKE: Final = 2
-_MOST_ENDINGS: Final = 20
+_MAX_ENDINGS: Final = 20
 
 PART_BYTES: Final = 1 << 20
 """Size of a log part. Objects in a bucket cannot grow, so an upload rewrites the last part."""
@@ -61,13 +61,13 @@ class Reports:
         self._lines, self._uploaded, self._lock = bytearray(), 0, threading.Lock()  # of this part
         self._heartbeat, self._seconds = heartbeat, host.beat_seconds
         self._wake, self._closed = threading.Event(), False
-        self._complaint = ""
+        self._last_error = ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="reports")
 
     def update(self, ending: Ending | None = None, **changes: object) -> None:
         """Changes fields of the status, adds an ending of the run's process, and uploads now."""
         if ending is not None:
-            endings = (*self.status.endings, ending)[-_MOST_ENDINGS:]
+            endings = (*self.status.endings, ending)[-_MAX_ENDINGS:]
             changes |= {"endings": endings, "exit_code": ending.exit_code}
         self.status = self.status.model_copy(update=changes)
         self._wake.set()
@@ -104,15 +104,15 @@ class Reports:
     def _upload(self) -> None:
         """Writes the log, then the status: once the status says "done", the log is complete."""
         figures = read_heartbeat(self._heartbeat)
-        told = {name: figures[name] for name in ("step", "loss", "goodput") if figures.get(name)}
-        status = self.status.model_copy(update=told | {"at": time.time()})
+        fields = {name: figures[name] for name in ("step", "loss", "goodput") if figures.get(name)}
+        status = self.status.model_copy(update=fields | {"at": time.time()})
         try:
             self._upload_log()
             write_whole(self._path, status.model_dump_json(indent=1))
         except (UserError, RunStopped, OSError) as error:
-            if (line := first_line(error)) != self._complaint:
+            if (line := first_line(error)) != self._last_error:
                 sys.stderr.write(f"bert-jax: no heartbeat could be written: {line}\n")
-                self._complaint = line
+                self._last_error = line
 
     def _upload_log(self) -> None:
         """Writes the last part if it has new lines. After an error, the next call retries."""
@@ -154,7 +154,7 @@ class Agent:
             return before.exit_code
         machine_failed = False
         try:
-            verdict = self._until_it_ends(read_assignment(self._host))
+            verdict = self._run_until_end(read_assignment(self._host))
         except UserError as error:
             verdict = RestartDecision("failed", _MISTAKE, str(error))
         except _Stopped:
@@ -176,7 +176,7 @@ class Agent:
         if (process := self._process) is not None:
             process.terminate()
 
-    def _until_it_ends(self, assignment: Assignment) -> RestartDecision:
+    def _run_until_end(self, assignment: Assignment) -> RestartDecision:
         while True:
             self._reports.update(state="staging")
             self._stage(assignment)
@@ -197,8 +197,8 @@ class Agent:
             )
             if self._stop.wait(verdict.pause):
                 raise _Stopped
-            if over := self._over_elsewhere(assignment, ending):
-                return over
+            if decision := self._decision_of_peers(assignment, ending):
+                return decision
 
     def _stage(self, assignment: Assignment) -> None:
         """Copies the datasets of a pretraining run to this machine, unless already cached."""
@@ -224,7 +224,7 @@ class Agent:
         finally:
             self._process = None
 
-    def _over_elsewhere(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
+    def _decision_of_peers(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
         """Returns the decision to end this host if another host has finished the run or failed."""
         if assignment.attempt.hosts == 1:
             return None

@@ -16,8 +16,8 @@ from bert_jax.files.remote import is_remote
 from bert_jax.tasks.glue.files import TASKS
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 
-_NO_NAME: Final = re.compile(r"[^a-z0-9]+")
-_LONGEST: Final = 36
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
+_MAX_NAME: Final = 36
 
 
 def on_bucket(path: str, key: str, bucket: str) -> str:
@@ -48,8 +48,8 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
             found[key] = on_bucket(found[key], key, bucket)
     if (train := found.get("train")) is not None:
         phases = [
-            phase | {"dataset": on_bucket(phase["dataset"], f"train.phases.{at}.dataset", bucket)}
-            for at, phase in enumerate(train["phases"])
+            phase | {"dataset": on_bucket(phase["dataset"], f"train.phases.{i}.dataset", bucket)}
+            for i, phase in enumerate(train["phases"])
         ]
         found["train"] = train | {"phases": phases}
     if (finetune := found.get("finetune")) is not None:
@@ -61,9 +61,9 @@ def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
 def name_of(run_dir: str) -> str:
     """Returns a job's name from its run directory: ``runs/BERT_base.2 -> bert-base-2``."""
     last = run_dir.rstrip("/").rpartition("/")[2].lower()
-    name = _NO_NAME.sub("-", last).strip("-")
+    name = _NOT_IN_NAMES.sub("-", last).strip("-")
     name = name if name[:1].isalpha() else f"run-{name}".rstrip("-")
-    return name[:_LONGEST].rstrip("-")
+    return name[:_MAX_NAME].rstrip("-")
 
 
 LARGEST_BYTES: Final = 1 << 30
@@ -121,9 +121,9 @@ def upload(uploads: Sequence[Upload], *, say: Callable[[str], None]) -> None:
 
     Raises UserError if the bucket cannot be written, RunStopped if it does not answer.
     """
-    for each in uploads:
-        for name, path in each.files.items():
-            target = epath.Path(each.target) / name
+    for entry in uploads:
+        for name, path in entry.files.items():
+            target = epath.Path(entry.target) / name
             if not target.exists():  # an object in a bucket is never partial
                 say(f"uploading {path} ({path.stat().st_size / 1e6:.1f} MB)")
                 epath.Path(path).copy(target)

@@ -23,7 +23,7 @@ JOBS: Final = "jobs"  # directory of all jobs in a bucket
 JOB_LABEL: Final = "bert-jax-job"  # label of all our resources; its value is the job's name
 BUCKET: Final = "BERT_JAX_BUCKET"  # environment variable with the default of --bucket
 # Default limit for the wait for capacity, if a job has several placements.
-_SOON_HOURS: Final = 0.25
+_SHARED_WAIT_HOURS: Final = 0.25
 
 
 class JobPlacement(Section):
@@ -73,7 +73,7 @@ class Job(Section):
         """The limit for one request's wait for capacity, or None without a limit."""
         if self.submit.limits.wait_hours is not None:
             return self.submit.limits.wait_hours
-        return _SOON_HOURS if len(self.placements) > 1 else None
+        return _SHARED_WAIT_HOURS if len(self.placements) > 1 else None
 
     def hosts(self, placement: JobPlacement) -> int:
         """Returns the number of hosts of a placement: all slices, or the ``local`` processes."""
@@ -230,10 +230,10 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
         found.append(
             JobPlacement(on=topology.name, slices=slices, zone=zone, dollars_per_hour=dollars)
         )
-    without = [each.on for each in found if each.dollars_per_hour is None]
-    if section.limits.cost is not None and without:
+    unpriced = [placement.on for placement in found if placement.dollars_per_hour is None]
+    if section.limits.cost is not None and unpriced:
         raise UserError(
-            f"submit.limits.cost: {without[0]} has no price by which it could be kept; allowed: a "
+            f"submit.limits.cost: {unpriced[0]} has no price by which it could be kept; allowed: a "
             "price list of your own, --prices FILE, or --no-limit"
         )
     return tuple(found)

@@ -20,7 +20,7 @@ from etils import epath
 
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.launch.assignment import told, variables
+from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.bundle import startup_script
 from bert_jax.launch.job import Attempt
 from bert_jax.launch.launcher import Existing, NotOurs, Observation, Owner, Request, State
@@ -114,11 +114,11 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals, *, seco
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
     end = time.monotonic() + seconds
-    while any(map(_lives, processes)) and time.monotonic() < end:
+    while any(map(_is_alive, processes)) and time.monotonic() < end:
         time.sleep(0.02)
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -141,7 +141,7 @@ class LocalLauncher:
         return [
             Request(
                 what=f"host {worker} of {attempt.hosts}, a process of this machine",
-                body=json.dumps(_told(attempt, worker, port=0), indent=1),
+                body=json.dumps(_process_variables(attempt, worker, port=0), indent=1),
                 command=f"bash {script}",
             )
             for worker in range(attempt.hosts)
@@ -165,7 +165,7 @@ class LocalLauncher:
             )
         hosts = LocalMachine(directory)
         for worker in range(attempt.hosts):
-            values = _told(attempt, worker, port=found["port"])
+            values = _process_variables(attempt, worker, port=found["port"])
             values |= variables(home=directory / "home")
             hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
 
@@ -211,8 +211,8 @@ class LocalLauncher:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _told(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
-    values = told(attempt) | variables(worker=worker, python=sys.executable)
+def _process_variables(attempt: Attempt, worker: int, *, port: int) -> dict[str, str]:
+    values = host_variables(attempt) | variables(worker=worker, python=sys.executable)
     if attempt.hosts > 1:
         values |= variables(coordinator=f"127.0.0.1:{port}")
     return values

@@ -31,7 +31,7 @@ _ZONE: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+-([a-z]|ai[1-9][a-z])")  # AI zon
 _PART: Final = r"[a-z0-9]([-_a-z0-9]{0,61}[a-z0-9])?"
 _BUCKET: Final = re.compile(rf"{_PART}(\.{_PART})*")
 
-_INSTEAD: Final = {
+_ALTERNATIVES: Final = {
     "finetune.init_from": ", or a model on a hub: hf://owner/name",
     "finetune.task": ", or on this machine, from where it is uploaded",
 }
@@ -76,7 +76,7 @@ def check_zones(job: Job) -> Iterator[PreflightFinding]:
             continue
         near = did_you_mean(zone, known)
         if _ZONE.fullmatch(zone) is None:
-            there = [each for each in known if each.startswith(f"{zone}-")]
+            there = [name for name in known if name.startswith(f"{zone}-")]
             offered = f"a zone that offers {accelerator.name}: {', '.join(there or known)}"
             yield PreflightFinding("wrong", f"{found}, allowed: {offered}{near}")
         elif job.submit.unlisted_zones:
@@ -157,7 +157,7 @@ def check_bucket_name(bucket: str) -> None:
 
 
 @contextlib.contextmanager
-def _looking(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
+def _errors_as_findings(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
     """Turns errors of the block into findings."""
     try:
         yield
@@ -173,7 +173,7 @@ def check_bucket(job: Job) -> list[PreflightFinding]:
     found: list[PreflightFinding] = []
     if not is_remote(bucket):
         return found
-    with _looking("submit.bucket", found):
+    with _errors_as_findings("submit.bucket", found):
         probe = CloudObject(f"{bucket}/jobs/.preflight-{uuid.uuid4().hex}")
         generation = probe.write(b"", replaces=0)
         if generation is not None:
@@ -207,16 +207,16 @@ def check_inputs(
     wanted: str | None = None
     found: list[PreflightFinding] = []
     if tokenizer is not None:
-        with _looking("tokenizer", found):
+        with _errors_as_findings("tokenizer", found):
             wanted = load_tokenizer(tokenizer).hash
             found.append(PreflightFinding("fine", f"tokenizer {tokenizer} ({wanted[:12]})"))
     for key, path in datasets.items():
-        with _looking(key, found):
+        with _errors_as_findings(key, found):
             found.append(_dataset(key, path, wanted))
     for key, path in others.items():
-        with _looking(key, found):
+        with _errors_as_findings(key, found):
             if not epath.Path(path).exists():
-                instead = [text for name, text in _INSTEAD.items() if key.startswith(name)]
+                instead = [text for name, text in _ALTERNATIVES.items() if key.startswith(name)]
                 raise UserError(f"{path}: not there; allowed: what is in the bucket{instead[0]}")
             found.append(PreflightFinding("fine", f"{key}: {path}"))
     return found

@@ -19,7 +19,7 @@ from bert_jax.launch.launcher import Unavailable
 
 Answer = TypeVar("Answer")
 
-_BETWEEN_LINES_SECONDS: Final = 60.0
+_LINE_INTERVAL_SECONDS: Final = 60.0
 _log: Final = logging.getLogger("bert_jax.launch")
 
 
@@ -83,13 +83,13 @@ def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
 
     Raises Unavailable after `Pace.delete`.
     """
-    began = said_at = pace.clock()
+    began = printed_at = pace.clock()
     while (now := pace.clock()) < began + pace.delete:
         if is_gone():
             return
-        if now >= said_at + _BETWEEN_LINES_SECONDS:
+        if now >= printed_at + _LINE_INTERVAL_SECONDS:
             _log.warning("%s: being deleted for %.0f min", what, (now - began) / 60)
-            said_at = now
+            printed_at = now
         pace.sleep(pace.poll)
     raise Unavailable(
         f"{what}: not deleted after {pace.delete / 60:.0f} min; it may bill, look: bert-jax jobs"

@@ -16,15 +16,15 @@ from bert_jax.launch.job import Ending
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
 from bert_jax.train.writer import HEARTBEAT
 
-_OURS: Final = "bert-jax: "  # prefix of the line with a verb's error
-_LONGEST_MESSAGE: Final = 500  # characters
+_ERROR_PREFIX: Final = "bert-jax: "  # prefix of the line with a verb's error
+_MAX_MESSAGE: Final = 500  # characters
 COORDINATOR_GONE: Final = "the JAX distributed service detected fatal errors"
 """Part of the line that JAX logs before it aborts a process because process 0 is gone."""
 # Limit for reading: descendants of a killed process may keep its output open.
-_LAST_WORDS_SECONDS: Final = 10.0
+_READ_SECONDS: Final = 10.0
 
 _DONE: Final = 0
-_FINAL: Final = {1: "the run stopped itself", 2: "a mistake in the configuration"}
+_FINAL_CODES: Final = {1: "the run stopped itself", 2: "a mistake in the configuration"}
 _LONGEST_PAUSE_SECONDS: Final = 120.0
 
 MOST_UNCAUGHT: Final = 3
@@ -48,7 +48,7 @@ class RunProcess:
         """
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log
-        self._last = self._last_of_ours = ""
+        self._last = self._last_error = ""
         self._coordinator_gone = False
         self._process = subprocess.Popen(
             command,
@@ -67,24 +67,24 @@ class RunProcess:
     def wait(self) -> Ending:
         """Waits for the process and returns its ending."""
         code = self._process.wait()
-        self._reader.join(_LAST_WORDS_SECONDS)
+        self._reader.join(_READ_SECONDS)
         # The last line explains a crash, but not a kill from outside.
         crashed = code > 0 or code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
-        said = self._last_of_ours or (self._last if crashed else "")
+        message = self._last_error or (self._last if crashed else "")
         if code == UNCAUGHT:
-            said = self._last  # the traceback's last line
+            message = self._last  # the traceback's last line
         if code == -signal.SIGABRT and self._coordinator_gone:
             code = PEER_LOST
-            said = self._last_of_ours or "process 0 of the job is gone, or its machine"
+            message = self._last_error or "process 0 of the job is gone, or its machine"
         if code < 0:
-            said = f"killed by {signal.Signals(-code).name}{f': {said}' if said else ''}"
+            message = f"killed by {signal.Signals(-code).name}{f': {message}' if message else ''}"
             code = 128 - code
         step = read_heartbeat(self._heartbeat).get("step")
         return Ending(
             at=time.time(),
             exit_code=code,
             step=step if isinstance(step, int) else None,
-            message=said[:_LONGEST_MESSAGE],
+            message=message[:_MAX_MESSAGE],
         )
 
     def _read(self) -> None:
@@ -93,8 +93,8 @@ class RunProcess:
             for line in output:
                 self._log(line)
                 text = line.decode("utf-8", errors="replace").strip()
-                if text.startswith(_OURS):
-                    self._last_of_ours = text.removeprefix(_OURS)
+                if text.startswith(_ERROR_PREFIX):
+                    self._last_error = text.removeprefix(_ERROR_PREFIX)
                 self._last = text or self._last
                 self._coordinator_gone |= COORDINATOR_GONE in text
 
@@ -129,33 +129,33 @@ class Restarts:
     def __init__(self, first_pause: float) -> None:
         """`first_pause`: seconds before the first restart."""
         self._first_pause = self._pause = first_pause
-        self._furthest = -1  # highest step reported
-        self._died_at: set[int | None] = set()  # steps of crashes since the last progress
+        self._highest_step = -1  # highest step reported
+        self._crash_steps: set[int | None] = set()  # steps of crashes since the last progress
         self._uncaught, self._saved = 0, -1  # exceptions since the newest checkpoint; its step
 
     def judge(self, ending: Ending, *, saved: int = -1) -> RestartDecision:
         """Decides after an ending. `saved`: step of the newest checkpoint. Default: none."""
-        code, said = ending.exit_code, ending.message
+        code, message = ending.exit_code, ending.message
         if code == _DONE:
-            return RestartDecision("done", 0, said)
-        if code in _FINAL:
-            return RestartDecision("failed", code, said or _FINAL[code])
-        if ending.step is not None and ending.step > self._furthest:
-            self._furthest = ending.step
+            return RestartDecision("done", 0, message)
+        if code in _FINAL_CODES:
+            return RestartDecision("failed", code, message or _FINAL_CODES[code])
+        if ending.step is not None and ending.step > self._highest_step:
+            self._highest_step = ending.step
             self._pause = self._first_pause
-            self._died_at.clear()
+            self._crash_steps.clear()
         if code == UNCAUGHT:
             self._uncaught = 1 if saved > self._saved else self._uncaught + 1
             self._saved = max(self._saved, saved)
             if self._uncaught > MOST_UNCAUGHT:
                 line = f"{self._uncaught} uncaught exceptions without a new checkpoint, the last: "
-                return RestartDecision("failed", 1, line + said)
+                return RestartDecision("failed", 1, line + message)
         elif code not in (INTERRUPTED, PEER_LOST):
-            if ending.step in self._died_at:
+            if ending.step in self._crash_steps:
                 step = ending.step
                 where = "before its first report" if step is None else f"at step {step}"
-                return RestartDecision("failed", 1, f"the run died twice {where}: {said}")
-            self._died_at.add(ending.step)
+                return RestartDecision("failed", 1, f"the run died twice {where}: {message}")
+            self._crash_steps.add(ending.step)
         pause = self._pause
         self._pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return RestartDecision("restarting", code, said, pause)
+        return RestartDecision("restarting", code, message, pause)

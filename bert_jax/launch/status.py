@@ -205,12 +205,12 @@ def _job_status(
     if not state.attempts:
         return JobStatus(**found)
     recent = state.attempts[-_RECENT_ATTEMPTS:]
-    told = {record.number: read_hosts(files, record.of(job)) for record in recent}
+    hosts_of = {record.number: read_hosts(files, record.of(job)) for record in recent}
     last = state.attempts[-1]
-    attempt, hosts = last.of(job), told[last.number]
+    attempt, hosts = last.of(job), hosts_of[last.number]
     silent = {"silent": len(hosts.missing)} if hosts.missing else {}
     seen, at = _observe(attempt, state, launcher, now=now)
-    restarts = [each for one in state.attempts for each in _restarts(one, told.get(one.number))]
+    restarts = [each for one in state.attempts for each in _restarts(one, hosts_of.get(one.number))]
     return JobStatus(
         **found,
         attempt=last.number,
@@ -218,7 +218,7 @@ def _job_status(
         machines=seen.state,
         machines_message=seen.message,
         machines_seen=at,
-        hosts=dict(Counter(host.state for host in hosts.told.values())) | silent,
+        hosts=dict(Counter(host.state for host in hosts.reports.values())) | silent,
         restarts=tuple(sorted(restarts, key=lambda restart: restart.at)),
     )
 
@@ -242,7 +242,7 @@ def _observe(
 
 def _restarts(record: AttemptRecord, hosts: Hosts | None) -> Iterator[Restart]:
     """Yields the restarts within an attempt, and the restart after its end."""
-    for worker, host in () if hosts is None else hosts.told.items():
+    for worker, host in () if hosts is None else hosts.reports.items():
         for ending in host.endings:
             # Skip a host that ended because it lost a peer: the peer's ending is listed.
             if ending.exit_code not in (0, PEER_LOST):

@@ -31,12 +31,12 @@ from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 
 # Temporary errors of a bucket or service, such as expired credentials. The supervisor keeps the job
 # and its machines, and retries.
-_PASSING = (RunStopped, UserError, OSError)
+_TEMPORARY_ERRORS = (RunStopped, UserError, OSError)
 UNFORESEEN: Final = "trying again after what nobody foresaw"
 """Start of the line on an unexpected error."""
 
 _LINE_SECONDS: Final = 60.0
-_WORDS: Final = {State.WAITING: "waiting for capacity", State.ABSENT: "no machines seen yet"}
+_STATE_TEXTS: Final = {State.WAITING: "waiting for capacity", State.ABSENT: "no machines seen yet"}
 _DUMP: Final = re.compile(r"bad_step_(\d+)")
 
 _log: Final = logging.getLogger("bert_jax.launch")
@@ -65,12 +65,12 @@ class Supervisor:
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
         self._pace = pace or attempts.WatchPace(poll=self.job.submit.poll_seconds)
-        self._until_next_look = self._pace.poll  # a poll takes long while a bucket is down
+        self._until_next_poll = self._pace.poll  # a poll takes long while a bucket is down
         self._ages = HeartbeatAges()
-        self._said, self._told_at = "", -math.inf
+        self._last_line, self._printed_at = "", -math.inf
         self._total_steps = total_steps(files.config)
         self._progress = RunProgress(self._total_steps, old_endings=bool(self.state.attempts))
-        self._trouble = False  # whether the last poll had an error
+        self._had_error = False  # whether the last poll had an error
         self._mistake: UserError | None = None
 
     def run(self, *, ask_only: bool = False) -> SupervisorState:
@@ -81,7 +81,7 @@ class Supervisor:
         or the outcome cannot be saved.
         """
         while True:
-            self._look()
+            self._poll()
             record = self.state.current
             if ask_only and record is not None and record.created is not None:
                 return self.state
@@ -90,20 +90,20 @@ class Supervisor:
                 if self._mistake is not None:
                     raise self._mistake
                 return self.state
-            self._rest()
+            self._sleep_until_poll()
 
     def stop(self, why: str) -> None:
         """Ends the job. `run` then saves the outcome and deletes the machines."""
         if self.state.outcome is None:
             self._finish("stopped", why)
 
-    def _rest(self) -> None:
+    def _sleep_until_poll(self) -> None:
         """Sleeps until the next poll, and prints a status line every minute."""
         left = self._pace.poll
         while left > 0.0:
-            if self._clock() >= self._told_at + self._pace.tell:
+            if self._clock() >= self._printed_at + self._pace.tell:
                 self._say(self._status_line())
-                self._told_at = self._clock()
+                self._printed_at = self._clock()
             pause = min(left, _LINE_SECONDS)
             self._sleep(pause)
             left -= pause
@@ -114,7 +114,7 @@ class Supervisor:
             return f"{self.job.name}: no machines yet"
         record = self.state.attempts[-1]
         name = record.of(self.job).resource
-        parts = [f"{name}: {_WORDS.get(record.state, record.state.value)}"]
+        parts = [f"{name}: {_STATE_TEXTS.get(record.state, record.state.value)}"]
         if record.state in (State.ACTIVE, State.STARTING):
             parts += [text] if (text := self._progress.describe()) else []
         else:
@@ -123,31 +123,31 @@ class Supervisor:
         if any(placement.dollars_per_hour for placement in self.job.placements):
             dollars = self.state.dollars(self.job.placements, self._clock())
             parts.append(f"${dollars:,.2f} so far")
-        left = self._progress.time_left() + (" (as last seen)" if self._trouble else "")
+        left = self._progress.time_left() + (" (as last seen)" if self._had_error else "")
         return ", ".join(parts) + left
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Polls once: takes the next step of the job and saves the state."""
-        began, self._trouble = self._clock(), False
+        began, self._had_error = self._clock(), False
         try:
             self._lease.check()
         except LockLost:
             raise
-        except _PASSING as error:  # without the bucket, `_begin` fails before its request
-            self._tell(f"trying again: {error}")
+        except _TEMPORARY_ERRORS as error:  # without the bucket, `_begin` fails before its request
+            self._print_change(f"trying again: {error}")
         with self._errors_logged():
             if self.state.outcome is None:
                 self._advance()
             record = self.state.current
             if record is not None and record.end is not None:
-                self._note()  # a deletion is slow: save the end for the next supervisor
+                self._save_state()  # a deletion is slow: save the end for the next supervisor
                 self._delete(record)
-        self._note()
-        self._until_next_look = self._pace.poll + self._clock() - began
+        self._save_state()
+        self._until_next_poll = self._pace.poll + self._clock() - began
 
     def _advance(self) -> None:
-        now, margin = self._clock(), self._until_next_look
-        limit = attempts.reached(self.job, self.state, now=now, margin_seconds=margin)
+        now, margin = self._clock(), self._until_next_poll
+        limit = attempts.limit_hit(self.job, self.state, now=now, margin_seconds=margin)
         record = self.state.current
         if limit is not None:
             self._finish("limit", limit)
@@ -185,7 +185,7 @@ class Supervisor:
             if not asked or isinstance(error, NotOurs):  # no machines of this attempt exist
                 self._change(end="over", reason=str(error), deleted=self._clock())
             return self._finish("failed", str(error))
-        self._tell(f"attempt {record.number}: asked for {attempt.placement.place}")
+        self._print_change(f"attempt {record.number}: asked for {attempt.placement.place}")
         return self._change(created=self._clock(), state=State.WAITING)
 
     def _observe(self, record: AttemptRecord) -> None:
@@ -193,24 +193,24 @@ class Supervisor:
         now = self._clock()
         changed = seen.state is not record.state
         self._change(state=seen.state, message=seen.message)
-        if attempts.begins(record, seen):
+        if attempts.is_start(record, seen):
             self._change(up_from=now)
         hosts = None if seen.state is State.WAITING else self._hosts(record)
         if seen.state is not State.ACTIVE:
             self._ages.reset()  # starting hosts cannot send heartbeats
         there = seen.state in (State.STARTING, State.ACTIVE, State.SUSPENDED)
-        if record.bills_from is None and (there or (hosts is not None and hosts.told)):
+        if record.bills_from is None and (there or (hosts is not None and hosts.reports)):
             # Bill from the last observation without billing: over-count rather than under-count.
             self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
         record = self.state.attempts[-1]
-        verdict = (hosts and attempts.of_run(hosts)) or attempts.of_machines(
+        verdict = (hosts and attempts.run_verdict(hosts)) or attempts.machines_verdict(
             self.job, record, seen, now=now, pace=self._pace
         )
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
-            verdict = attempts.of_silence(record, hosts, self._ages, now=now, pace=self._pace)
+            verdict = attempts.silence_verdict(record, hosts, self._ages, now=now, pace=self._pace)
         # After the run is done, do not report that machines are gone.
         if changed and (verdict is None or verdict.outcome != "done"):
-            self._tell(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
+            self._print_change(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
         if verdict is not None:
             self._end(verdict)
 
@@ -218,14 +218,14 @@ class Supervisor:
         """Returns the hosts' reports, or None if they cannot be read."""
         try:
             hosts = read_hosts(self._files, record.of(self.job))
-        except _PASSING as error:
-            self._tell(f"what its hosts say cannot be read: {error}")
+        except _TEMPORARY_ERRORS as error:
+            self._print_change(f"what its hosts say cannot be read: {error}")
             self._ages.reset()
-            self._trouble = True
+            self._had_error = True
             return None
         self._ages.record(hosts, self._clock())
         for line in self._progress.hear(hosts, self._clock()):
-            self._tell(line)
+            self._print_change(line)
         if hosts.step is not None:
             self._change(step=hosts.step)
         return hosts
@@ -234,12 +234,12 @@ class Supervisor:
         """Ends the attempt, and the job if its run has ended or another attempt would fail."""
         reason = verdict.reason
         if verdict.outcome is not None:
-            dump = self._dump(reason) if verdict.outcome == "failed" else ""
+            dump = self._replay_hint(reason) if verdict.outcome == "failed" else ""
             return self._finish(verdict.outcome, reason + dump)
-        self._tell(f"{verdict.end}: {reason}")
+        self._print_change(f"{verdict.end}: {reason}")
         self._change(end=verdict.end, reason=reason)
-        if (why := attempts.hopeless(self.job, self.state)) is not None:
-            self._finish("failed", f"{why}: {reason}{self._dump(reason)}")
+        if (why := attempts.reason_to_give_up(self.job, self.state)) is not None:
+            self._finish("failed", f"{why}: {reason}{self._replay_hint(reason)}")
         return None
 
     def _finish(self, outcome: Outcome, message: str) -> None:
@@ -248,26 +248,26 @@ class Supervisor:
         if record is not None and record.end is None:
             self._change(end="over", reason=message)
         self.state = self.state.model_copy(update={"outcome": outcome, "message": message})
-        self._tell(f"{outcome}: {message}")
+        self._print_change(f"{outcome}: {message}")
 
     def _delete(self, record: AttemptRecord) -> None:
         if record.created is not None and record.state is not State.DELETING:
             self._change(state=State.DELETING)
-            self._tell("deleting its machines")
+            self._print_change("deleting its machines")
         try:
             self._launcher.delete(record.of(self.job))
         except UserError as error:
             raise UserError(f"cannot be deleted and may bill: {error}") from error
         self._change(deleted=self._clock(), state=State.ABSENT)
         if record.created is not None:
-            self._tell("deleted")
+            self._print_change("deleted")
 
     def _is_asked_to_stop(self) -> bool:
-        with contextlib.suppress(*_PASSING):
+        with contextlib.suppress(*_TEMPORARY_ERRORS):
             return self._files.stop.exists()
         return False
 
-    def _dump(self, said: str) -> str:
+    def _replay_hint(self, reason: str) -> str:
         """Returns a hint to replay the run's last bad step. See `bert_jax.train.dump`."""
         run_dir = epath.Path(self.job.run_dir)
         try:
@@ -276,24 +276,24 @@ class Supervisor:
             return ""
         dumps = [(int(match[1]), str(path)) for match, path in found if match]
         dump = max(dumps, default=(0, ""))[1]
-        return f"; see `bert-jax replay {dump}`" if dump and dump not in said else ""
+        return f"; see `bert-jax replay {dump}`" if dump and dump not in reason else ""
 
     @contextlib.contextmanager
     def _errors_logged(self) -> Iterator[None]:
         """Logs errors of the block. An error must not end the supervisor: machines would bill."""
         try:
             yield
-        except _PASSING as error:
-            self._trouble = True
-            self._tell(f"trying again: {error}")
+        except _TEMPORARY_ERRORS as error:
+            self._had_error = True
+            self._print_change(f"trying again: {error}")
         except Exception as error:  # a bug in this program or in a client library
-            self._trouble = True
+            self._had_error = True
             _log.debug("a look has failed", exc_info=True)
-            self._tell(f"{UNFORESEEN}: {type(error).__name__}: {first_line(error)}")
+            self._print_change(f"{UNFORESEEN}: {type(error).__name__}: {first_line(error)}")
 
-    def _note(self) -> None:
+    def _save_state(self) -> None:
         """Saves the state. If that fails, the next poll saves it."""
-        with self._errors_logged(), contextlib.suppress(*_PASSING):
+        with self._errors_logged(), contextlib.suppress(*_TEMPORARY_ERRORS):
             self._write(self.state.model_copy(update={"seen": self._clock()}))
 
     def _change(self, **changes: object) -> None:
@@ -303,10 +303,10 @@ class Supervisor:
         write_state(self._files, state)
         self.state = state
 
-    def _tell(self, line: str) -> None:
+    def _print_change(self, line: str) -> None:
         """Prints a change once, with the name of the last attempt's machines or of the job."""
         records = self.state.attempts
         name = records[-1].of(self.job).resource if records else self.job.name
-        if (said := f"{name}: {line}") != self._said:
-            self._said, self._told_at = said, self._clock()
-            self._say(said)
+        if (text := f"{name}: {line}") != self._last_line:
+            self._last_line, self._printed_at = text, self._clock()
+            self._say(text)

@@ -89,8 +89,8 @@ class QueuedResources:
         queued = list(self._list("queued_resources"))
         names = {resource.name for resource in queued}
         found = [
-            (_node_of(each), each.name, _state(each), each.state.state in _BILLING)
-            for each in queued
+            (_node_of(item), item.name, _state(item), item.state.state in _BILLING)
+            for item in queued
         ]
         found += [
             (node, node.name, State.ACTIVE, True)
@@ -301,8 +301,8 @@ def as_command(request: tpu_v2.CreateQueuedResourceRequest) -> str:
     }
     words = ["gcloud", "compute", "tpus", "queued-resources", "create", request.queued_resource_id]
     for flag, value in flags.items():
-        for each in value if isinstance(value, list) else [value]:
-            words += [f"--{flag}" if each is True else f"--{flag}={each}"] if each else []
+        for item in value if isinstance(value, list) else [value]:
+            words += [f"--{flag}" if item is True else f"--{flag}={item}"] if item else []
     return shlex.join(words)
 
 

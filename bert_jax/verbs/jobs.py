@@ -133,8 +133,8 @@ def _orphan(
     if hosts.done or hosts.failed is not None:
         return f"its run is {'done' if hosts.done else 'at its end: failed'}"
     now = time.time()
-    if not hosts.told:  # the machines may be a minute old, unless a supervisor saw them long ago
+    if not hosts.reports:  # the machines may be a minute old, unless a supervisor saw them long ago
         up = now - (record.up_from or now)
         return f"not started within {up / 60:.0f} min" if up > WatchPace.start else ""
-    silent = now - max(host.at for host in hosts.told.values())
+    silent = now - max(host.at for host in hosts.reports.values())
     return f"silent for {silent / 60:.0f} min" if silent > _UNWATCHED_SECONDS else ""

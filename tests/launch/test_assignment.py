@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.launch.assignment import COMPILED, Assignment, read_assignment, read_environment
+from bert_jax.launch.assignment import JAX_CACHE, Assignment, read_assignment, read_environment
 from bert_jax.launch.job import JobPlacement
 from tests.launch.jobs import write_job
 from tests.project import ROOT
@@ -39,7 +39,7 @@ def test_a_tpu_gets_its_platform_slices_and_a_cache_that_outlives_it(tmp_path: P
         "mesh.distributed.enabled=true",
         'loader.cache.directory="/d: $(x)/datasets"',
     ]
-    assert found.environment == {COMPILED: f"{found.host.files.directory}/compiled"}
+    assert found.environment == {JAX_CACHE: f"{found.host.files.directory}/compiled"}
 
 
 def test_processes_of_this_machine_are_told_where_they_meet(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_jax_finds_in_a_bucket_what_was_compiled_before(cloud: Cloud) -> None:
         "    jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((8, 8))).block_until_ready()\n"
         "    print(any('cache_hits' in name for name in hits))"
     )
-    told = {COMPILED: str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    told = {JAX_CACHE: str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | told | {"PYTHONPATH": str(ROOT)},

@@ -246,7 +246,7 @@ def test_machines_that_nobody_watches_are_orphans_once_their_hosts_are_silent(wo
     world.launcher.become("base-1", State.ACTIVE)
     # They may have come a minute ago.
     assert (found(world).orphan, found(world).note) == ("", "nobody watches it")
-    world.supervisor()._look()
+    world.supervisor()._poll()
     assert found(world).orphan == "not started within 300 min"
     world.beat(1)
     assert found(world).orphan == "silent for 300 min"
