@@ -22,11 +22,7 @@ _INSTALL: Final = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 )
-_RETRIED_STATUSES: Final = (
-    408,
-    409,
-    429,
-)  # retried 4xx errors; all but 4xx are retried
+_RETRIED_STATUSES: Final = (408, 409, 429)  # 4xx errors to retry, like all other errors
 
 
 class GkeJobSets:

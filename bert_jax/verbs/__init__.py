@@ -1,4 +1,4 @@
-"""What the command line can do: one module per verb, each with a function of the verb's name."""
+"""The verbs of the command line: one module per verb, with a function of the verb's name."""
 
 import contextlib
 import sys
@@ -9,9 +9,9 @@ from bert_jax.narration import doing
 
 @contextlib.contextmanager
 def starting_jax(*, on_cpu: bool = False) -> Iterator[None]:
-    """Says that the imports of the block load JAX, which takes seconds.
+    """Shows a progress line while the imports of the block load JAX, which takes seconds.
 
-    With `on_cpu` JAX opens no accelerator, such as for a verb that only converts files: libtpu
+    With `on_cpu`, JAX opens no accelerator. Verbs that only convert files use it, because libtpu
     prints errors on a machine without a TPU.
     """
     with contextlib.nullcontext() if "jax" in sys.modules else doing("starting JAX", at_once=True):

@@ -1,4 +1,4 @@
-"""`bert-jax demo`: the main job, text to filled masks, in minutes on a laptop."""
+"""`bert-jax demo`: the whole workflow from text to filled masks, in minutes on a laptop."""
 
 import importlib.resources
 import math
@@ -41,7 +41,7 @@ class Demo(NamedTuple):
 
     config: RunConfig
     unigram_entropy: float
-    commoner_label: float  # accuracy of always giving the commoner next-sentence label
+    commoner_label: float  # accuracy of always predicting the more frequent NSP label
     evaluation: Evaluation
     filled: list[Filled]
     seconds: float
@@ -50,17 +50,17 @@ class Demo(NamedTuple):
 def demo(
     directory: str = "runs/demo", *, overrides: Sequence[str] = (), console: Console | None = None
 ) -> Demo:
-    """Makes a vocabulary, examples, and a model on a mesh of simulated devices; uses the model.
+    """Trains a vocabulary and a model on a mesh of simulated devices, then uses the model.
 
-    An interrupted demo resumes: finished parts are kept.
+    An interrupted demo resumes and keeps its finished parts.
 
     Args:
-        directory: where everything goes.
-        overrides: ``key=value`` over ``configs/demo.yaml``.
-        console: where progress is shown.
+        directory: directory for all outputs.
+        overrides: ``key=value`` settings that override ``configs/demo.yaml``.
+        console: console for the progress.
 
     Raises:
-        UserError: the directory cannot be written to, or an override is wrong.
+        UserError: the directory cannot be written, or an override is invalid.
     """
     console = console or Console()
     with speaking(console):
@@ -109,7 +109,7 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
 
 
 def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Returns ``configs/demo.yaml`` with everything below `directory`."""
+    """Returns ``configs/demo.yaml`` with all paths below `directory`."""
     places = {
         "run_dir": "run",
         "tokenizer": "tokenizer",
@@ -127,7 +127,7 @@ def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _command() -> str:
-    """Returns the shell's name of this program: its own, or a path beside this Python."""
+    """Returns the shell command of this program: its name, or a path next to this Python."""
     if shutil.which("bert-jax"):
         return "bert-jax"
     beside = Path(sys.executable).with_name("bert-jax")
@@ -138,9 +138,9 @@ def _command() -> str:
 
 
 def _commoner_label(dataset: epath.PathLike) -> float:
-    """Returns the accuracy of always giving the commoner answer.
+    """Returns the accuracy of always predicting the more frequent label.
 
-    It is more than a half: a document's last sentence always gets a random next.
+    It exceeds 50%: the last sentence of a document always gets a random next sentence.
     """
     held_out = open_dataset(dataset, VALIDATION)
     labels = [e.next_sentence_label for e in held_out.__getitems__(range(len(held_out)))]
@@ -149,7 +149,7 @@ def _commoner_label(dataset: epath.PathLike) -> float:
 
 
 def _say_scores(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
-    """Says the two scores and the scores of a model without training."""
+    """Prints the two scores, and the scores of trivial predictions."""
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
     error = math.sqrt(guess * (1 - guess) / result.examples)
     narrator_of(console).say(

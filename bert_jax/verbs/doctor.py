@@ -1,7 +1,7 @@
-"""`bert-jax doctor`: what is installed, which devices there are, and what will go wrong.
+"""`bert-jax doctor`: checks installed software, devices, and a run's inputs before it starts.
 
-It also verifies a run directory. Findings are given one by one, and slow libraries are loaded when
-they are needed, so that the first lines come at once.
+It also verifies a run directory. It yields findings one by one and imports slow libraries late, so
+that the first lines appear at once.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> DoctorReport:
-    """Checks everything that a run will need, without starting one.
+    """Checks the requirements of a run, without starting a run.
 
     ``doctor().ok -> True``; ``doctor(run_dir="/proc/run").of_level("problem") ->
     [Finding("problem", "run directory", "cannot write to /proc: …")]``
 
-    Opens this process's devices. If `config.distributed` is enabled it joins the other processes:
-    start it on every host, as a run.
+    Opens this process's devices. If `config.distributed` is enabled, joins the other processes:
+    start the doctor on every host, as for a run.
 
     Args:
-        config: the devices that a run will ask for; default: all devices.
-        run_dir: where a run will write, local or gs://; default: not checked.
+        config: devices of the planned run. Default: all devices.
+        run_dir: directory of the planned run, local or gs://. Default: no check of a directory.
 
     Returns:
-        The findings. A problem is a finding and never an exception.
+        The findings. Reports problems as findings, never as exceptions.
     """
     return DoctorReport(tuple(look_at_machine(config or MeshSection(), run_dir=run_dir)))
 
@@ -61,7 +61,7 @@ def look_at_machine(
 
 
 def look_at_config(config: RunConfig) -> Iterator[Finding]:
-    """Yields findings about everything in a run's configuration: machine, inputs, disk."""
+    """Yields findings about a configuration: its machine, inputs and disk space."""
     problems = False
     trained = functools.cache(functools.partial(_trained, config))  # opens the tokenizer once
     for finding in look_at_machine(
@@ -94,9 +94,9 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
 
 
 def look_at_run(run_dir: str) -> Iterator[Finding]:
-    """Yields what is whole and what is damaged in a run directory, local or gs://.
+    """Verifies a run directory, local or gs://; yields findings on each part.
 
-    Reads every file of its checkpoints, its settings, metrics and datasets; changes nothing:
+    Reads every file of its checkpoints, settings, metrics and datasets. Changes no file:
     ``Finding("problem", "checkpoint 4000", "params/d/1f… is missing")``.
     """
     with doing("starting JAX", at_once=True):
@@ -107,14 +107,14 @@ def look_at_run(run_dir: str) -> Iterator[Finding]:
 class _Trained(NamedTuple):
     """The model that a configuration trains."""
 
-    build: Any  # as `define_model` takes it
+    build: Any  # builder for `define_model`
     execution: Execution
     architecture: Architecture
-    longest: int  # tokens of the longest rows; 0: there are no phases
+    longest: int  # tokens of the longest rows; 0 without phases
 
 
 def _trained(config: RunConfig) -> _Trained | None:
-    """Returns the model, if the configuration trains one and its inputs have no problem."""
+    """Returns the model that a configuration trains, or None if it has no valid model."""
     from bert_jax.model.bert import bert_builder
     from bert_jax.model.config import resolve_architecture
     from bert_jax.runs.directory import open_run

@@ -28,19 +28,19 @@ def evaluate(
     mesh: MeshSection | None = None,
     console: Console | None = None,
 ) -> Evaluation:
-    """Evaluates a run's checkpoint, every example once.
+    """Evaluates a run's checkpoint, with every example once.
 
-    A pretrained or imported run is evaluated on a dataset, with fixed masks at 15%; a fine-tuned
-    run on its task.
+    Evaluates a pretrained or imported run on a dataset, with fixed masks at 15%. Evaluates a
+    fine-tuned run on its task.
 
     Args:
-        run_dir: of `pretrain`, `import` or `finetune`.
-        dataset: a dataset directory; by default the dataset of the run's last phase.
-        split: of a dataset, by default "validation"; of a task "dev" (the default) or "test".
+        run_dir: run directory of `pretrain`, `import` or `finetune`.
+        dataset: a dataset directory. Default: the dataset of the run's last phase.
+        split: a split of the dataset. Default: "validation". For a task: "dev" or "test".
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        batch_size: rows at a time; does not change the figures.
-        mesh: devices to use; by default all.
-        console: shows the table.
+        batch_size: rows per batch; does not change the figures.
+        mesh: devices to use. Default: all devices.
+        console: console for the table.
 
     Returns:
         The figures, also written to the run directory: to ``evaluation.json`` for the `auto`
@@ -81,7 +81,7 @@ def evaluate(
             say=functools.partial(console.print, markup=False, soft_wrap=True),
         )
     if jax.process_index() == 0:
-        # An imported run has no dataset of its own: the one that is given takes its place.
+        # An imported run has no dataset: `dataset` counts as its own.
         own_data = dataset is None or not run.has("train")
         _show(result, console)  # before writing, which may fail
         write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)

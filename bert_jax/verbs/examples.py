@@ -1,4 +1,4 @@
-"""`bert-jax examples`: text + tokenizer → dataset, and reports on it."""
+"""`bert-jax examples`: text + tokenizer → dataset, with reports and exports."""
 
 import dataclasses
 import math
@@ -25,22 +25,22 @@ from bert_jax.report.dataset.sample import print_examples
 from bert_jax.section import need, under
 from bert_jax.text import load_tokenizer
 
-_COUNT: Final = re.compile(r" (?P<done>\d+) of (?P<all>\d+)$")  # of finished jobs, in a line
-_PROGRESS_SECONDS: Final = 30.0  # between two lines of a stage; its first and last always come
+_COUNT: Final = re.compile(r" (?P<done>\d+) of (?P<all>\d+)$")  # finished jobs, in a line
+_PROGRESS_SECONDS: Final = 30.0  # interval of progress lines in a stage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtraOutputs:
-    """Outputs besides the dataset."""
+    """Additional outputs of a dataset."""
 
     report: bool = False  # write ``<output>.report.html``
     inspect: int | None = None  # number of examples to print
     tfrecords: str | None = None  # directory for google-research/bert's format
-    copies: int = 1  # of each training example there, each with its own masks
+    copies: int = 1  # copies of each training example there, each with its own masks
 
     @property
     def any(self) -> bool:
-        """Whether anything is wanted."""
+        """Whether an additional output is requested."""
         return self.report or bool(self.inspect) or self.tfrecords is not None
 
 
@@ -50,18 +50,18 @@ def examples(
     extra: ExtraOutputs | None = None,
     console: Console | None = None,
 ) -> Provenance:
-    """Makes the dataset that the section `examples` describes, and the extra outputs.
+    """Makes the dataset of the section `examples`, and the additional outputs.
 
     Args:
-        config: settings or their file; needs `examples`.
-        extra: other outputs; from a finished dataset they need no text.
-        console: where progress is shown.
+        config: a configuration or its file, with the section `examples`.
+        extra: additional outputs. With a finished dataset, they need no text.
+        console: console for the progress.
 
     Returns:
         The dataset's settings and figures.
 
     Raises:
-        UserError: the section is missing, or the text cannot be read or paired.
+        UserError: the section is missing, or the text cannot be read or split into pairs.
     """
     config = as_config(config)
     section = need(config.examples, "examples", "examples")
@@ -149,9 +149,9 @@ def _write_extra(
 
 
 def _check_settings(section: ExamplesSection, made: Provenance) -> None:
-    """Compares a finished dataset with the settings that need no text.
+    """Raises UserError if a finished dataset was made with other settings.
 
-    `make_examples` compares the others too.
+    `make_examples` also compares settings that need the text.
     """
     names = ("seed", "num_shards", "mixture", "validation_fraction")
     held = made.pairing.model_dump() | {name: getattr(made, name) for name in names}

@@ -62,22 +62,22 @@ def export(
     """Writes a run's checkpoint in another program's format, with a model card.
 
     Args:
-        run_dir: of `pretrain`, `finetune` or `import`.
+        run_dir: run directory of `pretrain`, `finetune` or `import`.
         output: a new local directory.
         to: the format.
-        kind: a class of Hugging Face's; None for the fullest that the run's heads allow.
-        outputs: of a StableHLO program; None for `stablehlo.default_outputs`.
+        kind: Hugging Face class. Default: the class that covers the most of the run's heads.
+        outputs: outputs of a StableHLO program. Default: `stablehlo.default_outputs`.
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        force: replace `output`; the old directory stays until the new one is whole.
-        push_to: a model on a hub, ``owner/name``, to upload the directory to.
-        private: whether a model that the upload makes is private.
-        console: where the result is shown.
+        force: replace `output`. The old directory stays until the new directory is complete.
+        push_to: upload the directory to this model on a hub, ``owner/name``.
+        private: whether a newly created model is private.
+        console: console for the result.
 
     Returns:
         The directory.
 
     Raises:
-        UserError: no such run or checkpoint, a head that it lacks, or `output` exists.
+        UserError: no such run or checkpoint, a missing head, or `output` exists.
     """
     for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
         if value is not None and to != only:
@@ -120,7 +120,7 @@ def _write(
     title: str,
     checkpoint: str,
 ) -> str:
-    """Writes a checkpoint and its model card into an empty directory; returns step and heads."""
+    """Writes a checkpoint and its model card into a directory; returns the step and heads."""
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
     params, heads = jax.device_get(loaded.params), describe(run.heads)
     model = Pretrained(run.architecture, run.heads, params, run.tokenizer, step=loaded.step)
@@ -156,7 +156,7 @@ def _write(
 def _model_card(
     run: Run, *, title: str, text: str, usage: str, evaluation: Evaluation | None
 ) -> str:
-    """Returns a model card in Markdown; configuration and provenance are the run's own files."""
+    """Returns a model card in Markdown, with the run's configuration and provenance files."""
     parts = [
         FRONT_MATTER,
         f"# {title}\n",
@@ -170,7 +170,7 @@ def _model_card(
             f"## Evaluation\n\nStep {evaluation.step}, {evaluation.examples} held-out "
             f"examples of `{evaluation.dataset}`.\n\n{_table(scores)}\n"
         )
-    # The configuration of an import that was not trained here holds only unused defaults.
+    # The configuration of an untrained import has only unused defaults.
     if run.has("train") or run.is_fine_tuned:
         config = read_text(run.directory / CONFIG).strip()
         parts.append(f"## Training\n\n```yaml\n{config}\n```\n")

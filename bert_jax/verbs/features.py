@@ -37,11 +37,11 @@ _LINES_SHOWN: Final = 10
 
 
 class ExtractionResult(NamedTuple):
-    """What was written."""
+    """The result of `features`."""
 
     output: Path
-    step: int  # of the checkpoint
-    width: int  # numbers in a vector
+    step: int  # step of the checkpoint
+    width: int  # length of a vector
     counts: ExtractionCounts
     score: ProbeScore | None
 
@@ -64,27 +64,27 @@ def features(
     force: bool = False,
     console: Console | None = None,
 ) -> ExtractionResult:
-    """Writes the contextual embeddings of every text of a file, in its order.
+    """Writes the contextual embeddings of every text of a file, in file order.
 
     Args:
-        run_dir: of `pretrain`, `finetune` or `import`; its heads do not matter.
+        run_dir: run directory of `pretrain`, `finetune` or `import`, with any heads.
         input_path: .txt (a text per line), .jsonl, .csv, .tsv or .parquet.
         output: .npz, .parquet or .jsonl.
-        layers: a name of `select_layers`, numbers with commas between, or "mix" for a probe. None
-            for "concat-last-four", or "last" of a model with fewer than four layers.
-        level: a vector per piece, per word (the mean of its pieces) or per text.
-        pool: the vector of a text: "cls", or "mean" (None) over all pieces, special ones included.
-        column: of a table, with the texts; None for the only column without another role.
-        pair_column: with their second texts.
-        probe_column: with labels. Logistic regression on the sentence features is cross-validated,
-            and ``probe.json`` written beside `output`.
-        max_length: pieces, special ones included; longer texts are cut. None for the model's
-            positions, at most 512.
-        batch_size: rows at a time; does not change the features.
+        layers: a name of `select_layers`, comma-separated numbers, or "mix" for a probe. Default:
+            "concat-last-four"; "last" for a model with fewer than four layers.
+        level: one vector per piece, per word (the mean of its pieces) or per text.
+        pool: vector of a text: "cls" or "mean" (all pieces, also special ones). Default: "mean".
+        column: table column with the texts. Default: the only column without another role.
+        pair_column: table column with the second texts.
+        probe_column: table column with labels. Cross-validates a logistic regression on the
+            sentence features, and writes ``probe.json`` next to `output`.
+        max_length: maximum pieces per text, including special pieces; longer texts are truncated.
+            Default: the model's positions, at most 512.
+        batch_size: rows per batch; does not change the features.
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        mesh: devices to use; None for all.
+        mesh: devices to use. Default: all devices.
         force: replace `output`.
-        console: where the result is shown.
+        console: console for the result.
 
     Raises:
         UserError: no such file, column, layer, run or checkpoint; a ragged table; `output` exists.
@@ -115,7 +115,7 @@ def features(
             batch_size=batch_size,
         )
         texts = read_texts(Path(input_path), columns)
-        # A wrong column is reported before minutes go into reading a checkpoint.
+        # Report a wrong column before the slow read of a checkpoint.
         first = next(texts, None)
         if first is None:
             raise UserError(f"{input_path}: found no text, allowed: one or more")
@@ -147,7 +147,7 @@ def features(
 def _probe(
     features: list[TextFeatures], writer: writers.FeatureWriter, *, states: int | None
 ) -> ProbeScore:
-    """Scores sentence features and writes them; with `states`, mixed by the learned weights."""
+    """Scores sentence features and writes them. With `states`, mixes them by learned weights."""
     vectors = np.concatenate([found.vectors for found in features])
     if states is not None:
         vectors = vectors.reshape(len(features), states, -1)

@@ -18,18 +18,18 @@ def fill_mask(
 ) -> list[Filled]:
     """Returns the most probable pieces for every [MASK] of every text.
 
-    `bert_jax.load` keeps the model for further texts.
+    To keep the model for further texts, use `bert_jax.load`.
 
     Args:
-        run_dir: of `pretrain`, or of `import` with an MLM head; or what else `load` takes.
-        texts: each with one [MASK] or more; one text is a list of one.
-        top_k: candidates per mask.
+        run_dir: run directory with an MLM head, or another source that `load` accepts.
+        texts: texts with at least one [MASK] each, or a single text.
+        top_k: number of candidates per mask.
         checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-        console: where the result is shown; None shows nothing.
+        console: console for the result. Default: no output.
 
     Raises:
-        UserError: a text without [MASK], or with more pieces than the model has positions; no such
-            run.
+        UserError: no such run; a text without [MASK], or with more pieces than the model has
+            positions.
     """
     model = load(run_dir, checkpoint=checkpoint)
     filled = model.fill_mask([texts] if isinstance(texts, str) else texts, top_k=top_k)

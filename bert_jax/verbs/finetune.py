@@ -34,29 +34,29 @@ def finetune(
     started: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Fine-tunes by a configuration, from the run's last checkpoint if there is one.
+    """Fine-tunes as configured; resumes from the run's last checkpoint if there is one.
 
-    At the end the run directory holds the best checkpoint and the last, `evaluation.json`,
+    At the end the run directory holds the best and the last checkpoint, `evaluation.json`,
     `predictions/` of the dev splits, and `report.html`.
 
     Args:
-        config: settings or their file; needs `run_dir` and `finetune`.
-        data: tables in memory that replace the task's files, by their keys: "train", "dev", "test".
-            They are written to ``<run_dir>/data/``, so that the run can be resumed without them.
-        seeds: number of seeds to run and compare; by default the setting `finetune.sweep`. The
-            run directory of a sweep holds its best run; see `bert_jax.tasks.sweep.run`.
-        allow_data_change: whether a resumed run may have other data than before; a line names the
+        config: a configuration or its file, with `run_dir` and `finetune`.
+        data: tables in memory that replace the task's files, by key: "train", "dev", "test". They
+            are written to ``<run_dir>/data/``, so that the run can resume without this argument.
+        seeds: number of seeds to run and compare. Default: the setting `finetune.sweep`. The run
+            directory of a sweep holds its best run; see `bert_jax.tasks.sweep.run`.
+        allow_data_change: whether a resumed run may use changed data. If it does, it prints the
             change and the position in the new data.
-        started: start of the run for the account of its time, in seconds since 1970; by default
-            the time of this call.
-        console: receiver of progress; by default standard output.
+        started: start of the run for its time account, in seconds since 1970. Default: the time of
+            this call.
+        console: console for the progress. Default: standard output.
 
     Returns:
         The step reached, whether a signal stopped the run, and the best checkpoint's figures.
 
     Raises:
         UserError: the configuration does not fit the data, the origin or the run directory.
-        RunStopped: numbers went bad, see `bert_jax.train.bad_steps`.
+        RunStopped: bad steps ended the run, see `bert_jax.train.bad_steps`.
     """
     config = as_config(config)
     if data is not None:
@@ -66,7 +66,7 @@ def finetune(
 
 
 def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Console) -> Outcome:
-    """Runs what `finetune_settings` returned; raises as `finetune`."""
+    """Fine-tunes with the result of `finetune_settings`; raises as `finetune`."""
     settings, points = plan(settings, seeds=seeds)
     options = {"--allow-data-change": settings.allow_data_change}
     join_same_command("finetune", settings.mesh, {**settings.to_config(), **options})
@@ -89,7 +89,7 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     """Writes tables in memory to ``<run_dir>/data/KEY.jsonl`` for the task's keys.
 
-    Returns the configuration with these files. Raises UserError: the task is neither "table" nor
+    Returns the configuration with these files. Raises UserError if the task is neither "table" nor
     "multiple_choice", or has no such key.
     """
     section = need(config.finetune, "finetune", "finetune")

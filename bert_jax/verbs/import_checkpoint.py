@@ -32,7 +32,7 @@ from bert_jax.runs.settings import describe
 from bert_jax.train.progress import IMPORTED
 from bert_jax.train.state import TrainState, run_key
 
-# Orbax needs these bytes beside the array that it writes.
+# Memory that Orbax needs in addition to the array that it writes.
 SAVE_SLACK_BYTES: Final = 1 << 20
 
 
@@ -45,26 +45,26 @@ def import_checkpoint(
     force: bool = False,
     console: Console | None = None,
 ) -> Path:
-    """Writes an ordinary run directory from a checkpoint of another program.
+    """Converts another program's checkpoint to an ordinary run directory.
 
-    fill-mask, features, fine-tuning and export work on it as on a run of our own. If the checkpoint
-    has Adam's moments, `pretrain` resumes from its step.
+    The verbs fill-mask, features, finetune and export accept it like any other run. If the
+    checkpoint has Adam's moments, `pretrain` resumes from its step.
 
     Args:
-        source: a local directory with a Hugging Face or a google-research/bert checkpoint; the
-            path of the latter without ``.index``; or a model on a hub with an optional revision,
-            ``google-bert/bert-base-uncased@main``. provenance.json records the commit.
+        source: a local directory with a Hugging Face or google-research/bert checkpoint; the path
+            of a google-research/bert checkpoint without ``.index``; or a model on a hub with an
+            optional revision: ``google-bert/bert-base-uncased@main``. provenance.json records it.
         run_dir: a new local directory.
         tokenizer: a tokenizer directory, for a checkpoint without a tokenizer.
         lower_case: casing of a vocab.txt without settings.
-        force: replace `run_dir`; the old run stays until the new one is whole.
-        console: where the result is shown.
+        force: replace `run_dir`. The old run stays until the new run is complete.
+        console: console for the result.
 
     Returns:
         The run directory.
 
     Raises:
-        UserError: no readable checkpoint, a tensor that does not fit, or `run_dir` exists.
+        UserError: no readable checkpoint, a tensor of a wrong shape, or `run_dir` exists.
     """
     fetched = fetch(source) if is_hub_name(source) else None
     directory = Path(source) if fetched is None else fetched.directory
@@ -75,7 +75,7 @@ def import_checkpoint(
             )
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_output(run_dir))
-        if Path(run_dir, CONFIG).exists():  # may be training
+        if Path(run_dir, CONFIG).exists():  # the old run may be training
             stack.enter_context(hold_run(epath.Path(run_dir)))
         aside = stack.enter_context(new_directory(Path(run_dir), force=force))
         stack.enter_context(doing(f"importing {source}"))
@@ -88,17 +88,17 @@ def import_checkpoint(
 
 
 class Origin(NamedTuple):
-    """A run that parameters are taken from."""
+    """A run with initial parameters."""
 
     run_dir: str
-    name: str  # for configurations: the run's directory, or a pinned name
+    name: str  # name in configurations: a run directory, or a pinned name
 
 
 def find_origin(source: str) -> Origin:
-    """Returns the run that a source names; another program's checkpoint is imported into the cache.
+    """Returns the run of a source; imports another program's checkpoint into the cache.
 
-    The source is a run directory; a local Hugging Face or google-research/bert directory, with an
-    optional ``@`` and the SHA-256 of its contents; or a model on a hub. Raises UserError as
+    `source`: a run directory; a local Hugging Face or google-research/bert directory, with an
+    optional ``@`` and the SHA-256 of its contents; or a model on a hub. Raises UserError like
     `fetch`, `identify` and `import_checkpoint`.
     """
     models, on_hub = user_cache("models"), is_hub_name(source)
@@ -107,7 +107,7 @@ def find_origin(source: str) -> Origin:
     found = fetch(source) if on_hub else identify(source, cached=models)
     run_dir = models / found.cached_as
     run_dir.parent.mkdir(parents=True, exist_ok=True)
-    # Processes of one job start together, and share the cache if they share a machine.
+    # Processes of one job start together, and may share a machine's cache.
     with filelock.FileLock(f"{run_dir}.importing"):
         if not (run_dir / CONFIG).exists():
             import_checkpoint(
@@ -117,9 +117,9 @@ def find_origin(source: str) -> Origin:
 
 
 def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, str]) -> None:
-    """Writes the run directory at `root`, named `run_dir` later; JAX's arrays replace the model's.
+    """Writes the run directory to `root`, later renamed to `run_dir`. Moves the model to JAX.
 
-    `record` is the source of the model, for provenance.json.
+    `record`: the model's source, for provenance.json.
     """
     config, directory = RunConfig(), model.files[0].parent
     files = sorted([*model.files, *tokenizer_files(directory)])
@@ -151,7 +151,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
 
 
 def _summary(model: Pretrained) -> list[str]:
-    """Returns what was imported, in lines for the user."""
+    """Returns lines that describe the imported model."""
     numbers = sum(leaf.size for leaf in jax.tree.leaves(model.params))
     moments = "" if model.moments is None else f", Adam's moments at step {model.step or 0}"
     rows, pieces = model.architecture.vocab_size, model.tokenizer.vocab_size
@@ -167,10 +167,10 @@ def _summary(model: Pretrained) -> list[str]:
 
 
 def _train_state(params: Params, moments: MomentsState, step: int, config: RunConfig) -> TrainState:
-    """Returns the state that a run with these settings would have saved at that step."""
+    """Returns the state that a run with these settings would save at this step."""
     for part in moments:
         _to_device(part)
-    optimizer = make_optimizer(config.optimizer, axes=None)  # only LAMB's updates read the axes
+    optimizer = make_optimizer(config.optimizer, axes=None)  # only LAMB's update reads the axes
     fresh = jax.eval_shape(optimizer.init, params)
     return TrainState(
         step=jnp.asarray(step, jnp.int32),
@@ -182,7 +182,7 @@ def _train_state(params: Params, moments: MomentsState, step: int, config: RunCo
 
 
 def _to_device(params: Params) -> None:
-    """Replaces NumPy arrays by JAX's one at a time; Orbax would copy all NumPy arrays."""
+    """Replaces NumPy arrays with JAX arrays one by one: Orbax would copy all NumPy arrays."""
     for name, value in params.items():
         if isinstance(value, dict):
             _to_device(value)

@@ -1,4 +1,4 @@
-"""`bert-jax jobs`: the machines that exist, those that bill, and those that nobody needs."""
+"""`bert-jax jobs`: lists existing machines with their cost, and deletes orphans."""
 
 import dataclasses
 import os
@@ -22,12 +22,12 @@ _UNWATCHED_SECONDS: Final = 900.0
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Machines that exist, and what is known of them."""
+    """Existing machines, and their use."""
 
     existing: Existing
-    launcher: Launcher  # that deletes them
-    orphan: str = ""  # why nobody needs them; empty if somebody may
-    note: str = ""  # otherwise: who watches them, or why that is unknown
+    launcher: Launcher  # launcher that can delete the machines
+    orphan: str = ""  # why the machines are not needed; empty if they may be needed
+    note: str = ""  # otherwise: their supervisor, or why it is unknown
 
 
 def jobs(
@@ -37,16 +37,16 @@ def jobs(
     confirm: Confirm | None = None,
     say: Say = print,
 ) -> list[Found]:
-    """Returns all machines that exist for jobs: on this machine, and in the project's zones.
+    """Returns all machines of jobs: on this machine, and in the project's zones.
 
     ``[found.existing.resource for found in jobs()] -> ["base-2"]``
 
     Args:
-        section: project, zones, cluster and bucket; None for the environment's.
-        stop_orphans: delete machines that nobody watches or needs: their job is over, they were
-            taken back, or their hosts are silent.
-        confirm: asks before each deletion; None: every answer is yes.
-        say: called with each line of news.
+        section: project, zones, cluster and bucket. Default: from the environment.
+        stop_orphans: delete machines without a supervisor if their job has ended, they were
+            preempted, or their hosts are silent.
+        confirm: callback that asks the user before each deletion. Default: yes to all questions.
+        say: callback for output lines.
 
     Raises:
         UserError, RunStopped: a deletion fails.
@@ -67,7 +67,7 @@ def jobs(
 
 
 def describe_jobs(found: Sequence[Found]) -> list[str]:
-    """Returns a line for each, those that bill first."""
+    """Returns a line for each entry. Machines that cost money come first."""
     if not found:
         return ["nothing exists"]
     lines = []
@@ -82,9 +82,9 @@ def describe_jobs(found: Sequence[Found]) -> list[str]:
 
 
 def find_existing(launchers: Iterable[Launcher], *, bucket: str | None, say: Say) -> list[Found]:
-    """Returns everything that exists; `say` gets a line on each launcher that does not answer.
+    """Returns all existing machines; calls `say` for each launcher that does not answer.
 
-    `bucket` has the jobs whose machines do not show their directory.
+    `bucket`: bucket of jobs whose machines have no directory in their metadata.
     """
     found = []
     for launcher in launchers:
@@ -120,7 +120,7 @@ def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:
 def _orphan(
     files: JobFiles, job: Job, state: SupervisorState, record: AttemptRecord, existing: Existing
 ) -> str:
-    """Returns why machines that nobody watches are not needed, empty if they may be."""
+    """Returns why machines without a supervisor are not needed, empty if they may be."""
     if state.outcome is not None:
         return f"its job is over: {state.outcome}"
     if record.number != state.attempts[-1].number:
@@ -133,7 +133,7 @@ def _orphan(
     if hosts.done or hosts.failed is not None:
         return f"its run is {'done' if hosts.done else 'at its end: failed'}"
     now = time.time()
-    if not hosts.reports:  # the machines may be a minute old, unless a supervisor saw them long ago
+    if not hosts.reports:  # machines may be new, unless a supervisor saw them long ago
         up = now - (record.up_from or now)
         return f"not started within {up / 60:.0f} min" if up > WatchPace.start else ""
     silent = now - max(host.at for host in hosts.reports.values())

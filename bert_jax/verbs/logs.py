@@ -1,4 +1,4 @@
-"""`bert-jax logs`: what a host of a job has printed, from anywhere."""
+"""`bert-jax logs`: the output of a job's host, from any machine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,17 +23,17 @@ def logs(
     follow: bool = False,
     bucket: str | None = None,
 ) -> Iterator[bytes]:
-    """Yields the output of a host, as far as it is uploaded: at most a minute late.
+    """Yields the uploaded output of a host, at most a minute late.
 
     Args:
         target: a run directory, a job's directory or a job's name.
         worker: index of the host, from 0.
-        attempt: number of the attempt; None for the last one.
-        follow: wait for later output until the host's run is over.
-        bucket: for a name; None for the environment's ``BERT_JAX_BUCKET``.
+        attempt: number of the attempt. Default: the last attempt.
+        follow: wait for later output until the host's run has ended.
+        bucket: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``.
 
     Raises:
-        UserError: there is no such job, or the host has printed nothing and is not followed.
+        UserError: there is no such job, or without `follow` there is no output yet.
         RunStopped: the bucket does not answer.
     """
     files = job_of(target, bucket=bucket)
@@ -52,10 +52,10 @@ def read_log(
     follow: bool = False,
     pause: Callable[[], None] = lambda: time.sleep(POLL_SECONDS),
 ) -> Iterator[bytes]:
-    """Yields the output of a host in whole lines; `pause` runs between two looks of `follow`."""
+    """Yields the output of a host in whole lines. `follow` calls `pause` between two polls."""
     part = shown = 0
     while True:
-        # The status first: a host uploads it after the log, so the log of a run that is over is
+        # Read the status first. A host uploads it after the log, so the log of a finished run is
         # complete.
         status = read_host(files.host(attempt, worker))
         over = status is not None and status.state in _OVER

@@ -1,4 +1,4 @@
-"""`bert-jax new`: a commented configuration to begin with."""
+"""`bert-jax new`: a commented configuration to start from."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
 
     Args:
         kind: "table", "glue" or "pretrain".
-        path: of the file; None for ``KIND.yaml`` in the working directory.
+        path: path of the new file. Default: ``KIND.yaml`` in the working directory.
         force: replace an existing file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`bert-jax plan`: a run compiled for TPU topologies, without a TPU."""
+"""`bert-jax plan`: compiles a run for TPU topologies, without a TPU."""
 
 from collections.abc import Sequence
 
@@ -31,20 +31,20 @@ def plan(
 
     ``plan(load_config("configs/pretrain/base.yaml"), ["v3:4x4"])[0].hours``
 
-    Neither the data nor a TPU need be here, only libtpu, which holds the compiler.
+    Needs neither the data nor a TPU, only libtpu, which contains the compiler.
 
     Args:
-        config: settings or their file; needs `model` and `train`, as `pretrain` does.
+        config: a configuration or its file, with `model` and `train`, as for `pretrain`.
         topologies: names in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
-        slices: number of slices of each; default: `mesh.slices`.
-        vocab_size: size of a tokenizer that is not here yet.
-        exact: generate code, in minutes; else cycles of more than two layers are estimated.
-        fresh: compile even if a result is kept.
-        suggest: compile up to eleven settings to find some that fit; default: if the run does not.
-        console: where progress is shown; default: standard error.
+        slices: number of slices of each topology. Default: `mesh.slices`.
+        vocab_size: size of a tokenizer that does not exist yet.
+        exact: generate code, which takes minutes. Default: estimate cycles beyond two layers.
+        fresh: ignore cached results.
+        suggest: compile up to eleven settings to find some that fit. Default: if the run does not.
+        console: console for the progress. Default: standard error.
 
     Raises:
-        UserError: no such topology, no libtpu, or mesh, batch and model do not fit it.
+        UserError: no such topology, no libtpu, or a mesh, batch or model that does not fit it.
         RunStopped: the compiler failed.
     """
     config = as_config(config)

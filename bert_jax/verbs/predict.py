@@ -1,4 +1,4 @@
-"""`bert-jax predict`: a fine-tuned run and a file → predictions, or a benchmark's own files."""
+"""`bert-jax predict`: a fine-tuned run and a file → predictions, or a benchmark's files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,10 +35,10 @@ class Predictions(NamedTuple):
 
     step: int  # step of the checkpoint
     files: Sequence[Path]
-    records: Mapping[str, Sequence[Record]]  # by split
-    scores: Mapping[str, float] | None  # figures of the labelled examples, if there are any
-    scored: Mapping[str, int]  # number of labelled examples of each split that has some
-    notes: Sequence[str]  # findings about the data, a line each
+    records: Mapping[str, Sequence[Record]]  # records by split
+    scores: Mapping[str, float] | None  # figures of the labelled examples, if any
+    scored: Mapping[str, int]  # number of labelled examples by split, without zeros
+    notes: Sequence[str]  # findings about the data, one per line
 
 
 def predict(
@@ -55,30 +55,29 @@ def predict(
     on_error: OnError | None = None,
     console: Console | None = None,
 ) -> Predictions:
-    """Predicts a file, or the test splits of the task that a run was fine-tuned on.
+    """Predicts a file, or the test splits of the run's task.
 
-    The threshold of SQuAD 2.0 is the one tuned on dev for the same checkpoint.
+    The threshold of SQuAD 2.0 was tuned on the dev split for the same checkpoint.
 
     Args:
         run_dir: run directory of `finetune`.
-        output: .jsonl (the full record of each example) or .csv (id and prediction); with
-            `submission` a directory for the files that the benchmark itself takes, which may hold
-            the files of other tasks already.
-        input_path: a file in the task's own layout; by default the test splits. Rows may lack a
-            label; only rows with a label are scored.
-        submission: write the benchmark's files.
+        output: .jsonl (full records) or .csv (id and prediction). With `submission`: a directory
+            for the benchmark's files. It may already hold the files of other tasks.
+        input_path: a file in the task's format. Default: the test splits. Rows may lack a label;
+            only rows with a label are scored.
+        submission: write files in the benchmark's submission format.
         probabilities: in a .csv, add a column ``probability:LABEL`` for each label.
         checkpoint: `auto` (the best), `last`, `best`, or a step.
-        batch_size: rows at a time; does not change the predictions.
-        mesh: devices to use; by default all.
+        batch_size: rows per batch; does not change the predictions.
+        mesh: devices to use. Default: all devices.
         force: replace `output`.
-        on_error: "skip" leaves out malformed rows of a table, "stop" raises; by default the setting
-            of the run's task.
-        console: receiver of the result.
+        on_error: "skip" skips malformed rows of a table, "stop" raises. Default: the setting of the
+            run's task.
+        console: console for the result.
 
     Raises:
-        UserError: not a fine-tuned run, no such file, `output` exists, no batch size, or a
-            checkpoint that was not evaluated on the dev file that its threshold comes from.
+        UserError: not a fine-tuned run, no such file, `output` exists, an invalid batch size, or a
+            checkpoint without the evaluation on dev that its threshold needs.
     """
     path = Path(output)
     _check_output(path, submission=submission, force=force)
@@ -131,7 +130,7 @@ def predict(
 
 
 def _check_output(path: Path, *, submission: bool, force: bool) -> None:
-    """Raises UserError before any computation: another suffix, or the output exists."""
+    """Raises UserError before any computation if the suffix is wrong or the output exists."""
     if submission:
         if path.exists() and not path.is_dir():
             raise UserError(f"{path}: found a file, allowed: a directory for --submission")
@@ -146,8 +145,8 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
 
 
 def _task(run: Run, on_error: OnError | None) -> TaskSection:
-    """Returns a run's task with another treatment of malformed rows."""
-    task = section_of(run).task  # refuses a run that was not fine-tuned
+    """Returns a run's task with `on_error` applied."""
+    task = section_of(run).task  # raises if the run was not fine-tuned
     if on_error is None:
         return task
     if not isinstance(task, TableSection | MultipleChoiceSection):
@@ -188,7 +187,7 @@ def _cell(value: Any) -> str:
 
 
 def _lines(result: Predictions) -> list[str]:
-    """Returns the lines to show; `` (7 of 20 rows have a label)`` unless all rows have one."""
+    """Returns the lines to print, with `` (7 of 20 rows have a label)`` if labels are missing."""
     files = ", ".join(map(str, result.files))
     counts = ", ".join(f"{name} {len(found):,}" for name, found in result.records.items())
     lines = [*result.notes, f"{files}: {counts}"]

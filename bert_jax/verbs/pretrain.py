@@ -1,4 +1,4 @@
-"""`bert-jax pretrain`: dataset → checkpoints, resuming by itself."""
+"""`bert-jax pretrain`: dataset → checkpoints; resumes automatically."""
 
 import dataclasses
 
@@ -23,27 +23,27 @@ def pretrain(
     started: float | None = None,
     console: Console | None = None,
 ) -> Outcome:
-    """Pretrains as a configuration says, from the run's last checkpoint if there is one.
+    """Pretrains as configured; resumes from the run's last checkpoint if there is one.
 
-    A run that resumes keeps the settings of the steps it has done; settings of steps to come may
-    change, see `bert_jax.objectives.resume`.
+    A resumed run keeps the settings of its finished steps. Settings of later steps may change; see
+    `bert_jax.objectives.resume`.
 
     Args:
-        config: settings or their file; needs `run_dir`, `tokenizer`, `model` and `train`.
-        init_from: a run directory, or a model on a hub, whose parameters a fresh run starts from,
-            with a fresh optimizer, schedule and data position; missing heads start fresh. A run
-            that has checkpoints ignores it.
-        allow_data_change: whether the data may differ from the data that the run has read.
-        started: start of the process in seconds since 1970, for the account of time; by default
-            the time of the call.
-        console: shows the progress; by default standard output.
+        config: a configuration or its file, with `run_dir`, `tokenizer`, `model` and `train`.
+        init_from: a run directory or a model on a hub. A new run starts from its parameters, with a
+            new optimizer, schedule and data position; missing heads are initialised. A run with
+            checkpoints ignores this argument.
+        allow_data_change: whether a resumed run may use changed data.
+        started: start of the process for the time account, in seconds since 1970. Default: the time
+            of this call.
+        console: console for the progress. Default: standard output.
 
     Returns:
         The step reached, whether a signal stopped the run, and the last evaluation.
 
     Raises:
         UserError: the configuration does not fit the data, the devices or the run directory.
-        RunStopped: numbers went bad, see `bert_jax.train.bad_steps`.
+        RunStopped: bad steps ended the run, see `bert_jax.train.bad_steps`.
     """
     settings = pretrain_settings(
         as_config(config),

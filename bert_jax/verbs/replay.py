@@ -1,4 +1,4 @@
-"""`bert-jax replay`: a bad step's dump → the same step again, anywhere."""
+"""`bert-jax replay`: repeats a bad step from its dump, on any machine."""
 
 import jax
 from etils import epath
@@ -22,20 +22,20 @@ def replay(
     mesh: MeshSection | None = None,
     console: Console | None = None,
 ) -> Replay:
-    """Runs the step of a dump again, from the same parameters, batch and random key.
+    """Repeats the step of a dump with the same parameters, batch and random key.
 
     Args:
-        dump: a ``bad_step_<n>`` of a run directory, or a copy.
-        dtype: of activations, by default the run's. In float32 a bfloat16 overflow disappears, a
-            number that is bad in itself stays.
-        mesh: its platform alone counts; all local devices that divide the batch are used.
-        console: shows the result; by default standard output.
+        dump: a directory ``bad_step_<n>`` of a run, or a copy.
+        dtype: dtype of activations. Default: the run's dtype. In float32, an overflow of bfloat16
+            disappears, but other bad numbers remain.
+        mesh: only its platform matters. Uses all local devices that divide the batch.
+        console: console for the result. Default: standard output.
 
     Returns:
-        Loss, gradient norms, inputs that are not finite, and whether the step reproduces.
+        Loss, gradient norms, non-finite inputs, and whether the step reproduces.
 
     Raises:
-        UserError: no dump, or a damaged one.
+        UserError: no dump, or a damaged dump.
     """
     folder = epath.Path(dump)
     record = read_record(folder)

@@ -1,4 +1,4 @@
-"""The one way into a run: a configuration → checked, immutable settings. Needs no JAX."""
+"""Turns a configuration into checked, immutable settings of a run. Does not import JAX."""
 
 import time
 from typing import Any
@@ -24,9 +24,9 @@ def pretrain_settings(
     allow_data_change: bool = False,
     started: float | None = None,
 ) -> PretrainSettings:
-    """Returns the settings of `bert_jax.pretrain`, after a check of its inputs.
+    """Checks the inputs and returns the settings of `bert_jax.pretrain`.
 
-    Raises UserError: a section is missing, or an input is missing or does not fit.
+    Raises UserError if a section or an input is missing, or an input does not fit.
     """
     tokenizer = need(config.tokenizer, "tokenizer", "pretrain")
     model = need(config.model, "model", "pretrain")
@@ -51,10 +51,10 @@ def pretrain_settings(
 def finetune_settings(
     config: RunConfig, *, allow_data_change: bool = False, started: float | None = None
 ) -> FinetuneSettings:
-    """Returns the settings of `bert_jax.finetune`, after a check of its inputs.
+    """Checks the inputs and returns the settings of `bert_jax.finetune`.
 
-    Raises UserError: a section is missing or belongs to pretraining, or an input is missing or does
-    not fit.
+    Raises UserError if a section is missing or belongs to pretraining, or an input is missing or
+    does not fit.
     """
     section = need(config.finetune, "finetune", "finetune")
     run_dir = need(config.run_dir, "run_dir", "finetune")
@@ -64,7 +64,7 @@ def finetune_settings(
             "model: found settings, allowed: none beside finetune, whose model is the one of "
             "finetune.init_from (finetune.dropout and finetune.dtype change it)"
         )
-    # Settings of pretraining. A resolved configuration spells out their defaults.
+    # Settings of pretraining. A resolved configuration contains their defaults.
     replaced = {
         "optimizer": "finetune.optimizer",
         "train": "finetune",
@@ -100,7 +100,7 @@ def _common(
 
 
 def _is_resolved(run_dir: str, model: ModelSection) -> bool:
-    """Whether a configuration is the run directory's own, whose model is spelled out."""
+    """Returns whether `model` is the resolved model of the run directory's configuration."""
     root = epath.Path(run_dir)
     return (root / CONFIG).exists() and read_settings(root).get("model") == model.model_dump(
         mode="json"

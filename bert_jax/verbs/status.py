@@ -1,4 +1,4 @@
-"""`bert-jax status`: how a job or a run is, from anywhere."""
+"""`bert-jax status`: the state of a job or a run, from any machine."""
 
 import os
 import time
@@ -20,13 +20,13 @@ _SHOWN_SHARE = 0.0005
 
 
 def status(target: str, *, bucket: str | None = None) -> Status:
-    """Returns the status of a job: machines, the run's figures, use of paid time, dollars, ETA.
+    """Returns the status of a job: machines, the run's figures, goodput, cost, ETA.
 
     ``status("gs://bucket/runs/base").run.step``
 
     Args:
         target: a run directory, a job's directory or a job's name.
-        bucket: for a name; None for the environment's ``BERT_JAX_BUCKET``.
+        bucket: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``.
 
     Raises:
         UserError: there is no such run or job.
@@ -38,12 +38,12 @@ def status(target: str, *, bucket: str | None = None) -> Status:
     try:
         launcher = launcher_for(read_job(files).submit)
     except (UserError, RunStopped):
-        launcher = None  # the machines cannot be asked for from here
+        launcher = None  # this machine cannot query the launcher
     return read_status(files, launcher, now=now)
 
 
 def job_of(target: str, *, bucket: str | None) -> JobFiles | None:
-    """Returns the job of a directory or name, None for a run that was started by hand.
+    """Returns the job of a directory or name, or None for a run started by hand.
 
     Raises:
         UserError: there is no such run or job.
@@ -138,7 +138,7 @@ def _restarts(job: JobStatus) -> Iterator[tuple[str, str]]:
 
 
 def _age(at: float | None, now: float) -> str:
-    """Returns the age of an observation, if it is three minutes or more."""
+    """Returns the age of an observation as text, empty below three minutes."""
     if at is None or now - at < 180:
         return ""
     return f", {timedelta(seconds=round(now - at))} ago"

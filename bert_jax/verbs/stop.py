@@ -1,4 +1,4 @@
-"""`bert-jax stop`: ends a job and deletes its machines, whoever watches it."""
+"""`bert-jax stop`: ends a job and deletes its machines, with or without a supervisor."""
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
@@ -11,14 +11,14 @@ from bert_jax.verbs.watch import Say
 
 
 def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
-    """Ends a job: its run may save, then its machines are deleted.
+    """Ends a job: its run saves, then its machines are deleted.
 
-    If a supervisor watches the job, it ends it at its next look; otherwise this process does.
+    If a supervisor watches the job, it ends the job at its next poll. Otherwise this process does.
 
     Args:
-        job: its directory, or its name.
-        bucket: for a name; None for ``$BERT_JAX_BUCKET``.
-        say: called with each line of news.
+        job: the job's directory or name.
+        bucket: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``.
+        say: callback for output lines.
 
     Raises:
         UserError: there is no such job.

@@ -1,4 +1,4 @@
-"""`bert-jax submit`: from a configuration to a run on machines of a cloud, or on this one."""
+"""`bert-jax submit`: runs a configuration on cloud machines or on this machine."""
 
 import dataclasses
 import os
@@ -41,31 +41,31 @@ def submit(
     confirm: Confirm | None = None,
     say: Say = print,
 ) -> SupervisorState:
-    """Asks for machines, runs a configuration on them, replaces lost ones, and deletes them.
+    """Requests machines, runs a configuration on them, replaces lost machines, and deletes all.
 
     ``submit(load_config("base.yaml", ["submit.on=local", "submit.bucket=/tmp/jobs"]), watch=True)``
 
     Args:
-        config: with `submit`; relative paths count from the bucket, or for `on: local` from the
-            working directory.
+        config: a configuration with `submit`. Relative paths are relative to the bucket, or for
+            `on: local` to the working directory.
         verb: the verb that hosts run.
-        watch: watch the job to its end. Otherwise this returns after the request for machines,
-            which are neither replaced nor deleted until `bert_jax.watch`.
-        prices: a price list of your own.
+        watch: watch the job to its end. Otherwise return after the request for machines; they are
+            neither replaced nor deleted until `bert_jax.watch` runs.
+        prices: path of a custom price list.
         no_limit: allow any cost. Otherwise `submit.limits.cost` is required, except for
             ``on: local``.
-        planned: compile the run for its topologies first, to learn its memory and cost.
-        confirm: asks the user a question before anything costs money, and on Ctrl-C; None: every
-            answer is yes.
-        say: called with each line of news.
+        planned: first compile the run for its topologies, to estimate its memory and cost.
+        confirm: callback that asks the user before the job costs money, and on Ctrl-C. Default: yes
+            to all questions.
+        say: callback for output lines.
 
     Returns:
-        The state of the job; without an outcome if it still runs.
+        The state of the job. It has no outcome while the job still runs.
 
     Raises:
-        UserError: a setting does not fit, an input is missing, or the project has no permission.
+        UserError: a setting does not fit, an input or a permission is missing.
         RunStopped: the run failed, or a limit was reached; no machines are left.
-        KeyboardInterrupt: Ctrl-C without `watch`; a line says how to end the job.
+        KeyboardInterrupt: Ctrl-C without `watch`, after a line on how to end the job.
     """
     confirm = confirm or (lambda question: True)
     prepared = prepare_job(config, verb=verb, prices=prices)
@@ -86,7 +86,7 @@ def submit(
     with lease(files, say=say) as held:
         try:
             state = Supervisor(files, launcher, held, say=say).run(ask_only=True)
-        except KeyboardInterrupt:  # a request may be out
+        except KeyboardInterrupt:  # a request may already be sent
             say(left_running(files))
             raise
     say(left_running(files))
@@ -98,7 +98,7 @@ def submit(
 def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepared:
     """Returns the job of a configuration, and its hosts' configuration. Needs no network.
 
-    Raises UserError if something is missing or does not fit.
+    Raises UserError if a setting is missing or does not fit.
     """
     section = need(config.submit, "submit", "submit")
     local = section.on == ("local",)
@@ -138,7 +138,7 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
 def rehearse(
     config: RunConfig, *, verb: Verb = "pretrain", prices: str | None = None, full: bool = False
 ) -> str:
-    """Returns cost and limits of a job, and makes nothing; `full` adds all files and requests.
+    """Returns cost and limits of a job without submitting it; `full` adds files and requests.
 
     Needs neither credentials nor a network. Raises UserError if the configuration does not fit.
     """
@@ -157,7 +157,7 @@ def rehearse(
 
 
 def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:
-    """Returns dollars per chip and hour by generation, where there is a price."""
+    """Returns US dollars per chip and hour for each generation with a price."""
     spot = section.provisioning == "spot"
     listed = load_prices(prices).chip_hour.items()
     rates = {chip: price.spot if spot else price.on_demand for chip, price in listed}
@@ -185,7 +185,7 @@ def _bucket(section: SubmitSection) -> str:
 
 
 def _with_free_name(prepared: Prepared) -> Prepared:
-    """Returns the job under a free name: ``base-2`` if the job ``base`` is over."""
+    """Returns the job under a free name: ``base-2`` if the job ``base`` has ended."""
     job = prepared.job
     name, number = job.name, 1
     while (files := JobFiles(job_directory(job.submit.bucket or "", name))).job.exists():

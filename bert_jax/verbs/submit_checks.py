@@ -1,4 +1,4 @@
-"""The checks of `submit` before it asks for anything: inputs, bucket, cloud, memory, money."""
+"""Checks of `submit` before a request for machines: inputs, bucket, cloud, memory, cost."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -20,18 +20,18 @@ from bert_jax.verbs.watch import Confirm, Say
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A job before anything of it is written."""
+    """A job before its files are written."""
 
     job: Job
-    config: RunConfig  # that hosts get
-    uploads: Sequence[Upload]  # files of this machine that hosts read
+    config: RunConfig  # configuration for the hosts
+    uploads: Sequence[Upload]  # local files that hosts need
 
 
 def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
-    """Returns the job with the placements that suit it; needs no bucket and no network.
+    """Returns the job without unsuitable placements; needs no bucket and no network.
 
-    `say` gets a line for each finding that is not fine. Raises UserError if something is wrong with
-    the job, or with every placement.
+    Calls `say` with a line for each warning or problem. Raises UserError if the whole job or every
+    placement has a problem.
     """
     job, config = prepared.job, prepared.config
     sizes: dict[str, tuple[int, int]] = {}
@@ -49,10 +49,10 @@ def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
 
 
 def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
-    """Returns the job with the placements that bucket, cloud and plan allow.
+    """Returns the job with the placements that pass the checks of bucket, cloud and plan.
 
-    `planned` adds the hours that each will take. Raises as `checked_offline`, and RunStopped if a
-    service does not answer.
+    With `planned`, adds the estimated hours of each placement. Raises like `checked_offline`, and
+    RunStopped if a service does not answer.
     """
     job, config = prepared.job, prepared.config
     if is_remote(job.submit.bucket or ""):
@@ -69,7 +69,7 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
 
 
 def _left(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequence[JobPlacement]:
-    """Returns the placements without a refusal; `say` gets the findings that no error has."""
+    """Returns the placements without problems; prints the findings that no error contains."""
     refusal = None
     try:
         return preflight.refuse(findings, job.placements)
@@ -84,7 +84,7 @@ def _left(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequen
 
 
 def require_limit(job: Job, *, no_limit: bool) -> None:
-    """Raises UserError unless the cost of a job has a limit, or `no_limit` is given."""
+    """Raises UserError unless the job has either a cost limit or `no_limit`."""
     cost = job.submit.limits.cost
     if job.submit.on == ("local",):
         return
@@ -100,7 +100,7 @@ def require_limit(job: Job, *, no_limit: bool) -> None:
 
 
 def may_start(job: Job, confirm: Confirm) -> bool:
-    """Asks whether a job may cost its price; a free one needs no question."""
+    """Asks the user to accept the job's price. A free job needs no question."""
     first, *others = job.placements
     if first.dollars_per_hour == 0.0:
         return True
@@ -142,9 +142,9 @@ def _plan(
     *,
     say: Say,
 ) -> Iterator[PreflightFinding]:
-    """Yields the verdict of `plan` on each placement, and adds its hours."""
+    """Yields the finding of `plan` for each placement, and adds its hours to `hours`."""
     from bert_jax.planning.request import CannotPlan
-    from bert_jax.verbs.plan import plan  # loads JAX
+    from bert_jax.verbs.plan import plan  # imports JAX
 
     console = Console(stderr=True)
     for placement in placements:
@@ -156,7 +156,7 @@ def _plan(
             (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)
         except (CannotPlan, RunStopped) as error:
             yield PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
-        except UserError as error:  # the hosts would refuse it too
+        except UserError as error:  # hosts would raise it too
             yield PreflightFinding("wrong", f"plan: {first_line(error)}", placement)
         else:
             if not found.fits:

@@ -20,16 +20,16 @@ from bert_jax.text.tokenizer import CONFIG_FILE
 def vocab(
     config: RunConfig | epath.PathLike, *, force: bool = False, console: Console | None = None
 ) -> Tokenizer:
-    """Trains the tokenizer that the section `vocab` describes and saves it.
+    """Trains and saves the tokenizer of the section `vocab`.
 
     Args:
-        config: settings or their file; needs `vocab`.
-        force: replace a tokenizer that is there; its datasets and runs refuse the new one.
-        console: where warnings are shown; by default standard output.
+        config: a configuration or its file, with `vocab`.
+        force: replace an existing tokenizer. Its datasets and runs will refuse the new tokenizer.
+        console: console for warnings. Default: standard output.
 
     Raises:
-        UserError: the section is missing, the output holds a tokenizer, another process is writing
-            it, or the text cannot give such a vocabulary.
+        UserError: the section is missing, the output has a tokenizer, another process is writing
+            it, or the text is too small for the vocabulary.
     """
     config = as_config(config)
     section = need(config.vocab, "vocab", "vocab")

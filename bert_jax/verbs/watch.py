@@ -1,4 +1,4 @@
-"""`bert-jax watch`: a supervisor at a terminal, what Ctrl-C means to it, and its last line."""
+"""`bert-jax watch`: runs a supervisor at a terminal, and handles Ctrl-C."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,18 +18,18 @@ Confirm = Callable[[str], bool]
 def watch(
     job: str, *, bucket: str | None = None, confirm: Confirm | None = None, say: Say = print
 ) -> SupervisorState:
-    """Watches a job to its end: replaces machines that were taken back, deletes all at the end.
+    """Watches a job to its end: replaces preempted machines, then deletes all machines.
 
     ``watch("gs://b/jobs/base").outcome -> "done"``
 
     Args:
-        job: its directory, or its name.
-        bucket: for a name; None for ``$BERT_JAX_BUCKET``.
-        confirm: asks the user a question, on Ctrl-C; None: every answer is yes.
-        say: called with each line of news.
+        job: the job's directory or name.
+        bucket: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``.
+        confirm: callback that asks the user on Ctrl-C. Default: yes to all questions.
+        say: callback for output lines.
 
     Returns:
-        The state of the job; without an outcome if the user left it running.
+        The state of the job. It has no outcome if the user left the job running.
 
     Raises:
         UserError: there is no such job, or another process watches it.
@@ -44,7 +44,7 @@ def watch(
 def watch_job(
     files: JobFiles, launcher: Launcher, *, say: Say, confirm: Confirm
 ) -> SupervisorState:
-    """Watches a job to its end, or until the user leaves it running after Ctrl-C; see `watch`."""
+    """Watches a job until it ends, or the user leaves it running after Ctrl-C. See `watch`."""
     with lease(files, say=say) as held:
         say(f"{files.directory}: watching, with a line a minute")
         supervisor = Supervisor(files, launcher, held, say=say)
@@ -71,7 +71,7 @@ def watch_job(
 
 @contextlib.contextmanager
 def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
-    """Makes this process the job's one supervisor in the block; raises UserError if another is."""
+    """Holds the job's lease in the block. Raises UserError if another supervisor holds it."""
     lock = lock_at(files.lease, say=say)
     if not lock.take():
         raise UserError(
@@ -85,7 +85,7 @@ def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
 
 
 def left_running(files: JobFiles) -> str:
-    """Returns a line on how to watch or end a job that nobody watches."""
+    """Returns a line on how to watch or end a job without a supervisor."""
     return (
         f"nobody watches {files.directory} now: its machines are not recreated, and not deleted at "
         f"the end; `bert-jax watch {files.directory}` does both, `bert-jax stop {files.directory}` "
@@ -94,10 +94,10 @@ def left_running(files: JobFiles) -> str:
 
 
 def conclude(job: Job, state: SupervisorState) -> str:
-    """Returns a line on how a job has ended. Raises RunStopped if it failed, or reached a limit."""
+    """Returns a line on a job's outcome. Raises RunStopped if it failed or reached a limit."""
     if state.outcome in ("failed", "limit"):
         raise RunStopped(f"{job.name}: {state.outcome}: {state.message}")
-    # Until machines were gone: `seen` is newer if somebody looked at the job later.
+    # The job ends with its machines' deletion. A later command may have updated `seen`.
     last = state.attempts[-1].deleted if state.attempts else None
     spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))
     again = f", {counted(len(state.restarts), 'restart')}" if state.restarts else ""
