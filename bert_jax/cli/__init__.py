@@ -1,7 +1,7 @@
 """The verbs: ``bert-jax VERB CONFIG.yaml [key=value …]``.
 
-Every verb imports its libraries when it runs: ``--help``, a user's typing mistake and the first
-line of a run answer at once.
+Every verb imports its libraries when it runs. So ``--help``, error messages for typing mistakes and
+the first line of a run appear at once.
 """
 
 import signal
@@ -13,14 +13,14 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     if sys.argv[1:2] and sys.argv[1] in _TRAINING_VERBS:
-        # A signal that comes now waits until `listen`.
+        # Block signals until `listen`.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         from bert_jax.parallel.stop_signal import STOP
 
-        # Before anything that takes time. Signals are held until the configuration says whether
-        # other processes must be told.
+        # Listen before slow imports. Hold signals until the configuration is read: it decides
+        # whether to inform other processes.
         STOP.listen(owns_process=True, hold=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     from bert_jax.cli.base import exit_code
@@ -30,12 +30,12 @@ def main() -> None:
     try:
         cli()
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # in a job it ends all processes
+        sys.excepthook(type(error), error, error.__traceback__)  # in a job, this ends all processes
         sys.exit(exit_code(error) or UNCAUGHT)
     except SystemExit as end:
         patience = sys.modules.get("bert_jax.files.patience")
         if patience is not None and patience.OUTAGE.given_up() and isinstance(end.code, int):
             from bert_jax.parallel.channel import end_now
 
-            end_now(end.code)  # exit handlers would wait for threads that still try to save
+            end_now(end.code)  # exit handlers would wait for threads that retry saves
         raise

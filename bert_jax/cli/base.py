@@ -1,4 +1,4 @@
-"""Common parts of all verbs: their group, shared options, how a mistake ends."""
+"""Common parts of all verbs: their group, shared options, and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from bert_jax.config import RunConfig
     from bert_jax.parallel.section import MeshSection
 
-# Any other exception: `UNCAUGHT`. 43 is the watchdog's, see `bert_jax.train.watchdog`.
+# Other exceptions exit with `UNCAUGHT`, the watchdog with 43 (`bert_jax.train.watchdog`).
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
-# Clients of storage and hubs: their errors concern credentials, names and answers.
+# Client libraries of storage and hubs. Their errors concern credentials, names and responses.
 _CLIENTS: Final = {
     *("aiobotocore", "aiohttp", "azure", "botocore"),
     *("httpx", "httpx2", "huggingface_hub"),
 }
-# Other verbs write results to standard output, for pipes, and their progress to standard error.
+# Verbs that print progress to standard output. Others print only results there, for pipes.
 _REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
 
 class PlaceType(click.ParamType):
-    """A path, which `verb` checks when the verb begins."""
+    """A path argument. `verb` checks it before the verb runs."""
 
     name = "path"
 
     def __init__(self, *, hub: str = "") -> None:
-        """Takes the prefix of a hub's names, which are allowed too."""
+        """`hub`: prefix of a hub's names, which are also allowed."""
         self.hub = hub
 
 
@@ -55,14 +55,14 @@ checkpoint_option = click.option(
     help="last, best, or a step. [default: the best of a fine-tuned run, else the last]",
 )
 batch_size_option = click.option(
-    "--batch-size", type=int, help="Rows at a time, 1 or more; changes no figure."
+    "--batch-size", type=int, help="Rows per batch, at least 1; does not change the figures."
 )
 data_change_option = click.option(
     "--allow-data-change",
     is_flag=True,
-    help="Resume although the data differ from those that the run has read.",
+    help="Resume even if the data have changed since the run started.",
 )
-force_option = click.option("--force", is_flag=True, help="Replace what is there.")
+force_option = click.option("--force", is_flag=True, help="Replace existing output.")
 platform_option = click.option(
     "--platform",
     type=click.Choice(["auto", "cpu", "gpu", "tpu"]),
@@ -75,7 +75,7 @@ mesh_option = click.option(
     "mesh_settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="As in a configuration: --mesh distributed.enabled=true on every host of a pod.",
+    help="Setting of the section mesh, such as distributed.enabled=true on every host of a pod.",
 )
 
 
@@ -89,7 +89,7 @@ def cli() -> None:
 
 
 def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
-    """Returns the section from --platform and --mesh."""
+    """Returns the section `mesh` from --platform and --mesh."""
     from bert_jax.config import parse_config
 
     overrides = [f"mesh.{setting}" for setting in settings]
@@ -97,10 +97,10 @@ def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
 
 
 def alone(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --mesh to a verb that only the first process of several runs; the others end at once.
+    """Adds --mesh to a verb for one process: the first process runs, the others exit at once.
 
-    The processes compare their commands. They do not join JAX, which would wait for all to compute.
-    The first process computes on the CPU: a TPU of several hosts opens only for all of them.
+    The processes compare their commands, but do not join JAX, which would wait for all of them. The
+    first process computes on the CPU, because a TPU of several hosts needs all their processes.
     """
 
     @mesh_option
@@ -125,7 +125,7 @@ def alone(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --debug, and turns a user's mistake into one line and exit code 2."""
+    """Adds --debug, and turns expected errors into one line and an exit code."""
 
     @debug_option
     @functools.wraps(function)
@@ -153,7 +153,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_places(context: click.Context) -> None:
-    """Raises UserError for an argument or option that is no allowed path."""
+    """Raises UserError if an argument or option is an invalid path."""
     from bert_jax.section import check_path
 
     for parameter in context.command.params:
@@ -169,14 +169,14 @@ def _check_places(context: click.Context) -> None:
 
 
 def exit_code(error: Exception) -> int | None:
-    """Returns the exit code of an error that one line explains; None for any other error."""
+    """Returns the exit code of an expected error, or None for any other error."""
     if type(error).__module__.partition(".")[0] in _CLIENTS:
         return EXIT_CODES[UserError]
     return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
-    """Returns a configuration and shows that it is read: loading the checks takes most of 1 s."""
+    """Returns a configuration. Shows a progress line, since imports take about a second."""
     from bert_jax.narration import current_console, doing
 
     with doing(f"reading {config}", at_once=not current_console().stderr):
@@ -191,8 +191,8 @@ def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
-    """Raises UserError if a directory is no run, before JAX is loaded."""
-    if mesh is not None and mesh.distributed.enabled:  # checked after joining: others would wait
+    """Raises UserError if a directory is not a run; does not import JAX."""
+    if mesh is not None and mesh.distributed.enabled:  # checked after joining, or others would wait
         return
     from etils import epath
 
@@ -202,14 +202,14 @@ def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
 
 
 def spoken_console() -> Console:
-    """Returns the console of a verb that reports its progress."""
+    """Returns the console for a verb's progress."""
     from bert_jax.narration import current_console
 
     return current_console()
 
 
 def process_started() -> float:
-    """Returns the start of this process, before Python's: seconds since 1970."""
+    """Returns the start time of this process in seconds since 1970, before Python's start."""
     import psutil
 
     return psutil.Process().create_time()

@@ -1,4 +1,4 @@
-"""Checkpoints in and out, and the machine itself."""
+"""Verbs for checkpoints, and for checks of this machine."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ from bert_jax.cli import base
     "--uncased/--cased",
     "lower_case",
     default=None,
-    help="Casing of a vocab.txt without tokenizer_config.json.",
+    help="Casing of a vocab.txt that has no tokenizer_config.json.",
 )
 @base.force_option
 @base.verb
@@ -30,7 +30,7 @@ from bert_jax.cli import base
 def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR.
 
-    SOURCE is a directory, or a model on a hub: google-bert/bert-base-uncased, with @ a revision.
+    SOURCE is a directory, or a model on a hub: google-bert/bert-base-uncased[@REVISION].
     """
     from rich.console import Console
 
@@ -53,10 +53,10 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     "--as",
     "kind",
     metavar="CLASS",
-    help="Hugging Face class; default: the fullest that the heads allow.",
+    help="Hugging Face class. [default: the one that covers most of the heads]",
 )
 @click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
-@click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload it to a hub.")
+@click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload OUTPUT to a hub.")
 @click.option("--public", is_flag=True, help="With --push: make a new model public.")
 @base.checkpoint_option
 @base.force_option
@@ -84,12 +84,12 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Of activations. [default: the run's]",
+    help="Dtype of activations. [default: the run's]",
 )
 @base.platform_option
 @base.verb
 def replay(dump: str, dtype: Any, platform: str) -> None:
-    """Run a bad step again from its dump: where the loss or a gradient stopped being finite."""
+    """Repeat a bad step from its dump: show the first gradient that is not finite."""
     with base.starting_jax():
         from bert_jax.verbs.replay import replay as run
     run(dump, dtype=dtype, mesh=base.mesh_section(platform, ()))
@@ -100,10 +100,10 @@ def replay(dump: str, dtype: Any, platform: str) -> None:
 @base.overrides_argument
 @base.verb
 def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
-    """Say what is installed, which devices there are, and what will go wrong.
+    """Check installed software, devices, and the inputs of a run before it starts.
 
-    With a run directory: verify every file in it. Exit code 1 when something is damaged or a run
-    would fail.
+    With a run directory: verify every file in it. Exit codes: 0 no problem, 1 a file is damaged or
+    a run would fail.
     """
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""The group with all of its verbs: importing a file of verbs is what makes them known."""
+"""The group with all verbs: importing a module of verbs registers them."""
 
 from bert_jax.cli import checkpoints, finetuning, launching, planning, pretraining
 from bert_jax.cli.base import cli

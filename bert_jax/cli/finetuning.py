@@ -1,4 +1,4 @@
-"""Uses of a pretrained run: fine-tuning, prediction, features."""
+"""Verbs that use a pretrained run: fine-tuning, prediction, features."""
 
 import sys
 from typing import Any
@@ -12,16 +12,16 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 @base.cli.command()
 @base.config_argument
 @base.overrides_argument
-@click.option("--seeds", type=click.IntRange(1), help="Run this many seeds, and compare them.")
+@click.option("--seeds", type=click.IntRange(1), help="Number of seeds to run and compare.")
 @base.data_change_option
 @base.verb
 def finetune(
     config: str, overrides: tuple[str, ...], seeds: int | None, allow_data_change: bool
 ) -> None:
-    """Fine-tune: GLUE, SQuAD, NER, multiple choice, your own table. The same command again resumes.
+    """Fine-tune on GLUE, SQuAD, NER, multiple choice or your table. Repeat the command to resume.
 
-    Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration or the data,
-    3 stopped by a signal and saved, 4 another process is gone or never came, 43 a step hangs.
+    Exit codes: 0 done, 1 bad loss or gradients, 2 wrong configuration or data, 3 saved and stopped
+    by a signal, 4 lost or missing process, 43 a step hangs.
     """
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.run_settings import finetune_settings
@@ -42,14 +42,14 @@ def finetune(
     "input_path",
     type=base.DATA_PATH,
     metavar="FILE",
-    help="Instead of the task's test files.",
+    help="Input file. [default: the task's test files]",
 )
 @click.option("--submission", is_flag=True, help="Write the benchmark's own files to OUTPUT.")
 @click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")
 @click.option(
     "--on-error",
     type=click.Choice(["stop", "skip"]),
-    help="At malformed rows of a table. [default: as the run's finetune.task.on_error]",
+    help="Action at malformed rows of a table. [default: the run's finetune.task.on_error]",
 )
 @base.checkpoint_option
 @base.batch_size_option
@@ -60,7 +60,7 @@ def finetune(
 def predict(
     run_dir: str, output: str, platform: str, mesh_settings: tuple[str, ...], **options: Any
 ) -> None:
-    """Predict with a fine-tuned run: OUTPUT is a .jsonl, a .csv, or a directory (--submission)."""
+    """Predict with a fine-tuned run. OUTPUT: a .jsonl, a .csv, or a directory (--submission)."""
     from rich.console import Console
 
     mesh = base.mesh_section(platform, mesh_settings)
@@ -78,34 +78,34 @@ def predict(
     "--layers",
     metavar="NAME",
     help="embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; numbers like "
-    "3,5 (0: embeddings); or mix, which --probe learns. [default: concat-last-four; last for a "
-    "model of fewer than four layers]",
+    "3,5 (0: embeddings); or mix, with weights of --probe. [default: concat-last-four; last for a "
+    "model with fewer than four layers]",
 )
 @click.option(
     "--level",
     type=click.Choice(["token", "word", "sentence"]),
     default="sentence",
     show_default=True,
-    help="What a vector represents.",
+    help="Unit of text per vector.",
 )
-@click.option("--pool", type=click.Choice(["cls", "mean"]), help="Of a sentence; mean if not said.")
-@click.option("--column", metavar="NAME", help="Where the texts of a table are.")
-@click.option("--pair-column", metavar="NAME", help="Where their second texts are.")
+@click.option("--pool", type=click.Choice(["cls", "mean"]), help="Sentence vector. [default: mean]")
+@click.option("--column", metavar="NAME", help="Table column with the texts.")
+@click.option("--pair-column", metavar="NAME", help="Table column with the second texts.")
 @click.option(
     "--probe",
     "probe_column",
     metavar="NAME",
     help="Also predict this column by logistic regression.",
 )
-@click.option("--max-length", type=int, help="Pieces; longer texts are cut.")
-@click.option("--batch-size", default=32, show_default=True, help="Rows; changes no feature.")
+@click.option("--max-length", type=int, help="Maximum pieces per text; longer texts are truncated.")
+@click.option("--batch-size", default=32, show_default=True, help="Rows per batch.")
 @base.checkpoint_option
 @base.platform_option
 @base.force_option
 @base.verb
 @base.alone
 def features(run_dir: str, input_path: str, output: str, platform: str, **options: Any) -> None:
-    """Write contextual embeddings of every text: INPUT → OUTPUT."""
+    """Write the contextual embeddings of every text: INPUT → OUTPUT."""
     from rich.console import Console
 
     mesh = base.mesh_section(platform, ())

@@ -1,4 +1,4 @@
-"""The group of all verbs: help in the order of the work, one line for a mistaken command line."""
+"""The group of all verbs: help in the order of a workflow, and one-line usage errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STAGES: Final = {
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor", "replay"),
 }
-# The sections that a verb reads first: their settings are proposed before others of the same name.
+# Sections of a verb: their settings are suggested before settings of the same name elsewhere.
 _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
 _PRETRAINING: Final = ("train", "optimizer", "model")
 
@@ -33,10 +33,10 @@ class CommandLineMistake(click.ClickException):
 
 
 class Verb(click.Command):
-    """A verb; proposes a setting for an unknown option."""
+    """A verb. For an unknown option, its error suggests a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the command line; raises CommandLineMistake if it cannot."""
+        """Parses the command line. Raises CommandLineMistake if it is invalid."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -72,7 +72,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the verb of a name; raises CommandLineMistake for an unknown name."""
+        """Returns the verb of a name. Raises CommandLineMistake if the name is unknown."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -83,7 +83,7 @@ class VerbGroup(click.Group):
             ) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses what comes before the verb; raises CommandLineMistake if it cannot."""
+        """Parses the options before the verb. Raises CommandLineMistake if they are invalid."""
         try:
             return super().parse_args(ctx, args)
         except click.exceptions.NoArgsIsHelpError:
@@ -92,7 +92,7 @@ class VerbGroup(click.Group):
             raise CommandLineMistake(_describe(error, "")) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the verbs in the order of the work, a heading for each part of it."""
+        """Writes the verbs in the order of a workflow, with a heading for each stage."""
         limit = formatter.width - 6 - max(map(len, self.commands))
         for stage, names in _STAGES.items():
             with formatter.section(stage):
@@ -102,7 +102,7 @@ class VerbGroup(click.Group):
 
 
 def _describe(error: click.UsageError, verb: str) -> str:
-    """Returns click's message, after the name of the option or argument."""
+    """Returns click's message with the name of the option or argument in front."""
     text = error.format_message().removesuffix(".")
     message = f"{verb or 'bert-jax'}: {text[:1].lower()}{text[1:]}"
     if isinstance(error, click.BadParameter) and error.param is not None:
@@ -116,7 +116,7 @@ def _describe(error: click.UsageError, verb: str) -> str:
 
 
 def _value(option: str, given: Sequence[str]) -> str:
-    """Returns the value after an option on a command line, ``VALUE`` if there is none."""
+    """Returns the value of an option on a command line, or ``VALUE`` if it has none."""
     for at, word in enumerate(given):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]

@@ -1,4 +1,4 @@
-"""Jobs on machines that are asked for, and what they are at; the latter of any run."""
+"""Verbs for jobs on cloud machines, and for the status of any run."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ import bert_jax
 from bert_jax.cli import base
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
-# Options whose setting of the section `submit` has another name.
+# Options whose name differs from their setting in the section `submit`.
 _SETTINGS: Final = {
     "max_cost": "limits.cost",
     "max_hours": "limits.hours",
@@ -25,11 +25,11 @@ bucket_option = click.option(
     "--bucket",
     type=base.PATH,
     metavar="gs://BUCKET",
-    help="Of the job. [default: $BERT_JAX_BUCKET]",
+    help="Bucket of the job. [default: $BERT_JAX_BUCKET]",
 )
-yes_option = click.option("--yes", is_flag=True, help="Ask nothing: every answer is yes.")
-project_option = click.option("--project", help="Google Cloud's. [default: gcloud's own]")
-cluster_option = click.option("--cluster", help="Of GKE, by name.")
+yes_option = click.option("--yes", is_flag=True, help="Answer yes to all questions.")
+project_option = click.option("--project", help="Google Cloud project. [default: from gcloud]")
+cluster_option = click.option("--cluster", help="Name of the GKE cluster.")
 
 
 @base.cli.command()
@@ -39,36 +39,36 @@ cluster_option = click.option("--cluster", help="Of GKE, by name.")
     "--on",
     multiple=True,
     metavar="NAME",
-    help="v5litepod-16, v5e:4x4, v4-32 …, or local; several are tried in turn.",
+    help="v5litepod-16, v5e:4x4, v4-32 …, or local. Several: tried in order.",
 )
-@click.option("--hosts", type=int, help="Processes of --on local.")
-@click.option("--slices", type=int, multiple=True, help="Of each topology.")
+@click.option("--hosts", type=int, help="Number of processes with --on local.")
+@click.option("--slices", type=int, multiple=True, help="Slices of each topology.")
 @click.option(
-    "--bucket", type=base.PATH, metavar="gs://BUCKET", help="Of job and run; local: a directory."
+    "--bucket", type=base.PATH, metavar="gs://BUCKET", help="Bucket of the job; local: a directory."
 )
 @project_option
-@click.option("--zone", multiple=True, help="Several are tried in turn.")
-@click.option("--spot", is_flag=True, help="Cheaper, and may be taken back.")
+@click.option("--zone", multiple=True, help="Zone. Several: tried in order.")
+@click.option("--spot", is_flag=True, help="Use cheaper, preemptible machines.")
 @cluster_option
 @click.option("--launcher", metavar="NAME", help="queued-resources or gke.")
-@click.option("--name", help="Of the job. [default: the run directory's]")
-@click.option("--max-cost", type=float, metavar="DOLLARS", help="Then it is stopped.")
-@click.option("--no-limit", is_flag=True, help="Without --max-cost: it may cost any amount.")
-@click.option("--max-hours", type=float, help="Then it is stopped.")
-@click.option("--retries", type=int, help="Restarts of machines. [default: 100]")
-@click.option("--wait-hours", type=float, help="For capacity, then elsewhere.")
+@click.option("--name", help="Name of the job. [default: from the run directory]")
+@click.option("--max-cost", type=float, metavar="DOLLARS", help="Stop the job at this cost.")
+@click.option("--no-limit", is_flag=True, help="Allow any cost, without --max-cost.")
+@click.option("--max-hours", type=float, help="Stop the job after this time.")
+@click.option("--retries", type=int, help="Maximum restarts of machines. [default: 100]")
+@click.option("--wait-hours", type=float, help="Maximum wait for capacity per request.")
 @click.option(
     "--verb",
     type=click.Choice(["pretrain", "finetune"]),
     default="pretrain",
     show_default=True,
-    help="That hosts run.",
+    help="Verb that hosts run.",
 )
 @click.option("--prices", type=base.PATH, metavar="FILE", help="Your own price list.")
-@click.option("--no-plan", is_flag=True, help="Do not compile first: does it fit, what it costs.")
-@click.option("--dry-run", is_flag=True, help="Print cost and limits, do nothing; no network.")
-@click.option("--full", is_flag=True, help="With --dry-run: all files and requests too.")
-@click.option("--watch", is_flag=True, help="To the end: recreate what is taken back, delete all.")
+@click.option("--no-plan", is_flag=True, help="Skip the estimate of memory and cost.")
+@click.option("--dry-run", is_flag=True, help="Print cost and limits only; no network.")
+@click.option("--full", is_flag=True, help="With --dry-run: also print files and requests.")
+@click.option("--watch", is_flag=True, help="Replace lost machines, delete all at the end.")
 @yes_option
 @base.verb
 def submit(
@@ -84,10 +84,10 @@ def submit(
     yes: bool,
     **settings: Any,
 ) -> None:
-    """Run a configuration on machines that are asked for: Cloud TPU, GKE or this one.
+    """Run a configuration on new machines: Cloud TPU, GKE or this machine.
 
-    Exit codes: 0 done, or asked for without --watch; 1 the run failed or a limit was reached;
-    2 a mistake; 3 interrupted. Nothing is left that bills, unless you said so.
+    Exit codes: 0 done, or requested without --watch; 1 the run failed or reached a limit; 2 wrong
+    settings; 3 interrupted. With --watch, deletes all machines unless you choose to keep them.
     """
     from bert_jax.verbs.submit import rehearse
 
@@ -106,7 +106,7 @@ def submit(
             confirm=None if yes else _confirm,
             say=click.echo,
         )
-    except KeyboardInterrupt:  # click would make it an exit code of 1, which is a failed run's
+    except KeyboardInterrupt:  # click would exit with 1, the code of a failed run
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
     if watch and state.outcome != "done":
@@ -119,7 +119,7 @@ def submit(
 @yes_option
 @base.verb
 def watch(job: str, bucket: str | None, yes: bool) -> None:
-    """Watch a job that nobody watches to its end. Exit codes as of submit."""
+    """Watch a job without a supervisor to its end. Exit codes: as for submit."""
     state = bert_jax.watch(job, bucket=bucket, confirm=None if yes else _confirm, say=click.echo)
     if state.outcome != "done":
         sys.exit(INTERRUPTED)
@@ -128,22 +128,22 @@ def watch(job: str, bucket: str | None, yes: bool) -> None:
 @base.cli.command()
 @job_argument
 @bucket_option
-@click.option("--yes", is_flag=True, help="Changes nothing: stop asks no question.")
+@click.option("--yes", is_flag=True, help="Has no effect: stop asks no question.")
 @base.verb
 def stop(job: str, bucket: str | None, yes: bool) -> None:
-    """End a job: its run saves, its machines are deleted. It asks no question."""
+    """End a job: save its run, delete its machines. Asks no question."""
     bert_jax.stop(job, bucket=bucket, say=click.echo)
 
 
 @base.cli.command()
-@click.option("--stop-orphans", is_flag=True, help="Delete what nobody watches and nobody needs.")
+@click.option("--stop-orphans", is_flag=True, help="Delete machines without a supervisor or use.")
 @bucket_option
 @project_option
 @cluster_option
 @yes_option
 @base.verb
 def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:
-    """Show what exists for jobs, and what of it bills, whoever made it."""
+    """List the machines of all jobs and users, and whether they cost money."""
     from bert_jax.verbs.jobs import describe_jobs
 
     overrides = _as_overrides(settings)
@@ -164,7 +164,7 @@ def jobs(stop_orphans: bool, yes: bool, **settings: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @base.verb
 def status(target: str, bucket: str | None, as_json: bool) -> None:
-    """Show how a job or a run is: machines, step, speed, goodput, restarts, dollars, ETA."""
+    """Show the state of a job or run: machines, step, speed, goodput, restarts, cost, ETA."""
     from bert_jax.verbs.status import describe_status
     from bert_jax.verbs.status import status as run
 
@@ -178,12 +178,12 @@ def status(target: str, bucket: str | None, as_json: bool) -> None:
 @base.cli.command()
 @target_argument
 @bucket_option
-@click.option("--worker", type=click.IntRange(0), default=0, show_default=True, help="The host.")
-@click.option("--attempt", type=click.IntRange(1), help="Whose host. [default: the last one's]")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the host's run is over.")
+@click.option("--worker", type=click.IntRange(0), default=0, show_default=True, help="Host index.")
+@click.option("--attempt", type=click.IntRange(1), help="Attempt number. [default: the last]")
+@click.option("--follow", "-f", is_flag=True, help="Print later output until the run ends.")
 @base.verb
 def logs(target: str, bucket: str | None, worker: int, attempt: int | None, follow: bool) -> None:
-    """Show what a host of a job has printed."""
+    """Show the output of a job's host."""
     for content in bert_jax.logs(
         target, worker=worker, attempt=attempt, follow=follow, bucket=bucket
     ):
@@ -192,7 +192,7 @@ def logs(target: str, bucket: str | None, worker: int, attempt: int | None, foll
 
 
 def _as_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Returns the settings that options stand for; JSON is YAML too."""
+    """Returns options as settings ``submit.KEY=VALUE`` with JSON values."""
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if given.pop("spot", False):
         given["provisioning"] = "spot"
@@ -202,5 +202,5 @@ def _as_overrides(options: Mapping[str, Any]) -> list[str]:
 
 
 def _confirm(question: str) -> bool:
-    """Asks at a terminal; elsewhere there is nobody who could say yes."""
+    """Asks the user at a terminal. Without a terminal, the answer is no."""
     return sys.stdin.isatty() and click.confirm(question, err=True)

@@ -1,4 +1,4 @@
-"""`bert-jax plan`: memory, time and cost of a run before it starts."""
+"""The verb `plan`: memory, time and cost of a run before it starts."""
 
 import sys
 from typing import Any
@@ -17,20 +17,18 @@ from bert_jax.cli import base
     multiple=True,
     required=True,
     metavar="NAME",
-    help="v3:4x4, v5litepod-16, v4-32 …; several for several plans.",
+    help="v3:4x4, v5litepod-16, v4-32 …. Several: a plan for each.",
 )
-@click.option("--slices", type=click.IntRange(1), help="Of each. [default: mesh.slices]")
-@click.option("--vocab-size", type=click.IntRange(6), help="Of a tokenizer that is not here yet.")
+@click.option("--slices", type=click.IntRange(1), help="Slices of each. [default: mesh.slices]")
+@click.option("--vocab-size", type=click.IntRange(6), help="Size of a tokenizer to be trained.")
 @click.option("--prices", type=base.PATH, metavar="FILE", help="Your own price list.")
-@click.option(
-    "--exact", is_flag=True, help="Generate the code too, in minutes; else cycles are estimated."
-)
-@click.option("--fresh", is_flag=True, help="Compile again what was compiled before.")
-@click.option("--details", is_flag=True, help="All tables: memory, work, collectives, cycles.")
+@click.option("--exact", is_flag=True, help="Also generate code: exact cycles, takes minutes.")
+@click.option("--fresh", is_flag=True, help="Ignore cached results.")
+@click.option("--details", is_flag=True, help="Print all: memory, work, collectives, cycles.")
 @click.option(
     "--suggest/--no-suggest",
     default=None,
-    help="Look for settings that fit. [default: where the run does not]",
+    help="Search for settings that fit. [default: if the run does not fit]",
 )
 @click.option("--html", type=base.PATH, metavar="FILE", help="Write a page with charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -46,9 +44,9 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compile a run for a TPU that is not here: does it fit, how fast is it, what does it cost.
+    """Compile a run for TPU topologies, without a TPU: estimate memory, speed and cost.
 
-    Exit codes: 0 it fits every topology, 1 it does not or the compiler failed, 2 a mistake in the
+    Exit codes: 0 the run fits every topology, 1 it does not fit or the compiler failed, 2 wrong
     configuration.
     """
     from rich.console import Console
@@ -66,7 +64,7 @@ def plan(
     if as_json:
         click.echo(plans_as_json(plans, price_list))
     else:
-        # A file or a pipe has no width; the tables' own is then right.
+        # A file or pipe has no width: use the width of the tables.
         console = Console() if sys.stdout.isatty() else Console(width=140)
         show_plans(plans, price_list, console=console, details=details, suggestions=bool(suggest))
     sys.exit(0 if all(found.fits for found in plans) else 1)

@@ -1,4 +1,4 @@
-"""From text to a pretrained run."""
+"""Verbs from text to a pretrained run."""
 
 import sys
 from typing import Any
@@ -15,7 +15,7 @@ from bert_jax.parallel.stop_signal import INTERRUPTED
 @base.force_option
 @base.verb
 def new(kind: str, path: str | None, force: bool) -> None:
-    """Write a commented configuration to begin with, to KIND.yaml or FILE."""
+    """Write a commented configuration to start from, to KIND.yaml or FILE."""
     from bert_jax.verbs.new import new as run
 
     click.echo(f"{run(kind, path, force=force)}: change what is yours in it")
@@ -39,13 +39,13 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
 @base.cli.command()
 @base.config_argument
 @base.overrides_argument
-@click.option("--report", is_flag=True, help="Write OUTPUT.report.html: what is in the dataset.")
+@click.option("--report", is_flag=True, help="Write OUTPUT.report.html about the dataset.")
 @click.option("--inspect", type=click.IntRange(1), metavar="N", help="Print N examples.")
 @click.option(
     "--tfrecords",
     type=base.PATH,
     metavar="DIR",
-    help="Also write TFRecords as google-research/bert does.",
+    help="Also write TFRecords in the format of google-research/bert.",
 )
 @click.option(
     "--copies",
@@ -56,9 +56,9 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
 )
 @base.verb
 def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
-    """Make a dataset: text + tokenizer → two-span examples. With options: look at one, export it.
+    """Make a dataset: text + tokenizer → two-span examples. With options: report on it, export it.
 
-    A dataset that is there already is not made again, and its text is then not needed.
+    If the dataset already exists, it is kept, and the text is not needed.
     """
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.examples import ExtraOutputs
@@ -74,15 +74,15 @@ def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     "--init-from",
     type=base.MODEL_PATH,
     metavar="MODEL",
-    help="Start from this run's parameters, or another model's.",
+    help="Start from the parameters of this run or model.",
 )
 @base.data_change_option
 @base.verb
 def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
-    """Pretrain: dataset → checkpoints. The same command again resumes.
+    """Pretrain: dataset → checkpoints. Repeat the command to resume.
 
-    Exit codes: 0 done, 1 numbers went bad, 2 a mistake in the configuration, 3 stopped by a
-    signal and saved, 4 another process is gone or never came, 43 a step hangs.
+    Exit codes: 0 done, 1 bad loss or gradients, 2 wrong configuration, 3 saved and stopped by a
+    signal, 4 lost or missing process, 43 a step hangs.
     """
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.run_settings import pretrain_settings
@@ -96,19 +96,15 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 
 @base.cli.command()
 @click.argument("run_dir", type=base.PATH)
-@click.option(
-    "--dataset", type=base.PATH, metavar="DIR", help="Instead of the one the run was pretrained on."
-)
-@click.option(
-    "--split", help="Of that dataset. [default: validation; dev of a fine-tuned run, or test]"
-)
+@click.option("--dataset", type=base.PATH, metavar="DIR", help="Dataset. [default: the run's own]")
+@click.option("--split", help="Split of the data. [default: validation; of a fine-tuned run: dev]")
 @base.checkpoint_option
 @base.batch_size_option
 @base.platform_option
 @base.mesh_option
 @base.verb
 def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **options: Any) -> None:
-    """Evaluate a run's checkpoint on held-out examples: of pretraining, or of its task."""
+    """Evaluate a run's checkpoint on held-out examples of pretraining or of its task."""
     mesh = base.mesh_section(platform, mesh_settings)
     base.require_run(run_dir, mesh)
     with base.starting_jax():
@@ -144,11 +140,11 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
     metavar="DIR",
     default="runs/demo",
     show_default=True,
-    help="Where it all goes.",
+    help="Directory for all outputs.",
 )
 @base.verb
 def demo(overrides: tuple[str, ...], directory: str) -> None:
-    """Run it all in minutes on a laptop: text to filled masks, on this Python's documentation."""
+    """Run the whole workflow in minutes on a laptop, with this Python's documentation as text."""
     with base.starting_jax():
         from bert_jax.verbs.demo import demo as run
     run(directory, overrides=overrides, console=base.spoken_console())

@@ -15,7 +15,7 @@ def join_same_command(verb: str, mesh: MeshSection | None, arguments: Mapping[st
     """Joins the other processes and compares their commands.
 
     Without `mesh.distributed.enabled`, returns at once and does not start JAX. `arguments` are
-    settings and options by name, as nested JSON values. If verb, versions or arguments of a process differ,
+    settings and options by name, as nested JSON values. If verb, versions or arguments differ,
     raises UserError on all processes; the message names the first key.
     """
     if mesh is None or not mesh.distributed.enabled:
