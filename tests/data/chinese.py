@@ -1,4 +1,4 @@
-"""A segmenter for tests, found by its name as a user's would be."""
+"""A segmenter for tests, configured by name like a user's."""
 
 LEXICON = ("北京", "大学", "学生")
 
@@ -14,5 +14,5 @@ def cut(text: str) -> list[str]:
 
 
 def lose(text: str) -> list[str]:
-    """Forgets the last character."""
+    """Loses the last character."""
     return [text[:-1]]

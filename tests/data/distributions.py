@@ -1,4 +1,4 @@
-"""Whether two samples may be of one distribution."""
+"""Tests whether two samples have the same distribution."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def same_distribution(ours: Sequence[int], theirs: Sequence[int]) -> float:
     pooled = Counter([*ours, *theirs])
     bins: dict[int, int] = {}
     filled, number = 0, 0
-    for value in sorted(pooled):  # neighbouring values share a bin until it holds 40
+    for value in sorted(pooled):  # neighbouring values share a bin of at least 40
         bins[value] = number
         filled += pooled[value]
         if filled >= 40:

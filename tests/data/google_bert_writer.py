@@ -1,4 +1,4 @@
-"""TFRecords as google-research/bert writes them, by TensorFlow itself."""
+"""google-research/bert's TFRecords, written by TensorFlow."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def random_rows(count: int, *, seed: int = 0, vocab: int = 200) -> list[dict[str
     rows = []
     for _ in range(count):
         length = int(rng.integers(8, LENGTH + 1))
-        first = int(rng.integers(3, length - 2))  # of [CLS] A [SEP]
+        first = int(rng.integers(3, length - 2))  # length of [CLS] A [SEP]
         ids = rng.integers(5, vocab, length)
         ids[[0, first - 1, length - 1]] = CLS, SEP, SEP
         places = np.sort(rng.choice([at for at in range(1, length - 1) if at != first - 1], 2))

@@ -1,4 +1,4 @@
-"""A dataset in memory, and what tests do with its loader. Worker processes import it too."""
+"""A dataset in memory and helpers for its loader. Worker processes import it too."""
 
 import numpy as np
 
@@ -12,14 +12,14 @@ from bert_jax.text import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 1000
-MAX_EXAMPLES = 4  # of a packed row
+MAX_EXAMPLES = 4  # maximum per packed row
 SEQ_LENGTH = 32
 
 Batch = dict[str, np.ndarray]
 
 
 class MemoryDataset:
-    """Examples that tell their index: the first token after [CLS] is ``100 + index``."""
+    """Examples that contain their index: the first token after [CLS] is ``100 + index``."""
 
     def __init__(
         self, count: int, *, fingerprint: str = "a" * 8, damaged: int | None = None
@@ -76,6 +76,6 @@ def assert_equal(left: Batch, right: Batch) -> None:
 
 
 def packed_loader(dataset: MemoryDataset, *, batch_size: int, **kwargs) -> Loader:
-    """As `make_loader`, with up to four examples in a row."""
+    """Like `make_loader`, with up to four examples per row."""
     transform = row_maker().packed(MAX_EXAMPLES)
     return make_loader(dataset, batch_size=batch_size, **{"transform": transform, **kwargs})

@@ -1,4 +1,4 @@
-"""Documents whose tokens tell where they came from."""
+"""Documents whose tokens show their origin."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,12 +10,12 @@ from bert_jax.pipelines.pairing import Pair, Single, pair_documents
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.corpus import from_lists
 
-# Documents as the lengths of their sentences.
+# Documents given by the lengths of their sentences.
 LENGTHS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=6)
 
 
 def numbered(lengths: Iterable[Sequence[int]]) -> TokenisedDocuments:
-    """Documents whose every token is its own place."""
+    """Documents whose tokens equal their positions."""
     documents, place = [], 0
     for document in lengths:
         sentences = []
@@ -33,7 +33,7 @@ def token_owner(documents: TokenisedDocuments) -> np.ndarray:
 
 
 def pairs_of(documents: TokenisedDocuments, section: PairingSection, *, seed: int) -> list[Pair]:
-    """The examples of a kind with a second span."""
+    """The examples, of a kind with a second span."""
     pairs = list(pair_documents(documents, section, seed=seed))
     assert all(isinstance(pair, Pair) for pair in pairs)
     return pairs  # pyright: ignore[reportReturnType]
@@ -42,7 +42,7 @@ def pairs_of(documents: TokenisedDocuments, section: PairingSection, *, seed: in
 def singles_of(
     documents: TokenisedDocuments, section: PairingSection, *, seed: int = 0
 ) -> list[Single]:
-    """The examples of a kind without one."""
+    """The examples, of a kind without a second span."""
     singles = list(pair_documents(documents, section, seed=seed))
     assert all(isinstance(single, Single) for single in singles)
     return singles  # pyright: ignore[reportReturnType]

@@ -18,10 +18,10 @@ def reference_masks(
     most: int,
     rng: random.Random,
 ) -> list[tuple[int, int]]:
-    """Which tokens are to be predicted and what stands there: (position, id), by position.
+    """The predicted tokens and their replacements: (position, id), by position.
 
-    ``continuations`` are the ids that go with the token before them; none: each token is a word.
-    ``kept`` are those of ``[CLS]`` and ``[SEP]``.
+    ``continuations``: ids that continue the word before them; if empty, each token is a word.
+    ``kept``: ids of ``[CLS]`` and ``[SEP]``.
     """
     words: list[list[int]] = []
     for position, token in enumerate(ids):

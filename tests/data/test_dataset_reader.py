@@ -42,7 +42,7 @@ def test_tfds_reads_the_same_examples(directory: Path, split: str) -> None:
         assert theirs["next_sentence_label"] == ours.next_sentence_label
 
 
-def test_examples_come_in_the_order_asked_for_with_their_lengths(directory: Path) -> None:
+def test_examples_come_in_the_requested_order(directory: Path) -> None:
     dataset = open_dataset(directory, "train")
     indices = [*np.random.default_rng(0).permutation(len(dataset)).tolist(), 0, 0]
     again = pickle.loads(pickle.dumps(dataset)).__getitems__(indices)
@@ -65,7 +65,7 @@ def test_the_fingerprint_follows_the_content(directory: Path, tmp_path: Path) ->
     assert open_dataset(directory, "validation").fingerprint != fingerprint
 
 
-def test_an_unknown_split_gets_the_nearest_name(directory: Path) -> None:
+def test_an_unknown_split_suggests_the_nearest_name(directory: Path) -> None:
     with pytest.raises(UserError, match=r'no split "validate".*did you mean "validation"'):
         open_dataset(directory, "validate")
 
@@ -84,7 +84,7 @@ def first_shard(directory: Path) -> Path:
         ("train.lengths.npy", -2, r"train\.lengths\.npy: damaged: SHA-256"),
     ],
 )
-def test_a_file_that_is_missing_or_cut_short_is_named_at_open(
+def test_a_missing_or_truncated_file_is_named_at_open(
     copy: Path, name: str, keep: int | None, message: str
 ) -> None:
     path = first_shard(copy) if name == "shard" else copy / name
@@ -128,7 +128,7 @@ def test_a_newer_format_is_refused(copy: Path) -> None:
 def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None:
     for file, documents in (("text0.txt", range(30)), ("text1.txt", range(30, 60))):
         write_corpus(tmp_path / file, documents=documents)
-    # The markers come last, beyond the reach of two bytes.
+    # The markers come last, beyond two bytes.
     filler = [f"filler{i}" for i in range(1 << 16)]
     write_tokenizer(tmp_path / "tokenizer", documents=0, extra=[*filler, *map(marker, range(60))])
     made = make_examples(section(tmp_path))
@@ -140,7 +140,7 @@ def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None
     assert dataset[0].input_ids.tolist() == source[0]["input_ids"].tolist()
 
 
-def test_encode_and_decode_are_inverse_and_equal_examples_equal_bytes() -> None:
+def test_encoding_is_invertible_and_deterministic() -> None:
     ids = np.arange(7, dtype=np.uint16)
     encoder = ExampleEncoder()
     record = encoder.encode(ids.tobytes(), first_length=4, next_sentence_label=1)

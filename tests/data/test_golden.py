@@ -1,7 +1,7 @@
-"""Golden pairs and masks of google-research/bert's kinds: versions may resume each other's runs.
+"""Golden pairs and masks of google-research/bert's kinds: versions can resume each other's runs.
 
-The hashes were made by this file in the first version, which had next sentence pairs and token and
-whole-word masks. They may change only together with ``FORMAT_VERSION`` and a note in the changelog.
+This file made the hashes in the first version, which had next sentence pairs, and token and
+whole-word masks. Change them only together with ``FORMAT_VERSION`` and a note in the changelog.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ def documents() -> TokenisedDocuments:
     return from_lists(range(100, 112), held, np.dtype(np.uint16))
 
 
-def test_next_sentence_pairs_are_those_of_the_first_version() -> None:
+def test_next_sentence_pairs_equal_the_first_versions() -> None:
     section = PairingSection(max_seq_length=64, dupe_factor=5)
     pairs = pairs_of(documents(), section, seed=12345)
     spelled = "".join(repr(tuple(map(int, pair))) for pair in pairs)
@@ -46,7 +46,7 @@ def test_next_sentence_pairs_are_those_of_the_first_version() -> None:
         ("whole_word", "da31bc5e2b6405641ad2ff71843a10c73c7e2fe00cb13227bd3b46f63c685bd9"),
     ],
 )
-def test_masks_are_those_of_the_first_version(unit: str, expected: str) -> None:
+def test_masks_equal_the_first_versions(unit: str, expected: str) -> None:
     found = hashlib.sha256()
     mask = masker(MaskingSection.model_validate({"unit": unit}), 60)
     for index in range(200):

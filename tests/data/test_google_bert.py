@@ -44,12 +44,12 @@ def row_of(transform: StaticMaskTransform, example: StaticExample) -> dict[str, 
 
 
 def google_form(row: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-    """A row of the loader with google-research/bert's names."""
+    """A row of the loader under google-research/bert's names."""
     named = row | {"input_mask": row["segment_ids"], "segment_ids": row["token_type_ids"]}
     return {name: named[name].tolist() for name in FEATURES}
 
 
-def test_rows_are_those_that_google_research_bert_wrote(files: Path) -> None:
+def test_rows_equal_google_research_berts(files: Path) -> None:
     dataset = open_google_bert(files)
     make = row_maker()
     found = [google_form(row_of(make, example)) for example in dataset.__getitems__(range(23))]
@@ -62,7 +62,7 @@ def decode(*records: bytes) -> list[StaticExample]:
     return [example for rows in found for example in rows.examples()]
 
 
-def test_writing_a_row_again_gives_what_tensorflow_reads_as_the_same(files: Path) -> None:
+def test_rewritten_rows_are_equal_for_tensorflow(files: Path) -> None:
     make = row_maker()
     for row in ROWS:
         (example,) = decode(example_bytes(row))
@@ -70,7 +70,7 @@ def test_writing_a_row_again_gives_what_tensorflow_reads_as_the_same(files: Path
         assert google_form(row_of(make, again)) == row
 
 
-def test_rows_of_another_size_or_of_one_span_are_read_with_others() -> None:
+def test_rows_of_other_sizes_or_one_span_are_read() -> None:
     longer = {
         name: values if name == "next_sentence_labels" else [*values, type(values[0])(0)]
         for name, values in ROWS[1].items()
@@ -92,12 +92,12 @@ def delimited(tag: int, content: bytes) -> bytes:
     return bytes([tag]) + varint(len(content)) + content
 
 
-def test_numbers_that_are_not_packed_are_read_all_the_same() -> None:
+def test_unpacked_numbers_are_read() -> None:
     entries = b""
     for name, values in ROWS[1].items():
         if name == "masked_lm_weights":
             feature = delimited(0x12, delimited(0x0A, np.array(values, "<f4").tobytes()))
-        else:  # each with a tag of its own
+        else:  # each with its own tag
             feature = delimited(0x1A, b"".join(b"\x08" + varint(value) for value in values))
         entries += delimited(0x0A, delimited(0x0A, name.encode()) + delimited(0x12, feature))
     (ours,), (theirs,) = decode(delimited(0x0A, entries)), decode(example_bytes(ROWS[1]))
@@ -112,7 +112,7 @@ NUMBERS = st.lists(
 
 
 @given(NUMBERS)
-def test_varints_are_those_that_protobuf_packed(lists: list[list[int]]) -> None:
+def test_varints_equal_protobufs(lists: list[list[int]]) -> None:
     packed = []
     for numbers in lists:
         spelled = Int64List(value=numbers).SerializeToString()
@@ -123,12 +123,12 @@ def test_varints_are_those_that_protobuf_packed(lists: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("packed", [[b"\x01\x80"], [b"\x80", b"\x01"], [b"\x80" * 10 + b"\x01"]])
-def test_bytes_that_are_no_numbers_are_errors(packed: list[bytes]) -> None:
+def test_invalid_numbers_are_errors(packed: list[bytes]) -> None:
     with pytest.raises(ValueError, match=r"truncated|11 bytes, allowed: at most 10"):
         decode_lists(packed)
 
 
-def test_statistics_are_those_of_the_records(files: Path) -> None:
+def test_statistics_equal_the_records(files: Path) -> None:
     summary = open_google_bert(files).summary
     originals = []
     for row in ROWS:
@@ -144,7 +144,7 @@ def test_statistics_are_those_of_the_records(files: Path) -> None:
     assert [file.records for file in summary.files] == [10, 1, 12]
 
 
-def test_the_index_is_made_once_and_again_when_a_file_changes(
+def test_the_index_is_remade_only_if_a_file_changes(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = open_google_bert(files)
@@ -161,7 +161,7 @@ def test_the_index_is_made_once_and_again_when_a_file_changes(
     assert len(changed) == 23
 
 
-def test_the_loader_walks_every_record_once_an_epoch_with_its_masks(files: Path) -> None:
+def test_the_loader_reads_every_record_once_per_epoch(files: Path) -> None:
     loader = Loader(
         open_google_bert(files),
         row_maker(),

@@ -28,12 +28,12 @@ from tests.data.memory_dataset import (
 
 settings = hypothesis.settings(deadline=None, max_examples=6)
 
-# A row for each example, and several to a row.
+# One example per row, and several per row.
 LOADERS = [make_loader, packed_loader]
 
 
 def rows_of(batch: Batch) -> list[tuple[int, ...]]:
-    """The dataset's indices of the examples in each row, masks undone."""
+    """The dataset indices of the examples in each row, after undoing masks."""
     ids = batch["input_ids"].copy()
     at_row, at_slot = np.nonzero(batch["masked_lm_weights"])
     ids[at_row, batch["masked_lm_positions"][at_row, at_slot]] = batch["masked_lm_ids"][
@@ -53,7 +53,7 @@ def indices_of(batch: Batch) -> list[int]:
 @pytest.mark.parametrize("make", LOADERS)
 @settings
 @hypothesis.given(st.integers(1, 60), st.integers(0, 2**70), st.integers(1, 9))
-def test_every_epoch_is_every_example_once(make, count, seed, batch_size):
+def test_every_epoch_has_every_example_once(make, count, seed, batch_size):
     loader = make(MemoryDataset(count), batch_size=batch_size, seed=seed)
     epoch = loader.rows_per_epoch
     seen = join(take(loader, -(-3 * epoch // batch_size)))
@@ -62,7 +62,7 @@ def test_every_epoch_is_every_example_once(make, count, seed, batch_size):
         assert sorted(indices_of(rows)) == list(range(count))
 
 
-def test_packed_rows_come_in_another_order_and_company_each_epoch_phase_and_seed():
+def test_packing_differs_by_epoch_phase_and_seed():
     def epochs(count: int, **kwargs) -> list[list[tuple[int, ...]]]:
         loader = packed_loader(MemoryDataset(400), batch_size=1, **kwargs)
         rows = take(loader, count * loader.rows_per_epoch)
@@ -80,7 +80,7 @@ def test_packed_rows_come_in_another_order_and_company_each_epoch_phase_and_seed
             assert [len(row) for row in epoch] != [len(row) for row in other]
 
 
-def test_an_example_is_masked_in_a_packed_row_as_it_is_alone():
+def test_packing_does_not_change_an_examples_masks():
     dataset, single, found = MemoryDataset(50), row_maker(), 0
     loader = packed_loader(dataset, batch_size=1)
     for row, batch in enumerate(take(loader, 3 * loader.rows_per_epoch)):
@@ -113,7 +113,7 @@ def test_phases_over_one_dataset_differ_in_order_and_masks():
 @hypothesis.given(
     st.integers(1, 50), st.integers(0, 12), st.sampled_from([1, 2, 3]), st.integers(1, 4)
 )
-def test_hosts_share_the_batch_that_one_host_would_have(make, count, step, hosts, share):
+def test_hosts_share_one_hosts_batch(make, count, step, hosts, share):
     dataset = MemoryDataset(count)
     batch_size = hosts * share
     loaders = [
@@ -136,7 +136,7 @@ def test_rows_do_not_depend_on_the_batch_size(make, count, one, other):
 
 
 @pytest.mark.parametrize("make", LOADERS)
-def test_seeking_equals_walking_and_takes_no_time(make):  # or it would never end
+def test_seeking_equals_iterating_and_is_fast(make):  # or it would never end
     loader = make(MemoryDataset(100), batch_size=8)
     walked = take(loader, 20)
     for step in (19, 4, 5, 1):
@@ -165,7 +165,7 @@ def test_evaluation_counts_every_example_once(count, share, hosts, limit):
         assert not value[total:].any()
 
 
-def test_a_position_from_json_is_a_step_also_for_other_hosts_workers_and_batch_sizes():
+def test_a_position_holds_for_other_hosts_and_batch_sizes():
     dataset = MemoryDataset(37)
     position = make_loader(dataset, batch_size=8).position(6)
     assert position.example_index == 48
@@ -189,7 +189,7 @@ def test_a_position_from_json_is_a_step_also_for_other_hosts_workers_and_batch_s
         ("packing", {"transform": row_maker().packed(MAX_EXAMPLES)}),
     ],
 )
-def test_position_of_another_run_is_an_error_that_names_the_field(name, change):
+def test_another_runs_position_names_the_differing_field(name, change):
     position = make_loader(MemoryDataset(37), batch_size=8).position(6)
     arguments = {"dataset": MemoryDataset(37), "seed": 7, **change}
     with pytest.raises(UserError, match=rf"^{name}: found .* made with") as error:
@@ -197,14 +197,14 @@ def test_position_of_another_run_is_an_error_that_names_the_field(name, change):
     assert "\n" not in str(error.value)
 
 
-def test_a_batch_that_does_not_divide_among_the_hosts_or_an_empty_split_is_refused():
+def test_an_indivisible_batch_or_empty_split_is_refused():
     with pytest.raises(UserError, match=r"batch_size: found 9, allowed: a multiple of .* 2"):
         make_loader(MemoryDataset(10), batch_size=9, share=HostShare(0, 2))
     with pytest.raises(UserError, match="found no examples"):
         make_loader(MemoryDataset(0), batch_size=2)
 
 
-def test_order_and_masks_are_a_function_of_seed_epoch_and_example():
+def test_order_and_masks_depend_on_seed_epoch_and_example():
     dataset, make, orders = MemoryDataset(40), row_maker(), []
     for seed in (3, 4):
         loader = make_loader(dataset, batch_size=40, seed=seed)

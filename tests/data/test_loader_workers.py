@@ -1,4 +1,4 @@
-"""The loader's workers: same batches, no accelerator, no process left behind."""
+"""The loader's workers: equal batches, no accelerator, no processes left."""
 
 import itertools
 import multiprocessing
@@ -33,7 +33,7 @@ from tests.run_config import one_phase
 
 
 class WorkerRows(MaskingTransform):
-    """Rows that also tell of the process that made them."""
+    """Rows that also contain facts about their process."""
 
     def batch(
         self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
@@ -51,8 +51,8 @@ class WorkerRows(MaskingTransform):
         return super().batch(records, rngs) | told
 
 
-def test_workers_change_nothing_and_touch_no_accelerator(tmp_path, monkeypatch):
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # a worker is not to inherit its safety
+def test_workers_give_equal_batches_without_accelerators(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # or workers would inherit it
     make_dataset(tmp_path)
     tokenizer, masking = load_tokenizer(tmp_path / "tokenizer"), MaskingSection(unit="whole_word")
     transform = WorkerRows.from_tokenizer(tokenizer, seq_length=48, masking=masking)
@@ -74,7 +74,7 @@ def test_workers_change_nothing_and_touch_no_accelerator(tmp_path, monkeypatch):
     assert len(pids - {os.getpid()}) == 2
 
 
-def test_a_workers_error_reaches_the_caller_and_ends_the_other_workers():
+def test_a_workers_error_is_raised_and_ends_the_others():
     section = LoaderSection(workers=2)
     dataset = MemoryDataset(8, damaged=5)
     batches = make_loader(dataset, batch_size=8, section=section).batches(first_step=0)
@@ -145,7 +145,7 @@ def test_workers_end_with_a_killed_parent(run_script):
     assert all_gone(pids)
 
 
-def test_a_program_that_forgets_to_close_still_ends(run_script):
+def test_a_program_ends_without_closing_the_loader(run_script):
     process = run_script("pass")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0

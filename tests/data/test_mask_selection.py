@@ -1,4 +1,4 @@
-"""N-grams and spans: how long, where, how they are replaced."""
+"""N-grams and spans: lengths, places and replacement."""
 
 import numpy as np
 import pydantic
@@ -40,8 +40,8 @@ def drawn(section: MaskingSection, words: Words, *, budget: int, trials: int):
         ("span", 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)),
     ],
 )
-def test_lengths_follow_the_papers_law(unit, law):
-    # A budget of as many words as a span may have: the first span is never cut for it.
+def test_lengths_follow_the_papers_distribution(unit, law):
+    # The budget is the longest span, so the first span is never cut.
     spans = drawn(MaskingSection(unit=unit), one_word_each(400), budget=10, trials=4000)
     first = [s[0][:2] for s in spans]
     inside = [size for begin, size in first if begin < 390]
@@ -49,7 +49,7 @@ def test_lengths_follow_the_papers_law(unit, law):
     assert stats.chisquare(counts, law * len(inside)).pvalue > 1e-3
 
 
-def test_spans_begin_at_every_word_with_the_same_chance():
+def test_spans_begin_at_every_word_equally_often():
     spans = drawn(MaskingSection(unit="span"), one_word_each(100), budget=10, trials=5000)
     counts = np.bincount([s[0].first for s in spans], minlength=100)
     assert stats.chisquare(counts).pvalue > 1e-3
@@ -60,11 +60,11 @@ def test_a_span_ends_at_a_special_token(monkeypatch):
     ids = np.array([2, 10, 3, 11, 12, 3])
     section = MaskingSection(unit="span", rate=0.34)
     chosen = {tuple(mask(ids, seed, section).positions.tolist()) for seed in range(60)}
-    # Two tokens: from 11 on they are one span, from 10 on it ends at once and another follows.
+    # Two tokens: from 11 they are one span; from 10 it ends at once and another one follows.
     assert chosen == {(1, 3), (1, 4), (3, 4)}
 
 
-def test_n_grams_are_replaced_token_by_token_at_80_10_10():
+def test_n_grams_are_replaced_per_token_at_80_10_10():
     counts, mixed = np.zeros(3), 0
     ids = make_example([10] * 250, [10] * 247).input_ids
     for seed in range(400):
@@ -78,8 +78,8 @@ def test_n_grams_are_replaced_token_by_token_at_80_10_10():
     assert mixed > 200
 
 
-def test_a_span_is_replaced_as_a_whole_and_random_tokens_differ_within_it():
-    # Words of five tokens and a budget for one of them: a single span.
+def test_a_span_is_replaced_as_a_whole():
+    # Words of five tokens, with a budget for one: a single span.
     word = [10, *[FIRST_CONTINUATION] * 4]
     ids = make_example(word * 3, word * 3).input_ids
     section = MaskingSection(unit="span")
@@ -92,7 +92,7 @@ def test_a_span_is_replaced_as_a_whole_and_random_tokens_differ_within_it():
             counts[0] += 1
         elif (seen == masked.ids).all():
             counts[2] += 1
-        else:  # drawn anew for each token
+        else:  # a new draw for each token
             counts[1] += 1
             assert len(set(seen.tolist())) > 1
     assert stats.chisquare(counts, counts.sum() * np.array([0.8, 0.1, 0.1])).pvalue > 1e-3
@@ -105,7 +105,7 @@ def test_a_span_is_replaced_as_a_whole_and_random_tokens_differ_within_it():
         ({"segmenter": "jieba:lcut"}, "segmenter: found jieba:lcut, allowed: only with unit whole"),
     ],
 )
-def test_a_setting_that_its_unit_does_not_read_is_refused(values, message):
+def test_a_setting_unused_by_its_unit_is_refused(values, message):
     with pytest.raises(pydantic.ValidationError, match=message):
         MaskingSection(**values)
     assert MaskingSection.model_validate_json(MaskingSection().model_dump_json())

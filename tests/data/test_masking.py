@@ -1,4 +1,4 @@
-"""Masking: number, selection and replacement of tokens, and the rows made of them."""
+"""Masking: number, selection and replacement of tokens, and their rows."""
 
 import dataclasses
 import pickle
@@ -55,7 +55,7 @@ units = st.sampled_from(["token", "whole_word"])
 
 
 def words_of(ids: np.ndarray) -> list[list[int]]:
-    """Positions of each word, one token at a time: the definition, written as plainly as can be."""
+    """Positions of each word: the definition, one token at a time."""
     words: list[list[int]] = []
     inside = False
     for position, token in enumerate(ids.tolist()):
@@ -78,9 +78,7 @@ def words_of(ids: np.ndarray) -> list[list[int]]:
     st.floats(0.01, 0.9),
     st.integers(1, 12),
 )
-def test_masks_keep_originals_whole_words_and_the_budget(
-    example, seed, unit, most, rate, max_words
-):
+def test_masks_respect_originals_words_and_budget(example, seed, unit, most, rate, max_words):
     spans = {"max_words": max_words} if unit in ("ngram", "span") else {}
     ids = example.input_ids
     before = ids.copy()
@@ -93,20 +91,20 @@ def test_masks_keep_originals_whole_words_and_the_budget(
     assert not np.isin(masked.ids, [SPECIAL.cls, SPECIAL.sep]).any()
     budget = min(most, max(1, round(len(ids) * rate)), len(ids) - 3)
     chosen = set(masked.positions.tolist())
-    if unit == "token":  # as many as google-research/bert masks
+    if unit == "token":  # google-research/bert's number of masks
         assert len(chosen) == budget
         return
     words = words_of(ids)
     assert all(chosen.issuperset(word) or chosen.isdisjoint(word) for word in words)
     left_out = [len(word) for word in words if chosen.isdisjoint(word)]
-    # Nothing that would still have fitted was passed over.
+    # Every skipped word is too long for the rest of the budget.
     assert len(chosen) <= budget < len(chosen) + min(left_out, default=budget + 1)
 
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
-def test_masks_are_distributed_as_in_google_research_bert(unit):
-    # Words of one to four tokens; no span begins with a continuation, where the two differ on
-    # purpose: see test_a_continuation_after_sep_is_a_word_of_its_own.
+def test_masks_have_google_research_berts_distribution(unit):
+    # Words of one to four tokens; no span begins with a continuation, since we differ there on
+    # purpose: see test_a_continuation_after_sep_is_a_separate_word.
     words = [[10 + w] + [FIRST_CONTINUATION + w] * (w % 4) for w in range(24)]
     first, second = (list(chain.from_iterable(part)) for part in (words[:15], words[15:]))
     ids = make_example(first, second).input_ids
@@ -150,7 +148,7 @@ def test_masks_are_distributed_as_in_google_research_bert(unit):
         assert p > 1e-3, (name, p)
 
 
-def test_random_replacements_are_uniform_over_the_whole_vocabulary():
+def test_random_replacements_are_uniform_over_the_vocabulary():
     section = MaskingSection(replace_with_mask=0.0, replace_with_random=1.0, rate=0.5)
     ids = make_example([10] * 250, [10] * 247).input_ids
     seen = np.concatenate(
@@ -165,7 +163,7 @@ def test_random_replacements_are_uniform_over_the_whole_vocabulary():
 
 @settings
 @hypothesis.given(examples, st.integers(0, 2**32), st.booleans())
-def test_a_row_holds_the_example_and_its_masks(example, seed, has_pair):
+def test_a_row_has_the_example_and_its_masks(example, seed, has_pair):
     length = len(example.input_ids)
     if not has_pair:
         example = Example(example.input_ids, length, 0)
@@ -193,7 +191,7 @@ def test_a_row_holds_the_example_and_its_masks(example, seed, has_pair):
 
 
 @pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
-def test_a_row_is_a_function_of_its_stream_also_after_pickling(unit):
+def test_a_row_depends_only_on_its_random_stream(unit):
     make = row_maker(128, unit=unit)
     example = make_example(list(range(10, 60)), list(range(690, 740)))
     again = pickle.loads(pickle.dumps(make))
@@ -203,7 +201,7 @@ def test_a_row_is_a_function_of_its_stream_also_after_pickling(unit):
     assert (other != make(example, stream(5, "mask", 0, 3))["masked_lm_positions"]).any()
 
 
-def test_fingerprint_changes_with_every_setting_that_changes_rows():
+def test_every_setting_of_rows_changes_the_fingerprint():
     base = row_maker(128)
     makers = [
         base,
@@ -225,7 +223,7 @@ def test_fingerprint_changes_with_every_setting_that_changes_rows():
     assert row_maker(128).fingerprint() == base.fingerprint()
 
 
-def test_a_continuation_after_sep_is_a_word_of_its_own():
+def test_a_continuation_after_sep_is_a_separate_word():
     example = make_example([10], [FIRST_CONTINUATION, FIRST_CONTINUATION + 1])
     section = MaskingSection(unit="whole_word", rate=0.3)  # 2 of 6 tokens
     chosen = {
@@ -234,7 +232,7 @@ def test_a_continuation_after_sep_is_a_word_of_its_own():
     assert chosen == {(1,), (3, 4)}
 
 
-def test_a_token_beyond_the_vocabulary_is_an_error_that_names_it():
+def test_a_token_beyond_the_vocabulary_is_named():
     example = make_example([10, VOCAB_SIZE], [10])
     with pytest.raises(UserError, match="found token id 1000, allowed: 0 to 999"):
         row_maker(128)(example, stream(0))

@@ -42,7 +42,7 @@ def rows_of_examples(draw: st.DrawFn) -> list[Example]:
 
 
 def unpack(row: Batch) -> list[dict[str, list]]:
-    """What a row says of each of its examples, in numbers that do not depend on the row."""
+    """The content of each example in a row, independent of its place."""
     found = []
     for k in range(int(row["segment_ids"].max())):
         places = np.flatnonzero(row["segment_ids"] == k + 1)
@@ -70,7 +70,7 @@ def unpack(row: Batch) -> list[dict[str, list]]:
 @hypothesis.given(
     rows_of_examples(), st.integers(0, 2**32), st.sampled_from(["token", "whole_word", "span"])
 )
-def test_each_example_is_as_it_is_in_a_row_of_its_own(examples, seed, unit):
+def test_a_packed_example_equals_its_single_row(examples, seed, unit):
     single = row_maker(unit=unit)
     row = one_row(single.packed(6), examples, seed=seed)
     alone = [single(example, stream(seed, k)) for k, example in enumerate(examples)]
@@ -93,9 +93,7 @@ def test_each_example_is_as_it_is_in_a_row_of_its_own(examples, seed, unit):
 @hypothesis.given(
     st.integers(2, 10), st.floats(0.001, 0.9), st.none() | st.integers(1, 8), st.data()
 )
-def test_a_full_row_of_any_examples_has_room_for_every_prediction(
-    max_examples, rate, max_predictions, data
-):
+def test_a_full_row_has_room_for_every_prediction(max_examples, rate, max_predictions, data):
     single = row_maker(rate=rate, max_predictions=max_predictions)
     cuts = data.draw(st.lists(st.integers(3, SEQ_LENGTH), min_size=1, max_size=max_examples))
     lengths = [n for n, end in zip(cuts, np.cumsum(cuts), strict=True) if end <= SEQ_LENGTH]
@@ -106,7 +104,7 @@ def test_a_full_row_of_any_examples_has_room_for_every_prediction(
 
 
 @pytest.mark.parametrize("lengths", [[20, 13], [4] * 5])
-def test_examples_that_do_not_fit_are_an_error_and_not_cut(lengths):
+def test_examples_beyond_the_row_are_an_error(lengths):
     examples = [make_example(length) for length in lengths]
     with pytest.raises(ValueError, match=r"found \[\d+, \d+, \d\], .* room for \[32, 8, 4\]"):
         one_row(row_maker().packed(4), examples)
@@ -120,7 +118,7 @@ PAIRS = st.lists(
 )
 
 
-def test_rows_of_different_lengths_are_padded_and_missing_rows_filled() -> None:
+def test_rows_are_padded_and_missing_rows_filled() -> None:
     padded = pad_rows([[7, 8], np.array([9])], batch_size=3, length=4, fill=-100)
     assert padded.dtype == np.int32
     assert padded.tolist() == [[7, 8, -100, -100], [9, -100, -100, -100], [-100] * 4]
@@ -142,7 +140,7 @@ def test_tokens_types_and_segments_of_each_sequence(
         assert batch["segment_ids"][number].tolist() == [1] * len(ids) + [0] * rest
 
 
-def test_a_batch_without_rows_has_the_shapes_of_the_row_that_is_named() -> None:
+def test_a_batch_without_rows_has_the_given_shapes() -> None:
     row = {"input_ids": np.array([5, 6], np.int32), "weight": np.ones(1, np.float32)}
     batch = stack_rows([], batch_size=2, like=row)
     assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {

@@ -19,7 +19,7 @@ def counts_of(lengths: list[int]) -> np.ndarray:
 
 
 def one_by_one(lengths: list[int], *, capacity: int, max_examples: int) -> list[tuple[int, ...]]:
-    """First-fit-decreasing as it is defined."""
+    """First-fit-decreasing by its definition."""
     rows: list[list[int]] = []
     for length in sorted(lengths, reverse=True):
         for row in rows:
@@ -33,7 +33,7 @@ def one_by_one(lengths: list[int], *, capacity: int, max_examples: int) -> list[
 
 @settings
 @hypothesis.given(lengths_of_datasets, st.integers(1, 6))
-def test_equal_lengths_placed_together_are_where_one_by_one_puts_them(lengths, max_examples):
+def test_batched_packing_equals_one_by_one(lengths, max_examples):
     patterns = first_fit_decreasing(
         counts_of(lengths), capacity=CAPACITY, max_examples=max_examples
     )

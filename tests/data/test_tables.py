@@ -1,4 +1,4 @@
-"""Tables row by row."""
+"""Reading tables row by row."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ def refusal(path: Path, content: bytes) -> str:
     return str(caught.value)
 
 
-def test_a_tsv_knows_no_quotes_a_csv_does(tmp_path: Path) -> None:
+def test_csv_has_quotes_and_tsv_does_not(tmp_path: Path) -> None:
     tsv, table = tmp_path / "t.tsv", tmp_path / "t.csv"
     tsv.write_bytes('\ufeffa\tb\r\n"x\t1\r\ny"\t\r\n'.encode())
     assert rows(tsv) == [(2, {"a": '"x', "b": "1"}), (3, {"a": 'y"', "b": ""})]
@@ -45,7 +45,7 @@ def test_json_and_parquet_keep_types(tmp_path: Path) -> None:
     assert first.place == f"{tmp_path}/t.parquet: row 1"
 
 
-def test_a_field_longer_than_the_csv_modules_own_limit_is_read(tmp_path: Path) -> None:
+def test_a_field_beyond_the_csv_modules_limit_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a\n" + "x" * 200_000 + "\n")
     assert len(rows(path)[0][1]["a"]) == 200_000
@@ -58,19 +58,19 @@ def test_a_field_longer_than_the_csv_modules_own_limit_is_read(tmp_path: Path) -
         "a\n\nx\n\n\ny\n\n",
         "a\r\n\r\nx\r\n\r\n",
         "a,b\n\nx,1\n\ny,2\n\n",
-        # Not blank: a space, a field that is quoted and empty, fields that are all empty.
+        # Not blank: a space, a quoted empty field, several empty fields.
         "a\n \nx\n",
         "a,b\n,\nx,1\n",
         'a,b\n"x\n\ny",1\n',
         'a\nx\n""\n\ny\n',
     ],
 )
-def test_a_blank_line_is_no_row_as_the_csv_module_has_it(
+def test_blank_lines_are_skipped_like_the_csv_modules(
     tmp_path: Path, suffix: str, content: str
 ) -> None:
     path, tsv = tmp_path / f"t{suffix}", suffix == ".tsv"
     if tsv and '"' in content:
-        return  # it has no quotes
+        return  # TSV has no quotes
     path.write_bytes(content.replace(",", "\t" if tsv else ",").encode())
     with path.open(newline="") as file:
         expected = list(csv.DictReader(file, delimiter="\t" if tsv else ","))
@@ -93,7 +93,7 @@ def test_a_blank_line_is_no_row_as_the_csv_module_has_it(
         ("t.xlsx", b"", "found .xlsx, allowed: .jsonl, .csv, .tsv, .parquet"),
     ],
 )
-def test_what_is_no_table_is_named(
+def test_files_that_are_not_tables_are_named(
     tmp_path: Path, name: str, content: bytes, expected: str
 ) -> None:
     assert expected in refusal(tmp_path / name, content)
@@ -103,23 +103,21 @@ def test_what_is_no_table_is_named(
     ("content", "opens", "last"),
     [
         ('a,b\nx,1\n"y,2\nz,3\n', 3, 4),
-        ('a,b\nx,1\n"y,2\nz,3\n"w",4\n', 3, 5),  # what closes it is another row's
+        ('a,b\nx,1\n"y,2\nz,3\n"w",4\n', 3, 5),  # another row's quote closes it
         ('a,b\n"x\nx",1\n"y ""z"", 5"" wide,2\nz,3\n', 4, 5),
         ('a,b\n"x\nx","y\nz,3\n', 2, 4),  # the line where its row begins
         ('a,b\n5" disk,"y\nz,3\n', 2, 3),
         ('a,"b\nx,1\n', 1, 2),
     ],
 )
-def test_an_open_quote_is_named_with_the_line_of_its_row(
-    tmp_path: Path, content: str, opens: int, last: int
-) -> None:
+def test_an_open_quote_names_its_line(tmp_path: Path, content: str, opens: int, last: int) -> None:
     found = refusal(tmp_path / "t.csv", content.encode())
     assert f"t.csv: line {opens}: found a quote that opens a field" in found
     assert f"up to line {last}, " in found
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])
-def test_the_line_of_a_byte_that_is_no_utf8_is_found(tmp_path: Path, name: str) -> None:
+def test_the_line_of_an_invalid_utf8_byte_is_found(tmp_path: Path, name: str) -> None:
     line = b'{"a": "x"}\n' if name.endswith("l") else b"x\n"
     content = line * 3000 + b"caf\xe9\n" + line * 10
     assert refusal(tmp_path / name, content) == (
@@ -142,7 +140,7 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     lines.write_text('{"a": 1}\n{"a"\n[]\n{"a": 2}\n')
     assert [row.values["a"] for row in read_table(lines, errors=errors)] == [1, 2]
     assert errors.count == 2
-    # A malformed header is no row.
+    # A malformed header is not counted as a row.
     path.write_text('"a" b,c\nx,1\n')
     with pytest.raises(UserError, match="line 1: found no CSV"):
         list(read_table(path, errors=errors))
@@ -153,7 +151,7 @@ FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(FIELD, FIELD), max_size=5))
-def test_what_the_csv_module_writes_comes_back(
+def test_files_of_the_csv_module_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, table: list[tuple[str, str]]
 ) -> None:
     path = tmp_path_factory.mktemp("csv") / "t.csv"

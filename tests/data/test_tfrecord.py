@@ -33,7 +33,7 @@ def test_tensorflow_writes_and_reads_the_same_bytes(records: list[bytes]) -> Non
 
 
 @pytest.mark.parametrize("keep", [1, 11, 12, 15, 16 + 11, 16 + 16, 16 + 17 + 200])
-def test_a_file_that_is_cut_short_is_named_with_the_record(tmp_path: Path, keep: int) -> None:
+def test_a_truncated_file_is_named_with_the_record(tmp_path: Path, keep: int) -> None:
     path = write(tmp_path / "a.tfrecord")
     path.write_bytes(path.read_bytes()[:keep])
     number = 1 if keep < 16 else 2 if keep < 33 else 3
@@ -56,7 +56,7 @@ def test_a_flipped_bit_anywhere_is_found(at: int, bit: int) -> None:
             list(scan_records(path))
 
 
-def test_other_files_are_named_for_what_they_are(tmp_path: Path) -> None:
+def test_other_formats_are_named(tmp_path: Path) -> None:
     packed = epath.Path(tmp_path / "a.tfrecord")
     with tf.io.TFRecordWriter(str(packed), "GZIP") as writer:
         writer.write(b"a")
@@ -68,7 +68,7 @@ def test_other_files_are_named_for_what_they_are(tmp_path: Path) -> None:
         list(scan_records(epath.Path(tmp_path / "none")))
 
 
-def test_a_record_that_changes_after_the_scan_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_a_record_changed_after_the_scan_is_detected(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tfrecord")
     offset = list(scan_records(path))[2].offset
     content = bytearray(path.read_bytes())

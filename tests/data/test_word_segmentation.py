@@ -29,17 +29,17 @@ def joined(text: str, *, hook: str = HOOK) -> str:
     return "".join("-" if mark else "|" for mark in marks)
 
 
-def test_characters_of_a_word_are_joined_and_all_else_is_left_alone() -> None:
+def test_only_characters_of_a_word_are_joined() -> None:
     assert joined("[CLS] 我 在 北 京 大 学 play ##ing 大 学 生 。 [SEP]") == "||||-|-|-|-|||"
     assert joined("[CLS] play ##ing [SEP]") == "||-|"
-    # No word reaches across a separator or a full stop.
+    # No word crosses a separator or a full stop.
     assert joined("[CLS] 北 [SEP] 京 北 。 京 [SEP]") == "||||||||"
-    # A piece of several characters, as SentencePiece has them, is joined where its first one is.
+    # A piece of several characters (SentencePiece) joins the word of its first character.
     assert joined("我 北京 大 学") == "|||-"
 
 
 @pytest.mark.parametrize("unit", ["whole_word", "ngram", "span"])
-def test_chinese_words_are_masked_whole_also_in_another_process(unit: str) -> None:
+def test_chinese_words_are_masked_whole_in_workers(unit: str) -> None:
     masking = MaskingSection.model_validate({"unit": unit, "segmenter": HOOK, "rate": 0.3})
     make = MaskingTransform.from_tokenizer(TOKENIZER, seq_length=32, masking=masking)
     make = pickle.loads(pickle.dumps(make))
@@ -66,6 +66,6 @@ def test_chinese_words_are_masked_whole_also_in_another_process(unit: str) -> No
         ("tests.data.chinese:lose", "returned \\['北'\\] for \"北京\", allowed: words that"),
     ],
 )
-def test_a_hook_that_does_not_work_is_one_line_that_names_it(hook: str, message: str) -> None:
+def test_a_failing_hook_is_named_in_one_line(hook: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^objective.masking.segmenter: .*{message}"):
         joined("北 京", hook=hook)

@@ -1,7 +1,7 @@
-"""Damaged and hostile files, drawn by hypothesis from whole small ones.
+"""Damaged and hostile files, drawn by hypothesis from small valid ones.
 
-The property is the same of every kind of file: reading it gives a value or a `UserError` of one
-line; nothing else is raised, nothing hangs, and memory keeps within a bound.
+Every kind of file has the same property: reading it gives a value or a one-line `UserError`,
+without other exceptions, within bounds on time and memory.
 """
 
 import copy
@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 
-MOST_SECONDS: Final = 60  # of CPU, for files of kilobytes, on a machine that others use too
+MOST_SECONDS: Final = 60  # of CPU, for files of kilobytes, on a busy machine
 MOST_BYTES: Final = 512 << 20
-MOST_CHARACTERS: Final = 2500  # of a message
+MOST_CHARACTERS: Final = 2500  # maximum of a message
 
 SHORT: Final = 40
 LONG: Final = 10_000
@@ -27,7 +27,7 @@ both_forms = pytest.mark.parametrize(
     "inputs", [SHORT, pytest.param(LONG, marks=pytest.mark.chaos)], ids=["short", "long"]
 )
 
-# What breaks readers, as bytes to put in anywhere.
+# Bytes that break readers, to insert anywhere.
 TOKENS: Final = [
     *(
         b"\0",
@@ -50,7 +50,7 @@ TOKENS: Final = [
     *(b"x" * 5000, b"\\ud800"),
 ]
 
-# What stands where something else was expected.
+# Values of an unexpected type or size.
 VALUES: Final[list[Any]] = [
     *(None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, float("nan"), float("inf"), 2**31, 2**63),
     *(10**39, 10**60, 100_000, "", "x", "0", "-1", "\0", "\ud800", "a" * 3000, "../x", "/dev/zero"),
@@ -60,7 +60,7 @@ VALUES: Final[list[Any]] = [
 
 @st.composite
 def damaged(draw: Any, whole: bytes) -> bytes:
-    """Bytes of a whole file with up to four damages."""
+    """Bytes of a valid file with up to four damages."""
     content = whole
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
@@ -73,7 +73,7 @@ def damaged(draw: Any, whole: bytes) -> bytes:
                 content = content[:at]
             case 3:
                 content = content[:at] + content[end:]
-            case 4:  # a piece of it somewhere else
+            case 4:  # a piece moves elsewhere
                 other = draw(st.integers(0, len(content)))
                 content = content[:other] + content[at:end] + content[other:]
             case 5:
@@ -85,7 +85,7 @@ def damaged(draw: Any, whole: bytes) -> bytes:
 
 @st.composite
 def flipped(draw: Any, whole: bytes) -> bytes:
-    """Bytes of a whole file with one to three bits flipped: its size stays."""
+    """Bytes of a valid file with one to three flipped bits, of the same size."""
     content = bytearray(whole)
     for _ in range(draw(st.integers(1, 3))):
         content[draw(st.integers(0, len(content) - 1))] ^= 1 << draw(st.integers(0, 7))
@@ -94,7 +94,7 @@ def flipped(draw: Any, whole: bytes) -> bytes:
 
 @st.composite
 def confused(draw: Any, whole: Any) -> Any:
-    """Nested values, of which up to three are of another type, missing or there anew."""
+    """Nested values with up to three changed types, removals or additions."""
     content = json.loads(json.dumps(whole))
     for _ in range(draw(st.integers(1, 3))):
         node: Any = content
@@ -119,13 +119,13 @@ def confused(draw: Any, whole: Any) -> Any:
 
 
 def json_of(whole: Any) -> st.SearchStrategy[bytes]:
-    """JSON with other values, or whose text is damaged."""
+    """JSON with other values, or with damaged text."""
     text = json.dumps(whole).encode()
     return st.one_of(confused(whole).map(lambda value: json.dumps(value).encode()), damaged(text))
 
 
 def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], count: int) -> None:
-    """Checks the property of `count` inputs; `read` writes one where it belongs and reads it."""
+    """Checks the property for `count` inputs; `read` writes an input to its place and reads it."""
 
     @settings(
         max_examples=count,
@@ -137,7 +137,7 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
     )
     @given(inputs)
     def check(content: Any) -> None:
-        # Of this input: hypothesis keeps those that it has drawn.
+        # Memory of this input only: hypothesis keeps earlier inputs.
         began, held = time.process_time(), _peak()
         try:
             read(content)
@@ -152,5 +152,5 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
 
 
 def _peak() -> int:
-    """The most memory that this process has held so far, bytes."""
+    """Peak memory of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

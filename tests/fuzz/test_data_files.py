@@ -48,7 +48,7 @@ SQUAD = {"version": "2.0", "data": [{"title": "A", "paragraphs": [PARAGRAPH]}]}
 
 
 def row() -> bytes:
-    """[CLS] a [SEP] b [SEP] with one masked token, as `create_pretraining_data.py` writes it."""
+    """[CLS] a [SEP] b [SEP] with one masked token, in `create_pretraining_data.py`'s format."""
     found = tf_example.Example()
     feature = found.features.feature
     feature["input_ids"].int64_list.value.extend([2, 4, 3, 300, 3, 0, 0, 0])
@@ -144,7 +144,7 @@ def test_tfrecords(tmp_path: Path, inputs: int) -> None:
         dataset = open_google_bert(path)
         dataset.__getitems__(range(len(dataset)))
 
-    # Damaged as a disk does it; and as somebody does who knows the checksums.
+    # Damage by a disk, and by an attacker who fixes the checksums.
     framed = damaged(ROW).map(lambda row: frame(ROW) + frame(row))
     survives(read, st.one_of(damaged(frame(ROW) * 3), framed), inputs)
 
@@ -242,7 +242,7 @@ def test_texts(tmp_path: Path, suffix: str, inputs: int) -> None:
     survives(read, damaged(whole), inputs)
 
 
-def test_a_page_without_an_end_takes_no_memory(tmp_path: Path) -> None:
+def test_a_page_without_an_end_uses_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "pages.xml.bz2"
     start = XML.partition("A &lt;")[0].encode()
     packed = bz2.compress(start) + bz2.compress(b"x" * (1 << 20)) * 80
@@ -253,6 +253,6 @@ def test_a_page_without_an_end_takes_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{{a|b=" * 4000, "{{" * 4000 + "}}" * 4000, "<a b='" * 4000])
-def test_wikitext_that_ends_nothing_is_refused_at_once(text: str) -> None:
+def test_unclosed_wikitext_is_refused_quickly(text: str) -> None:
     with pytest.raises(UserError, match="wikitext"):
         wikitext_paragraphs(text, dropped_namespaces=())

@@ -84,7 +84,7 @@ def test_overrides(inputs: int) -> None:
 
 
 @both_forms
-def test_yaml_that_is_made_up(inputs: int) -> None:
+def test_random_yaml(inputs: int) -> None:
     pieces = st.sampled_from([*(token.decode("latin-1") for token in TOKENS), "a", "\n  ", "b: "])
     texts = st.lists(st.one_of(pieces, st.text(max_size=5)), max_size=30).map("".join)
     survives(lambda text: parse_yaml(text, "x.yaml"), texts, inputs)
@@ -99,7 +99,7 @@ def encode(root: Path) -> None:
     tokenizer.decode(tokenizer.encode("thes é [MASK] x"))
 
 
-# The file that is damaged, its content, the whole files beside it, and what reads it.
+# The damaged file, its content, the valid files in its directory, and their reader.
 FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
     "config.json": (HF_CONFIG, {}, lambda root: read_config(root / "config.json").labels),
     "bert_config.json": (
@@ -133,7 +133,7 @@ def test_files_of_models_and_tokenizers(tmp_path: Path, name: str, inputs: int) 
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "..", ".", "", "a/b", "\0"])
-def test_an_index_names_no_file_outside_its_directory(tmp_path: Path, name: str) -> None:
+def test_an_index_cannot_name_files_outside_its_directory(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret").write_text("x")
     model = tmp_path / "model"
     model.mkdir()

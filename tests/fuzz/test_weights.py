@@ -1,4 +1,4 @@
-"""Weights of others: safetensors, PyTorch's pickles, TensorFlow's bundles."""
+"""Foreign weights: safetensors, PyTorch's pickles, TensorFlow's bundles."""
 
 import struct
 from pathlib import Path
@@ -54,14 +54,14 @@ def test_torch_files(tmp_path: Path, zipped: bool, inputs: int) -> None:
     whole = path.read_bytes()
 
     def read(content: bytes) -> None:
-        path.unlink(missing_ok=True)  # the one before is mapped
+        path.unlink(missing_ok=True)  # the previous file is still mapped
         path.write_bytes(content)
         read_all(TorchFile(path))
 
     survives(read, damaged(whole), inputs)
 
 
-def test_a_view_of_a_few_numbers_is_not_taken_for_terabytes(tmp_path: Path) -> None:
+def test_a_small_storage_cannot_claim_terabytes(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(1).expand(1 << 40)}, path)
     with pytest.raises(UserError, match='tensor "a" is larger than the numbers in the file'):

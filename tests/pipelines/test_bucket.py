@@ -1,4 +1,4 @@
-"""Datasets that are made in a bucket, beside the same ones on a disk."""
+"""Datasets made in a bucket equal datasets on a disk."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def wanted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> ExamplesSection:
-    """Two files with some documents in common, cut in several parts; the output is in a bucket."""
+    """Two files with common documents, read in several parts; the output is in a bucket."""
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 8000)
     write_corpus(tmp_path / "text0.txt", documents=range(30))
     write_corpus(tmp_path / "text1.txt", documents=range(20, 50))
@@ -30,13 +30,13 @@ def files(directory: object) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in epath.Path(str(directory)).iterdir()}
 
 
-def test_a_stopped_run_goes_on_in_the_bucket(wanted: ExamplesSection, tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_in_the_bucket(wanted: ExamplesSection, tmp_path: Path) -> None:
     here = wanted.model_copy(update={"output": str(tmp_path / "dataset")})
     make_examples(here)
     with pytest.raises(KeyboardInterrupt):
         make_examples(wanted, progress=stop_at("tokenised part 3 "))
     part = epath.Path(f"{wanted.output}.partial/work/part-00001")
-    # As if killed while a directory was written: what is written last is not there yet.
+    # As if killed during the write of a directory: its last file is missing.
     (part / "tally.json").unlink()
     (part / "counts.npy").write_bytes(b"half")
     with pytest.raises(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Each rule drops what it says, and counts it."""
+"""Each rule drops and counts its lines or documents."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ def apply(lines: list[str], **changes: Any) -> tuple[list[str], Tally]:
         ("This web site uses cookies for its own ends.", "line_phrases"),
     ],
 )
-def test_lines_that_are_no_prose_go(line: str, rule: str) -> None:
+def test_lines_without_prose_are_dropped(line: str, rule: str) -> None:
     tally = Tally()
     lines = [PROSE, line, PROSE, "“He said that it was true.”", "他說這是真的，沒有人不相信。"]
     kept = prose_lines(lines, BoilerplateSection(), tally=tally)
@@ -52,7 +52,7 @@ def test_lines_that_are_no_prose_go(line: str, rule: str) -> None:
         ([PROSE, "if (x) {", PROSE, PROSE], "document_phrases"),
     ],
 )
-def test_documents_that_are_no_prose_go(lines: list[str], rule: str) -> None:
+def test_documents_without_prose_are_dropped(lines: list[str], rule: str) -> None:
     tally = Tally()
     assert prose_lines(lines, BoilerplateSection(), tally=tally) is None
     assert tally.documents == {f"boilerplate.{rule}": 1}
@@ -60,7 +60,7 @@ def test_documents_that_are_no_prose_go(lines: list[str], rule: str) -> None:
     assert prose_lines(lines, off, tally=Tally()) == lines
 
 
-def test_a_line_that_stands_earlier_in_its_document_goes() -> None:
+def test_repeated_lines_of_a_document_are_dropped() -> None:
     kept, tally = apply(["a", "b", "a", "c", "a"], duplicate_lines="document")
     assert kept == ["a", "b", "c"]
     assert tally.lines == {"duplicate_lines.document": 2}
@@ -79,7 +79,7 @@ def filters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_filters"
 
 
-def test_a_function_of_the_users_says_which_documents_to_keep(filters: str) -> None:
+def test_a_users_function_selects_documents(filters: str) -> None:
     kept, tally = apply(["on", "the mat"], language_filter=f"{filters}:has_the")
     assert kept == ["on", "the mat"]
     assert not tally.documents
@@ -102,7 +102,7 @@ def test_a_function_of_the_users_says_which_documents_to_keep(filters: str) -> N
         ("my_filters:fails", r"ValueError on a:0: no"),
     ],
 )
-def test_a_filter_that_does_not_work_is_named(filters: str, name: str, message: str) -> None:
+def test_a_failing_filter_is_named(filters: str, name: str, message: str) -> None:
     del filters
     with pytest.raises(UserError, match=message):
         apply(["text"], language_filter=name)
@@ -115,7 +115,7 @@ def evaluation_files(directory: Path) -> list[str]:
         "1\tNothing in here that anyone would have written anywhere else at all.\tx\t0\n"
         "2\ttoo short\tthis too\t0\n"
     )
-    context = "A context of which every word is new to all of them here."
+    context = "A context of entirely new words for every file."
     questions = [{"question": "Does the quick brown fox jump over the lazy dog?"}]
     squad = {"data": [{"paragraphs": [{"context": context, "qas": questions}]}]}
     (directory / "squad.json").write_text(json.dumps(squad))
@@ -156,7 +156,7 @@ def test_overlap_with_evaluation_files_is_found(tmp_path: Path, on_contaminated:
 
 @settings(deadline=None, max_examples=40)
 @given(st.data())
-def test_overlaps_are_those_of_a_search_word_by_word(data: st.DataObject) -> None:
+def test_overlaps_equal_a_word_by_word_search(data: st.DataObject) -> None:
     word_lists = st.lists(st.sampled_from("abcd"), max_size=14)
     examples = data.draw(st.lists(word_lists.map(" ".join), min_size=1, max_size=6))
     documents = data.draw(st.lists(word_lists.map(" ".join), max_size=6))
@@ -181,8 +181,8 @@ def test_overlaps_are_those_of_a_search_word_by_word(data: st.DataObject) -> Non
         assert record.too_short == sum(not runs(example) for example in examples)
 
 
-def test_hashes_do_not_change_between_releases() -> None:
-    # They decide which of two documents stays; a change needs another version of the format.
+def test_hashes_equal_the_recorded_ones() -> None:
+    # Hashes decide which of two documents is kept; a change needs a new format version.
     assert word_hashes("the quick fox").tolist() == [
         3331141520948189790,
         3889497168071291402,

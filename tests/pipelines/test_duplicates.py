@@ -1,4 +1,4 @@
-"""The rules across documents keep the first, whatever the parts and the stops."""
+"""The rules across documents keep the first one, for any parts and interruptions."""
 
 import gzip
 import json
@@ -41,9 +41,7 @@ from tests.corpus import hashes, marker, section, sentences, stop_at, write_corp
     ),
     st.sampled_from([3, 1000]),
 )
-def test_repeats_are_those_of_a_search_in_order(
-    spilled: list[list[tuple[int, bool]]], most: int
-) -> None:
+def test_repeats_equal_a_search_in_order(spilled: list[list[tuple[int, bool]]], most: int) -> None:
     seen: set[int] = set()
     expected = []
     for value, gone in (thing for spill in spilled for thing in spill):
@@ -67,7 +65,7 @@ def jaccard(one: list[str], other: list[str], n: int) -> float:
     return len(first & second) / len(first | second)
 
 
-def test_near_duplicates_are_those_that_share_most_ngrams(tmp_path: Path) -> None:
+def test_near_duplicates_share_most_ngrams(tmp_path: Path) -> None:
     near = NearDuplicatesSection()
     rng = np.random.default_rng(3)
     vocabulary = np.array([f"w{n}" for n in range(5000)])
@@ -79,7 +77,7 @@ def test_near_duplicates_are_those_that_share_most_ngrams(tmp_path: Path) -> Non
             second[place] = "changed"
         documents += [first, second]
     similar = [jaccard(documents[i - 1], documents[i], 5) if i % 2 else 0.0 for i in range(280)]
-    # In three spills, with documents of too few words for an n-gram, two of them alike.
+    # Three spills; some documents are too short for an n-gram, and two of them are equal.
     texts = [" ".join(d) for d in documents] + ["a b", "", "a c", "A, b!", "!"]
     spills = []
     for number, some in enumerate((texts[:101], texts[101:180], texts[180:])):
@@ -106,15 +104,15 @@ EVERYTHING = CleaningSection(
 )
 
 
-def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
+def test_the_first_of_equal_documents_and_lines_is_kept(tmp_path: Path) -> None:
     long = [f"{' '.join(f'{word}{n}' for n in range(60))}" for word in ("a", "b", "c")]
     documents = [
         [long[0], "shared"],
         ["own", "shared", "own"],
         [long[0], "shared"],  # equal to the first
         [f"{long[0]} more", "new"],  # nearly equal to the first
-        ["new", "shared", "last"],  # "new" stands only in the document dropped before
-        ["shared", "own"],  # nothing left of it
+        ["new", "shared", "last"],  # "new" occurs only in the dropped document
+        ["shared", "own"],  # becomes empty
     ]
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join("\n".join(d) for d in documents))
@@ -136,7 +134,7 @@ def test_the_first_of_equal_documents_and_lines_stays(tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """40 documents in three files of two formats; every fifth comes twice."""
+    """40 documents in three files of two formats; every fifth is repeated."""
     write_corpus(tmp_path / "text0.txt", documents=range(20))
     records = [{"text": "\n".join(sentences(d))} for d in [*range(20, 40), *range(0, 20, 5)]]
     (tmp_path / "text1.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
@@ -175,7 +173,7 @@ def test_a_cleaned_dataset_has_each_document_once(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", ["cleaned part 2", "tokenised part 1", "shard 1"])
-def test_a_stopped_cleaning_goes_on_where_it_ended(
+def test_a_stopped_cleaning_resumes(
     corpus: Path, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
     make_examples(cleaned(corpus, output=str(corpus / "whole")))
@@ -191,9 +189,7 @@ def test_a_stopped_cleaning_goes_on_where_it_ended(
     assert hashes(corpus / "dataset") == hashes(corpus / "whole")
 
 
-def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
-    corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_files_are_skipped_and_listed(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (corpus / "text3.txt.gz").write_bytes(gzip.compress(b"the old mill .\n" * 5000)[:-30])
     (corpus / "text4.parquet").write_bytes(b"PAR1")
     (corpus / "text5.txt").write_bytes(b"\xff\xfe")
@@ -242,7 +238,7 @@ def test_bad_files_among_good_ones_are_skipped_counted_and_listed(
         make_examples(changed.model_copy(update={"on_error": "fail"}))
 
 
-def test_ids_that_occur_twice_are_named(corpus: Path) -> None:
+def test_duplicate_ids_are_named(corpus: Path) -> None:
     records = [{"text": "\n".join(sentences(d)), "id": d % 19} for d in range(20)]
     (corpus / "ids.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))
     with pytest.raises(UserError, match=r"1 documents with the id of another.* ids\.jsonl#0,"):

@@ -1,4 +1,4 @@
-"""A dataset is the same bytes on any engine, with any number of workers, killed at any stage."""
+"""Every engine, number of workers and interruption gives the same bytes."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from tests.project import environment, refused, write_config
 
 ROOT = Path(__file__).parents[2]
 
-# Rules that compare documents of all parts, so that every stage of every engine runs.
+# Rules across documents, so that every stage of every engine runs.
 CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
 
 PROGRAM = """
@@ -37,8 +37,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four files of two languages that repeat some of each other's documents, a tokenizer, and the
-    dataset made of them by one process in one part."""
+    """Four files of two languages with common documents, a tokenizer, and their dataset, made by
+    one process in one part."""
     directory = tmp_path_factory.mktemp("corpus")
     for number in range(4):
         write_corpus(
@@ -57,7 +57,7 @@ def wanted(corpus: Path, **changes: Any) -> ExamplesSection:
 
 
 def run(settings: ExamplesSection) -> list[str]:
-    """Makes a dataset of many parts; returns its progress."""
+    """Makes a dataset in many parts; returns its progress."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 4000)
@@ -66,7 +66,7 @@ def run(settings: ExamplesSection) -> list[str]:
 
 
 def assert_same(settings: ExamplesSection, corpus: Path) -> None:
-    """A directory has the very files that one process alone has made."""
+    """Asserts that a directory's files equal those of one process."""
     made = hashes(Path(settings.output))
     assert made == hashes(corpus / "dataset")
     assert {"provenance.json", "dataset_info.json", "features.json"} <= made.keys()
@@ -133,7 +133,7 @@ def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Pa
         ({"options": ["--runner=FlinkRunner"]}, None, r"beam\.options: found --runner, allowed"),
     ],
 )
-def test_settings_of_beam_that_cannot_be_met_are_named(
+def test_impossible_beam_settings_are_named(
     tmp_path: Path, beam: dict[str, Any], workers: int | None, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -141,18 +141,18 @@ def test_settings_of_beam_that_cannot_be_met_are_named(
 
 
 def die(job: int) -> None:
-    """Ends as a process does when memory runs out."""
+    """Ends like a process killed for lack of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_the_system_kills_is_one_line() -> None:
+def test_a_worker_killed_by_the_system_is_one_line() -> None:
     with WorkerPool(2) as pool, pytest.raises(RunStopped, match="a worker process was killed"):
         list(pool.run(die, [1, 2]))
 
 
 @pytest.mark.chaos
 def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    """A scheduler and two workers are processes on loopback that start in another directory."""
+    """A scheduler and two workers are processes on loopback with another working directory."""
     where = tmp_path / "scheduler.json"
     common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
     worker = ["worker", "--nthreads", "1", "--no-nanny"]
@@ -181,10 +181,8 @@ def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) ->
     assert logs[0].count("Register worker addr") == 2, logs
 
 
-def test_results_that_do_not_arrive_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As on a worker whose disk is another.
+def test_missing_results_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a worker with another disk.
     monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
     with (
         BeamEngine(BeamSection(options=IN_MEMORY), workers=None, directory=tmp_path) as engine,
@@ -194,7 +192,7 @@ def test_results_that_do_not_arrive_are_an_error(
 
 
 def killed_after(settings: ExamplesSection, line: str, *, alone: bool) -> None:
-    """Starts a run and kills it soon after it has said something, with its workers or alone."""
+    """Starts a run and kills it soon after a given line, with or without its workers."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json()],
         cwd=ROOT,
@@ -218,9 +216,7 @@ def killed_after(settings: ExamplesSection, line: str, *, alone: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_at_any_stage_ends_with_the_same_bytes(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_a_run_killed_at_any_stage_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     settings = wanted(corpus, workers=2, output=str(tmp_path / "dataset"))
     killed_after(settings, "cleaned part 2 ", alone=False)
     killed_after(settings, "tokenised part 5 ", alone=True)

@@ -1,4 +1,4 @@
-"""A dataset from text: its content, its resumption, and what is refused."""
+"""A dataset from text: content, resumption, refusals."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def markers(pieces: list[str]) -> set[str]:
     return {piece for piece in pieces if piece.startswith("mark")}
 
 
-def test_a_dataset_holds_every_document_in_one_split_and_its_spans_are_of_the_text(
+def test_every_document_is_in_one_split_verbatim(
     corpus: Path,
 ) -> None:
     provenance = make_examples(section(corpus))
@@ -74,12 +74,12 @@ def test_a_dataset_holds_every_document_in_one_split_and_its_spans_are_of_the_te
         if example.next_sentence_label == 0:
             assert homes[0] & homes[1]
         known = [markers(tokenizer.pieces(span.tolist())) for span in spans]
-        if all(known):  # not where truncation has left no marker
+        if all(known):  # except if truncation removed all markers
             assert (known[0] == known[1]) == (example.next_sentence_label == 0)
         labels[example.next_sentence_label] += 1
     assert min(labels.values()) > 0.2 * sum(labels.values())
 
-    # Another seed gives other examples, but holds out the same documents.
+    # Another seed gives other examples but holds out the same documents.
     make_examples(section(corpus, seed=12, output=str(corpus / "other")))
     once, other = (
         first_spans(corpus / name, "validation", tokenizer) for name in ("dataset", "other")
@@ -88,7 +88,7 @@ def test_a_dataset_holds_every_document_in_one_split_and_its_spans_are_of_the_te
     assert set().union(*map(markers, other)) == held["validation"]
 
 
-def test_a_shard_of_several_buckets_has_all_documents_and_truthful_labels(
+def test_large_shards_have_all_documents_and_true_labels(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_corpus(corpus / "text.txt", documents=range(150))
@@ -120,7 +120,7 @@ def stop(corpus: Path) -> Path:
     return corpus / "dataset.partial"
 
 
-def test_a_stopped_run_goes_on_where_it_ended_and_makes_a_damaged_shard_again(corpus: Path) -> None:
+def test_a_stopped_run_resumes_and_remakes_damaged_shards(corpus: Path) -> None:
     make_examples(section(corpus, output=str(corpus / "whole")))
     partial = stop(corpus)
     finished = {p: p.stat().st_mtime_ns for p in partial.iterdir() if SHARD.search(p.name)}
@@ -141,7 +141,7 @@ def test_a_stopped_run_goes_on_where_it_ended_and_makes_a_damaged_shard_again(co
         assert kept == (path != damaged)
 
 
-def test_an_unfinished_run_is_not_mixed_with_another_and_a_mistake_leaves_it(corpus: Path) -> None:
+def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
     partial = stop(corpus)
     before = sorted(partial.rglob("*"))
     with pytest.raises(UserError, match=r"dataset\.partial: .* examples\.seed was 11, now 12"):
@@ -163,7 +163,7 @@ def test_an_unfinished_run_is_not_mixed_with_another_and_a_mistake_leaves_it(cor
     assert sorted(partial.rglob("*")) == before
 
 
-def test_a_finished_dataset_is_left_alone(corpus: Path) -> None:
+def test_a_finished_dataset_is_not_changed(corpus: Path) -> None:
     made = make_examples(section(corpus))
     before = {p.name: p.stat().st_mtime_ns for p in (corpus / "dataset").iterdir()}
     lines: list[str] = []
@@ -180,16 +180,16 @@ def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
         pytest.raises(UserError, match=r"dataset: another process is writing there"),
     ):
         make_examples(section(corpus))
-    make_examples(section(corpus))  # the lock went with its holder
+    make_examples(section(corpus))  # a dead holder's lock is free
 
 
 @pytest.mark.parametrize(
     ("bytes_per_file", "named"), [(100_000, r"bert_examples-train\.array_record-"), (500, "work")]
 )
-def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+def test_a_full_disk_is_one_line_without_partial_files(
     corpus: Path, bytes_per_file: int, named: str
 ) -> None:
-    # The system refuses the write as it does on a full disk, in Python and in the C++ writer.
+    # The write fails as on a full disk, in Python and in the C++ writer.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, hard))
     try:
@@ -203,7 +203,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
     assert not (corpus / "dataset").exists()
     partial = corpus / "dataset.partial"
     assert not [p for p in partial.rglob("*") if SHARD.search(p.name) or p.suffix == ".tmp"]
-    # With room again the same run goes through, and equals one that never stopped.
+    # With space again the same run finishes and equals an uninterrupted one.
     make_examples(section(corpus, dupe_factor=40))
     make_examples(section(corpus, dupe_factor=40, output=str(corpus / "whole")))
     assert hashes(corpus / "dataset") == hashes(corpus / "whole")
@@ -218,9 +218,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
         ({"num_shards": 1000}, "num_shards"),
     ],
 )
-def test_settings_that_cannot_be_met_are_named(
-    corpus: Path, changes: dict[str, Any], named: str
-) -> None:
+def test_impossible_settings_are_named(corpus: Path, changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=f"^{named}: "):
         make_examples(section(corpus, **changes))
 
@@ -234,13 +232,13 @@ def test_settings_that_cannot_be_met_are_named(
         (b"A sentence.\n\xff\n", "skip"),
     ],
 )
-def test_a_run_that_made_nothing_of_use_stands_in_nobodys_way(
+def test_an_empty_failed_run_does_not_block_the_next(
     corpus: Path, text: bytes, on_error: str
 ) -> None:
     good = (corpus / "text.txt").read_bytes()
     (corpus / "text.txt").write_bytes(text)
     before = sorted(corpus.iterdir())
-    evaluation = {"files": (str(corpus / "tokenizer.txt"),), "ngram": 3}  # indexed before the text
+    evaluation = {"files": (str(corpus / "tokenizer.txt"),), "ngram": 3}  # read before the text
     asked = section(corpus, on_error=on_error, cleaning={"contamination": evaluation})
     with pytest.raises(UserError):
         make_examples(asked)
@@ -249,7 +247,7 @@ def test_a_run_that_made_nothing_of_use_stands_in_nobodys_way(
     make_examples(asked)
 
 
-def test_what_differs_from_a_finished_dataset_is_named(corpus: Path) -> None:
+def test_differences_from_a_finished_dataset_are_named(corpus: Path) -> None:
     made = section(corpus, cleaning={"contamination": {"files": (str(corpus / "tokenizer.txt"),)}})
     make_examples(made)
     for number in range(5):
@@ -285,7 +283,7 @@ def test_other_files_are_never_overwritten(corpus: Path) -> None:
     with pytest.raises(UserError, match=r"file/dataset: cannot be locked \(File exists"):
         make_examples(section(corpus, output=str(corpus / "file" / "dataset")))
     (corpus / "dataset").mkdir()
-    make_examples(section(corpus))  # an empty directory is as good as none
+    make_examples(section(corpus))  # an empty directory is no obstacle
     (corpus / "other").mkdir()
     (corpus / "other" / "thesis.tex").write_text("x")
     with pytest.raises(UserError, match="holds other files"):

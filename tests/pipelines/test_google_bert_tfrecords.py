@@ -1,4 +1,4 @@
-"""Datasets as TFRecords: TensorFlow and our reader find the same examples, freshly masked."""
+"""Datasets as TFRecords: TensorFlow and our reader find the same examples with new masks."""
 
 from collections import Counter
 from pathlib import Path
@@ -34,9 +34,7 @@ def rows_of(directory: Path, **masking: object) -> MaskingTransform:
     )
 
 
-def test_tensorflow_reads_the_examples_with_fresh_masks_in_each_copy(
-    made: Path, tmp_path: Path
-) -> None:
+def test_tensorflow_reads_new_masks_in_each_copy(made: Path, tmp_path: Path) -> None:
     dataset = open_dataset(made / "dataset", "train")
     rows = rows_of(made)
     written = write_tfrecords([dataset], tmp_path / "out", rows=rows, seed=3, copies=2)
@@ -60,10 +58,10 @@ def test_tensorflow_reads_the_examples_with_fresh_masks_in_each_copy(
         for e in dataset.__getitems__(range(len(dataset)))
     )
     assert originals == Counter({key: 2 * count for key, count in wanted.items()})
-    assert len(masks) > 1.8 * len(wanted)  # copies differ, but for chance in short examples
+    assert len(masks) > 1.8 * len(wanted)  # copies differ, except by chance in short examples
 
 
-def test_what_is_written_is_read_again_split_by_split(made: Path, tmp_path: Path) -> None:
+def test_written_splits_are_read_back(made: Path, tmp_path: Path) -> None:
     splits = [open_dataset(made / "dataset", split) for split in ("train", "validation")]
     rows = rows_of(made)
     write_tfrecords(splits, tmp_path / "out", rows=rows, seed=3, copies=3)
@@ -71,7 +69,7 @@ def test_what_is_written_is_read_again_split_by_split(made: Path, tmp_path: Path
     assert (len(train), len(validation)) == (3 * len(splits[0]), len(splits[1]))
     order = [e.input_ids.tolist() for e in splits[0].__getitems__(range(len(splits[0])))]
     places = [order.index(train[at].original().tolist()) for at in range(len(train))]
-    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.2  # neighbours are spread
+    assert abs(np.corrcoef(places, np.arange(len(places)))[0, 1]) < 0.2  # shuffled
     held = {tuple(e.input_ids.tolist()) for e in splits[1].__getitems__(range(len(splits[1])))}
     assert {tuple(validation[at].original().tolist()) for at in range(len(validation))} == held
     write_tfrecords(splits, tmp_path / "again", rows=rows, seed=3, copies=3)
@@ -85,7 +83,7 @@ def test_what_is_written_is_read_again_split_by_split(made: Path, tmp_path: Path
     assert once != other
 
 
-def test_what_the_release_has_no_form_for_is_refused(tmp_path: Path) -> None:
+def test_datasets_the_release_cannot_express_are_refused(tmp_path: Path) -> None:
     make_dataset(tmp_path, kind="sop")
     dataset = open_dataset(tmp_path / "dataset", "train")
     with pytest.raises(UserError, match="pairing kind sop, allowed: nsp"):

@@ -1,4 +1,4 @@
-"""Several languages in one dataset: shares, pairs within a language, and what is refused."""
+"""Several languages in one dataset: shares, pairs within a language, refusals."""
 
 import re
 from collections import Counter
@@ -72,7 +72,7 @@ def pieces(root: Path) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["nsp", "full_sentences"])
 @pytest.mark.parametrize("smoothing", [0.3, 0.7])
-def test_examples_hold_the_languages_in_the_smoothed_shares_one_in_each(
+def test_languages_have_smoothed_shares_and_do_not_mix(
     corpus: Path, tmp_path: Path, kind: str, smoothing: float
 ) -> None:
     chances = {} if kind == "nsp" else {"short_seq_prob": 0.0}
@@ -81,7 +81,7 @@ def test_examples_hold_the_languages_in_the_smoothed_shares_one_in_each(
         tmp_path / "dataset",
         mixture=MixtureSection(smoothing=smoothing),
         kind=kind,
-        cleaning=CleaningSection(duplicate_documents=True),  # documents take the way round the disk
+        cleaning=CleaningSection(duplicate_documents=True),  # sorts documents on disk
         **chances,
     )
     made = make_examples(asked)
@@ -113,7 +113,7 @@ def test_examples_hold_the_languages_in_the_smoothed_shares_one_in_each(
         error = 4 * np.sqrt(share * (1 - share) / passes)  # whole documents are drawn
         assert abs(tokens[language] / tokens.total() - share) < error
         assert abs(record.example_tokens / made.splits["train"].tokens - share) < error
-    # As much in all as without a mixture, and the same validation split, so that mixtures compare.
+    # The total and the validation split equal those without a mixture, for comparison.
     plain = make_examples(section(corpus, tmp_path / "plain", kind=kind, **chances))
     assert made.splits["train"].tokens == pytest.approx(plain.splits["train"].tokens, rel=0.02)
     assert validation(tmp_path / "dataset") == validation(tmp_path / "plain")
@@ -121,7 +121,7 @@ def test_examples_hold_the_languages_in_the_smoothed_shares_one_in_each(
 
 def test_each_language_is_split_by_its_own_rules(tmp_path: Path) -> None:
     texts = {
-        # A date to German, the end of a sentence to English.
+        # A date in German, the end of a sentence in English.
         "de": ("Er kam am 3. Oktober an. Gut.", 2),
         "en": ("Er kam am 3. Oktober an. Gut.", 3),
         "ja": ("今日は天気がいい。公園に行こう！いいですか？", 3),
@@ -147,11 +147,9 @@ def test_each_language_is_split_by_its_own_rules(tmp_path: Path) -> None:
     assert made.text.language == ("de", "en", "ja", "zh")
 
 
-def test_a_language_with_one_document_held_out_is_left_out_of_validation(
-    corpus: Path, tmp_path: Path
-) -> None:
+def test_validation_omits_languages_with_one_document(corpus: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    # Of 20 Icelandic and of 40 Chinese documents this fraction holds out one.
+    # This fraction holds out one of 20 Icelandic and one of 40 Chinese documents.
     made = make_examples(
         section(corpus, tmp_path / "dataset", validation_fraction=0.05), progress=lines.append
     )
@@ -176,7 +174,7 @@ def test_a_language_with_one_document_held_out_is_left_out_of_validation(
         ({"en": "en", "de": "one"}, r"input: de has 1 document\(s\) for training, kind: nsp"),
     ],
 )
-def test_languages_that_cannot_be_had_are_named(
+def test_unavailable_languages_are_named(
     corpus: Path, tmp_path: Path, changes: dict[str, str], message: str
 ) -> None:
     (tmp_path / "blank.txt").write_text("\n \n")
@@ -198,7 +196,7 @@ def test_languages_that_cannot_be_had_are_named(
         ("examples.mixture.smoothing=1.2", "override examples.mixture.smoothing: found 1.2, "),
     ],
 )
-def test_settings_that_do_not_go_together_are_named(override: str, message: str) -> None:
+def test_incompatible_settings_are_named(override: str, message: str) -> None:
     values = {"input": {"en": ["a.txt"]}, "mixture": {}, "tokenizer": "t", "output": "o"}
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         parse_config({"examples": values}, [override], source="test")
@@ -208,7 +206,7 @@ SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**12), min
 
 
 @given(SIZES, st.floats(0, 1))
-def test_shares_are_those_of_the_rule_written_down_again(sizes: dict[str, int], s: float) -> None:
+def test_shares_equal_an_independent_computation(sizes: dict[str, int], s: float) -> None:
     # "We exponentiate each probability by some factor S, and then re-normalize".
     total = sum(sizes.values())
     powered = [(size / total) ** s for size in sizes.values()]
@@ -222,7 +220,7 @@ def test_shares_are_those_of_the_rule_written_down_again(sizes: dict[str, int], 
 
 
 @pytest.mark.parametrize("kind", ["nsp", "sop", "full_sentences", "doc_sentences"])
-def test_documents_are_used_as_often_as_their_passes_say(kind: PairingKind) -> None:
+def test_documents_are_used_once_per_pass(kind: PairingKind) -> None:
     documents = numbered([[4, 5, 6, 3] for _ in range(300)])
     section = PairingSection.model_validate(
         {"kind": kind, "max_seq_length": 512, "dupe_factor": 1, "short_seq_prob": 0.0}

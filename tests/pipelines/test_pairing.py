@@ -1,4 +1,4 @@
-"""Pairs and full sentences beside transcriptions of the published procedures."""
+"""Pairs and full sentences against transcriptions of the published procedures."""
 
 import random
 
@@ -40,7 +40,7 @@ def passes(
     st.floats(0, 1),
     st.integers(0, 2**32),
 )
-def test_the_label_tells_the_truth(
+def test_the_label_is_correct(
     kind: PairingKind, lengths: list[list[int]], max_seq_length: int, short: float, seed: int
 ) -> None:
     documents = numbered(lengths)
@@ -60,7 +60,7 @@ def test_the_label_tells_the_truth(
             earlier, later = sorted(spans, key=lambda span: span.start)
             assert pair.next_sentence_label == int(spans[0] is later)
             gap = later.start - earlier.stop
-            # Between the two there is nothing but what truncation took.
+            # Only truncated tokens are between the two.
             assert gap == 0 or (gap > 0 and pair.length == max_seq_length)
 
 
@@ -71,7 +71,7 @@ def test_the_label_tells_the_truth(
     st.floats(0, 1),
     st.integers(0, 2**32),
 )
-def test_every_sentence_is_used_and_displaced_ones_come_back(
+def test_every_sentence_is_used_even_displaced_ones(
     sizes: list[int], max_seq_length: int, short: float, seed: int
 ) -> None:
     # Sentences of one token reach the target exactly, so nothing is truncated.
@@ -87,7 +87,7 @@ def test_every_sentence_is_used_and_displaced_ones_come_back(
         assert position == starts[document + 1]
 
 
-def test_truncation_keeps_the_lengths_that_the_release_keeps() -> None:
+def test_truncated_lengths_equal_the_releases() -> None:
     rng = stream(0, "lengths")
     reference = random.Random(0)
     for length_a in range(1, 13):
@@ -123,7 +123,7 @@ def reference_pairs(documents: TokenisedDocuments, *, count: int, seed: int) -> 
     return found
 
 
-def test_pairs_are_distributed_as_the_release_distributes_them() -> None:
+def test_pairs_have_the_releases_distribution() -> None:
     documents = numbered(corpus_lengths())
     bounds = documents.sentence_starts
     section = PairingSection(max_seq_length=48, short_seq_prob=0.1)
@@ -148,7 +148,7 @@ def test_pairs_are_distributed_as_the_release_distributes_them() -> None:
         "back cut of A": lambda p: back_cut(p.first_stop),
         "back cut of B": lambda p: back_cut(p.second_stop),
     }
-    # Examples of one pass share its target, so one per pass is compared: they are independent.
+    # Examples of one pass share a target length, so one per pass keeps samples independent.
     for name, figure in figures.items():
         for place in (0, -1):
             p = same_distribution(
@@ -164,7 +164,7 @@ KINDS = st.sampled_from(["full_sentences", "doc_sentences"])
 def by_hand(
     documents: TokenisedDocuments, chosen: range, *, max_seq_length: int
 ) -> list[list[list[int]]]:
-    """Examples as lists of each document's tokens, filled sentence by sentence."""
+    """Examples as lists of tokens, filled sentence by sentence."""
     bounds, starts = documents.sentence_starts.tolist(), documents.document_starts.tolist()
     room = max_seq_length - 2
     examples: list[list[list[int]]] = []
@@ -187,7 +187,7 @@ def by_hand(
 
 @settings(deadline=None, max_examples=200)
 @given(LENGTHS, st.integers(5, 60), KINDS)
-def test_full_sentences_are_filled_sentence_by_sentence(
+def test_full_sentences_equal_filling_by_hand(
     lengths: list[list[int]], max_seq_length: int, kind: str
 ) -> None:
     documents = numbered(lengths)
@@ -213,9 +213,7 @@ def test_full_sentences_are_filled_sentence_by_sentence(
         ({"kind": "doc_sentences", "dupe_factor": 10}, "dupe_factor: found 10, allowed: 1 with"),
     ],
 )
-def test_settings_that_would_do_nothing_are_refused(
-    values: dict[str, float | str], message: str
-) -> None:
+def test_settings_without_effect_are_refused(values: dict[str, float | str], message: str) -> None:
     with pytest.raises(pydantic.ValidationError, match=message):
         PairingSection.model_validate(values)
 
@@ -224,7 +222,7 @@ def test_settings_that_would_do_nothing_are_refused(
 @given(
     st.lists(st.integers(1, 80), min_size=1, max_size=5), st.integers(5, 40), st.integers(0, 2**32)
 )
-def test_every_sentence_is_used_once_but_for_the_partner_of_one_left_alone(
+def test_every_sentence_is_used_once_except_last_partners(
     sizes: list[int], max_seq_length: int, seed: int
 ) -> None:
     # Sentences of one token reach the target exactly, so nothing is truncated.
@@ -238,15 +236,15 @@ def test_every_sentence_is_used_once_but_for_the_partner_of_one_left_alone(
         documents.document_starts[:-1], documents.document_starts[1:], strict=True
     ):
         used = uses[first:last]
-        if last - first == 1:  # one sentence has no order
+        if last - first == 1:  # a single sentence has no order
             assert used.tolist() == [0]
         else:
             assert np.delete(used, -2).tolist() == [1] * (last - first - 1)
             assert used[-2] in (1, 2)
 
 
-def test_half_of_the_pairs_are_swapped_and_their_lengths_do_not_tell_which() -> None:
-    # An odd room, in which one of two long spans keeps a token more than the other.
+def test_swapped_pairs_cannot_be_told_by_their_lengths() -> None:
+    # An odd number of tokens, so that one of two long spans keeps one more.
     documents = numbered([[7] * 40] * 40)
     section = PairingSection(kind="sop", max_seq_length=28, dupe_factor=20, short_seq_prob=0.0)
     pairs = pairs_of(documents, section, seed=1)

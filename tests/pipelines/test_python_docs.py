@@ -7,7 +7,7 @@ from bert_jax.pipelines.python_docs import MIN_SENTENCES, prose_paragraphs, writ
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two thirds of the text: all chapters, and the first modules in the order of their names."""
+    """Two thirds of the text: all chapters, and the first modules in alphabetical order."""
     return write_python_docs(tmp_path_factory.mktemp("docs"), max_bytes=1_050_000)
 
 
@@ -19,7 +19,7 @@ def documents(files: list[Path]) -> list[list[str]]:
     ]
 
 
-def test_documentation_gives_enough_documents_to_train_a_small_model_on(corpus: list[Path]) -> None:
+def test_documentation_suffices_for_a_small_model(corpus: list[Path]) -> None:
     found = documents(corpus)
     assert len(found) > 500
     assert sum(file.stat().st_size for file in corpus) > 1_000_000
@@ -33,7 +33,7 @@ def test_text_is_prose_without_markup(corpus: list[Path]) -> None:
     assert "The module pdb defines an interactive source code debugger for Python programs." in text
 
 
-def test_max_bytes_ends_the_text_before_a_document(corpus: list[Path], tmp_path: Path) -> None:
+def test_max_bytes_ends_between_documents(corpus: list[Path], tmp_path: Path) -> None:
     files = write_python_docs(tmp_path, max_bytes=20_000)
     assert 10_000 < sum(file.stat().st_size for file in files) <= 20_000
     some = documents(files)
@@ -64,7 +64,7 @@ The "end" comes last, with post-
 mortem care for broken words"""
 
 
-def test_markup_code_tables_and_sessions_are_left_out_and_their_prose_kept() -> None:
+def test_markup_code_and_tables_are_removed() -> None:
     assert prose_paragraphs(MARKED_UP) == [
         "Returns the first of many things that look can find.",
         "A bullet is kept, without the mark before it.",

@@ -1,4 +1,4 @@
-"""Every format gives its documents, however it is cut."""
+"""Every format gives the same documents for any division into parts."""
 
 import bz2
 import gzip
@@ -61,17 +61,17 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
-def test_packed_text_is_the_text(tmp_path: Path, suffix: str) -> None:
+def test_compressed_text_is_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt.{suffix}"
     content = "één\ntwee\n\ndrie\n".encode() * 5000
-    # Two frames one after the other, as parallel packers write them.
+    # Two consecutive frames, as from parallel compressors.
     path.write_bytes(PACKERS[suffix](content) + PACKERS[suffix](content))
     assert list(iter_text(sources(path))) == content.decode().splitlines() * 2
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("damage", ["cut", "changed"])
-def test_a_damaged_packed_file_is_one_line(tmp_path: Path, suffix: str, damage: str) -> None:
+def test_a_damaged_compressed_file_is_one_line(tmp_path: Path, suffix: str, damage: str) -> None:
     path = tmp_path / f"a.txt.{suffix}"
     content = np.random.default_rng(0).integers(97, 123, 300_000, np.uint8)
     content[::50] = 10
@@ -79,7 +79,7 @@ def test_a_damaged_packed_file_is_one_line(tmp_path: Path, suffix: str, damage: 
     if damage == "cut":
         del packed[-2000:]
     else:
-        # Arrow writes Zstandard without checksums, so that only its structure can be damaged.
+        # Arrow writes Zstandard without checksums, so only structural damage is detectable.
         place = 4 if suffix == "zst" else len(packed) // 2
         packed[place : place + 500] = bytes(500)
     path.write_bytes(packed)
@@ -217,7 +217,7 @@ def test_wikipedia_dumps(tmp_path: Path, name: str) -> None:
 
 
 def write_tfds(directory: Path, *, suffix: str) -> Path:
-    """A dataset of two shards as TFDS prepares it, without its download machinery."""
+    """A dataset of two shards in TFDS's format, without its download machinery."""
     features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "n": np.int64})
     serializer = ExampleSerializer(cast(Any, features.get_serialized_info()))
     directory = directory / "mini" / "1.0.0"

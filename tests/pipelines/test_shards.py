@@ -1,4 +1,4 @@
-"""Documents on disk, dealt into shards, and the figures that are counted with them."""
+"""Documents on disk, their division into shards, and their statistics."""
 
 import tempfile
 from collections import Counter, defaultdict
@@ -37,9 +37,7 @@ from tests.corpus import from_lists, make_dataset, section, sentences
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 200), min_size=1), st.integers(1, 12)
 )
-def test_every_document_is_dealt_to_one_shard_and_small_languages_stay_together(
-    sizes: dict[str, int], count: int
-) -> None:
+def test_small_languages_stay_in_one_shard(sizes: dict[str, int], count: int) -> None:
     count = min(count, max(sizes.values()))
     rng = np.random.default_rng(len(sizes))
     keys = {name: np.sort(rng.integers(0, 2**64, n, dtype=np.uint64)) for name, n in sizes.items()}
@@ -63,9 +61,7 @@ DOCUMENTS = st.lists(st.lists(SENTENCES, min_size=1, max_size=5), min_size=1, ma
 
 @given(documents=DOCUMENTS, chunk=st.integers(1, 9))
 @settings(deadline=None, max_examples=60)
-def test_sentences_have_one_hash_exactly_if_they_have_the_same_tokens(
-    documents: list[list[list[int]]], chunk: int
-) -> None:
+def test_equal_hashes_mean_equal_tokens(documents: list[list[list[int]]], chunk: int) -> None:
     made = from_lists(range(len(documents)), documents, np.dtype(np.uint16))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_shard, "_CHUNK", chunk)
@@ -75,7 +71,7 @@ def test_sentences_have_one_hash_exactly_if_they_have_the_same_tokens(
     assert len(set(hashes)) == len(set(spelled)) == len(set(zip(hashes, spelled, strict=True)))
 
 
-def test_a_dataset_records_pairs_by_document_and_repeated_sentences(tmp_path: Path) -> None:
+def test_a_dataset_counts_pairs_and_repeated_sentences(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     with (tmp_path / "text0.txt").open("a") as file:
         file.write("\n" + "\n".join(["the old mill ."] * 10) + "\n")
@@ -85,7 +81,7 @@ def test_a_dataset_records_pairs_by_document_and_repeated_sentences(tmp_path: Pa
         dataset = open_dataset(tmp_path / "again", name)
         labels = Counter(e.next_sentence_label for e in dataset.__getitems__(range(len(dataset))))
         assert split.pairs is not None
-        # No random next is of the same document.
+        # Random next sentences come from other documents.
         assert split.pairs.same_document == (labels[0], 0)
         assert split.pairs.other_document == (0, labels[1])
         assert labels[1] > 0
@@ -110,7 +106,7 @@ def test_pairs_are_counted_by_the_documents_of_their_spans() -> None:
     assert (found.same_document, found.other_document) == ((1, 1), (0, 2))
 
 
-def test_different_sentences_are_counted_exactly_if_few_and_nearly_if_many() -> None:
+def test_distinct_sentences_are_counted_exactly_if_few() -> None:
     few, many = (mix64(np.arange(n, dtype=np.uint64)) for n in (SKETCH - 1, 500_000))
     assert count_distinct(sketch(np.repeat(few, 3))) == SKETCH - 1
     joined = np.zeros(0, np.uint64)
@@ -145,7 +141,7 @@ def laid_out(lists: Lists, first_key: int = 0) -> TokenisedDocuments:
 
 @settings(deadline=None, max_examples=100)
 @given(ALL_DOCUMENTS, ALL_DOCUMENTS, st.data())
-def test_documents_survive_laying_out_joining_and_choosing(
+def test_documents_survive_flattening_joining_and_selecting(
     first: Lists, second: Lists, data: st.DataObject
 ) -> None:
     both = concatenate([laid_out(first), laid_out(second, len(first))])
@@ -165,7 +161,7 @@ def test_documents_survive_laying_out_joining_and_choosing(
     st.lists(st.integers(0, 20), min_size=6, max_size=6),
     st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted),
 )
-def test_a_range_of_keys_on_disk_is_what_the_same_range_of_all_is(
+def test_a_key_range_on_disk_equals_the_one_in_memory(
     lists: Lists, high: list[int], bounds: list[int]
 ) -> None:
     keys = sorted(half << 64 | low for low, half in enumerate(high[: len(lists)]))

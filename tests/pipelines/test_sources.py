@@ -1,4 +1,4 @@
-"""Files: their names, lines and documents, however they are cut."""
+"""Files: their names, lines and documents, for any division into parts."""
 
 from pathlib import Path
 
@@ -27,11 +27,11 @@ from bert_jax.pipelines.sources.sources import iter_text
 
 
 def cut(path: Path, part_bytes: int) -> list[FilePart]:
-    """The parts of a file with blank lines between its documents."""
+    """The parts of a file with blank lines between documents."""
     return cut_file(str(path), path.name, part_bytes=part_bytes, is_gap=lambda raw: not raw.strip())
 
 
-def test_patterns_name_files_and_a_file_once(tmp_path: Path) -> None:
+def test_patterns_give_every_file_once(tmp_path: Path) -> None:
     for name in ("sub/a.txt", "sub/deep/b.txt", "c.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
@@ -72,12 +72,12 @@ def test_a_line_at_the_limit_is_refused_with_its_number(tmp_path: Path, characte
     assert len(lines(101)) == 4
 
 
-def test_an_endless_line_is_refused_without_being_read_to_its_end(
+def test_an_endless_line_is_refused_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "endless.txt"
     with path.open("wb") as file:
-        file.truncate(2 << 40)  # no machine reads so much in a test's time
+        file.truncate(2 << 40)  # too large to read within a test
     monkeypatch.setattr("bert_jax.pipelines.sources.files._MAX_UNENDED_BYTES", 8 << 20)
     parts = cut(path, 1 << 20)
     assert [(part.start, part.stop) for part in parts] == [(0, 2 << 40)]
@@ -94,7 +94,7 @@ FILES = st.lists(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(FILES, st.integers(1, 60))
-def test_a_file_cut_in_parts_holds_the_same_documents(
+def test_parts_of_a_file_hold_the_same_documents(
     tmp_path: Path, text: str, part_bytes: int
 ) -> None:
     path = tmp_path / "corpus.txt"
@@ -106,7 +106,7 @@ def test_a_file_cut_in_parts_holds_the_same_documents(
     assert [d for part in parts for d in blank_line_documents(read_part(part))] == whole
 
 
-def test_errors_in_a_later_part_count_from_the_files_start(tmp_path: Path) -> None:
+def test_line_numbers_count_from_the_files_start(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\n\n" * 20 + b"x" * 50 + b"\n\n" + b"\xff\n")
     parts = cut(path, 40)
@@ -117,7 +117,7 @@ def test_errors_in_a_later_part_count_from_the_files_start(tmp_path: Path) -> No
         [list(read_part(part)) for part in parts]
 
 
-def test_blank_lines_stand_between_documents_or_inside_a_file() -> None:
+def test_blank_lines_can_separate_documents() -> None:
     texts = {0: " ", 2: " a ", 6: "b", 8: "", 9: "", 10: "c"}
     lines = [TextLine(offset, text) for offset, text in texts.items()]
     assert list(blank_line_documents(lines)) == [Document(2, ["a", "b"]), Document(10, ["c"])]
@@ -126,11 +126,11 @@ def test_blank_lines_stand_between_documents_or_inside_a_file() -> None:
         assert list(read([TextLine(0, ""), TextLine(1, "\t")])) == []
 
 
-def test_the_held_out_share_is_the_fraction_asked_for() -> None:
+def test_the_held_out_share_equals_the_fraction() -> None:
     ids = [document_id("a.txt", 37 * i) for i in range(20_000)]
     held_out = [i for i in ids if is_validation(i, fraction=0.05)]
     assert abs(len(held_out) - 1000) < 4 * (20_000 * 0.05 * 0.95) ** 0.5
-    # A smaller fraction holds out some of the same documents and no others.
+    # A smaller fraction holds out a subset of the same documents.
     fewer = [i for i in ids if is_validation(i, fraction=0.01)]
     assert set(fewer) < set(held_out)
     assert not any(is_validation(i, fraction=0.0) for i in ids)

@@ -1,4 +1,4 @@
-"""Vocabularies are trained on a sample of real text, at the exact size, with BERT's layout."""
+"""Vocabularies of exact size with BERT's layout, from a sample of real text."""
 
 import functools
 import itertools
@@ -65,12 +65,12 @@ def test_a_size_is_padded_to_128_with_unused_slots(
     assert tokenizer.special.unk == min(unused_slots + 80, 99) + 1
 
 
-def test_casing_and_accents_are_kept_where_asked(corpus: Path, tmp_path: Path) -> None:
+def test_casing_and_accents_can_be_kept(corpus: Path, tmp_path: Path) -> None:
     tokenizer = train(corpus, tmp_path, lower_case=False, max_bytes=100_000_000)
     pieces = set(tokenizer.pieces(range(tokenizer.vocab_size)))
     assert {"The", "É", "ï", "##ï", "Σ"} <= pieces
     assert "世" in pieces
-    assert "##世" not in pieces  # it is always a word by itself
+    assert "##世" not in pieces  # a CJK character is always a whole word
     assert "##." not in pieces
     joined = train(corpus, tmp_path, chinese=False, max_bytes=100_000_000)
     assert "##世" in joined.pieces(range(joined.vocab_size))
@@ -78,7 +78,7 @@ def test_casing_and_accents_are_kept_where_asked(corpus: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("size", "bound"), [(5000, "at most"), (110, "at least")])
-def test_a_size_that_the_text_cannot_have_is_an_error_that_tells_the_bound(
+def test_an_impossible_size_names_the_bound(
     kind: dict[str, Any], size: int, bound: str, tmp_path: Path
 ) -> None:
     small = tmp_path / "small.txt"
@@ -92,7 +92,7 @@ def test_a_size_that_the_text_cannot_have_is_an_error_that_tells_the_bound(
     assert train(small, tmp_path / "out", size=int(found[1]), **kind).vocab_size == int(found[1])
 
 
-def test_marks_that_the_libraries_keep_for_themselves_are_ordinary_text(tmp_path: Path) -> None:
+def test_the_libraries_reserved_marks_are_plain_text(tmp_path: Path) -> None:
     corpus = tmp_path / "marks.txt"
     corpus.write_text("lower▁case ▁▁ ▅ <unk> <s> ##lower [UNK] case\n" * 20, encoding="utf-8")
     tokenizer = train(corpus, tmp_path / "out", size=146)
@@ -103,7 +103,7 @@ def test_marks_that_the_libraries_keep_for_themselves_are_ordinary_text(tmp_path
         assert spelt.replace("#", "") == text.lower().replace(" ", "").replace("#", "")
 
 
-def test_a_smaller_language_gets_more_pieces_the_more_its_share_is_smoothed(tmp_path: Path) -> None:
+def test_smoothing_gives_small_languages_more_pieces(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     files = {}
     for language, letters, lines in (("aa", "abcdef", 1900), ("bb", "ghijkl", 100)):
@@ -134,7 +134,7 @@ def test_a_smaller_language_gets_more_pieces_the_more_its_share_is_smoothed(tmp_
         ("Über den Wolken muss die Freiheit wohl grenzenlos sein\n", {}, False),
     ],
 )
-def test_a_text_whose_letters_need_their_marks_is_named(
+def test_stripping_needed_marks_is_named(
     tmp_path: Path, text: str, changes: dict[str, Any], warned: bool
 ) -> None:
     (tmp_path / "text.txt").write_text(text * 50, encoding="utf-8")
@@ -160,13 +160,13 @@ def test_an_empty_corpus_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_corpus_within_the_bounds_is_kept_whole_and_in_order() -> None:
+def test_a_small_corpus_is_kept_whole_and_in_order() -> None:
     lines = ["b", "", "a", "  ", "c" * 5000, "é"]
     sample = sample_lines(lines, max_lines=10, max_bytes=10_000, seed=3)
     assert sample == ["b", "a", "c" * 2048, "c" * 2048, "c" * 904, "é"]
 
 
-def test_every_line_is_as_likely_as_any_other() -> None:
+def test_every_line_is_equally_likely() -> None:
     lines = [str(number) * (1 + number % 3) for number in range(40)]
     seen: Counter[str] = Counter()
     runs = 2000
@@ -175,7 +175,7 @@ def test_every_line_is_as_likely_as_any_other() -> None:
         assert len(sample) == 10
         assert sample == [line for line in lines if line in set(sample)]
         seen.update(sample)
-    # Binomial(2000, 1/4): the standard error is 19.4; five of them for forty lines.
+    # Binomial(2000, 1/4) has standard deviation 19.4; the bound is five of them.
     assert all(abs(seen[line] - runs / 4) < 97 for line in lines)
 
 
@@ -186,7 +186,7 @@ def test_every_line_is_as_likely_as_any_other() -> None:
     max_lines=st.integers(1, 30),
     seed=st.integers(0, 9),
 )
-def test_bounds_hold_and_the_seed_decides(
+def test_the_sample_depends_on_the_seed_and_keeps_bounds(
     lines: list[str], max_bytes: int, max_lines: int, seed: int
 ) -> None:
     sample = sample_lines(lines, max_lines=max_lines, max_bytes=max_bytes, seed=seed)
@@ -210,9 +210,7 @@ def mixed(languages: dict[str, list[str]], **changes: Any) -> list[str]:
 
 @pytest.mark.parametrize("bounds", [{}, {"max_bytes": 50_000}, {"max_lines": 3000}], ids=str)
 @pytest.mark.parametrize("smoothing", [0.0, 0.3, 0.7, 1.0])
-def test_a_mixture_holds_the_languages_in_the_smoothed_shares(
-    bounds: dict[str, int], smoothing: float
-) -> None:
+def test_a_mixture_has_smoothed_shares(bounds: dict[str, int], smoothing: float) -> None:
     sizes = {language: measure(lines).bytes for language, lines in LANGUAGES.items()}
     powers = {language: size**smoothing for language, size in sizes.items()}
     wanted = {language: power / sum(powers.values()) for language, power in powers.items()}
@@ -223,7 +221,7 @@ def test_a_mixture_holds_the_languages_in_the_smoothed_shares(
         assert own.bytes / held.bytes == pytest.approx(wanted[language], abs=0.004)
     assert held.parts <= bounds.get("max_lines", 10**9)
     assert held.bytes <= bounds.get("max_bytes", sum(sizes.values()))
-    # As much as the bounds allow, or as the corpus has.
+    # The sample fills the bounds or has the whole corpus.
     full = held.bytes / min(sum(sizes.values()), bounds.get("max_bytes", 10**9))
     assert max(full, held.parts / bounds.get("max_lines", 10**9)) > 0.99
 

@@ -1,4 +1,4 @@
-"""Records of every kind of task, in the forms that the task families give them."""
+"""Records of every kind of task, in the task families' formats."""
 
 from typing import Any
 

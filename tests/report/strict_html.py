@@ -1,4 +1,4 @@
-"""A strict reader of HTML, and shorthands for looking into its tree."""
+"""A strict HTML parser, and shorthands for its tree."""
 
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
-# Everything a report may use; a tag from a text that was not escaped is none of them.
+# All allowed tags of a report; a tag from unescaped text is not among them.
 NAMES = (
     "html head title style body header nav main section footer h1 h2 h3 p ul ol li dl dt dd div "
     "span strong small b a mark figure figcaption table caption thead tbody tr th td fieldset "
@@ -16,7 +16,7 @@ KNOWN = VOID | set(NAMES.split())
 
 
 class Tag(NamedTuple):
-    """An opening tag, and what it is inside of."""
+    """An opening tag and its ancestors."""
 
     name: str
     attributes: dict[str, str]
@@ -24,7 +24,7 @@ class Tag(NamedTuple):
 
 
 class Document(HTMLParser):
-    """Fails at a tag that is not closed, closed out of order or unknown, and at a second id."""
+    """Fails at an unclosed, misnested or unknown tag, and at a duplicate id."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -81,12 +81,12 @@ class Document(HTMLParser):
         raise AssertionError(f"instruction {data!r}")
 
     def named(self, name: str) -> list[Tag]:
-        """The tags of a name."""
+        """All tags of this name."""
         return [tag for tag in self.tags if tag.name == name]
 
     @property
     def text(self) -> str:
-        """What a person reads."""
+        """The visible text."""
         return " ".join(
             " ".join(
                 text for parent, text in self.texts if parent not in ("style", "script")
@@ -100,7 +100,7 @@ def words(element: ElementTree.Element) -> str:
 
 
 def rows(root: ElementTree.Element, caption: str) -> dict[str, list[str]]:
-    """The body of the table with that in its caption, by the rows' names."""
+    """The body of the table with this text in its caption, by row name."""
     for table in root.iter("table"):
         if (found := table.find("caption")) is not None and caption in (found.text or ""):
             return {
@@ -121,12 +121,12 @@ def items(root: ElementTree.Element) -> list[str]:
 
 
 def read_section(html: str) -> ElementTree.Element:
-    """The tree of a part of a page."""
+    """Parses a part of a page."""
     return Document(f"<!DOCTYPE html><section>{html}</section>").root
 
 
 def read(text: str) -> Document:
-    """The document, checked for what holds for every report."""
+    """Parses a document and checks the rules for every report."""
     document = Document(text)
     assert document.tags[0].name == "html"
     assert document.tags[0].attributes["lang"] == "en"

@@ -23,9 +23,7 @@ PAGES = {
 
 @pytest.mark.browser
 @pytest.mark.parametrize(("name", "charts"), [("finetuning", 6), ("dataset", 1)])
-def test_every_chart_renders_under_the_policy_without_a_message(
-    name: str, charts: int, tmp_path: Path
-) -> None:
+def test_every_chart_renders_under_the_policy(name: str, charts: int, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "Chromium is not installed"
     html = PAGES[name]()

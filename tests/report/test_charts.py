@@ -14,7 +14,7 @@ def points(spec: Spec) -> list[tuple[float, float]]:
 
 
 def lines(chart: Chart) -> Spec:
-    """The layer of the lines and their dots."""
+    """The layer of lines and dots."""
     return chart.spec["layer"][0]
 
 
@@ -22,14 +22,14 @@ def best(chart: Chart) -> list[Spec]:
     return [row for layer in chart.spec["layer"][1:] for row in layer["data"]["values"]]
 
 
-def test_a_line_chart_has_the_points_and_tells_them_in_words() -> None:
+def test_a_line_chart_has_points_and_a_description() -> None:
     made = line_chart("F1 on dev", [Series("F1", [(1, 0.5), (2, 0.75), (3, 0.7)], True)])
     assert points(made.spec) == [(1, 0.5), (2, 0.75), (3, 0.7)]
     assert best(made)[0] == {"x": 2, "y": 0.75, "text": "best 0.7500"}
     assert made.label == "F1 on dev: F1 from 0.5000 at 1 to 0.7000 at 3, best 0.7500 at 2"
 
 
-def test_values_that_are_not_finite_are_left_out_and_reported() -> None:
+def test_nonfinite_values_are_omitted_and_reported() -> None:
     nan, points_ = float("nan"), [(1.0, 1.0), (2.0, float("nan")), (3.0, 0.5), (4.0, float("inf"))]
     made = line_chart(
         "Loss", [Series("a", points_, marks_best=True), Series("b", [(1, nan), (2, 2.0)])]
@@ -39,14 +39,14 @@ def test_values_that_are_not_finite_are_left_out_and_reported() -> None:
     assert best(made)[0]["text"] == "best 1.0000"
 
 
-def test_a_long_line_is_averaged_and_keeps_its_mean() -> None:
+def test_a_long_line_is_averaged_with_its_mean_kept() -> None:
     size = 4 * POINTS
     made = line_chart("Loss", [Series("a", [(at, float(at % 2)) for at in range(size)])])
     assert list(made.remarks) == ["a: each point is the mean of 4."]
     assert points(made.spec) == [(4 * at + 3, 0.5) for at in range(POINTS)]
 
 
-def test_bars_are_stacked_of_the_same_parts_and_told_in_words() -> None:
+def test_bars_are_stacked_and_described() -> None:
     made = bar_chart("HBM", [("v3", {"held": 1.0, "free": 3.0}), ("v4", {"held": 2})], unit="GiB")
     values = made.spec["data"]["values"]
     assert [(row["bar"], row["part"], row["value"]) for row in values] == [

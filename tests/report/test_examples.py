@@ -27,7 +27,7 @@ CLS, SEP, MASK, DOG, BARK, ED, CAT = 2, 3, 4, 5, 6, 7, 8
 
 
 def page(languages: dict[str, LanguageRecord] | None = None) -> str:
-    """The page of a dataset with a split of 100 examples of 10, 20 and 32 tokens."""
+    """The page of a dataset: a split of 100 examples with 10, 20 and 32 tokens."""
     counts = np.zeros(33, np.int64)
     counts[[10, 20, 32]] = 3, 4, 93
     train = SplitRecord.model_construct(
@@ -111,8 +111,8 @@ def test_languages_are_shown_with_their_shares() -> None:
     assert "Languages" not in read(page()).text
 
 
-def test_an_example_is_spelled_with_its_masks() -> None:
-    # [CLS] dog bark ##ed [SEP] cat [SEP], of which bark, ##ed and cat are to be predicted.
+def test_an_example_is_shown_with_its_masks() -> None:
+    # [CLS] dog bark ##ed [SEP] cat [SEP]; bark, ##ed and cat are predicted.
     example = Example(np.array([CLS, DOG, BARK, ED, SEP, CAT, SEP], np.uint16), 5, 0)
     masked = MaskedExample(
         np.array([CLS, DOG, MASK, ED, SEP, DOG, SEP], np.int32),

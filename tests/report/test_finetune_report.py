@@ -55,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
         entities={"dev": {EVIL: SCORED}},
     ),
     "questions": task("question_answering", records={"dev": QUESTIONS}, f1={"dev": [0.0, 1.0]}),
-    # Of SQuAD 1.1 nothing says how much better no answer would be.
+    # SQuAD 1.1 has no score for "no answer".
     "answerable questions": task(
         "question_answering",
         records={"dev": [{k: v for k, v in q.items() if "null" not in k} for q in QUESTIONS]},
@@ -66,7 +66,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_is_valid_loads_nothing_and_escapes_every_text(kind: str) -> None:
+def test_the_page_is_valid_self_contained_and_escaped(kind: str) -> None:
     made = render(inputs(attention=[example(), example()], **KINDS[kind]))
     document = read(made)
     for script in document.root.iter("script"):
@@ -80,7 +80,7 @@ def test_the_page_is_valid_loads_nothing_and_escapes_every_text(kind: str) -> No
     assert "\x00" not in made
 
 
-def test_the_best_evaluation_is_marked_in_the_curve_and_in_the_table() -> None:
+def test_the_best_evaluation_is_marked() -> None:
     lines = metrics()
     lines[-1]["accuracy"] = 0.1  # the last evaluation is the worst
     document = read(render(inputs(metrics=lines)))
@@ -93,7 +93,7 @@ def test_the_best_evaluation_is_marked_in_the_curve_and_in_the_table() -> None:
     assert "the best by accuracy is bold" in document.text
 
 
-def test_of_several_dev_sets_each_has_its_curve_and_its_section() -> None:
+def test_each_dev_set_has_a_curve_and_a_section() -> None:
     lines = [
         {"kind": "validation", "step": step, "matched/accuracy": 0.5, "other/accuracy": 0.4}
         for step in (10, 20)
@@ -124,10 +124,10 @@ def test_diverged_and_empty_runs_still_give_a_report() -> None:
     assert "Training" not in read(render(bare)).text
 
 
-def test_every_head_has_its_map_and_says_in_words_what_it_does() -> None:
+def test_every_head_has_a_map_and_a_description() -> None:
     tokens = ("[CLS]", "it", "was", "[SEP]")
     maps = np.tile(np.eye(4, dtype=np.float32), (2, 3, 1, 1))
-    maps[1, 2] = np.roll(np.eye(4), -1, axis=0)  # the next token; the last looks at the first
+    maps[1, 2] = np.roll(np.eye(4), -1, axis=0)  # the next token; the last attends to the first
     document = read(render(inputs(attention=[attention_view(tokens, maps, title="A title")])))
     radios = document.named("input")
     assert len(radios) == 6
@@ -148,7 +148,7 @@ ANY = st.text(st.characters(), max_size=40)  # surrogates and control characters
 
 
 def page(title: str, *pairs: tuple[str, object]) -> str:
-    """A page with two tables of those pairs."""
+    """A page with two tables of these pairs."""
     return render_page(
         "finetuning.html", title=title, about=title, figures=pairs, footer=title, inputs=inputs(),
         charts=[], ranked=[], evaluations=None, scores=[], splits=[], sweep=None, attention=[],
@@ -158,7 +158,7 @@ def page(title: str, *pairs: tuple[str, object]) -> str:
 
 @given(text=ANY, value=ANY)
 @settings(deadline=None, max_examples=100)
-def test_any_text_comes_back_from_the_page_as_it_was_put_in(text: str, value: str) -> None:
+def test_any_text_survives_the_page(text: str, value: str) -> None:
     made = page(text, (text, value))
     made.encode()  # no lone surrogate is left
     document = read(made)
@@ -168,7 +168,7 @@ def test_any_text_comes_back_from_the_page_as_it_was_put_in(text: str, value: st
     assert found == [CONTROLS.sub("\ufffd", value)] * 2
 
 
-def test_the_policy_lets_no_address_load_and_no_script_run_but_ours() -> None:
+def test_the_policy_allows_only_our_scripts() -> None:
     document = read(page("t"))
     (policy,) = (
         tag.attributes["content"]

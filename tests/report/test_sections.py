@@ -10,7 +10,7 @@ from tests.report.strict_html import items, read_section, rows
 
 
 def shown(view: Any) -> Element:
-    """A section as its template renders it."""
+    """A rendered section."""
     return read_section(render_fragment(view["template"], view=view))
 
 
@@ -20,7 +20,7 @@ def record(number: int, gold: str, predicted: str, share: float) -> dict[str, ob
             "probabilities": odds}  # fmt: skip
 
 
-# By hand: a is right 2 of 3, b 1 of 2, c never occurs and is predicted once.
+# By hand: a is right 2 of 3 times, b 1 of 2; c never occurs and is predicted once.
 HAND = [
     record(0, "a", "a", 0.9),
     record(1, "a", "a", 0.6),
@@ -30,7 +30,7 @@ HAND = [
 ]
 
 
-def test_figures_by_class_are_those_worked_by_hand() -> None:
+def test_scores_by_class_equal_a_computation_by_hand() -> None:
     found = rows(shown(classification.single_label(HAND, labels="abc")), "by class")
     assert found["a"] == ["0.6667", "0.6667", "0.6667", "3"]
     assert found["b"] == ["1.0000", "0.5000", "0.6667", "2"]
@@ -39,7 +39,7 @@ def test_figures_by_class_are_those_worked_by_hand() -> None:
     assert found["weighted average"] == ["0.8000", "0.6000", "0.6667", "5"]
 
 
-def test_every_label_of_several_has_its_row_and_the_worst_example_comes_first() -> None:
+def test_each_label_has_a_row_and_the_worst_comes_first() -> None:
     names = ("a", "b", "c")
     hand = [
         {"id": "0", "text": "t0", "label": ["a"], "prediction": ["a"],
@@ -63,7 +63,7 @@ def test_every_label_of_several_has_its_row_and_the_worst_example_comes_first() 
     )
 
 
-def test_sentences_show_both_readings_and_frame_where_they_differ() -> None:
+def test_sentences_frame_differing_spans() -> None:
     records = tagged(2)
     root = shown(tokens.labelled_words(records, labels=("O", "B-PER", "I-PER", "B-LOC"), entities={
         "PER": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2.0}
@@ -72,13 +72,13 @@ def test_sentences_show_both_readings_and_frame_where_they_differ() -> None:
     assert rows(root, "by label")["B-PER"] == ["0.6667", "1.0000", "0.8000", "2"]
     worse = items(root)[0]
     assert worse.startswith("gold Ada")
-    assert worse.endswith("id s0")  # two spans wrong on each side, against one in the other
+    assert worse.endswith("id s0")  # two wrong spans on each side; the other has one
     marks = [
         ("".join(mark.itertext()), mark.get("class"), mark.get("title"))
         for mark in root.iter("span")
         if "span" in (mark.get("class") or "")
     ]
-    assert ("ParisLOC", "span", None) in marks  # agreed on in s1
+    assert ("ParisLOC", "span", None) in marks  # both readings agree in s1
     assert ("ParisLOC ✗", "span wrong", "missed") in marks
     assert ("ParisPER ✗", "span wrong", "wrong") in marks
 
@@ -100,7 +100,7 @@ def test_answers_are_highlighted_in_their_context() -> None:
     assert marks(nothing) == []
 
 
-def test_choices_show_the_odds_of_each_and_which_was_right() -> None:
+def test_choices_show_probabilities_and_the_right_one() -> None:
     root = shown(classification.choices(choice(6)))
     found = items(root)
     assert len(found) == 4 + 2

@@ -1,8 +1,8 @@
 """The published tokenization of the 2018 release, written out plainly from its description.
 
-It follows the steps of google-research/bert ``tokenization.py`` one after the other and
-character by character, with Python's own ``unicodedata``: slow, and easy to check by eye. The
-tests hold the real tokenizer to it.
+It follows the steps of google-research/bert ``tokenization.py`` in order and character by
+character, with Python's own ``unicodedata``: slow, but easy to check by eye. The tests compare the
+real tokenizer with it.
 """
 
 import unicodedata
@@ -58,7 +58,7 @@ def split_punctuation(word: str) -> list[str]:
 def basic_words(
     text: str, *, lower_case: bool, strip_accents: bool | None = None, chinese: bool = True
 ) -> list[str]:
-    """Returns the words; the release knows ``lower_case`` alone, the rest is Hugging Face's."""
+    """Returns the words; the release has only ``lower_case``, other options are Hugging Face's."""
     text = clean(text)
     if chinese:
         text = isolate_cjk(text)

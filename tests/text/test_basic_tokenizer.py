@@ -1,4 +1,4 @@
-"""Words are those of the 2018 release, on any Unicode input and under any Python."""
+"""Words equal the 2018 release's for any Unicode input and under any Python."""
 
 import hashlib
 import unicodedata
@@ -17,9 +17,9 @@ SETTINGS = [
     {"lower_case": False, "strip_accents": True},
     {"lower_case": True, "chinese": False},
 ]
-# What the rules turn on: white space and controls of all kinds, accents before and after what they
-# belong to, punctuation of several scripts, CJK and its compatibility forms, Hangul, kana, casing
-# that hangs on neighbours, marks that NFD reorders, unassigned and private characters, surrogates.
+# Characters that trigger rules: all kinds of white space and controls, accents before and after
+# letters, punctuation of several scripts, CJK and its compatibility forms, Hangul, kana,
+# context-dependent casing, marks that NFD reorders, unassigned and private characters, surrogates.
 HOT = (
     " \t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u1680\u2000\u2028\u2029\u202f\u3000\0\x01\x7f\xad\u200b\u200d"
     "\u2060\ufeff\ufffd\u061c\u180e\u0300\u0301\u0307\u0345\u0327\u05b0\u064b\u093e\u094d\u302e"
@@ -30,7 +30,7 @@ HOT = (
 
 
 def of_14(character: str) -> bool:
-    """Whether this Python's tables treat the character as Unicode 14.0 does."""
+    """Whether this Python's tables agree with Unicode 14.0 on the character."""
     return _NEWER.match(character) is None
 
 
@@ -47,14 +47,14 @@ texts = st.text(
 @example(text="a\x00b c\u2028d e\u3000f\ufeff g\x85h")
 @example(text="\u1715\u302e\u1715 a\U0001d165\u302e")
 @example(text="don't stop--now [MASK] $5.00 ~`^|")
-def test_words_are_the_releases_on_any_text(rules: dict[str, bool], text: str) -> None:
+def test_words_equal_the_releases_on_any_text(rules: dict[str, bool], text: str) -> None:
     assert WordSplitter(**rules).split(text) == basic_words(text, **rules)
 
 
 @pytest.mark.parametrize("rules", SETTINGS[:2], ids=str)
-def test_every_kind_of_character_is_treated_as_the_release_does(rules: dict[str, bool]) -> None:
+def test_every_kind_of_character_equals_the_releases(rules: dict[str, bool]) -> None:
     splitter = WordSplitter(**rules)
-    bulk = {"Cn", "Co", "Cs"}  # these, ideographs and syllables are alike: a sample will do
+    bulk = {"Cn", "Co", "Cs"}  # a sample of these, of ideographs and of syllables is enough
     kinds: list[str] = []
     for code in range(0x110000):
         category = unicodedata.category(character := chr(code))
@@ -74,10 +74,8 @@ def test_every_kind_of_character_is_treated_as_the_release_does(rules: dict[str,
     ],
     ids=str,
 )
-def test_the_unicode_version_does_not_hang_on_the_python(
-    rules: dict[str, bool], digest: str
-) -> None:
-    """The digest was taken under Python 3.11 (Unicode 14.0) over all planes with characters."""
+def test_words_do_not_depend_on_the_python_version(rules: dict[str, bool], digest: str) -> None:
+    """The digest is from Python 3.11 (Unicode 14.0) over all planes with characters."""
     splitter, found = WordSplitter(**rules), hashlib.sha256()
     for start in [*range(0, 0x40000, 0x400), *range(0xE0000, 0xE1000, 0x400)]:
         text = "\n".join(f"x{chr(code)}y" for code in range(start, start + 0x400))
@@ -85,8 +83,8 @@ def test_the_unicode_version_does_not_hang_on_the_python(
     assert found.hexdigest() == digest
 
 
-def test_characters_that_need_context_are_all_those_that_do() -> None:
-    """NFD reorders what has a combining class; accents are dropped, so their order is nothing."""
+def test_all_context_dependent_characters_are_listed() -> None:
+    """NFD reorders combining characters; accents are dropped, so their order is irrelevant."""
     characters = [*map(chr, range(0x110000))]
     reordered = {
         character

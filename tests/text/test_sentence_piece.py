@@ -1,4 +1,4 @@
-"""SentencePiece models with BERT's special pieces, behind the same protocol."""
+"""SentencePiece models with BERT's special pieces and the common tokenizer protocol."""
 
 import pickle
 import pydoc_data.topics
@@ -36,7 +36,7 @@ def tokenizer(request: pytest.FixtureRequest) -> SentencePieceTokenizer:
     return SentencePieceTokenizer(train(request.param), lower_case=True)
 
 
-def test_text_comes_back_folded(tokenizer: SentencePieceTokenizer) -> None:
+def test_decoded_text_is_normalised(tokenizer: SentencePieceTokenizer) -> None:
     assert isinstance(tokenizer, Tokenizer)
     text = "The interpreter Évaluates expressions, doesn't it"
     assert tokenizer.decode(tokenizer.encode(text)) == text.lower().replace("é", "e")
@@ -64,7 +64,7 @@ def test_continuations_lack_the_word_mark(tokenizer: SentencePieceTokenizer) -> 
     assert not tokenizer.is_continuation[: len(reserved_pieces(99))].any()
 
 
-def test_a_saved_tokenizer_opens_as_the_same(
+def test_a_saved_tokenizer_opens_unchanged(
     tokenizer: SentencePieceTokenizer, tmp_path: Path
 ) -> None:
     tokenizer.save(tmp_path)
@@ -73,7 +73,7 @@ def test_a_saved_tokenizer_opens_as_the_same(
         assert same.encode("The Name, évaluated") == tokenizer.encode("The Name, évaluated")
 
 
-def test_hashes_are_equal_exactly_where_behaviour_is(tokenizer: SentencePieceTokenizer) -> None:
+def test_hashes_are_equal_only_for_equal_behaviour(tokenizer: SentencePieceTokenizer) -> None:
     model = tokenizer.model
     cased = SentencePieceTokenizer(model, lower_case=False)
     accented = SentencePieceTokenizer(model, lower_case=True, strip_accents=False)
@@ -83,7 +83,7 @@ def test_hashes_are_equal_exactly_where_behaviour_is(tokenizer: SentencePieceTok
     assert cased.encode("The") != tokenizer.encode("The")
 
 
-def test_too_small_a_size_tells_what_the_characters_need() -> None:
+def test_too_small_a_size_names_the_minimum() -> None:
     with pytest.raises(VocabularyTooSmall) as caught:
         train("unigram", size=110)
     assert 110 < caught.value.needed < 300
@@ -91,7 +91,7 @@ def test_too_small_a_size_tells_what_the_characters_need() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[PAD]\n[UNK]\n"])
-def test_a_file_that_is_no_model_is_named(content: bytes, tmp_path: Path) -> None:
+def test_a_file_without_a_model_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(content)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     with pytest.raises(UserError, match=r"spiece\.model: found \d+ bytes that are no Sentence"):

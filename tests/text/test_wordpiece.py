@@ -1,4 +1,4 @@
-"""WordPiece ids are those of the 2018 release; its directory says all that is needed."""
+"""WordPiece ids equal the 2018 release's; a saved directory is self-contained."""
 
 import json
 import pydoc_data.topics
@@ -49,7 +49,7 @@ ENCODABLE = st.lists(
 @given(text=ENCODABLE)
 @example(text="unaffable ΟΔΟΣ ὀδός [SEP] ##able 한ᄀ 中文Élan\U0001f600\U0001f600 \ud800x")
 @example(text="a" * 200 + " " + "a" * 201 + " é" + "é" * 199)
-def test_pieces_are_the_releases_on_any_text(kind: str, text: str) -> None:
+def test_pieces_equal_the_releases_on_any_text(kind: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]
     expected = tokenize(text, VOCABULARY_SET, **SETTINGS[kind])
     assert tokenizer.pieces(tokenizer.encode(text)) == expected
@@ -65,7 +65,7 @@ def test_special_pieces_in_the_text_are_ordinary_text() -> None:
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_a_saved_tokenizer_opens_as_the_same(kind: str, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_opens_unchanged(kind: str, tmp_path: Path) -> None:
     tokenizer = TOKENIZERS[kind]
     tokenizer.save(tmp_path / "a" / "b")
     opened = load_tokenizer(tmp_path / "a" / "b")
@@ -80,7 +80,7 @@ def test_a_saved_tokenizer_opens_as_the_same(kind: str, tmp_path: Path) -> None:
     ]
 
 
-def test_hashes_are_equal_exactly_where_behaviour_is() -> None:
+def test_hashes_are_equal_only_for_equal_behaviour() -> None:
     hashes = {tokenizer.hash for tokenizer in TOKENIZERS.values()}
     assert len(hashes) == len(TOKENIZERS)
     explicit = WordPieceTokenizer(VOCABULARY, lower_case=True, strip_accents=True)
@@ -100,7 +100,7 @@ def test_hugging_face_opens_the_directory_and_agrees(tmp_path: Path) -> None:
 
 
 def test_the_releases_bare_vocabulary_opens_with_stated_casing(tmp_path: Path) -> None:
-    # The Chinese vocabulary holds U+2028; files written on Windows end their lines in \r\n.
+    # The Chinese vocabulary has U+2028; files written on Windows end lines in \r\n.
     pieces = [*reserved_pieces(0), "\u2028", "##\u2028", "the", "The"]
     (tmp_path / "vocab.txt").write_bytes("\r\n".join([*pieces, ""]).encode())
     tokenizer = load_wordpiece(tmp_path, lower_case=False)
@@ -161,7 +161,7 @@ def test_a_wrong_setting_is_named(changes: dict[str, object], message: str, tmp_
         load_tokenizer(tmp_path)
 
 
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/vocab\.txt: cannot be written"):
         TOKENIZERS["uncased"].save(tmp_path / "file")
