@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# What every host of a job runs when it starts, and again when it is rebooted.
+# Every host of a job runs this script at its start, and again after a reboot.
 #
-# It learns where the job's directory lies and which host this is, makes an environment with the
-# wheel that was staged there, and hands over to the agent, `python -m bert_jax.launch.host`. It is
-# the same text for every job: whatever a user has set comes as a file or as the value of a
-# variable, and none of it is ever read as a command.
+# The script finds the job's directory and this host's index, installs the staged wheel into a
+# virtual environment, and starts the agent, `python -m bert_jax.launch.host`. The script is the same
+# for every job. It reads the user's settings from files and variables, and never runs them as
+# commands.
 #
-#   BERT_JAX_JOB       gs://BUCKET/jobs/NAME, or a directory. Unset: this is a Cloud TPU VM, and its
-#                      metadata say this and the attempt: bert-jax-job, bert-jax-attempt.
-#   BERT_JAX_ATTEMPT   a number.
-#   BERT_JAX_WORKER    which host of the attempt, from 0. Unset: found as JAX finds it.
-#   BERT_JAX_PYTHON    a Python that has bert-jax: in a container, on this machine. Unset: it is
-#                      installed from the job's directory.
-#   BERT_JAX_HOME      where this host keeps environment, caches and datasets.
-#   BERT_JAX_ROOT      before paths of the system; the tests' own.
+#   BERT_JAX_JOB       gs://BUCKET/jobs/NAME, or a directory. Default, on a Cloud TPU VM: the metadata
+#                      attributes bert-jax-job and bert-jax-attempt set the job and the attempt.
+#   BERT_JAX_ATTEMPT   number of the attempt.
+#   BERT_JAX_WORKER    index of the host in the attempt, from 0. Default: found in the same way as JAX.
+#   BERT_JAX_PYTHON    a Python with bert-jax: in a container, or on this machine. Default: install
+#                      bert-jax from the job's directory.
+#   BERT_JAX_HOME      directory of this host for virtual environments, caches and datasets.
+#   BERT_JAX_ROOT      prefix of system paths, for tests.
 set -euo pipefail
 
 readonly UV=0.13.9
@@ -29,13 +29,13 @@ fail() {
   exit 2
 }
 
-# number NAME VALUE: refuses what is no number. Bash's arithmetic would run commands in anything else.
+# number NAME VALUE: fails unless VALUE is a number. Bash arithmetic would run commands in other text.
 number() {
   [[ $2 =~ ^[0-9]{1,9}$ ]] || fail "$1: found \"$2\", allowed: a number"
   printf '%d' "$((10#$2))"
 }
 
-# persistently COMMAND…: tries six times, over about five minutes.
+# persistently COMMAND…: tries the command six times within about five minutes.
 persistently() {
   local pause=$FIRST_PAUSE tries=0
   until "$@"; do
@@ -45,20 +45,20 @@ persistently() {
   done
 }
 
-# metadata PATH: what Cloud TPU says of this instance.
+# metadata PATH: prints a metadata value of this Cloud TPU VM.
 metadata() {
   persistently curl --silent --show-error --fail --max-time 30 --header 'Metadata-Flavor: Google' \
     "$METADATA/$1"
 }
 
-# count_hosts LIST: of a slice, separated by commas.
+# count_hosts LIST: prints the number of hosts in a comma-separated list.
 count_hosts() {
   local commas=${1//[^,]/}
   printf '%d' "$((${#commas} + 1))"
 }
 
-# Sets BERT_JAX_JOB, BERT_JAX_ATTEMPT and BERT_JAX_WORKER where they are not set.
-who_am_i() {
+# Sets BERT_JAX_JOB, BERT_JAX_ATTEMPT and BERT_JAX_WORKER if they are unset.
+identify_host() {
   local slice id hosts
   on_tpu_vm=
   if [[ -z ${BERT_JAX_JOB:-} ]]; then
@@ -85,7 +85,7 @@ who_am_i() {
   export BERT_JAX_JOB BERT_JAX_ATTEMPT BERT_JAX_WORKER
 }
 
-# Mounts the job's data disk (submit.data_disk), if there is one: other machines read it too.
+# Mounts the job's data disk (submit.data_disk), if any, read-only: other machines share it.
 mount_data() {
   if [[ -e $DISK ]] && ! mountpoint --quiet "$DATA"; then
     mkdir -p "$DATA"
@@ -93,7 +93,7 @@ mount_data() {
   fi
 }
 
-# encoded TEXT: as a part of a URL.
+# encoded TEXT: prints the text, percent-encoded for a URL.
 encoded() {
   local LC_ALL=C text=$1 at
   for ((at = 0; at < ${#text}; at++)); do
@@ -104,8 +104,8 @@ encoded() {
   done
 }
 
-# storage OBJECT URL ARGUMENT…: asks Cloud Storage. The token goes in by standard input: arguments of
-# a process can be seen by all.
+# storage URL ARGUMENT…: sends a request to Cloud Storage. Passes the token by standard input, because
+# all users can see a process's arguments.
 storage() {
   local token url=$1
   shift
@@ -114,7 +114,7 @@ storage() {
     curl --silent --show-error --fail --max-time 600 --config - "$@" "$url"
 }
 
-# fetch NAME: a file of the job's directory to the working directory.
+# fetch NAME: copies a file of the job's directory to the working directory.
 fetch() {
   local path=${BERT_JAX_JOB#gs://}
   if [[ $BERT_JAX_JOB == gs://* ]]; then
@@ -127,7 +127,7 @@ fetch() {
   mv -- "$1.part" "$1"
 }
 
-# store FILE NAME: a file to this attempt's part of the job's directory.
+# store FILE NAME: copies a file to the attempt's directory in the job's directory.
 store() {
   local path=${BERT_JAX_JOB#gs://} name=attempts/$BERT_JAX_ATTEMPT/$2
   if [[ $BERT_JAX_JOB == gs://* ]]; then
@@ -141,28 +141,28 @@ store() {
   fi
 }
 
-# tell STATE MESSAGE: the heartbeat of this host, until the agent takes over. Constants only.
-tell() {
+# report STATE MESSAGE: writes this host's heartbeat before the agent runs. Both are constants.
+report() {
   printf '{"state": "%s", "message": "%s", "at": %d}\n' "$1" "$2" "$(date +%s)" >status.json
   store status.json "worker-$BERT_JAX_WORKER.json" || true
 }
 
-# Runs when the installation ends before its end: whoever waits for this host learns why.
+# Runs if the installation fails: reports the failure to the supervisor.
 not_installed() {
   exec >&"$out"
   exec 2>&"$err"
   cat -- "$log" >&2
   store "$log" "worker-$BERT_JAX_WORKER.log" || true
-  tell failed 'bert-jax could not be installed; the log says why'
+  report failed 'bert-jax could not be installed; the log says why'
 }
 
-# Sets BERT_JAX_PYTHON: of an environment of its own, named after what is in it, made once.
+# Installs bert-jax once into an environment named by its content's hash; sets BERT_JAX_PYTHON.
 install() {
   local software=$BERT_JAX_HOME/software environment wheel name hash uv
   mkdir -p -- "$software"
   cd -- "$software"
   exec {lock}>.lock
-  flock "$lock" # of several hosts on one machine one installs
+  flock "$lock" # only one of several hosts on a machine installs
   log=$PWD/install-$BERT_JAX_WORKER.log
   exec {out}>&1 {err}>&2 >"$log" 2>&1
   trap not_installed EXIT
@@ -179,13 +179,13 @@ install() {
 
   environment=$BERT_JAX_HOME/environments/$(sha256sum SHA256SUMS | cut -c 1-16)
   if [[ ! -e $environment/installed ]]; then
-    tell installing ''
+    report installing ''
     export UV_CACHE_DIR=$BERT_JAX_HOME/uv/cache UV_PYTHON_INSTALL_DIR=$BERT_JAX_HOME/uv/python
     if ! uv=$(command -v uv); then
       persistently python3 -m pip install --target "$BERT_JAX_HOME/uv" --upgrade "uv==$UV"
       uv=$BERT_JAX_HOME/uv/bin/uv
     fi
-    # uv brings a Python where the image's own is another.
+    # uv downloads a Python if the image has another version.
     persistently "$uv" venv --clear --python "$(<python-version)" "$environment"
     persistently "$uv" pip install --python "$environment/bin/python" --constraint constraints.txt \
       "bert-jax[tpu,gcp] @ file://$(encoded_path "$PWD/$wheel")"
@@ -198,22 +198,22 @@ install() {
   cd -- "$OLDPWD"
 }
 
-# encoded_path PATH: with its slashes.
+# encoded_path PATH: prints the path, percent-encoded except its slashes.
 encoded_path() {
   local path
   path=$(encoded "$1")
   printf '%s' "${path//%2F//}"
 }
 
-# Hands over to the agent: on a VM as a unit of systemd's, which sends SIGTERM to it alone, and while
-# the network still stands, when the machine is taken back; a process of this script would be killed.
-hand_over() {
+# Starts the agent. On a VM it runs as a systemd unit: at a preemption, systemd sends SIGTERM to the
+# agent only, while the network is still up. A child of this script would be killed.
+start_agent() {
   local name settings=()
   if [[ -z $on_tpu_vm ]]; then
     exec "$BERT_JAX_PYTHON" -m bert_jax.launch.host
   fi
   if systemctl is-active --quiet bert-jax; then
-    return # this script was run by hand
+    return # the agent already runs: a user started this script by hand
   fi
   for name in BERT_JAX_JOB BERT_JAX_ATTEMPT BERT_JAX_WORKER BERT_JAX_HOME; do
     settings+=("--setenv=$name=${!name}")
@@ -226,7 +226,7 @@ hand_over() {
     "$BERT_JAX_PYTHON" -m bert_jax.launch.host
 }
 
-who_am_i
+identify_host
 if [[ -n $on_tpu_vm ]]; then
   mount_data
   BERT_JAX_HOME=${BERT_JAX_HOME:-/var/lib/bert-jax}
@@ -235,4 +235,4 @@ export BERT_JAX_HOME=${BERT_JAX_HOME:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/b
 if [[ -z ${BERT_JAX_PYTHON:-} ]]; then
   install
 fi
-hand_over
+start_agent
