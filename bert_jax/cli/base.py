@@ -32,7 +32,7 @@ _CLIENTS: Final = {
 _REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
 
-class PlaceType(click.ParamType):
+class PathType(click.ParamType):
     """A path argument. `verb` checks it before the verb runs."""
 
     name = "path"
@@ -42,9 +42,9 @@ class PlaceType(click.ParamType):
         self.hub = hub
 
 
-PATH: Final = PlaceType()
-DATA_PATH: Final = PlaceType(hub=DATASETS)
-MODEL_PATH: Final = PlaceType(hub=MODELS)
+PATH: Final = PathType()
+DATA_PATH: Final = PathType(hub=DATASETS)
+MODEL_PATH: Final = PathType(hub=MODELS)
 
 config_argument = click.argument("config", type=PATH)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -96,7 +96,7 @@ def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
     return parse_config({"mesh": {"platform": platform}}, overrides, source="--mesh").mesh
 
 
-def alone(function: Callable[..., None]) -> Callable[..., None]:
+def first_process_only(function: Callable[..., None]) -> Callable[..., None]:
     """Adds --mesh to a verb for one process: the first process runs, the others exit at once.
 
     The processes compare their commands, but do not join JAX, which would wait for all of them. The
@@ -137,7 +137,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         console = Console(stderr=function.__name__ not in _REPORTING_VERBS)
         try:
             with speaking(console):
-                _check_places(click.get_current_context())
+                _check_paths(click.get_current_context())
                 function(*args, **kwargs)
         except Exception as error:
             code = exit_code(error)
@@ -152,13 +152,13 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _check_places(context: click.Context) -> None:
+def _check_paths(context: click.Context) -> None:
     """Raises UserError if an argument or option is an invalid path."""
     from bert_jax.section import check_path
 
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if not isinstance(parameter.type, PlaceType) or value is None:
+        if not isinstance(parameter.type, PathType) or value is None:
             continue
         try:
             check_path(value, hub=parameter.type.hub)
@@ -201,7 +201,7 @@ def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
     read_settings(epath.Path(run_dir))
 
 
-def spoken_console() -> Console:
+def progress_console() -> Console:
     """Returns the console for a verb's progress."""
     from bert_jax.narration import current_console
 

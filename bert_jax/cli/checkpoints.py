@@ -26,7 +26,7 @@ from bert_jax.cli import base
 )
 @base.force_option
 @base.verb
-@base.alone
+@base.first_process_only
 def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     """Read a Hugging Face or google-research/bert checkpoint: SOURCE → RUN_DIR.
 
@@ -61,7 +61,7 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
 @base.checkpoint_option
 @base.force_option
 @base.verb
-@base.alone
+@base.first_process_only
 def export(run_dir: str, output: str, outputs: str | None, public: bool, **options: Any) -> None:
     """Write a checkpoint in another program's format: RUN_DIR → OUTPUT."""
     from rich.console import Console
@@ -111,12 +111,12 @@ def doctor(config: str | None, overrides: tuple[str, ...]) -> None:
     loaded = base.read_config(config, overrides) if config and not of_run else None
     from bert_jax.diagnostics.findings import show
     from bert_jax.parallel.section import MeshSection
-    from bert_jax.verbs.doctor import look_at_config, look_at_machine, look_at_run
+    from bert_jax.verbs.doctor import config_findings, machine_findings, run_findings
 
     if config and of_run:
-        findings = look_at_run(config)
+        findings = run_findings(config)
     else:
-        findings = look_at_machine(MeshSection()) if loaded is None else look_at_config(loaded)
+        findings = machine_findings(MeshSection()) if loaded is None else config_findings(loaded)
     report = show(findings, Console())
     sys.exit(0 if report.ok else 1)
 

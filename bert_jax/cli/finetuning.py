@@ -30,7 +30,7 @@ def finetune(
     settings = finetune_settings(loaded, allow_data_change=allow_data_change, started=started)
     with base.starting_jax():
         from bert_jax.verbs.finetune import finetune_with
-    if finetune_with(settings, seeds=seeds, console=base.spoken_console()).interrupted:
+    if finetune_with(settings, seeds=seeds, console=base.progress_console()).interrupted:
         sys.exit(INTERRUPTED)
 
 
@@ -103,7 +103,7 @@ def predict(
 @base.platform_option
 @base.force_option
 @base.verb
-@base.alone
+@base.first_process_only
 def features(run_dir: str, input_path: str, output: str, platform: str, **options: Any) -> None:
     """Write the contextual embeddings of every text: INPUT → OUTPUT."""
     from rich.console import Console

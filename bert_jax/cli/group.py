@@ -117,9 +117,9 @@ def _describe(error: click.UsageError, verb: str) -> str:
 
 def _value(option: str, given: Sequence[str]) -> str:
     """Returns the value of an option on a command line, or ``VALUE`` if it has none."""
-    for at, word in enumerate(given):
+    for index, word in enumerate(given):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
-        if word == option and at + 1 < len(given) and not given[at + 1].startswith("--"):
-            return given[at + 1]
+        if word == option and index + 1 < len(given) and not given[index + 1].startswith("--"):
+            return given[index + 1]
     return "VALUE"

@@ -89,11 +89,11 @@ def submit(
     Exit codes: 0 done, or requested without --watch; 1 the run failed or reached a limit; 2 wrong
     settings; 3 interrupted. With --watch, deletes all machines unless you choose to keep them.
     """
-    from bert_jax.verbs.submit import rehearse
+    from bert_jax.verbs.submit import dry_run_text
 
     loaded = base.read_config(config, [*overrides, *_as_overrides(settings)])
     if dry_run:
-        click.echo(rehearse(loaded, verb=verb, prices=prices, full=full), nl=False)
+        click.echo(dry_run_text(loaded, verb=verb, prices=prices, full=full), nl=False)
         return
     try:
         state = bert_jax.submit(

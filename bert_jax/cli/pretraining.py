@@ -31,7 +31,7 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.vocab import vocab as run
 
-    tokenizer = run(loaded, force=force, console=base.spoken_console())
+    tokenizer = run(loaded, force=force, console=base.progress_console())
     assert loaded.vocab is not None
     click.echo(f"{tokenizer.vocab_size} pieces in {loaded.vocab.output}")
 
@@ -64,7 +64,7 @@ def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     from bert_jax.verbs.examples import ExtraOutputs
     from bert_jax.verbs.examples import examples as run
 
-    run(loaded, extra=ExtraOutputs(**options), console=base.spoken_console())
+    run(loaded, extra=ExtraOutputs(**options), console=base.progress_console())
 
 
 @base.cli.command()
@@ -90,14 +90,14 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     settings = pretrain_settings(loaded, started=base.process_started(), **options)
     with base.starting_jax():
         from bert_jax.verbs.pretrain import pretrain_with
-    if pretrain_with(settings, console=base.spoken_console()).interrupted:
+    if pretrain_with(settings, console=base.progress_console()).interrupted:
         sys.exit(INTERRUPTED)
 
 
 @base.cli.command()
 @click.argument("run_dir", type=base.PATH)
 @click.option("--dataset", type=base.PATH, metavar="DIR", help="Dataset. [default: the run's own]")
-@click.option("--split", help="Split of the data. [default: validation; of a fine-tuned run: dev]")
+@click.option("--split", help="Split; of a fine-tuned run: dev or test. [default: validation; dev]")
 @base.checkpoint_option
 @base.batch_size_option
 @base.platform_option
@@ -118,7 +118,7 @@ def evaluate(run_dir: str, platform: str, mesh_settings: tuple[str, ...], **opti
 @click.option("--top-k", default=5, show_default=True, help="Candidates per [MASK].")
 @base.checkpoint_option
 @base.verb
-@base.alone
+@base.first_process_only
 def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
     """Show the most probable words for each [MASK]."""
     from rich.console import Console
@@ -147,4 +147,4 @@ def demo(overrides: tuple[str, ...], directory: str) -> None:
     """Run the whole workflow in minutes on a laptop, with this Python's documentation as text."""
     with base.starting_jax():
         from bert_jax.verbs.demo import demo as run
-    run(directory, overrides=overrides, console=base.spoken_console())
+    run(directory, overrides=overrides, console=base.progress_console())

@@ -23,7 +23,7 @@ _TRAIN: Final = "train"
 
 
 def check_run(run_dir: str) -> Iterator[Finding]:
-    """Reads all of a run directory and changes nothing; see `bert_jax.verbs.doctor.look_at_run`.
+    """Reads all of a run directory and changes nothing; see `bert_jax.verbs.doctor.run_findings`.
 
     A problem is a finding and never an exception.
     """

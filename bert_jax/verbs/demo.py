@@ -41,7 +41,7 @@ class Demo(NamedTuple):
 
     config: RunConfig
     unigram_entropy: float
-    commoner_label: float  # accuracy of always predicting the more frequent NSP label
+    majority_accuracy: float  # accuracy of always predicting the more frequent NSP label
     evaluation: Evaluation
     filled: list[Filled]
     seconds: float
@@ -93,8 +93,8 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     run_dir = need(config.run_dir, "run_dir", "demo")
     result = evaluate(run_dir, mesh=config.mesh, console=console)
     entropy = read_provenance(dataset).corpus.unigram_entropy
-    guess = _commoner_label(dataset)
-    _say_scores(result, entropy, guess, console)
+    guess = _majority_accuracy(dataset)
+    _print_scores(result, entropy, guess, console)
     console.rule("fill-mask")
     filled = fill_mask(run_dir, SENTENCES, console=console)
     seconds, command = time.monotonic() - started, _command()
@@ -137,7 +137,7 @@ def _command() -> str:
     return os.fspath(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
-def _commoner_label(dataset: epath.PathLike) -> float:
+def _majority_accuracy(dataset: epath.PathLike) -> float:
     """Returns the accuracy of always predicting the more frequent label.
 
     It exceeds 50%: the last sentence of a document always gets a random next sentence.
@@ -148,7 +148,7 @@ def _commoner_label(dataset: epath.PathLike) -> float:
     return max(random_next, 1 - random_next)
 
 
-def _say_scores(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
+def _print_scores(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
     """Prints the two scores, and the scores of trivial predictions."""
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
     error = math.sqrt(guess * (1 - guess) / result.examples)

@@ -38,10 +38,10 @@ def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> 
     Returns:
         The findings. Reports problems as findings, never as exceptions.
     """
-    return DoctorReport(tuple(look_at_machine(config or MeshSection(), run_dir=run_dir)))
+    return DoctorReport(tuple(machine_findings(config or MeshSection(), run_dir=run_dir)))
 
 
-def look_at_machine(
+def machine_findings(
     section: MeshSection,
     *,
     run_dir: str | None = None,
@@ -60,11 +60,11 @@ def look_at_machine(
         yield from check_run_dir(run_dir, checkpoint_bytes=checkpoint_bytes())
 
 
-def look_at_config(config: RunConfig) -> Iterator[Finding]:
+def config_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields findings about a configuration: its machine, inputs and disk space."""
     problems = False
     trained = functools.cache(functools.partial(_trained, config))  # opens the tokenizer once
-    for finding in look_at_machine(
+    for finding in machine_findings(
         config.mesh, run_dir=config.run_dir, checkpoint_bytes=lambda: _checkpoint_bytes(trained())
     ):
         problems |= finding.level == "problem"
@@ -93,7 +93,7 @@ def look_at_config(config: RunConfig) -> Iterator[Finding]:
         )
 
 
-def look_at_run(run_dir: str) -> Iterator[Finding]:
+def run_findings(run_dir: str) -> Iterator[Finding]:
     """Verifies a run directory, local or gs://; yields findings on each part.
 
     Reads every file of its checkpoints, settings, metrics and datasets. Changes no file:

@@ -66,18 +66,18 @@ def examples(
     config = as_config(config)
     section = need(config.examples, "examples", "examples")
     console, extra = console or Console(), extra or ExtraOutputs()
-    narrator, now, told = narrator_of(console), "reading the input", -math.inf
+    narrator, stage, printed_at = narrator_of(console), "reading the input", -math.inf
 
     def say(line: str) -> None:
-        nonlocal now, told
-        now = line.partition(":")[0]
-        count = _COUNT.search(now)
-        between = count is not None and count["done"] not in ("1", count["all"])
-        if not between or time.monotonic() - told >= _PROGRESS_SECONDS:
-            told = time.monotonic()
+        nonlocal stage, printed_at
+        stage = line.partition(":")[0]
+        count = _COUNT.search(stage)
+        is_intermediate = count is not None and count["done"] not in ("1", count["all"])
+        if not is_intermediate or time.monotonic() - printed_at >= _PROGRESS_SECONDS:
+            printed_at = time.monotonic()
             narrator.say(line)
 
-    with narrator.stage(lambda: now, lasting=True):
+    with narrator.stage(lambda: stage, lasting=True):
         provenance = _make(config, section, extra, say)
         if extra.any:
             _write_extra(config, section, extra, provenance, say=say, console=console)

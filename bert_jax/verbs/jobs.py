@@ -21,7 +21,7 @@ _UNWATCHED_SECONDS: Final = 900.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Machines:
     """Existing machines, and their use."""
 
     existing: Existing
@@ -36,7 +36,7 @@ def jobs(
     stop_orphans: bool = False,
     confirm: Confirm | None = None,
     say: Say = print,
-) -> list[Found]:
+) -> list[Machines]:
     """Returns all machines of jobs: on this machine, and in the project's zones.
 
     ``[found.existing.resource for found in jobs()] -> ["base-2"]``
@@ -55,33 +55,33 @@ def jobs(
     bucket = section.bucket or os.environ.get(BUCKET)
     found = find_existing(known_launchers(section, say=say), bucket=bucket, say=say)
     left = []
-    for each in found:
-        what = f"{each.existing.resource} ({each.orphan})"
-        wanted = stop_orphans and each.orphan and (confirm is None or confirm(f"Delete {what}?"))
+    for entry in found:
+        what = f"{entry.existing.resource} ({entry.orphan})"
+        wanted = stop_orphans and entry.orphan and (confirm is None or confirm(f"Delete {what}?"))
         if wanted:
-            each.launcher.remove(each.existing)
-            say(f"{each.existing.resource}: deleted ({each.orphan})")
+            entry.launcher.remove(entry.existing)
+            say(f"{entry.existing.resource}: deleted ({entry.orphan})")
         else:
-            left.append(each)
+            left.append(entry)
     return left
 
 
-def describe_jobs(found: Sequence[Found]) -> list[str]:
+def describe_jobs(found: Sequence[Machines]) -> list[str]:
     """Returns a line for each entry. Machines that cost money come first."""
     if not found:
         return ["nothing exists"]
     lines = []
-    for each in sorted(found, key=lambda each: not each.existing.bills):
-        existing = each.existing
+    for entry in sorted(found, key=lambda entry: not entry.existing.bills):
+        existing = entry.existing
         bills = "bills" if existing.bills else "bills nothing"
-        what = f"an orphan: {each.orphan}" if each.orphan else each.note
+        what = f"an orphan: {entry.orphan}" if entry.orphan else entry.note
         where = f", {existing.owner.directory}" if existing.owner.directory else ""
         is_at = f"{existing.resource} in {existing.zone}: {existing.state.value}"
         lines.append(f"{is_at}, {bills}, {what}{where}")
     return lines
 
 
-def find_existing(launchers: Iterable[Launcher], *, bucket: str | None, say: Say) -> list[Found]:
+def find_existing(launchers: Iterable[Launcher], *, bucket: str | None, say: Say) -> list[Machines]:
     """Returns all existing machines; calls `say` for each launcher that does not answer.
 
     `bucket`: bucket of jobs whose machines have no directory in their metadata.
@@ -95,26 +95,26 @@ def find_existing(launchers: Iterable[Launcher], *, bucket: str | None, say: Say
     return found
 
 
-def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Found:
+def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Machines:
     job, directory = existing.owner
     if not directory and not bucket:
-        return Found(existing, launcher, note="its bucket is not known: --bucket")
+        return Machines(existing, launcher, note="its bucket is not known: --bucket")
     files = JobFiles(epath.Path(directory) if directory else job_directory(bucket or "", job))
     try:
         job, state = read_job(files), read_state(files)
     except (UserError, RunStopped, OSError) as error:
-        return Found(existing, launcher, note=f"its job cannot be read: {error}")
-    mine = [each for each in state.attempts if each.of(job).resource == existing.resource]
+        return Machines(existing, launcher, note=f"its job cannot be read: {error}")
+    mine = [record for record in state.attempts if record.of(job).resource == existing.resource]
     if not mine:
-        return Found(existing, launcher, note="no attempt of its job has this name")
+        return Machines(existing, launcher, note="no attempt of its job has this name")
     if time.time() - state.seen < max(_UNWATCHED_SECONDS, 3 * job.submit.poll_seconds):
-        return Found(existing, launcher, note="watched")
+        return Machines(existing, launcher, note="watched")
     note = "nobody watches it"
     try:
-        return Found(existing, launcher, _orphan(files, job, state, mine[0], existing), note)
+        return Machines(existing, launcher, _orphan(files, job, state, mine[0], existing), note)
     except (UserError, RunStopped, OSError) as error:
         note = f"{note}, what its hosts say cannot be read: {error}"
-        return Found(existing, launcher, note=note)
+        return Machines(existing, launcher, note=note)
 
 
 def _orphan(

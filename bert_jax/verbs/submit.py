@@ -20,13 +20,13 @@ from bert_jax.launch.supervisor import Supervisor
 from bert_jax.planning.prices import load_prices
 from bert_jax.section import need
 from bert_jax.verbs.submit_checks import (
-    Prepared,
-    checked,
+    PreparedJob,
     checked_offline,
-    may_start,
+    checked_online,
+    price_accepted,
     require_limit,
 )
-from bert_jax.verbs.watch import Confirm, Say, conclude, lease, left_running, watch_job
+from bert_jax.verbs.watch import Confirm, Say, lease, outcome_line, unwatched_line, watch_job
 from bert_jax.version import __version__
 
 
@@ -75,8 +75,8 @@ def submit(
     require_credentials(prepared.job.submit.bucket or "")
     if config.submit is None or config.submit.name is None:
         prepared = _with_free_name(prepared)
-    job = checked(prepared, planned=planned, say=say)
-    if not may_start(job, confirm):
+    job = checked_online(prepared, planned=planned, say=say)
+    if not price_accepted(job, confirm):
         raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
     say(f"{job.name}: writing software and settings to {job.directory}")
     host_paths.upload(prepared.uploads, say=say)
@@ -87,15 +87,15 @@ def submit(
         try:
             state = Supervisor(files, launcher, held, say=say).run(ask_only=True)
         except KeyboardInterrupt:  # a request may already be sent
-            say(left_running(files))
+            say(unwatched_line(files))
             raise
-    say(left_running(files))
+    say(unwatched_line(files))
     if state.outcome is not None:
-        say(conclude(job, state))
+        say(outcome_line(job, state))
     return state
 
 
-def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepared:
+def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> PreparedJob:
     """Returns the job of a configuration, and its hosts' configuration. Needs no network.
 
     Raises UserError if a setting is missing or does not fit.
@@ -132,10 +132,10 @@ def prepare_job(config: RunConfig, *, verb: Verb, prices: str | None) -> Prepare
         version=__version__,
         submitted=time.time(),
     )
-    return Prepared(job, parse_config(values, source="submit"), uploads)
+    return PreparedJob(job, parse_config(values, source="submit"), uploads)
 
 
-def rehearse(
+def dry_run_text(
     config: RunConfig, *, verb: Verb = "pretrain", prices: str | None = None, full: bool = False
 ) -> str:
     """Returns cost and limits of a job without submitting it; `full` adds files and requests.
@@ -184,7 +184,7 @@ def _bucket(section: SubmitSection) -> str:
     return bucket.rstrip("/")
 
 
-def _with_free_name(prepared: Prepared) -> Prepared:
+def _with_free_name(prepared: PreparedJob) -> PreparedJob:
     """Returns the job under a free name: ``base-2`` if the job ``base`` has ended."""
     job = prepared.job
     name, number = job.name, 1

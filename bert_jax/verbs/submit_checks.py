@@ -19,7 +19,7 @@ from bert_jax.verbs.watch import Confirm, Say
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """A job before its files are written."""
 
     job: Job
@@ -27,7 +27,7 @@ class Prepared:
     uploads: Sequence[Upload]  # local files that hosts need
 
 
-def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
+def checked_offline(prepared: PreparedJob, *, say: Say) -> PreparedJob:
     """Returns the job without unsuitable placements; needs no bucket and no network.
 
     Calls `say` with a line for each warning or problem. Raises UserError if the whole job or every
@@ -44,11 +44,11 @@ def checked_offline(prepared: Prepared, *, say: Say) -> Prepared:
         *preflight.check_platform(job, config.mesh),
         *preflight.check_layout(job, config.mesh, sizes),
     ]
-    left = _left(findings, job, say=say)
+    left = _allowed(findings, job, say=say)
     return dataclasses.replace(prepared, job=job.model_copy(update={"placements": left}))
 
 
-def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
+def checked_online(prepared: PreparedJob, *, planned: bool, say: Say) -> Job:
     """Returns the job with the placements that pass the checks of bucket, cloud and plan.
 
     With `planned`, adds the estimated hours of each placement. Raises like `checked_offline`, and
@@ -63,12 +63,12 @@ def checked(prepared: Prepared, *, planned: bool, say: Say) -> Job:
         findings += _plan(job.placements, config, hours, say=say)
     placements = tuple(
         each.model_copy(update={"estimated_hours": hours.get(each)})
-        for each in _left(findings, job, say=say)
+        for each in _allowed(findings, job, say=say)
     )
     return job.model_copy(update={"placements": placements})
 
 
-def _left(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequence[JobPlacement]:
+def _allowed(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequence[JobPlacement]:
     """Returns the placements without problems; prints the findings that no error contains."""
     refusal = None
     try:
@@ -99,7 +99,7 @@ def require_limit(job: Job, *, no_limit: bool) -> None:
         )
 
 
-def may_start(job: Job, confirm: Confirm) -> bool:
+def price_accepted(job: Job, confirm: Confirm) -> bool:
     """Asks the user to accept the job's price. A free job needs no question."""
     first, *others = job.placements
     if first.dollars_per_hour == 0.0:
@@ -110,17 +110,17 @@ def may_start(job: Job, confirm: Confirm) -> bool:
     return confirm(f"{job.name}: {first.place}: {money(first)}{kept}{more}. Ask for it?")
 
 
-def _inputs(prepared: Prepared) -> Sequence[PreflightFinding]:
+def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
     config = prepared.config
     if prepared.job.verb == "pretrain":
         phases = config.train.phases if config.train is not None else ()
-        datasets = {f"train.phases.{at}.dataset": each.dataset for at, each in enumerate(phases)}
+        datasets = {f"train.phases.{i}.dataset": phase.dataset for i, phase in enumerate(phases)}
         return preflight.check_inputs(tokenizer=config.tokenizer, datasets=datasets, others={})
     others: dict[str, str] = {}
     if config.finetune is not None:
         if not is_hub_name(config.finetune.init_from):
             others["finetune.init_from"] = config.finetune.init_from
-        targets = [each.target for each in prepared.uploads]
+        targets = [entry.target for entry in prepared.uploads]
         for key, path in task_paths(config.finetune.task.model_dump()).items():
             if not path.startswith(tuple(targets)):
                 others[f"finetune.task.{key}"] = path

@@ -57,7 +57,7 @@ def watch_job(
             except KeyboardInterrupt:
                 delete = False
             if not delete:
-                say(left_running(files))
+                say(unwatched_line(files))
                 return supervisor.state
             try:
                 supervisor.stop("by Ctrl-C")
@@ -65,7 +65,7 @@ def watch_job(
             except KeyboardInterrupt:
                 say("interrupted while machines are deleted: `bert-jax jobs` shows what is left")
                 raise
-    say(conclude(supervisor.job, state))
+    say(outcome_line(supervisor.job, state))
     return state
 
 
@@ -84,7 +84,7 @@ def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
         lock.give_back()
 
 
-def left_running(files: JobFiles) -> str:
+def unwatched_line(files: JobFiles) -> str:
     """Returns a line on how to watch or end a job without a supervisor."""
     return (
         f"nobody watches {files.directory} now: its machines are not recreated, and not deleted at "
@@ -93,7 +93,7 @@ def left_running(files: JobFiles) -> str:
     )
 
 
-def conclude(job: Job, state: SupervisorState) -> str:
+def outcome_line(job: Job, state: SupervisorState) -> str:
     """Returns a line on a job's outcome. Raises RunStopped if it failed or reached a limit."""
     if state.outcome in ("failed", "limit"):
         raise RunStopped(f"{job.name}: {state.outcome}: {state.message}")

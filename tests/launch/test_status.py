@@ -15,7 +15,7 @@ from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles, 
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.launch.status import read_run_status, read_status
 from bert_jax.train.time_account import KINDS
-from bert_jax.verbs.jobs import Found, find_existing
+from bert_jax.verbs.jobs import Machines, find_existing
 from bert_jax.verbs.logs import read_log
 from bert_jax.verbs.status import describe_status
 from tests.launch.jobs import write_job
@@ -237,7 +237,7 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def found(world: World) -> Found:
+def found(world: World) -> Machines:
     (only,) = find_existing([world.launcher], bucket=None, say=world.said.append)
     return only
 
