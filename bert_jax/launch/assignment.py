@@ -125,8 +125,8 @@ class Assignment:
 def read_assignment(host: HostEnvironment) -> Assignment:
     """Returns the assignment of a host.
 
-    Raises UserError if the job's directory is damaged or the attempt has no such host, RunStopped
-    if the bucket does not answer.
+    Raises UserError if the job's directory is damaged or the attempt has no such host. Raises
+    RunStopped if the bucket does not answer.
     """
     files, job = host.files, read_job(host.files)
     if job.version != __version__:

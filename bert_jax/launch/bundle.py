@@ -44,7 +44,7 @@ def stage(job: Job, config: str) -> JobFiles:
     """Writes a job's directory, ``job.json`` last, and a pointer to it in the run directory.
 
     `config` is the resolved configuration as YAML. Raises UserError if a job of that name exists or
-    the bucket cannot be written, RunStopped if the bucket does not answer.
+    the bucket cannot be written. Raises RunStopped if the bucket does not answer.
     """
     files = JobFiles(job.directory)
     if files.job.exists():

@@ -97,8 +97,8 @@ class Launcher(Protocol):
     def create(self, attempt: Attempt) -> None:
         """Requests the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises UserError if only the user can fix it (no permission, no such zone), NotOurs if
-        another job has the name, NoCredentials if no request was accepted, or OutOfQuota.
+        Raises UserError if only the user can fix it (no permission, no such zone), OutOfQuota,
+        NotOurs if another job has the name, or NoCredentials if no request was accepted.
         """
         ...
 

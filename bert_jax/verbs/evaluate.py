@@ -47,8 +47,8 @@ def evaluate(
         checkpoint on the run's own held-out split, else under ``evaluations/``.
 
     Raises:
-        UserError: no such run, checkpoint, dataset or split; no batch size; the run directory
-            cannot be written, after the figures are shown.
+        UserError: no such run, checkpoint, dataset or split; an invalid batch size; the run
+            directory cannot be written, after the figures are printed.
     """
     check_batch_size(batch_size)
     arguments = {

@@ -73,7 +73,7 @@ def features(
         layers: a name of `select_layers`, comma-separated numbers, or "mix" for a probe. Default:
             "concat-last-four"; "last" for a model with fewer than four layers.
         level: one vector per piece, per word (the mean of its pieces) or per text.
-        pool: vector of a text: "cls" or "mean" (all pieces, also special ones). Default: "mean".
+        pool: vector of a text: "cls" or "mean" (all pieces, with special ones). Default: "mean".
         column: table column with the texts. Default: the only column without another role.
         pair_column: table column with the second texts.
         probe_column: table column with labels. Cross-validates a logistic regression on the
