@@ -1,1 +1,1 @@
-"""Jobs on machines that are asked for."""
+"""Tests of jobs on rented machines."""

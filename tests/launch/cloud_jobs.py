@@ -1,4 +1,4 @@
-"""Jobs for launchers of a cloud, and a clock that only sleeping moves."""
+"""Jobs for cloud launchers, and a clock that advances only by sleeping."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.launch.tpu_service import PROJECT
 
 
 class Clock:
-    """Time that passes while somebody sleeps, and calls who waits for it."""
+    """A clock that advances during sleeps, and runs callbacks at their times."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -34,7 +34,7 @@ class Clock:
 
     @property
     def pace(self) -> Pace:
-        """Of requests, with the longest pauses that may be drawn."""
+        """The pace of requests, with the longest possible pauses."""
         return Pace(sleep=self.sleep, clock=self, now=self, draw=lambda: 1.0)
 
 
@@ -48,7 +48,7 @@ def make_attempt(
     number: int = 1,
     **submit: Any,
 ) -> Attempt:
-    """Returns an attempt of a job that is not staged."""
+    """Returns an attempt of an unstaged job."""
     placement = JobPlacement(on=on, slices=slices, zone=zone)
     settings = {"bucket": bucket, "project": PROJECT, "on": on, **submit}
     job = Job(
@@ -63,7 +63,7 @@ def make_attempt(
 
 
 def stage(attempt: Attempt, script: str = "#!/bin/sh\n") -> Attempt:
-    """Writes what launchers read of a job's directory, which is local."""
+    """Writes the files that launchers read from a job's local directory."""
     files = JobFiles(attempt.job.directory)
     Path(files.software).mkdir(parents=True, exist_ok=True)
     files.startup.write_text(script)

@@ -1,4 +1,4 @@
-"""A Cloud TPU VM as its startup script sees it: a metadata server, and commands that take notes."""
+"""A Cloud TPU VM from its startup script's view: a metadata server and recording commands."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.launch.jobs import STARTUP, TIMEOUT, http_server
 
 TOKEN = "ya29.secret-token"
 
-# Stands in for the agent: tells what it was told.
+# Stands in for the agent: prints its arguments.
 _AGENT = """
 import os
 names = ("BERT_JAX_JOB", "BERT_JAX_ATTEMPT", "BERT_JAX_WORKER", "BERT_JAX_HOME")
 print(*(os.environ[name] for name in names), sep="|")
 """
 
-# Notes what a command was called with, and then is that command.
+# Records a command's arguments, then runs the command.
 _NOTE = """#!/bin/sh
 printf '%s\\n' "$0 $*" >>"$NOTES"
 exec {command} "$@"
 """
 
-# Notes the unit's properties, and runs it at once.
+# Records the unit's properties, and runs it at once.
 _SYSTEMD_RUN = """#!/bin/bash
 printf '%s\\n' "$0 $*" >>"$NOTES"
 while [[ $1 == --* ]]; do
@@ -45,7 +45,7 @@ exec "$@"
 
 
 def wheel() -> bytes:
-    """Returns a wheel of the package's name that holds an agent and needs nothing."""
+    """Returns a wheel with the package's name that has an agent and no dependencies."""
     content, records = io.BytesIO(), []
     info = "bert_jax-0.2.0.dist-info"
     files = {
@@ -66,7 +66,7 @@ def wheel() -> bytes:
 
 
 def stage_software(job: epath.Path) -> None:
-    """Writes what hosts install, as `bert_jax.launch.bundle` does."""
+    """Writes the software that hosts install, as `bert_jax.launch.bundle` does."""
     software = {
         "bert_jax-0.2.0-py3-none-any.whl": wheel(),
         "constraints.txt": b"",
@@ -99,7 +99,7 @@ def metadata_server(attributes: dict[str, str]) -> Iterator[str]:
 
 
 class Vm:
-    """A machine of one attempt, which can be booted more than once."""
+    """A machine of one attempt; it can boot several times."""
 
     def __init__(self, directory: Path) -> None:
         self.home, self._bin = directory / "home", directory / "bin"
@@ -117,10 +117,10 @@ class Vm:
     def boot(
         self, attributes: dict[str, str], storage: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the startup script as the machine does, with nothing but its own environment."""
+        """Runs the startup script as on the machine, with only its own environment."""
         with metadata_server(attributes) as address:
             told = {
-                # The Python that runs the tests by its own name: a pyenv shim before it may fail.
+                # The path of the tests' Python: a pyenv shim may fail here.
                 "PATH": f"{self._bin}:{sys.base_prefix}/bin:{os.environ['PATH']}",
                 "HOME": str(self.home),
                 "BERT_JAX_HOME": str(self.home),

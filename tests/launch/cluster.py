@@ -1,4 +1,4 @@
-"""A cluster's API on loopback: JobSets and their pods, refused where the schemas refuse them."""
+"""A cluster's API on loopback: JobSets and their pods, checked against the schemas."""
 
 import contextlib
 import dataclasses
@@ -23,13 +23,13 @@ KUBERNETES = "1.34"
 
 
 def check_manifest(manifest: dict[str, Any]) -> None:
-    """Raises where a JobSet, its Jobs or their pods are not as the published schemas have them."""
-    # Hundreds of classes, for the one process of pytest-xdist that asks.
+    """Raises if a JobSet, its Jobs or their pods violate the published schemas."""
+    # Imported here: hundreds of classes, for only one pytest-xdist process.
     from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
     parsed = JobsetV1alpha2JobSet.from_dict(manifest)
     assert parsed is not None
-    assert parsed.to_dict() == manifest  # nothing that the schema does not know
+    assert parsed.to_dict() == manifest  # no keys outside the schema
     for replicated in manifest["spec"]["replicatedJobs"]:
         job = {
             "apiVersion": "batch/v1",
@@ -44,15 +44,15 @@ def check_manifest(manifest: dict[str, Any]) -> None:
 
 @dataclasses.dataclass
 class Cluster:
-    """What it holds, and how it fails.
+    """A cluster's state and its failures.
 
     Attributes:
-        jobsets: by name.
-        unscheduled: why no pod gets a machine; None: all do.
-        pods_made: when.
-        errors: status, headers and message of the next answers.
-        lingering: how often a JobSet that is deleted is still there.
-        installed: whether it knows JobSets.
+        jobsets: JobSets by name.
+        unscheduled: the reason why pods get no machine, or None.
+        pods_made: creation time of the pods.
+        errors: status, headers and message of the next failures.
+        lingering: number of requests that still see a deleted JobSet.
+        installed: whether JobSets are installed.
     """
 
     jobsets: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -109,7 +109,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def serving(self, folder: Path) -> Iterator[Path]:
-        """Gives a file for kubectl, and our client, with which they come here."""
+        """Yields a configuration for kubectl and our client that points here."""
         cluster = self
 
         class Handler(http.server.BaseHTTPRequestHandler):

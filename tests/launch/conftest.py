@@ -1,4 +1,4 @@
-"""What jobs need: a bucket, machines that do what a test says, a configuration."""
+"""Fixtures for jobs: a bucket, scripted machines, a configuration."""
 
 import functools
 from pathlib import Path
@@ -17,7 +17,7 @@ _SOFTWARE = functools.cache(bundle.software)  # packed once
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
-    """In the place of every launcher."""
+    """Replaces every launcher."""
     provider = Provider(Clock())
     monkeypatch.setattr(bundle, "software", _SOFTWARE)
     for module in (submit, watch, stop):
@@ -28,7 +28,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
 
 @pytest.fixture
 def config(project: Path, tmp_path: Path) -> Path:
-    """Of a run of any number of hosts on this machine."""
+    """The configuration of a run with any number of hosts on this machine."""
     values = project_config(project) | {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
     values["submit"] = {"poll_seconds": 0.01, "on": "local"}
     values["mesh"] |= {"data": -1}
@@ -37,5 +37,5 @@ def config(project: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cpu_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts of a cloud's double are processes here: `submit` lets them train on the CPU."""
+    """The double's hosts are local processes: `submit` lets them train on the CPU."""
     monkeypatch.setattr(preflight, "check_platform", lambda job, mesh: [])

@@ -1,4 +1,4 @@
-"""A run that is interrupted, beside the same one undisturbed; and that nothing of it is left."""
+"""Compares an interrupted run with an undisturbed one, and checks for leftover processes."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from bert_jax.runs.directory import open_run
 from tests.processes.hosts import start
 from tests.project import project_config, write_config
 
-TIMEOUT = 600.0  # nothing measured: a machine that does ten other things
+TIMEOUT = 600.0  # enough for a busy machine
 STEPS = 16
 
 
@@ -34,7 +34,7 @@ def saved_often(project: Path) -> dict[str, Any]:
 
 
 def run_undisturbed(values: dict[str, Any], directory: Path) -> Path:
-    """Returns the run directory of the same run with no job around it."""
+    """Runs the same command outside a job and returns its run directory."""
     run_dir, config = directory / "undisturbed", write_config(directory / "here.yaml", values)
     with start("pretrain", config, f"run_dir={run_dir}", count=1, directory=directory) as job:
         assert job.wait() == [0], job.said()
@@ -45,13 +45,13 @@ def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
     end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, said()
-        time.sleep(0.1)  # a look at a bucket takes CPU time
+        time.sleep(0.1)  # reading a bucket takes CPU time
 
 
 def assert_done_as_undisturbed(
     files: JobFiles, ends: Sequence[str], run_dir: object, undisturbed: Path, *, said: str
 ) -> None:
-    """That a job is done after attempts that ended so, with the parameters of the other run."""
+    """Asserts a job's end, the ends of its attempts, and parameters equal to the other run's."""
     found = read_state(files)
     assert [record.end for record in found.attempts] == ends, said
     assert found.outcome == "done"
@@ -59,7 +59,7 @@ def assert_done_as_undisturbed(
 
 
 def processes_told(value: str) -> list[str]:
-    """Command lines of other processes whose environment holds a text: what a job has left."""
+    """Command lines of other processes with a text in their environment: a job's leftovers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

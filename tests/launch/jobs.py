@@ -1,4 +1,4 @@
-"""Jobs in a directory, as `submit` leaves them for their hosts, and hosts started there."""
+"""Jobs in a directory, as `submit` writes them, and hosts started there."""
 
 import contextlib
 import http.server
@@ -20,7 +20,7 @@ from tests.project import ROOT, environment
 
 STARTUP = ROOT / "tpu_setup" / "startup.sh"
 
-# Not a measurement: long enough for a machine that does five other things.
+# Long enough for a busy machine.
 TIMEOUT = 300.0
 
 
@@ -33,7 +33,7 @@ def write_job(
     version: str = __version__,
     placement: JobPlacement | None = None,
 ) -> JobFiles:
-    """Writes a job of `on: local` with its first attempt; the wheel is not needed."""
+    """Writes a job of `on: local` with its first attempt, without the wheel."""
     settings = SubmitSection(name=name, on=("local",), hosts=hosts, bucket=str(bucket))
     run_dir = config["run_dir"]
     placement = placement or JobPlacement(on="local")
@@ -59,7 +59,7 @@ def write_job(
 
 @contextlib.contextmanager
 def http_server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Yields the port of a server on loopback, which logs nothing."""
+    """Yields the port of a silent server on loopback."""
     handler.log_message = lambda *args: None  # type: ignore[method-assign]
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -71,7 +71,7 @@ def http_server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[i
 
 
 class HostProcess:
-    """A host: the startup script and what it becomes."""
+    """A host: the startup script and the agent that replaces it."""
 
     def __init__(self, process: subprocess.Popen[str], files: JobFiles, worker: int) -> None:
         self.process, self._files, self._worker = process, files, worker
@@ -105,10 +105,10 @@ def host(
     """Starts a host with this Python; leaving the context ends it.
 
     Args:
-        files: of its job.
-        worker: which host it is.
+        files: files of its job.
+        worker: index of the host.
         cwd: its working directory.
-        variables: of the environment, besides.
+        variables: additional environment variables.
     """
     told = {
         "BERT_JAX_JOB": str(files.directory),

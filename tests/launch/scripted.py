@@ -1,4 +1,4 @@
-"""A cloud that does what a test says, a clock that nobody waits for, and a job to watch."""
+"""A scripted cloud, a simulated clock, and a job to watch."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 def bucket_outage() -> tuple[Callable[[], None], Callable[[], None]]:
-    """Returns what makes the bucket fail for the supervisor, and what ends that."""
+    """Returns functions that start and end a bucket outage for the supervisor."""
     fail = raising(RunStopped("gs://b: no answer for 60 s (503 try again)"))
     down = pytest.MonkeyPatch()
 
@@ -49,12 +49,12 @@ class Machines:
 
 
 class ScriptedLauncher:
-    """Machines become what a test makes of them.
+    """A launcher whose machines a test controls.
 
     Attributes:
-        machines: that exist, by name.
-        requests: how often each method was called.
-        on_create: called with each attempt that is asked for; it may raise.
+        machines: existing machines by name.
+        requests: number of calls of each method.
+        on_create: called with each requested attempt; may raise.
         down: while true, no method gets an answer.
     """
 
@@ -116,7 +116,7 @@ class ScriptedLauncher:
 
 
 class Provider(ScriptedLauncher):
-    """Machines that are active at once, and whose run is done at the third look."""
+    """Machines that are active at once; their run is done at the third request."""
 
     looks_until_done = 3
     interrupt_at = 0
@@ -146,7 +146,7 @@ class Said(list[str]):
     def __init__(self, clock: Clock) -> None:
         super().__init__()
         self.clock = clock
-        self.moments: list[float] = []  # of each line
+        self.moments: list[float] = []  # time of each line
 
     def append(self, line: str, /) -> None:
         assert self.faults_meant or UNFORESEEN not in line, line
@@ -155,7 +155,7 @@ class Said(list[str]):
 
 
 class World:
-    """One job, its cloud and its clock."""
+    """A job, its cloud and its clock."""
 
     def __init__(self, directory: Path, **submit: Any) -> None:
         self.clock = Clock()
@@ -180,7 +180,7 @@ class World:
         assert self.lock.take()
 
     def supervisor(self, pace: WatchPace = PACE) -> Supervisor:
-        """Returns a new supervisor, which knows what the bucket holds."""
+        """Returns a new supervisor, which knows only the bucket's content."""
         return Supervisor(
             self.files,
             self.launcher,
@@ -194,7 +194,7 @@ class World:
     def beat(
         self, attempt: int, state: Any = "running", *, workers: Any = (0, 1), **told: Any
     ) -> None:
-        """Lets hosts say something of themselves; with their last word they fall silent."""
+        """Writes heartbeats of hosts; a final heartbeat ends them."""
         if state in ("done", "failed"):
             self.ended.add(attempt)
         for worker in workers:
@@ -203,7 +203,7 @@ class World:
             path.write_text(HostStatus(state=state, at=self.clock.now, **told).model_dump_json())
 
     def keep_beating(self, attempt: int, steps: Iterator[int] | None = None, **told: Any) -> None:
-        """Lets hosts speak, once a look, for as long as their machines are active."""
+        """Writes heartbeats at every request while the machines are active."""
         found = self.launcher.machines.get(f"base-{attempt}")
         lives = found is not None and found.state is State.ACTIVE
         if lives and attempt not in self.ended:
@@ -213,7 +213,7 @@ class World:
     def activate(
         self, attempt: int, *, after: float = 120, steps: Iterator[int] | None = None, **told: Any
     ) -> None:
-        """Gives machines after a while, whose hosts keep speaking."""
+        """Activates machines after a while; their hosts send heartbeats."""
 
         def start() -> None:
             if f"base-{attempt}" in self.launcher.machines:
@@ -223,7 +223,7 @@ class World:
         self.clock.after(after, start)
 
     def fails(self, method: str, error: Exception, *, at: float, until: float) -> None:
-        """Lets a method of the launcher raise an error for a while."""
+        """Makes a method of the launcher raise an error for a while."""
         works = getattr(self.launcher, method)
         self.clock.after(at, lambda: setattr(self.launcher, method, raising(error)))
         self.clock.after(until, lambda: setattr(self.launcher, method, works))
@@ -232,6 +232,6 @@ class World:
         self.clock.after(at, lambda: self.launcher.become(f"base-{attempt}", state, message))
 
     def run_until_done(self, attempt: int, *, at: float, step: int) -> None:
-        """Runs a supervisor; the run of an attempt is done at a time."""
+        """Runs a supervisor; an attempt's run is done at the given time."""
         self.clock.after(at, lambda: self.beat(attempt, "done", exit_code=0, step=step))
         self.supervisor().run()

@@ -1,4 +1,4 @@
-"""The agent with small programs in place of the run."""
+"""The agent, with small programs instead of the run."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from bert_jax.launch.job import Ending, HostStatus, JobFiles
 from bert_jax.launch.run_process import COORDINATOR_GONE, MOST_UNCAUGHT, Restarts, RunProcess
 from tests.launch.jobs import TIMEOUT, write_job
 
-# Takes the next of a list of endings: [exit code, step that it reports first or null]. A process
-# that ends with 70 saves that step too.
+# Each process takes the next of a list of endings: [exit code, step to report first or null]. A
+# process that ends with 70 also saves that step.
 PROGRAM = """
 import json, os, sys, time
 left = json.load(open(sys.argv[1]))
@@ -44,7 +44,7 @@ class Host:
         self.pause_seconds = "0.02"
 
     def run(self, *endings: tuple[int | None, int | None]) -> int:
-        """Runs the agent to its end, over processes that end so."""
+        """Runs the agent to its end, over processes with these endings."""
         plan = self._directory / "plan.json"
         plan.write_text(json.dumps(endings))
         command = [sys.executable, "-S", "-c", PROGRAM, str(plan)]
@@ -72,7 +72,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path, monkeypatch)
 
 
-def test_it_starts_the_run_again_until_it_is_done_and_tells_why(host: Host) -> None:
+def test_the_agent_restarts_the_run_and_records_reasons(host: Host) -> None:
     endings = ((3, 2), (4, 2), (43, 5), (137, 9), (0, 12))
     assert host.run(*endings) == 0
     status = host.status
@@ -84,12 +84,12 @@ def test_it_starts_the_run_again_until_it_is_done_and_tells_why(host: Host) -> N
     assert "exit code 43: because; again in 0.02 s" in log
 
 
-def test_what_no_restart_mends_is_the_end(host: Host) -> None:
+def test_permanent_errors_end_the_agent(host: Host) -> None:
     assert host.run((2, None)) == 2
     assert (host.status.state, host.status.message) == ("failed", "because")
 
 
-def test_a_host_gives_up_when_another_one_has_failed(
+def test_a_host_stops_after_another_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: Host
 ) -> None:
     pair = Host(tmp_path / "pair", monkeypatch, hosts=2)
@@ -100,10 +100,10 @@ def test_a_host_gives_up_when_another_one_has_failed(
 
 
 @pytest.mark.parametrize("code", [4, 139])
-def test_a_host_that_another_one_has_left_behind_at_the_end_is_done(
+def test_a_crashed_host_of_a_finished_run_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """It crashed after the last save, or was rebooted, and nobody would ever meet it again."""
+    """It crashed after the last save, or rebooted, and the others would never meet it again."""
     pair = Host(tmp_path, monkeypatch, hosts=2)
     done = HostStatus(state="done", exit_code=0, at=0.0, step=9)
     pair.files.host(1, 1).write_text(done.model_dump_json())
@@ -113,7 +113,7 @@ def test_a_host_that_another_one_has_left_behind_at_the_end_is_done(
     assert [ending.exit_code for ending in pair.status.endings] == [code]
 
 
-def test_sigterm_ends_the_run_and_then_the_host(host: Host) -> None:
+def test_sigterm_ends_the_run_then_the_host(host: Host) -> None:
     def send() -> None:
         end = time.monotonic() + TIMEOUT
         while not plan_is_taken() and time.monotonic() < end:
@@ -132,7 +132,7 @@ def test_sigterm_ends_the_run_and_then_the_host(host: Host) -> None:
 
 
 def test_sigterm_in_a_pause_ends_the_host_at_once(host: Host) -> None:
-    """Also one that does not wake the main thread: any thread may be the one that gets it."""
+    """Also if the main thread is not woken: any thread may get the signal."""
     host.pause_seconds = str(2 * TIMEOUT)
     began = time.monotonic()
 
@@ -153,7 +153,7 @@ def test_sigterm_in_a_pause_ends_the_host_at_once(host: Host) -> None:
     assert time.monotonic() - began < TIMEOUT
 
 
-def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
+def test_a_silent_bucket_delays_only_heartbeats(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written, tries = host_module.write_whole, []
@@ -171,8 +171,8 @@ def test_a_bucket_that_does_not_answer_delays_heartbeats_alone(
     assert capsys.readouterr().err.count("no heartbeat could be written: no route to host") == 1
 
 
-def test_the_abort_of_jax_without_process_0_is_one_line_and_code_4(tmp_path: Path) -> None:
-    """docs/adr/0012-processes.md; a test of real processes compares the words."""
+def test_jaxs_abort_without_process_0_is_one_line_and_code_4(tmp_path: Path) -> None:
+    """See docs/adr/0012-processes.md; a test with real processes compares the message."""
     program = f"import os; print('F1124 client.h:80] because {COORDINATOR_GONE}.'); print('@ 0x1')"
     process = RunProcess(
         [sys.executable, "-S", "-u", "-c", f"{program}; os.abort()"],
@@ -194,7 +194,7 @@ def ending(code: int, step: int | None = None) -> Ending:
         ([(0, 5)], "said 0"),
         ([(1, 5)], "said 1"),
         ([(2, 5)], "said 2"),
-        # A signal and a lost peer are no fault of the step.
+        # A signal or a lost peer does not count against the step.
         ([(3, 7), (4, 7), (3, 7), (4, 7), (4, 7)], None),
         *[
             ([(code, 7), (4, 6), (code, 7)], "the run died twice at step 7: said {code}")
@@ -208,7 +208,7 @@ def ending(code: int, step: int | None = None) -> Ending:
     ],
     ids=str,
 )
-def test_a_run_starts_again_unless_it_is_done_or_died_twice_at_one_step(
+def test_a_run_restarts_unless_it_died_twice_at_a_step(
     endings: list[tuple[int, int | None]], said: str | None
 ) -> None:
     restarts = Restarts(1.0)
@@ -225,7 +225,7 @@ def test_a_run_starts_again_unless_it_is_done_or_died_twice_at_one_step(
 
 
 @pytest.mark.parametrize("steps", [(None,), (7,), (7, 8, 9, 10)], ids=str)
-def test_uncaught_exceptions_get_a_few_restarts_without_a_new_checkpoint(
+def test_uncaught_exceptions_get_a_few_restarts(
     steps: tuple[int | None, ...],
 ) -> None:
     restarts = Restarts(1.0)
@@ -233,24 +233,24 @@ def test_uncaught_exceptions_get_a_few_restarts_without_a_new_checkpoint(
     for saved in (-1, 5):
         for step in at[:-1]:
             assert restarts.judge(ending(70, step), saved=saved).state == "restarting"
-            assert restarts.judge(ending(4, step)).state == "restarting"  # of another process
+            assert restarts.judge(ending(4, step)).state == "restarting"  # ended by another process
     verdict = restarts.judge(ending(70, at[-1]), saved=5)
     assert (verdict.state, verdict.exit_code) == ("failed", 1)
     assert "4 uncaught exceptions without a new checkpoint" in verdict.message
     assert verdict.message.endswith("said 70")
 
 
-def test_pauses_double_up_to_two_minutes_and_begin_anew_with_progress() -> None:
+def test_pauses_double_to_two_minutes_and_reset() -> None:
     restarts = Restarts(5.0)
     pauses = [restarts.judge(ending(4, 3)).pause for _ in range(7)]
     assert pauses == [5, 10, 20, 40, 80, 120, 120]
     assert restarts.judge(ending(4, 4)).pause == 5
 
 
-def test_trouble_of_this_machine_is_told_without_an_exit_code_and_tried_again(
+def test_machine_trouble_has_no_exit_code_and_is_retried(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the supervisor asks for other machines."""
+    """The supervisor then requests other machines."""
 
     def full(self: Agent, assignment: Assignment) -> None:
         raise OSError("No space left on device")

@@ -1,4 +1,4 @@
-"""What the agent reads, and what it adds to the run's command."""
+"""The agent's input, and its additions to the run's command."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def assignment(
     return read_assignment(read_environment(values | told))
 
 
-def test_a_tpu_gets_its_platform_slices_and_a_cache_that_outlives_it(tmp_path: Path) -> None:
+def test_a_tpu_gets_platform_slices_and_a_lasting_cache(tmp_path: Path) -> None:
     placement = JobPlacement(on="v5e:4x4", slices=2, zone="z")
     found = assignment(tmp_path, placement, worker=7, BERT_JAX_HOME="/d: $(x)")
     verb, config, *overrides = found.command[3:]
@@ -42,7 +42,7 @@ def test_a_tpu_gets_its_platform_slices_and_a_cache_that_outlives_it(tmp_path: P
     assert found.environment == {JAX_CACHE: f"{found.host.files.directory}/compiled"}
 
 
-def test_processes_of_this_machine_are_told_where_they_meet(tmp_path: Path) -> None:
+def test_local_processes_get_their_meeting_address(tmp_path: Path) -> None:
     found = assignment(
         tmp_path, JobPlacement(on="local"), worker=2, BERT_JAX_COORDINATOR="127.0.0.1:99"
     )
@@ -55,12 +55,12 @@ def test_processes_of_this_machine_are_told_where_they_meet(tmp_path: Path) -> N
     assert found.environment == {}
 
 
-def test_a_host_that_is_none_of_the_attempt_s_is_refused(tmp_path: Path) -> None:
+def test_a_host_outside_the_attempt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="BERT_JAX_WORKER: found 3, allowed: 0 to 2 of 3 hosts"):
         assignment(tmp_path, JobPlacement(on="local"), worker=3)
 
 
-def test_jax_finds_in_a_bucket_what_was_compiled_before(cloud: Cloud) -> None:
+def test_jax_finds_compiled_programs_in_a_bucket(cloud: Cloud) -> None:
     compiled = cloud.make_bucket() / "jobs" / "tiny" / "compiled"
     program = (
         "import bert_jax.files.remote, jax\n"

@@ -1,7 +1,7 @@
-"""The whole path on a cloud: a double of the TPU service, and a real Cloud Storage emulator.
+"""A whole job on a double of the TPU service and a real Cloud Storage emulator.
 
-Its machines are processes here, which the startup script starts as on a TPU VM: they stage the
-dataset from the bucket, pretrain, are taken back in mid-run, and the job comes to its end.
+Its machines are local processes, started by the startup script as on a TPU VM. They stage the
+dataset from the bucket, pretrain and are preempted in mid-run; the job still finishes.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
 
 class Hosts:
-    """Machines of the double: a host is the startup script, told what metadata would tell."""
+    """Machines of the double: a host is the startup script with the metadata's values."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self._directory, self._environment = directory, environment
@@ -60,13 +60,13 @@ class Hosts:
         LocalMachine(directory).start(0, script, self._environment | told, cwd=None)
 
     def stop(self, name: str) -> None:
-        """Ends it: the notice that a spot machine gets, and its end."""
+        """Ends a host: a spot machine's notice, then its end."""
         if (self._directory / name).exists():
             LocalMachine(self._directory / name).kill([0])
 
 
 def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Copies what a run reads into the bucket, and names it as a user does: from the bucket on."""
+    """Copies a run's input into the bucket, and names it relative to the bucket."""
     for name in ("tokenizer", "dataset32"):
         for path in (project / name).rglob("*"):
             if path.is_file():
@@ -78,7 +78,7 @@ def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict
 
 
 @pytest.mark.parametrize("answer", [True, False])
-def test_submit_rents_a_slice_only_after_a_yes(
+def test_submit_rents_a_slice_only_after_confirmation(
     cloud: Cloud, project: Path, tmp_path: Path, answer: bool
 ) -> None:
     bucket = cloud.make_bucket()
@@ -103,7 +103,7 @@ def test_submit_rents_a_slice_only_after_a_yes(
 
 
 @pytest.mark.chaos
-def test_a_slice_taken_back_in_mid_run_is_made_again(
+def test_a_slice_preempted_in_mid_run_is_replaced(
     cloud: Cloud, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = saved_often(project)

@@ -1,4 +1,4 @@
-"""Project and zone are found where gcloud finds them."""
+"""Project and zone come from gcloud's own settings."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from bert_jax.launch.section import SubmitSection
 
 @pytest.fixture(autouse=True)
 def gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """gcloud's folder with two configurations, of which `work` is active; a clean environment."""
+    """gcloud's folder with two configurations (`work` is active), and a clean environment."""
     for name in ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_COMPUTE_ZONE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("GOOGLE_CLOUD_ZONE", "CLOUDSDK_ACTIVE_CONFIG_NAME"):
@@ -35,7 +35,7 @@ def test_another_configuration_may_be_chosen(monkeypatch: pytest.MonkeyPatch) ->
     assert find("zone") is None
 
 
-def test_the_environment_goes_before_gcloud_and_the_section_before_both(
+def test_precedence_is_section_environment_gcloud(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "from-library")

@@ -1,4 +1,4 @@
-"""JobSets are what the schemas allow, and are made, watched and deleted through a cluster."""
+"""JobSets follow the schemas, and are made, watched and deleted through a cluster."""
 
 import dataclasses
 import os
@@ -33,8 +33,8 @@ def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:
     return jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
-def test_requests_and_manifests_of_every_generation_are_as_the_golden_files_say() -> None:
-    """Where the change is meant: ``python -m tests.launch.manifests``."""
+def test_requests_and_manifests_equal_the_golden_files() -> None:
+    """After an intended change: ``python -m tests.launch.manifests``."""
     made = dict(texts())
     assert sorted(made) == sorted(path.name for path in GOLDEN.iterdir())
     for name, text in made.items():
@@ -42,7 +42,7 @@ def test_requests_and_manifests_of_every_generation_are_as_the_golden_files_say(
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.glob("*.yaml")))
-def test_manifests_are_what_the_published_schemas_allow(name: str) -> None:
+def test_manifests_follow_the_published_schemas(name: str) -> None:
     check_manifest(yaml.safe_load((GOLDEN / name).read_text()))
 
 
@@ -53,7 +53,7 @@ def test_values_of_a_job_are_never_expanded() -> None:
         v["name"]: v.get("value")
         for v in pod_of(yaml.safe_load(request.body))["containers"][0]["env"]
     }
-    # Kubernetes makes one dollar of two, and leaves what follows alone.
+    # Kubernetes turns two dollars into one, and leaves the rest unchanged.
     assert values["BERT_JAX_JOB"] == "gs://bucket/$$(HOME)$$$$/jobs/base"
 
 
@@ -61,7 +61,7 @@ def test_values_of_a_job_are_never_expanded() -> None:
 @pytest.mark.parametrize(
     ("shape", "pods", "chips"), [("1x1", 1, 1), ("2x2", 1, 4), ("2x4", 2, 4), ("4x4", 4, 4)]
 )
-def test_pods_are_the_hosts_of_the_attempt_and_hold_all_chips(
+def test_pods_are_the_attempts_hosts_with_all_chips(
     generation: str, shape: str, pods: int, chips: int
 ) -> None:
     on = f"{generation}:{shape}"
@@ -81,7 +81,7 @@ def test_pods_are_the_hosts_of_the_attempt_and_hold_all_chips(
         ({"provisioning": "reservation"}, r"submit\.reservation: missing"),
     ],
 )
-def test_what_gke_has_not_is_said(changes: dict[str, Any], line: str) -> None:
+def test_slices_missing_on_gke_are_refused(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         manifest(**changes)
 
@@ -95,7 +95,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """With nothing in it; kubectl's configuration says where it is."""
+    """An empty cluster, found through kubectl's configuration."""
     cluster, clock = Cluster(), Clock()
     with cluster.serving(tmp_path) as kubeconfig:
         monkeypatch.setattr(
@@ -108,7 +108,7 @@ def test_a_jobset_waits_runs_and_is_deleted(world: World) -> None:
     attempt = gke_attempt(slices=2)
     assert world.launcher.observe(attempt).state == State.ABSENT
     world.launcher.create(attempt)
-    world.launcher.create(attempt)  # once more: it is ours
+    world.launcher.create(attempt)  # again: it is ours
     world.cluster.unscheduled = "0/3 nodes are available"
     seen = world.launcher.observe(attempt)
     assert (seen.state, seen.message) == (State.WAITING, "0/3 nodes are available")
@@ -122,11 +122,11 @@ def test_a_jobset_waits_runs_and_is_deleted(world: World) -> None:
     assert found.owner.directory == f"{BUCKET}/jobs/base"
     world.launcher.delete(attempt)
     assert world.cluster.jobsets == {}
-    assert world.clock.slept == [10.0, 10.0]  # its pods took a while
+    assert world.clock.slept == [10.0, 10.0]  # its pods took 20 s
     world.launcher.delete(attempt)
 
 
-def test_a_jobset_that_failed_says_why(world: World) -> None:
+def test_a_failed_jobset_gives_its_reason(world: World) -> None:
     attempt = gke_attempt()
     world.launcher.create(attempt)
     world.cluster.jobsets["base-1"]["status"] = {
@@ -141,31 +141,31 @@ def test_a_jobset_that_failed_says_why(world: World) -> None:
     assert world.launcher.existing() == []
 
 
-def test_capacity_that_never_comes_is_a_failure(world: World) -> None:
+def test_missing_capacity_is_a_failure(world: World) -> None:
     attempt = gke_attempt(limits={"wait_hours": 2})
     world.launcher.create(attempt)
     world.cluster.unscheduled = "no nodes"
-    world.clock.now = 1767225600 + 3600  # an hour after it was made
+    world.clock.now = 1767225600 + 3600  # an hour after its creation
     assert world.launcher.observe(attempt).state == State.WAITING
     world.clock.now += 2 * 3600
     seen = world.launcher.observe(attempt)
     assert (seen.state, seen.message) == (State.FAILED, "no capacity within 2 h: no nodes")
 
 
-def test_pods_that_were_taken_back_are_waited_for_from_then_on(world: World) -> None:
+def test_waiting_for_preempted_pods_counts_from_preemption(world: World) -> None:
     attempt = gke_attempt(limits={"wait_hours": 2})
     world.launcher.create(attempt)
     ran = {"restarts": 1, "replicatedJobsStatus": [{"name": "slice", "ready": 0}]}
     world.cluster.jobsets["base-1"]["status"] = ran
     world.cluster.unscheduled, world.cluster.pods_made = "no nodes", "2026-01-01T09:00:00Z"
-    world.clock.now = 1767225600 + 10 * 3600  # of which it ran for nine
+    world.clock.now = 1767225600 + 10 * 3600  # it ran for nine of the hours
     assert world.launcher.observe(attempt).state == State.WAITING
     world.clock.now += 2 * 3600
     seen = world.launcher.observe(attempt)
     assert (seen.state, seen.message) == (State.SUSPENDED, "no capacity within 2 h: no nodes")
 
 
-def test_a_cluster_that_fails_in_passing_is_asked_again_when_it_says(world: World) -> None:
+def test_transient_cluster_errors_are_retried_when_told(world: World) -> None:
     world.cluster.errors = [
         (503, {}, "try again"),
         (429, {"Retry-After": "17"}, "too many requests"),
@@ -177,7 +177,7 @@ def test_a_cluster_that_fails_in_passing_is_asked_again_when_it_says(world: Worl
     assert list(world.cluster.jobsets) == ["base-1"]
 
 
-def test_a_cluster_that_never_answers_is_given_up(world: World) -> None:
+def test_an_unreachable_cluster_is_an_error(world: World) -> None:
     world.cluster.errors = [(503, {}, "try again")] * 100
     with pytest.raises(Unavailable, match=r"JobSet base-1: no answer for \d+ s"):
         world.launcher.observe(gke_attempt())
@@ -193,7 +193,7 @@ def test_a_cluster_that_never_answers_is_given_up(world: World) -> None:
         ((418, {}, "a teapot"), UserError, "the cluster refuses it: a teapot"),
     ],
 )
-def test_what_a_cluster_refuses_is_one_line_at_once(
+def test_a_clusters_refusal_is_one_line_at_once(
     world: World, answer: tuple[int, dict[str, str], str], kind: type[Exception], line: str
 ) -> None:
     world.cluster.errors = [answer]
@@ -203,9 +203,7 @@ def test_what_a_cluster_refuses_is_one_line_at_once(
     assert world.cluster.jobsets == {}
 
 
-def test_another_current_context_does_not_send_a_launcher_to_another_cluster(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_launcher_ignores_a_changed_kubectl_context(world: World, tmp_path: Path) -> None:
     launcher = GkeJobSets(pace=world.clock.pace)
     launcher.create(gke_attempt())
     (tmp_path / "other").mkdir()
@@ -225,7 +223,7 @@ def test_another_current_context_does_not_send_a_launcher_to_another_cluster(
         assert not other.requests
 
 
-def test_who_may_look_into_one_namespace_alone_sees_what_is_there(world: World) -> None:
+def test_one_permitted_namespace_is_enough(world: World) -> None:
     world.launcher.create(gke_attempt())
     world.cluster.errors = [(403, {}, "cannot list at the cluster scope")]
     (found,) = world.launcher.existing()
@@ -238,7 +236,7 @@ def test_who_may_look_into_one_namespace_alone_sees_what_is_there(world: World) 
         world.launcher.existing()
 
 
-def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_deleted(
+def test_another_jobs_machines_are_left_alone(
     world: World,
 ) -> None:
     world.launcher.create(gke_attempt())
@@ -255,6 +253,6 @@ def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_delet
     assert list(world.cluster.jobsets) == ["base-1"]
 
 
-def test_a_cluster_that_kubectl_does_not_know_is_said(world: World) -> None:
+def test_a_cluster_unknown_to_kubectl_is_named(world: World) -> None:
     with pytest.raises(UserError, match=r'submit\.cluster: found "other", .*_pool; get it'):
         GkeJobSets(cluster="other").observe(gke_attempt())

@@ -1,4 +1,4 @@
-"""Jobs on GKE by command: a double of the cluster's API, and a real Cloud Storage emulator."""
+"""GKE jobs on the command line: a double of the cluster's API, a Cloud Storage emulator."""
 
 import functools
 import os
@@ -33,10 +33,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         yield cluster
 
 
-def test_jobs_finds_what_is_on_the_cluster_that_kubectl_knows(
+def test_jobs_finds_jobs_on_kubectls_cluster(
     cloud: Cloud, cluster: Cluster, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its label, in any namespace, with no option; and it can be ended from there."""
+    """It finds jobs by label in any namespace, without options, and can end them."""
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
     options = [

@@ -1,4 +1,4 @@
-"""A host through the startup script: real processes that train a tiny BERT, killed and stopped."""
+"""A host started by the startup script: real training of a tiny BERT, killed and stopped."""
 
 import shutil
 import signal
@@ -28,10 +28,10 @@ def of_training(status: HostStatus) -> bool:
     return status.state == "running" and bool(status.step)
 
 
-def test_a_killed_run_goes_on_sigterm_saves_it_and_what_a_user_writes_is_never_a_command(
+def test_a_host_resumes_saves_and_never_runs_user_text(
     config: dict[str, Any], project: Path, tmp_path: Path
 ) -> None:
-    """Names with all that a shell reads, through the script to a run that trains."""
+    """Names with shell metacharacters pass through the script to a training run."""
     trap = tmp_path / "pwned"
     hostile = f"a b;touch {trap.name}\n$(touch {trap.name})`touch {trap.name}`\"'&|>x"
     root = tmp_path / hostile.replace("/", "")

@@ -1,4 +1,4 @@
-"""This machine as a cloud: processes that whoever looks can see, and that nothing survives."""
+"""This machine as a cloud: any process can list its hosts, and none survive deletion."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ from bert_jax.launch.local_launcher import LocalLauncher
 from bert_jax.launch.section import SubmitSection
 from tests.project import ok, project_config, write_config
 
-# A host whose run is in a session of its own, where a signal to the host's group does not get.
+# A host whose run has its own session, beyond a signal to the host's group.
 SCRIPT = """
 trap 'echo saved >> "$BERT_JAX_JOB/host-$BERT_JAX_WORKER"; exit 3' TERM
 echo "started $BERT_JAX_ATTEMPT $BERT_JAX_COORDINATOR" >> "$BERT_JAX_JOB/host-$BERT_JAX_WORKER"
@@ -77,12 +77,12 @@ def lives(pid: int) -> bool:
     return False
 
 
-def test_hosts_are_seen_from_elsewhere_started_once_and_may_save(
+def test_hosts_are_listed_started_once_and_may_save(
     launcher: LocalLauncher, attempt: Attempt, tmp_path: Path
 ) -> None:
     assert launcher.observe(attempt).state is State.ABSENT
     launcher.create(attempt)
-    launcher.create(attempt)  # of a supervisor that does not know that it has
+    launcher.create(attempt)  # again, by a supervisor that forgot the first
     eventually(lambda: len(runs(attempt)) == 2)
     elsewhere = LocalLauncher()
     assert elsewhere.observe(attempt).state is State.ACTIVE
@@ -100,7 +100,7 @@ def test_hosts_are_seen_from_elsewhere_started_once_and_may_save(
         assert lines(attempt, worker) == [f"started 1 127.0.0.1:{port}", "saved"]
 
 
-def test_hosts_that_have_all_ended_have_failed(
+def test_ended_hosts_count_as_failed(
     launcher: LocalLauncher, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "startup_script", lambda: "exit 2")
@@ -108,7 +108,7 @@ def test_hosts_that_have_all_ended_have_failed(
     eventually(lambda: launcher.observe(attempt).state is State.FAILED)
 
 
-def test_what_a_job_elsewhere_has_is_neither_taken_nor_seen_nor_ended(
+def test_another_directorys_hosts_are_left_alone(
     launcher: LocalLauncher, attempt: Attempt, tmp_path: Path
 ) -> None:
     launcher.create(attempt)
@@ -121,7 +121,7 @@ def test_what_a_job_elsewhere_has_is_neither_taken_nor_seen_nor_ended(
     assert launcher.observe(attempt).state is State.ACTIVE
 
 
-# A host that says that its run is done, and ends.
+# A host that reports its run as done, and ends.
 DONE = """
 mkdir -p "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"
 cd "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"
@@ -130,10 +130,10 @@ mv "told-$BERT_JAX_WORKER" "worker-$BERT_JAX_WORKER.json"
 """
 
 
-def test_a_job_of_this_machine_is_submitted_watched_and_deleted(
+def test_a_local_job_is_submitted_watched_and_deleted(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command line as it is, with real processes; the agent's part is in test_host.py."""
+    """The real command line with real processes; test_host.py tests the agent."""
     monkeypatch.setattr(local, "startup_script", lambda: DONE)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     values = project_config(project) | {"run_dir": str(tmp_path / "run")}

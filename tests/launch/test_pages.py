@@ -1,4 +1,4 @@
-"""What tpu_setup/README.md and docs/submit.md say to type works: as dry runs, and on a double."""
+"""Commands in tpu_setup/README.md and docs/submit.md work, as dry runs and on a double."""
 
 import itertools
 import re
@@ -28,7 +28,7 @@ _SETTINGS = {"PROJECT": "my-project", "REGION": "us-west4", "ZONE": "us-west4-a"
 
 
 def commands(page: Path, **variables: str) -> Iterator[list[str]]:
-    """Yields the words of every command of a page, as a shell reads them."""
+    """Yields the words of every command of a page, split like a shell."""
     for block in _FENCE.findall(page.read_text(encoding="utf-8")):
         text = block.replace("\\\n", " ")
         for name, value in (_SETTINGS | variables).items():
@@ -40,7 +40,7 @@ def commands(page: Path, **variables: str) -> Iterator[list[str]]:
 
 
 def of_ours(page: Path, **variables: str) -> Iterator[list[str]]:
-    """Yields the arguments of our commands, also of those in an argument of another program."""
+    """Yields the arguments of our commands, also inside another program's arguments."""
     for words in commands(page, **variables):
         if words[0] == "bert-jax":
             yield words[1:]
@@ -50,7 +50,7 @@ def of_ours(page: Path, **variables: str) -> Iterator[list[str]]:
                 yield ["pretrain", *shlex.split(rest)]
 
 
-def test_every_submit_of_the_pages_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_submit_of_the_pages_passes_a_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     count = 0
     for page in (README, PAGE):
@@ -65,7 +65,7 @@ def test_every_submit_of_the_pages_is_rehearsed(monkeypatch: pytest.MonkeyPatch)
     assert count >= 4
 
 
-def test_other_verbs_of_the_readme_take_what_it_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_other_verbs_accept_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     seen = set()
     for verb, *words in of_ours(README, BUCKET="gs://your-bucket"):
@@ -78,7 +78,7 @@ def test_other_verbs_of_the_readme_take_what_it_gives_them(monkeypatch: pytest.M
     assert seen == {"vocab", "examples", "pretrain", "submit", "jobs"}
 
 
-def test_what_is_copied_into_the_bucket_is_what_the_configuration_reads_there() -> None:
+def test_copied_files_are_those_the_configuration_reads() -> None:
     (copied,) = (
         set(words[4:-1])
         for words in commands(README, BUCKET="gs://your-bucket")
@@ -91,7 +91,7 @@ def test_what_is_copied_into_the_bucket_is_what_the_configuration_reads_there() 
     assert {path.split("/")[0] for path in read} == copied
 
 
-def test_the_request_by_hand_has_the_table_s_runtime() -> None:
+def test_the_manual_request_has_the_tables_runtime() -> None:
     (words,) = (
         words
         for words in commands(README, BUCKET="gs://your-bucket")
@@ -102,7 +102,7 @@ def test_the_request_by_hand_has_the_table_s_runtime() -> None:
     assert given["--runtime-version"] == topology.accelerator.runtime_version
 
 
-def test_what_the_page_says_of_a_job_that_runs_works_on_one(
+def test_the_pages_commands_work_on_a_running_job(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     bucket = tmp_path / "b"
@@ -133,7 +133,7 @@ def test_what_the_page_says_of_a_job_that_runs_works_on_one(
 FOLDER = Path(__file__).parents[2] / "tpu_setup"
 
 
-def test_the_skypilot_example_asks_for_what_there_is() -> None:
+def test_the_skypilot_example_requests_real_machines() -> None:
     task = yaml.safe_load((FOLDER / "skypilot.yaml").read_text())
     topology = parse_topology(task["resources"]["accelerators"])
     runtime = task["resources"]["accelerator_args"]["runtime_version"]

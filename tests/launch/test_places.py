@@ -1,4 +1,4 @@
-"""Where a job may run, what it may cost, and that this is known before anything waits."""
+"""A job's possible places and costs, known before any request."""
 
 from pathlib import Path
 
@@ -28,15 +28,13 @@ V5E = ("--on", "v5litepod-16", "--zone", "us-west4-a")
         ("v4-16", "us-west4-a", "has no v4; allowed: us-central2-b, or submit.unlisted_zones=true"),
     ],
 )
-def test_a_zone_that_cannot_be_or_lacks_the_accelerator_is_refused(
-    on: str, zone: str, found: str
-) -> None:
+def test_an_invalid_or_unsuitable_zone_is_refused(on: str, zone: str, found: str) -> None:
     line = refused("submit", BASE, *BUCKET, "--on", on, "--zone", zone, "--dry-run")
     assert f'submit.zone: found "{zone}"' in line
     assert found in line
 
 
-def test_a_zone_that_may_be_newer_than_the_table_is_a_warning_with_the_table_s_date() -> None:
+def test_an_unknown_zone_warns_with_the_tables_date() -> None:
     place = ("--on", "v4-16", "--zone", "us-west4-a", "submit.unlisted_zones=true")
     said = ok("submit", BASE, *BUCKET, *place, "--dry-run")
     (warning,) = (line for line in said.splitlines() if line.startswith("warning: "))
@@ -44,14 +42,14 @@ def test_a_zone_that_may_be_newer_than_the_table_is_a_warning_with_the_table_s_d
     assert TABLE_DATE in warning
 
 
-def test_of_several_places_the_possible_ones_stay() -> None:
+def test_impossible_places_are_dropped() -> None:
     places = ("--on", "v5litepod-16", "--on", "v4-16", "--zone", "us-west4-a")
     said = ok("submit", BASE, *BUCKET, *places, "--dry-run")
     assert "machines  v5e:4x4 in us-west4-a, 4 hosts, on-demand" in said
     assert 'wrong: v4:2x2x2 in us-west4-a: submit.zone: found "us-west4-a"' in said
 
 
-def test_the_table_s_own_zones_are_possible() -> None:
+def test_the_tables_zones_are_accepted() -> None:
     for accelerator in ACCELERATORS.values():
         slice_ = f"{accelerator.name}:{'x'.join(map(str, accelerator.shapes[1]))}"
         zones = [word for zone in accelerator.zones for word in ("--zone", zone)]
@@ -72,14 +70,14 @@ def test_the_table_s_own_zones_are_possible() -> None:
         ("s3://bucket", "gs://BUCKET/PATH"),
     ],
 )
-def test_a_bucket_that_cannot_be_is_refused(bucket: str, found: str) -> None:
+def test_an_invalid_bucket_name_is_refused(bucket: str, found: str) -> None:
     line = refused("submit", BASE, *V5E, "--project", "p", "--bucket", bucket, "--dry-run")
     assert "--bucket: found " in line
     assert bucket in line
     assert found in line
 
 
-def test_a_dry_run_begins_with_cost_limits_and_what_was_not_checked() -> None:
+def test_a_dry_run_shows_cost_limits_and_skipped_checks() -> None:
     options = (*BUCKET, *V5E, "--dry-run")
     said = ok("submit", BASE, *options, "--max-cost", 500)
     parts = [
@@ -101,7 +99,7 @@ def test_a_dry_run_begins_with_cost_limits_and_what_was_not_checked() -> None:
     assert "no limit on dollars: submit needs --max-cost DOLLARS, or --no-limit" in full
 
 
-def test_a_submit_that_costs_needs_a_limit_or_the_word_that_there_is_none(config: Path) -> None:
+def test_a_paid_submit_needs_a_limit_or_an_explicit_none(config: Path) -> None:
     values = yaml.safe_load(config.read_text()) | {"run_dir": "r", "tokenizer": "t", "mesh": {}}
     for phase in values["train"]["phases"]:
         phase["dataset"] = "d"
@@ -116,7 +114,7 @@ def test_a_submit_that_costs_needs_a_limit_or_the_word_that_there_is_none(config
 
 
 @pytest.mark.parametrize("verb", ["submit", "watch", "stop", "status", "logs"])
-def test_without_credentials_no_network_is_waited_for(
+def test_without_credentials_the_network_is_not_used(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST"):

@@ -1,4 +1,4 @@
-"""What would be paid for in vain is found before anything is made."""
+"""Checks find doomed jobs before any machine is rented."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +40,7 @@ def job_on(*places: tuple[str, str, int], bucket: str = "gs://b", **submit: Any)
 PACE = Clock().pace
 
 
-def test_a_zone_that_offers_the_accelerator_is_fine_and_another_says_where_it_is(
+def test_a_zone_without_the_accelerator_names_others(
     service: TpuService,
 ) -> None:
     job = job_on(("v5e:4x4", "us-west4-a", 1), ("v6e:4x4", "us-west4-a", 1), ("v6e:4x4", "x-y", 1))
@@ -51,7 +51,7 @@ def test_a_zone_that_offers_the_accelerator_is_fine_and_another_says_where_it_is
         "v6e is in us-central1-b, us-east1-d"
     )
     assert wrong[1].line.startswith('submit.zone: found "x-y", which offers no TPU and no')
-    assert service.requests == {"ListAcceleratorTypes": 2}  # once for a zone
+    assert service.requests == {"ListAcceleratorTypes": 2}  # once per zone
 
 
 def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
@@ -61,7 +61,7 @@ def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
     assert found[2].line.startswith(
         "quota TPUV5sLitepodPerProjectPerZoneForTPUAPI in us-west4-a: found 32, needed 48; ask"
     )
-    # A zone of its own without a figure has nothing; v5p counts TensorCores.
+    # A listed zone without a value has no quota; v5p counts TensorCores.
     (finding,) = check_quotas(job_on(("v6e:4x4", "us-east5-b", 1)), pace=PACE)
     assert finding.verdict == "wrong"
     spot = job_on(("v5p:2x2x2", "us-west4-a", 1), provisioning="spot")
@@ -71,7 +71,7 @@ def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
     )
 
 
-def test_a_quota_that_cannot_be_seen_is_unknown_and_nothing_worse(service: TpuService) -> None:
+def test_an_unreadable_quota_is_unknown(service: TpuService) -> None:
     (finding,) = check_quotas(job_on(("v2:2x2", "us-central1-b", 1)), pace=PACE)
     assert finding.verdict == "unknown"
     assert finding.line.startswith("quota of v2-8: Google publishes no name for it; look yourself")
@@ -81,7 +81,7 @@ def test_a_quota_that_cannot_be_seen_is_unknown_and_nothing_worse(service: TpuSe
     assert "needed: roles/cloudquotas.viewer" in finding.line
 
 
-def test_a_bucket_is_written_to_and_compared_with_the_zones(cloud: Cloud) -> None:
+def test_a_bucket_is_tried_and_its_location_compared(cloud: Cloud) -> None:
     bucket = cloud.make_bucket()
     job = job_on(
         ("v5e:4x4", "us-central1-a", 1), ("v5e:4x4", "europe-west4-b", 1), bucket=str(bucket)
@@ -90,16 +90,16 @@ def test_a_bucket_is_written_to_and_compared_with_the_zones(cloud: Cloud) -> Non
     assert fine.line == f"{bucket} can be written; it lies in US-CENTRAL1"
     assert warning.verdict == "warning"
     assert warning.placement == job.placements[1]
-    assert list(epath.Path(bucket).iterdir()) == []  # nothing is left
+    assert list(epath.Path(bucket).iterdir()) == []  # the test file is deleted
 
 
-def test_a_bucket_that_is_not_there_is_wrong(cloud: Cloud) -> None:
+def test_a_missing_bucket_is_an_error(cloud: Cloud) -> None:
     (finding,) = check_bucket(job_on(("v5e:4x4", "us-central1-a", 1), bucket="gs://no-such"))
     assert finding.verdict == "wrong"
     assert "no such bucket" in finding.line
 
 
-def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
+def test_batch_and_mesh_must_fit_hosts_and_devices() -> None:
     job = job_on(("v5e:4x4", "z", 1), ("v5e:4x4", "z", 3))
     sizes = {"train.phases.0.batch_size": (256, 1)}
     (finding,) = check_layout(job, MeshSection(fsdp=4), sizes)
@@ -111,7 +111,7 @@ def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
     one = job_on(("v5e:4x4", "z", 1))
     (finding,) = check_layout(one, MeshSection(data=4, fsdp=2), {})
     assert finding.line.startswith("mesh: data 4 × fsdp 2 × tensor 1 does not make 16, the number")
-    # Hosts read the same rows where the tensor axis spans them.
+    # Hosts read the same rows if the tensor axis spans them.
     assert list(check_layout(one, MeshSection(tensor=8), {"finetune.batch_size": (2, 1)})) == []
 
 
@@ -122,13 +122,13 @@ def test_batch_and_mesh_must_go_with_hosts_and_devices() -> None:
         (MeshSection(simulated_devices=8), "mesh.simulated_devices: found 8, allowed on v5e:4x4: "),
     ],
 )
-def test_a_slice_is_not_paid_for_to_train_on_cpus(mesh: MeshSection, said: str) -> None:
+def test_cpu_training_on_a_slice_is_refused(mesh: MeshSection, said: str) -> None:
     (finding,) = check_platform(job_on(("v5e:4x4", "z", 1)), mesh)
     assert finding.verdict == "wrong"
     assert finding.line.startswith(said)
 
 
-def test_the_platform_of_a_slice_or_of_this_machine_is_fine() -> None:
+def test_the_slices_or_local_platform_is_accepted() -> None:
     here = job_on(("local", "z", 1))
     for mesh in (MeshSection(), MeshSection(platform="tpu")):
         assert list(check_platform(job_on(("v5e:4x4", "z", 1)), mesh)) == []
@@ -138,7 +138,7 @@ def test_the_platform_of_a_slice_or_of_this_machine_is_fine() -> None:
     assert finding.line.startswith('mesh.platform: "tpu" was asked for, found only ')
 
 
-def test_a_job_goes_where_nothing_is_wrong() -> None:
+def test_a_job_goes_to_the_first_place_without_errors() -> None:
     here, there = JobPlacement(on="v5e:4x4", zone="a"), JobPlacement(on="v5e:4x4", zone="b")
     findings = [PreflightFinding("wrong", "quota", here), PreflightFinding("warning", "far", there)]
     assert refuse(findings, [here, there]) == (there,)

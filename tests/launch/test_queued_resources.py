@@ -1,4 +1,4 @@
-"""Queued resources are asked for, watched and deleted, whatever the service answers."""
+"""Queued resources are requested, watched and deleted under every answer of the service."""
 
 import collections
 import dataclasses
@@ -104,7 +104,7 @@ def test_a_reservation_is_named_in_full(world: World) -> None:
     assert request.tpu.node_spec[0].node.scheduling_config.reserved
 
 
-def test_what_is_rendered_needs_no_service_and_is_what_is_sent(world: World) -> None:
+def test_the_rendered_request_equals_the_sent_one(world: World) -> None:
     attempt = world.attempt(slices=2, provisioning="spot", limits={"wait_hours": 1})
     world.launcher.create(attempt)
     (request,) = QueuedResources(PROJECT).render(attempt)
@@ -125,7 +125,7 @@ def test_what_is_rendered_needs_no_service_and_is_what_is_sent(world: World) -> 
 
 
 @pytest.mark.parametrize("evil", ["; touch x", "$(touch x)", "`touch x`", "\n touch x", "'x"])
-def test_a_printed_command_is_one_command_whatever_a_bucket_is_called(evil: str) -> None:
+def test_a_printed_command_quotes_any_bucket_name(evil: str) -> None:
     (request,) = QueuedResources(PROJECT).render(make_attempt(f"gs://b{evil}"))
     words = shlex.split(request.command)
     assert f"--metadata=bert-jax-attempt=1,bert-jax-job=gs://b{evil}/jobs/base" in words
@@ -134,10 +134,8 @@ def test_a_printed_command_is_one_command_whatever_a_bucket_is_called(evil: str)
     ]
 
 
-def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_deleted(
-    world: World, tmp_path: Path
-) -> None:
-    """Two who share a project have submitted the same configuration, each to a bucket of theirs."""
+def test_another_jobs_machines_are_left_alone(world: World, tmp_path: Path) -> None:
+    """Two users of a project submitted the same configuration, each to their own bucket."""
     theirs = world.attempt()
     world.launcher.create(theirs)
     world.wait_for(theirs, State.ACTIVE)
@@ -155,7 +153,7 @@ def test_what_another_job_of_that_name_has_is_neither_adopted_nor_seen_nor_delet
     assert world.service.billing() == []
 
 
-def test_slices_are_told_from_attempts_of_a_job_whose_name_has_a_number(world: World) -> None:
+def test_slices_and_attempts_of_numbered_names_are_distinct(world: World) -> None:
     """Both have nodes called bert-1-3."""
     theirs = world.attempt(name="bert-1", number=3)
     world.launcher.create(theirs)
@@ -168,7 +166,7 @@ def test_slices_are_told_from_attempts_of_a_job_whose_name_has_a_number(world: W
     assert world.service.phase("bert-1") is None
 
 
-def test_slices_that_their_queued_resource_has_left_are_deleted_too(world: World) -> None:
+def test_slices_without_their_queued_resource_are_deleted(world: World) -> None:
     mine = world.attempt(name="bert", slices=4)
     zone = f"projects/{PROJECT}/locations/us-west4-a"
     told = {"bert-jax-job": str(mine.job.directory)}
@@ -180,7 +178,7 @@ def test_slices_that_their_queued_resource_has_left_are_deleted_too(world: World
     assert world.service.billing() == []
 
 
-def test_a_suspended_resource_says_by_whom_and_is_deleted(world: World) -> None:
+def test_a_suspended_resource_names_its_cause_and_is_deleted(world: World) -> None:
     attempt = world.attempt(provisioning="spot")
     world.launcher.create(attempt)
     world.wait_for(attempt, State.ACTIVE)
@@ -191,7 +189,7 @@ def test_a_suspended_resource_says_by_whom_and_is_deleted(world: World) -> None:
     assert world.service.phase("base-1") is None
 
 
-def test_no_quota_is_told_apart_from_too_many_requests(world: World) -> None:
+def test_missing_quota_is_not_a_rate_limit(world: World) -> None:
     world.service.faults.next_errors["CreateQueuedResource"] = [tpu_service.too_fast(40)]
     world.service.faults.quota = 8
     with pytest.raises(OutOfQuota, match=r"queued resource base-1: .*Limit: 8 in zone us-west4-a"):
@@ -200,7 +198,7 @@ def test_no_quota_is_told_apart_from_too_many_requests(world: World) -> None:
     assert world.service.requests["CreateQueuedResource"] == 2
 
 
-def test_quota_that_is_found_missing_in_the_queue_is_a_failure_with_its_words(world: World) -> None:
+def test_quota_missing_in_the_queue_is_a_failure(world: World) -> None:
     attempt = world.attempt()
     world.service.faults.late_quota.add("us-west4-a")
     world.launcher.create(attempt)
@@ -209,7 +207,7 @@ def test_quota_that_is_found_missing_in_the_queue_is_a_failure_with_its_words(wo
     assert world.service.machines_ever == 0
 
 
-def test_capacity_that_never_comes_ends_when_the_request_does(world: World) -> None:
+def test_waiting_for_capacity_ends_with_the_request(world: World) -> None:
     attempt = world.attempt(limits={"wait_hours": 1})
     world.service.faults.no_capacity.add("us-west4-a")
     world.launcher.create(attempt)
@@ -240,7 +238,7 @@ EXPIRED = tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired")
         (EXPIRED, LOGIN),
     ],
 )
-def test_what_a_user_can_mend_is_one_line_at_once(
+def test_a_users_error_is_one_line_at_once(
     world: World, answer: tpu_service.status_pb2.Status, line: str
 ) -> None:
     world.service.faults.next_errors["CreateQueuedResource"] = [answer]
@@ -251,7 +249,7 @@ def test_what_a_user_can_mend_is_one_line_at_once(
     assert world.service.made == []
 
 
-def test_a_service_that_fails_now_and_then_is_asked_again(world: World) -> None:
+def test_transient_service_errors_are_retried(world: World) -> None:
     world.service.faults.share_unavailable = 0.3
     attempts = [world.attempt(number=number) for number in range(1, 6)]
     for attempt in attempts:
@@ -261,17 +259,17 @@ def test_a_service_that_fails_now_and_then_is_asked_again(world: World) -> None:
         world.wait_for(attempt, State.ACTIVE)
         world.launcher.delete(attempt)
     assert world.service.billing() == []
-    assert world.clock.slept  # it did fail
+    assert world.clock.slept  # some requests failed
 
 
-def test_a_creation_whose_answer_is_lost_makes_one_resource(world: World) -> None:
+def test_a_lost_answer_to_a_creation_makes_one_resource(world: World) -> None:
     world.service.faults.lost_answers["CreateQueuedResource"] = 1
     world.launcher.create(world.attempt())
     assert world.service.requests["CreateQueuedResource"] == 2
     assert len(world.service.made) == 1
 
 
-def test_credentials_that_run_out_between_two_tries_do_not_say_that_nothing_was_made(
+def test_expired_credentials_leave_a_creation_uncertain(
     world: World,
 ) -> None:
     lost = tpu_service.status(code_pb2.UNAVAILABLE, "try again")
@@ -280,8 +278,8 @@ def test_credentials_that_run_out_between_two_tries_do_not_say_that_nothing_was_
         world.launcher.create(world.attempt())
 
 
-def test_who_logs_in_again_is_seen_by_the_next_request(world: World) -> None:
-    """A client keeps the credentials that it found when it was made."""
+def test_the_next_request_uses_a_new_login(world: World) -> None:
+    """A client keeps the credentials of its creation."""
     attempt = world.attempt()
     world.launcher.create(attempt)
     world.launcher.observe(attempt)
@@ -293,7 +291,7 @@ def test_who_logs_in_again_is_seen_by_the_next_request(world: World) -> None:
     assert world.service.clients == 2
 
 
-def test_a_service_that_never_answers_is_given_up_after_ten_minutes(world: World) -> None:
+def test_a_silent_service_is_an_error_after_ten_minutes(world: World) -> None:
     attempt = world.attempt()
     world.service.faults.share_unavailable = 1.0
     with pytest.raises(
@@ -304,7 +302,7 @@ def test_a_service_that_never_answers_is_given_up_after_ten_minutes(world: World
     assert world.service.requests["GetQueuedResource"] < 30
 
 
-def test_a_deletion_that_never_ends_is_told_as_one_that_may_bill(world: World) -> None:
+def test_an_endless_deletion_warns_of_billing(world: World) -> None:
     attempt = world.attempt()
     world.launcher.create(attempt)
     busy = tpu_service.status(code_pb2.FAILED_PRECONDITION, "in use")
@@ -313,7 +311,7 @@ def test_a_deletion_that_never_ends_is_told_as_one_that_may_bill(world: World) -
         world.launcher.delete(attempt)
 
 
-def test_all_that_exists_is_found_and_can_be_removed(world: World) -> None:
+def test_all_existing_machines_are_found_and_removable(world: World) -> None:
     for number in range(1, 4):
         world.launcher.create(world.attempt(name="base", number=number))
     world.wait_for(world.attempt(number=2), State.ACTIVE)
@@ -332,7 +330,7 @@ def test_all_that_exists_is_found_and_can_be_removed(world: World) -> None:
     for one in found:
         world.launcher.remove(one)
     assert world.launcher.existing() == []
-    assert world.service.billing() == [f"{lost}0"]  # what is not ours stays
+    assert world.service.billing() == [f"{lost}0"]  # other jobs' machines stay
 
 
 @pytest.mark.parametrize(
@@ -342,7 +340,7 @@ def test_all_that_exists_is_found_and_can_be_removed(world: World) -> None:
         ({"provisioning": "reservation"}, r"submit\.reservation: missing"),
     ],
 )
-def test_what_cannot_be_asked_for_is_said_before_anything_is(
+def test_impossible_requests_are_refused_before_any(
     world: World, changes: dict[str, object], line: str
 ) -> None:
     with pytest.raises(UserError, match=line):

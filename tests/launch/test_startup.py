@@ -1,4 +1,4 @@
-"""`tpu_setup/startup.sh` on a Cloud TPU VM: what it installs, what it tells, what it never runs."""
+"""`tpu_setup/startup.sh` on a Cloud TPU VM: its installs, its arguments, its refusals."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ATTRIBUTES = {
 WORKER = 2 * 4 + 3
 
 
-def test_it_is_free_of_what_shellcheck_knows() -> None:
+def test_shellcheck_finds_no_problem() -> None:
     done = subprocess.run(
         [str(Path(sys.executable).parent / "shellcheck"), str(STARTUP)],
         capture_output=True,
@@ -35,7 +35,7 @@ def test_it_is_free_of_what_shellcheck_knows() -> None:
     assert done.returncode == 0
 
 
-def test_it_installs_with_the_version_of_uv_that_the_tests_have() -> None:
+def test_it_uses_the_tests_version_of_uv() -> None:
     (version,) = re.findall(r"^readonly UV=(.*)$", STARTUP.read_text(), re.MULTILINE)
     makefile = re.findall(r"^UV := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [version] == makefile
@@ -44,7 +44,7 @@ def test_it_installs_with_the_version_of_uv_that_the_tests_have() -> None:
         assert f"\nuv=={version}\n" in path.read_text()
 
 
-def test_a_vm_installs_the_staged_wheel_once_and_hands_over(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_vm_installs_the_wheel_once_and_starts_the_agent(cloud: Cloud, tmp_path: Path) -> None:
     job = cloud.make_bucket() / "jobs" / "a b$(touch pwned)"
     stage_software(job)
     vm = Vm(tmp_path / "vm")
@@ -57,7 +57,7 @@ def test_a_vm_installs_the_staged_wheel_once_and_hands_over(cloud: Cloud, tmp_pa
 
     assert "/uv pip install" in vm.notes
     assert "--property=KillMode=mixed" in vm.notes
-    assert TOKEN not in vm.notes  # arguments of a process can be seen by all
+    assert TOKEN not in vm.notes  # every user can see a process's arguments
     assert TOKEN not in first.stdout + first.stderr
     said = [path.read_text() for path in (job / "attempts" / "2").iterdir()]
     assert said
@@ -68,7 +68,7 @@ def test_a_vm_installs_the_staged_wheel_once_and_hands_over(cloud: Cloud, tmp_pa
     assert vm.notes.count("/uv ") == installed
 
 
-def test_a_wheel_that_is_not_what_was_staged_is_not_run(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_changed_wheel_is_not_run(cloud: Cloud, tmp_path: Path) -> None:
     job = cloud.make_bucket() / "jobs" / "tiny"
     stage_software(job)
     (job / "software" / "bert_jax-0.2.0-py3-none-any.whl").write_bytes(b"another")
@@ -83,7 +83,7 @@ def test_a_wheel_that_is_not_what_was_staged_is_not_run(cloud: Cloud, tmp_path: 
     assert "/uv " not in vm.notes
 
 
-def test_a_directory_of_this_machine_is_installed_from_too(tmp_path: Path) -> None:
+def test_it_installs_from_a_local_directory(tmp_path: Path) -> None:
     job = epath.Path(tmp_path / "jobs" / "tiny")
     stage_software(job)
     vm = Vm(tmp_path / "vm")
@@ -105,9 +105,7 @@ def test_a_directory_of_this_machine_is_installed_from_too(tmp_path: Path) -> No
         ("BERT_JAX_JOB", "gs://b"),
     ],
 )
-def test_a_value_that_is_none_is_refused_and_never_run(
-    tmp_path: Path, name: str, value: str
-) -> None:
+def test_an_invalid_value_is_refused_and_never_run(tmp_path: Path, name: str, value: str) -> None:
     told = {"BERT_JAX_JOB": "/nowhere", "BERT_JAX_ATTEMPT": "1", "BERT_JAX_PYTHON": "/bin/false"}
     done = subprocess.run(
         ["bash", str(STARTUP)],

@@ -1,4 +1,4 @@
-"""What `status`, `logs` and `jobs` read of a job, from its directory alone."""
+"""`status`, `logs` and `jobs` read a job from its directory alone."""
 
 import json
 import time
@@ -50,7 +50,7 @@ def account(step: int, at: float, *, starts: int, **seconds: float) -> dict[str,
 
 @pytest.fixture
 def files(tmp_path: Path) -> JobFiles:
-    """A job of two hosts: taken back after an hour, again at work for one."""
+    """A job of two hosts: preempted after an hour, running again for an hour."""
     config = {
         "run_dir": str(tmp_path / "run"),
         "train": {"phases": [{"dataset": "d", "steps": 700}, {"dataset": "d", "steps": 300}]},
@@ -107,7 +107,7 @@ def files(tmp_path: Path) -> JobFiles:
     return files
 
 
-def test_a_job_at_work_in_lines(files: JobFiles) -> None:
+def test_the_lines_of_a_running_job(files: JobFiles) -> None:
     status = read_status(files, launcher(), now=T0 + 2.5 * HOUR)
     assert describe_status(status) == [
         f"job        tiny ({files.directory})",
@@ -125,7 +125,7 @@ def test_a_job_at_work_in_lines(files: JobFiles) -> None:
     ]
 
 
-def test_without_credentials_the_supervisor_s_word_is_taken_and_said_to_be_old(
+def test_without_credentials_the_last_known_state_is_shown(
     files: JobFiles,
 ) -> None:
     refused = cast("Launcher", Seen(UserError("no credentials")))
@@ -138,7 +138,7 @@ def test_without_credentials_the_supervisor_s_word_is_taken_and_said_to_be_old(
     )
 
 
-def test_a_job_that_has_ended_tells_how_and_what_it_cost(files: JobFiles) -> None:
+def test_an_ended_job_shows_its_end_and_cost(files: JobFiles) -> None:
     state = SupervisorState(
         attempts=(
             AttemptRecord(
@@ -162,15 +162,15 @@ def test_a_job_that_has_ended_tells_how_and_what_it_cost(files: JobFiles) -> Non
     assert not [line for line in lines if line.startswith(("ETA", "hosts", "supervisor"))]
 
 
-def test_time_before_the_job_is_not_the_job_s(files: JobFiles, tmp_path: Path) -> None:
-    """A run that was begun by hand, and then submitted."""
+def test_time_before_the_job_does_not_count(files: JobFiles, tmp_path: Path) -> None:
+    """A run started by hand, then submitted."""
     last = AttemptRecord(number=1, placement=0, intended=T0 + HOUR, bills_from=T0 + HOUR)
     write_state(files, SupervisorState(attempts=(last,)))
     seconds = read_status(files, None, now=T0 + 3 * HOUR).run.seconds
     assert (seconds["train"], seconds["compile"]) == (0.5 * HOUR, 0.2 * HOUR)
 
 
-def test_a_run_that_was_started_by_hand(files: JobFiles, tmp_path: Path) -> None:
+def test_a_run_started_by_hand(files: JobFiles, tmp_path: Path) -> None:
     (tmp_path / "run" / "config.yaml").write_text(files.config.read_text())
     status = read_run_status(tmp_path / "run", now=T0 + 3.5 * HOUR)
     lines = describe_status(status)
@@ -198,9 +198,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments)
 
 
-def test_the_commands_find_a_job_by_its_run_its_directory_and_its_name(
-    files: JobFiles, tmp_path: Path
-) -> None:
+def test_a_job_is_found_by_run_directory_and_name(files: JobFiles, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     (run_dir / RUN_JOB).write_text(f"{files.directory}\n")
     files.log(2, 1).write_text("hello\n")
@@ -214,7 +212,7 @@ def test_the_commands_find_a_job_by_its_run_its_directory_and_its_name(
     assert as_json["job"]["restarts"][1]["what"] == "host 1"
 
 
-def test_the_commands_say_what_there_is_not(files: JobFiles, tmp_path: Path) -> None:
+def test_missing_jobs_are_named(files: JobFiles, tmp_path: Path) -> None:
     (tmp_path / "neighbour").mkdir()
     nowhere = run("status", str(tmp_path / "neighbur"))
     assert nowhere.exit_code == 2
@@ -230,7 +228,7 @@ def test_the_commands_say_what_there_is_not(files: JobFiles, tmp_path: Path) -> 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """A job that was submitted five hours ago, and is not watched."""
+    """A job submitted five hours ago, without a supervisor."""
     world = World(tmp_path)
     world.clock.now = time.time() - 5 * HOUR
     world.supervisor().run(ask_only=True)
@@ -242,9 +240,9 @@ def found(world: World) -> Machines:
     return only
 
 
-def test_machines_that_nobody_watches_are_orphans_once_their_hosts_are_silent(world: World) -> None:
+def test_unwatched_machines_with_silent_hosts_are_orphans(world: World) -> None:
     world.launcher.become("base-1", State.ACTIVE)
-    # They may have come a minute ago.
+    # The machines may have come a minute ago.
     assert (found(world).orphan, found(world).note) == ("", "nobody watches it")
     world.supervisor()._poll()
     assert found(world).orphan == "not started within 300 min"
@@ -255,7 +253,7 @@ def test_machines_that_nobody_watches_are_orphans_once_their_hosts_are_silent(wo
     assert found(world).orphan == ""
 
 
-def test_a_host_whose_word_is_damaged_hides_nothing_that_bills(world: World) -> None:
+def test_a_damaged_heartbeat_does_not_hide_billing(world: World) -> None:
     world.launcher.become("base-1", State.ACTIVE)
     world.beat(1)
     world.files.host(1, 1).write_text("{")

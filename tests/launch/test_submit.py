@@ -1,4 +1,4 @@
-"""submit, watch, stop and jobs, as a user types them, over a cloud that does what a test says."""
+"""submit, watch, stop and jobs on the command line, over a scripted cloud."""
 
 import hashlib
 import importlib
@@ -37,7 +37,7 @@ def test_a_job_is_staged_made_watched_and_deleted(
     assert read_state(files).outcome == "done"
 
 
-def test_what_is_staged_is_this_package_and_can_be_checked(
+def test_the_staged_software_is_this_package_with_a_hash(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     ok("submit", config, "--bucket", tmp_path / "b")
@@ -68,14 +68,14 @@ def test_what_is_staged_is_this_package_and_can_be_checked(
     assert not any("bert" in pin for pin in pins)
 
 
-def test_without_watch_it_says_how_to_watch_and_another_process_takes_it_up(
+def test_an_unwatched_job_can_be_watched_later(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     begun = ok("submit", config, "--bucket", tmp_path / "b", "--yes")
     directory = tmp_path / "b" / "jobs" / "bert-small-1"
     assert f"`bert-jax watch {directory}`" in begun
     assert list(provider.machines) == ["bert-small-1-1"]
-    # No host has said a word, and the run's directory already tells which job it is of.
+    # Before any heartbeat the run's directory already names its job.
     shown = ok("status", tmp_path / "runs" / "BERT_small.1")
     assert shown.startswith(f"job        bert-small-1 ({directory})\n")
     ok("watch", directory)
@@ -83,7 +83,7 @@ def test_without_watch_it_says_how_to_watch_and_another_process_takes_it_up(
     assert provider.created == ["bert-small-1-1"]
 
 
-def test_a_run_that_does_not_fit_is_refused_before_it_costs(
+def test_a_run_that_does_not_fit_is_refused_unpaid(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = {"v5e:2x4": (True, 10.0), "v2:2x2": (False, None)}
@@ -118,7 +118,7 @@ def test_ctrl_c_asks_before_it_deletes(
     assert provider.machines == {}
 
 
-def test_stop_deletes_what_nobody_watches(provider: Provider, config: Path, tmp_path: Path) -> None:
+def test_stop_deletes_an_unwatched_job(provider: Provider, config: Path, tmp_path: Path) -> None:
     invoke("submit", config, "--bucket", tmp_path / "b")
     ok("stop", "bert-small-1", "--bucket", tmp_path / "b")
     assert provider.machines == {}
@@ -126,7 +126,7 @@ def test_stop_deletes_what_nobody_watches(provider: Provider, config: Path, tmp_
     assert "this job is over: stopped by `bert-jax stop`" in again
 
 
-def test_stop_leaves_it_to_a_supervisor_that_lives(
+def test_stop_leaves_deletion_to_a_live_supervisor(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     invoke("submit", config, "--bucket", tmp_path / "b")
@@ -139,7 +139,7 @@ def test_stop_leaves_it_to_a_supervisor_that_lives(
     assert provider.machines == {}
 
 
-def test_jobs_shows_what_bills_and_stops_what_a_dead_supervisor_left(
+def test_jobs_shows_billing_and_stops_orphans(
     provider: Provider, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert invoke("jobs").output == "nothing exists\n"
@@ -148,12 +148,12 @@ def test_jobs_shows_what_bills_and_stops_what_a_dead_supervisor_left(
     assert "bert-small-1-1 in : active, bills, watched, " in invoke("jobs").output
     assert list(provider.machines) == ["bert-small-1-1"]
 
-    # An hour later: nobody has looked since, and its hosts are done.
+    # An hour later, without a supervisor, its hosts are done.
     state = read_state(files)
     files.supervisor.write_text(
         state.model_copy(update={"seen": state.seen - 3600}).model_dump_json()
     )
-    assert "bills, nobody watches it, " in invoke("jobs").output  # its hosts have yet to speak
+    assert "bills, nobody watches it, " in invoke("jobs").output  # no heartbeat yet
     files.host(1, 0).write_text(HostStatus(state="done", at=1.0).model_dump_json())
     assert "bills, an orphan: its run is done, " in invoke("jobs").output
     kept = invoke("jobs", "--stop-orphans")
@@ -163,7 +163,7 @@ def test_jobs_shows_what_bills_and_stops_what_a_dead_supervisor_left(
     assert provider.machines == {}
 
 
-def test_a_job_that_could_not_be_made_says_why(
+def test_a_job_without_machines_gives_the_reason(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     def refuse(attempt: Any) -> None:
@@ -176,7 +176,7 @@ def test_a_job_that_could_not_be_made_says_why(
         assert "limit: no machines could be had (local: limit 0)" in ended.output
 
 
-def test_a_name_is_taken_until_its_job_is_over(
+def test_a_name_is_reserved_until_its_job_ends(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     invoke("submit", config, "--bucket", tmp_path / "b")
@@ -188,7 +188,7 @@ def test_a_name_is_taken_until_its_job_is_over(
     assert find_job("bert-small-1-2", bucket=str(tmp_path / "b")).job.exists()
 
 
-def test_a_batch_that_hosts_would_refuse_is_refused_without_a_plan(
+def test_an_indivisible_batch_is_refused_without_a_plan(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     options = ("--bucket", tmp_path / "b", "--hosts", 3, "--no-plan", "--yes")
@@ -198,7 +198,7 @@ def test_a_batch_that_hosts_would_refuse_is_refused_without_a_plan(
     assert provider.requests["create"] == 0
 
 
-def test_a_dry_run_needs_no_network_and_makes_nothing(
+def test_a_dry_run_uses_no_network_and_makes_no_job(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -244,7 +244,7 @@ def test_a_dry_run_needs_no_network_and_makes_nothing(
         (("--bucket", "b", "--on", "v5e-17"), 'submit.on: found "v5e-17", allowed counts of v5e:'),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(
+def test_a_mistake_is_one_line_and_makes_no_job(
     config: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -267,7 +267,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
         (("stop", "{b}/jobs/other"), "other: no such job"),
     ],
 )
-def test_a_job_that_is_not_there_is_one_line(
+def test_a_missing_job_is_one_line(
     provider: Provider, config: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     invoke("submit", config, "--bucket", tmp_path / "b")

@@ -1,4 +1,4 @@
-"""What a job is made of: data that is whole, names that no shell reads, no secrets."""
+"""Inputs of a job: complete data, names safe in a shell, no secrets."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def _respell(root: Path) -> None:
 
 
 def _another(root: Path) -> None:
-    """A tokenizer from elsewhere, whole, without our hash of it."""
+    """A foreign valid tokenizer, without our hash."""
     _respell(root)
     path = root / "tokenizer" / "tokenizer_config.json"
     values = json.loads(path.read_text())
@@ -51,7 +51,7 @@ def _another(root: Path) -> None:
     ],
     ids=["cut", "dataset gone", "tokenizer changed", "another"],
 )
-def test_data_that_is_not_whole_or_not_of_the_tokenizer_is_refused(
+def test_incomplete_or_mismatched_data_are_refused(
     provider: Provider,
     config: Path,
     project: Path,
@@ -79,8 +79,8 @@ def test_data_that_is_not_whole_or_not_of_the_tokenizer_is_refused(
 @pytest.mark.parametrize(
     "evil", ["$(touch x)", "a;touch x", "a`touch x`", "a\ntouch x", "a\n", "a b"]
 )
-def test_no_name_of_a_job_is_anything_to_a_shell(evil: str) -> None:
-    """Of every text of the section, but for a bucket, which stays out of commands or is quoted."""
+def test_names_of_a_job_are_safe_in_a_shell(evil: str) -> None:
+    """Every text of the section except the bucket, which commands omit or quote."""
     texts = {name for name, field in SubmitSection.model_fields.items() if "str" in str(field)}
     texts -= {"bucket", "launcher", "provisioning"}
     assert {"name", "zone", "project", "image", "labels", "service_account"} <= texts
@@ -90,7 +90,7 @@ def test_no_name_of_a_job_is_anything_to_a_shell(evil: str) -> None:
                 parse_config({"submit": {name: value}}, source="test")
 
 
-def test_no_secret_of_the_submitter_goes_with_a_job(
+def test_a_job_has_no_secret_of_the_submitter(
     provider: Provider, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "s3cr3t-0f-the-submitter"
@@ -114,7 +114,7 @@ def test_no_secret_of_the_submitter_goes_with_a_job(
     assert not any(secret in text for text in shown)
 
 
-def test_every_path_of_a_run_is_one_that_hosts_reach() -> None:
+def test_hosts_can_reach_every_path_of_a_run() -> None:
     train = {"phases": [{"dataset": "data/a", "steps": 1}, {"dataset": "gs://other/b", "steps": 1}]}
     values = {"run_dir": "runs/base", "tokenizer": "./tok", "train": train}
     found = for_hosts(values, "gs://b")

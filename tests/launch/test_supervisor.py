@@ -1,4 +1,4 @@
-"""Everything that may happen to a job ends as designed, with nothing left that bills."""
+"""Every event in a job's life leads to the designed end, without billing leftovers."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ TWO = (
 
 
 class Killed(BaseException):
-    """The end of a supervisor's process."""
+    """Simulates the end of a supervisor's process."""
 
 
 def steps(first: int = 0) -> Any:
@@ -31,14 +31,14 @@ def steps(first: int = 0) -> Any:
 
 
 def running(directory: Path, **submit: Any) -> World:
-    """Returns a job whose first machines come after two minutes."""
+    """Returns a job whose first machines arrive after two minutes."""
     world = World(directory, **submit)
     world.activate(1, steps=steps())
     return world
 
 
 def ends(world: World, outcome: str) -> SupervisorState:
-    """Checks how a job ended: as it should, written down, and with nothing left."""
+    """Asserts a job's recorded outcome and that no machines are left."""
     found = read_state(world.files)
     assert found.outcome == outcome, (found, world.said)
     assert world.launcher.machines == {}
@@ -52,13 +52,13 @@ def test_a_job_is_made_watched_and_deleted(tmp_path: Path) -> None:
     found = ends(world, "done")
     assert found.message == "at step 500"
     assert world.launcher.created == ["base-1"]
-    # From the look before it was active to the one after the end, at 10 dollars an hour.
+    # Billed from the request before its activation to the one after its end, at $10 an hour.
     assert found.dollars(world.job.placements, world.clock.now) == pytest.approx(
         10 * (HOUR - 60) / HOUR, rel=0.05
     )
 
 
-def test_what_was_suspended_is_deleted_and_made_again(tmp_path: Path) -> None:
+def test_suspended_machines_are_deleted_and_replaced(tmp_path: Path) -> None:
     world = running(tmp_path)
     world.becomes(State.SUSPENDED, "preempted", at=HOUR - 130)
     world.activate(2, after=HOUR + 400, steps=steps(400))
@@ -68,11 +68,11 @@ def test_what_was_suspended_is_deleted_and_made_again(tmp_path: Path) -> None:
     assert [record.end for record in found.attempts] == ["taken", "over"]
     assert found.attempts[0].reason == "suspended: preempted"
     assert "base-1: taken: suspended: preempted" in world.said
-    # What was taken back bills nothing any more.
+    # Preempted machines no longer bill.
     assert found.attempts[0].hours(world.clock.now) < 1.0
 
 
-def test_a_run_that_was_done_before_its_machines_were_taken_is_done(tmp_path: Path) -> None:
+def test_a_run_done_before_preemption_is_done(tmp_path: Path) -> None:
     world = running(tmp_path)
     world.clock.after(HOUR, lambda: world.beat(1, "done", exit_code=0, step=900))
     world.becomes(State.SUSPENDED, at=HOUR)
@@ -110,9 +110,7 @@ def test_without_quota_anywhere_the_job_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [UserError("permission denied: tpu.nodes.create"), NotOurs("base-1 is not yours")]
 )
-def test_what_only_the_user_can_mend_ends_the_job_and_deletes_nothing(
-    tmp_path: Path, error: UserError
-) -> None:
+def test_a_users_error_ends_the_job_without_deletions(tmp_path: Path, error: UserError) -> None:
     world = World(tmp_path)
     world.launcher.on_create = world.launcher.on_delete = raising(error)
     with pytest.raises(type(error), match=f"^{error}$"):
@@ -122,7 +120,7 @@ def test_what_only_the_user_can_mend_ends_the_job_and_deletes_nothing(
 
 
 class Login:
-    """Credentials that run out and come back."""
+    """Credentials that expire and are renewed."""
 
     def __init__(self, world: World) -> None:
         self.valid, self.world = True, world
@@ -135,12 +133,12 @@ class Login:
             raise NoCredentials("tpu.googleapis.com: no credentials")
 
     def expires(self, *, hours: float) -> None:
-        """They are refused from now on, for a while."""
+        """Refuses the credentials for a while from now on."""
         self.valid = False
         self.world.clock.after(hours * HOUR, lambda: setattr(self, "valid", True))
 
     def make_without_answer(self, attempt: Attempt) -> None:
-        """Makes the machines, and then nothing is heard."""
+        """Makes the machines, and then loses the answer."""
         self.world.launcher.machines[attempt.resource] = Machines(attempt)
         self.world.launcher.created.append(attempt.resource)
         self.world.launcher.on_create = lambda attempt: None
@@ -148,7 +146,7 @@ class Login:
         raise Unavailable("503 the answer is lost")
 
 
-def test_credentials_that_run_out_after_a_lost_answer_lose_no_machines(tmp_path: Path) -> None:
+def test_expired_credentials_do_not_lose_machines(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.launcher.on_create = Login(world).make_without_answer
     world.activate(1, after=HOUR + 60, steps=steps())
@@ -158,7 +156,7 @@ def test_credentials_that_run_out_after_a_lost_answer_lose_no_machines(tmp_path:
     assert "base-1: trying again: tpu.googleapis.com: no credentials" in world.said
 
 
-def test_a_job_is_not_over_while_what_may_exist_cannot_be_deleted(tmp_path: Path) -> None:
+def test_a_job_is_not_over_until_machines_are_deleted(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.launcher.on_create = Login(world).make_without_answer
     world.clock.after(600, lambda: world.files.stop.write_text("{}"))
@@ -169,7 +167,7 @@ def test_a_job_is_not_over_while_what_may_exist_cannot_be_deleted(tmp_path: Path
     assert any(said.startswith(line) for said in world.said)
 
 
-def test_credentials_that_run_out_before_machines_are_asked_for_again_are_waited_for(
+def test_the_supervisor_waits_for_renewed_credentials(
     tmp_path: Path,
 ) -> None:
     world = running(tmp_path)
@@ -181,7 +179,7 @@ def test_credentials_that_run_out_before_machines_are_asked_for_again_are_waited
     assert [record.end for record in ends(world, "done").attempts] == ["taken", "over"]
 
 
-def test_who_has_no_credentials_to_begin_with_is_told_so_at_once(tmp_path: Path) -> None:
+def test_missing_credentials_are_named_at_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     Login(world).valid = False
     with pytest.raises(NoCredentials):
@@ -191,7 +189,7 @@ def test_who_has_no_credentials_to_begin_with_is_told_so_at_once(tmp_path: Path)
 
 
 @pytest.mark.parametrize("by_itself", [True, False], ids=["service", "supervisor"])
-def test_capacity_that_never_comes_ends_the_job(tmp_path: Path, by_itself: bool) -> None:
+def test_missing_capacity_ends_the_job(tmp_path: Path, by_itself: bool) -> None:
     world = World(tmp_path, placements=TWO, limits=LimitsSection(wait_hours=2.0))
     for number in (1, 2) if by_itself else ():  # valid-until
         world.becomes(State.FAILED, attempt=number, at=number * (2 * HOUR + 60) - 70)
@@ -203,7 +201,7 @@ def test_capacity_that_never_comes_ends_the_job(tmp_path: Path, by_itself: bool)
     assert 4.0 <= found.hours(world.clock.now) < 4.2
 
 
-def test_of_several_places_none_is_waited_for_long_and_all_for_ever(tmp_path: Path) -> None:
+def test_places_are_tried_in_turn_without_end(tmp_path: Path) -> None:
     world = World(tmp_path, placements=TWO)
     world.activate(12, after=3.4 * HOUR)
     world.run_until_done(12, at=3.5 * HOUR, step=1)
@@ -212,7 +210,7 @@ def test_of_several_places_none_is_waited_for_long_and_all_for_ever(tmp_path: Pa
     assert [record.placement for record in found.attempts[:4]] == [0, 1, 0, 1]
 
 
-def test_a_service_that_fails_now_and_then_or_for_an_hour_changes_nothing(tmp_path: Path) -> None:
+def test_service_outages_do_not_change_the_outcome(tmp_path: Path) -> None:
     world = World(tmp_path)
     fails, count = itertools.count(), world.launcher._count
 
@@ -232,9 +230,7 @@ def test_a_service_that_fails_now_and_then_or_for_an_hour_changes_nothing(tmp_pa
 
 
 @pytest.mark.parametrize("method", ["observe", "delete"])
-def test_no_refusal_of_the_service_ends_a_supervisor_whose_machines_bill(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_refusal_does_not_end_a_supervisor_while_billing(tmp_path: Path, method: str) -> None:
     world = running(tmp_path)
     world.fails(method, UserError("base-1: stream terminated"), at=HOUR, until=3 * HOUR)
     world.run_until_done(1, at=2 * HOUR, step=70)
@@ -242,7 +238,7 @@ def test_no_refusal_of_the_service_ends_a_supervisor_whose_machines_bill(
     assert any("stream terminated" in line for line in world.said)
 
 
-def test_a_fault_that_nobody_foresaw_is_said_once_and_looked_at_again(tmp_path: Path) -> None:
+def test_an_unforeseen_error_is_printed_once_and_retried(tmp_path: Path) -> None:
     """An error that ended the supervisor would leave machines that bill."""
     world = running(tmp_path)
     world.said.faults_meant = True
@@ -253,7 +249,7 @@ def test_a_fault_that_nobody_foresaw_is_said_once_and_looked_at_again(tmp_path: 
     assert said.startswith("base-1: trying again after what nobody foresaw: KeyError: ")
 
 
-def test_a_limit_is_kept_although_machines_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_limits_hold_while_machines_are_unreachable(tmp_path: Path) -> None:
     world = running(tmp_path, limits=LimitsSection(cost=25.0))
     world.said.faults_meant = True
     world.fails("observe", KeyError("replicatedJobs"), at=HOUR, until=30 * HOUR)
@@ -262,7 +258,7 @@ def test_a_limit_is_kept_although_machines_cannot_be_looked_at(tmp_path: Path) -
     assert 24.0 < found.dollars(world.job.placements, world.clock.now) <= 25.0
 
 
-def test_a_worker_that_never_starts_is_replaced_and_twice_ends_the_job(tmp_path: Path) -> None:
+def test_a_second_worker_that_never_starts_ends_the_job(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.activate(1, after=60, workers=[0])
     world.activate(2, after=2000, workers=[0])
@@ -273,7 +269,7 @@ def test_a_worker_that_never_starts_is_replaced_and_twice_ends_the_job(tmp_path:
     assert world.launcher.created == ["base-1", "base-2"]
 
 
-def test_a_host_that_falls_silent_is_replaced(tmp_path: Path) -> None:
+def test_a_silent_host_is_replaced(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.activate(1, after=60, steps=steps(), workers=[0])
     for minutes in range(2, 7):
@@ -286,10 +282,8 @@ def test_a_host_that_falls_silent_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
-def test_a_supervisor_killed_about_a_creation_leaves_one_set_of_machines(
-    tmp_path: Path, dies: str
-) -> None:
-    """Between the note that machines will be asked for, the request, and the note of its answer."""
+def test_a_kill_around_a_creation_leaves_one_set_of_machines(tmp_path: Path, dies: str) -> None:
+    """The kill comes before or after the request, between the records of intention and answer."""
     world = World(tmp_path)
     create = world.launcher.create
     world.launcher.create = raising(Killed())
@@ -306,7 +300,7 @@ def test_a_supervisor_killed_about_a_creation_leaves_one_set_of_machines(
     assert world.launcher.created == ["base-1"]
 
 
-def test_a_supervisor_killed_at_the_end_is_followed_by_one_that_deletes(tmp_path: Path) -> None:
+def test_a_killed_supervisors_successor_deletes_machines(tmp_path: Path) -> None:
     world = running(tmp_path)
     world.launcher.on_delete = raising(Killed())
     with pytest.raises(Killed):
@@ -317,7 +311,7 @@ def test_a_supervisor_killed_at_the_end_is_followed_by_one_that_deletes(tmp_path
     ends(world, "done")
 
 
-def test_a_job_that_is_interrupted_again_while_it_is_deleted_stays_over(tmp_path: Path) -> None:
+def test_an_interrupted_deletion_keeps_the_job_over(tmp_path: Path) -> None:
     world = running(tmp_path)
 
     def take_a_while(attempt: Attempt) -> None:
@@ -338,7 +332,7 @@ def test_a_job_that_is_interrupted_again_while_it_is_deleted_stays_over(tmp_path
     assert world.launcher.created == ["base-1"]
 
 
-def test_what_cannot_be_written_is_deleted_all_the_same(tmp_path: Path) -> None:
+def test_machines_are_deleted_even_if_writes_fail(tmp_path: Path) -> None:
     world = running(tmp_path)
     begin, end = bucket_outage()
     world.clock.after(HOUR, begin)
@@ -352,7 +346,7 @@ def test_what_cannot_be_written_is_deleted_all_the_same(tmp_path: Path) -> None:
     ends(world, "done")
 
 
-def test_the_second_supervisor_is_refused_and_touches_nothing(tmp_path: Path) -> None:
+def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
     with (
         pytest.raises(UserError, match=r"is watched by another process \(host and process .+ \d+"),
@@ -365,10 +359,10 @@ def test_the_second_supervisor_is_refused_and_touches_nothing(tmp_path: Path) ->
     assert world.launcher.requests["create"] == 0
 
 
-def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(tmp_path: Path) -> None:
+def test_a_bucket_outage_does_not_change_the_outcome(tmp_path: Path) -> None:
     world = running(tmp_path)
     begin, end = bucket_outage()
-    # For longer than a silence of hosts is borne, which theirs is not.
+    # The outage is longer than the timeout of heartbeats, which must not end the hosts.
     world.clock.after(HOUR, begin)
     world.clock.after(HOUR + 3 * PACE.silence, end)
     world.run_until_done(1, at=3 * HOUR, step=70)
@@ -376,9 +370,7 @@ def test_a_bucket_that_cannot_be_reached_for_a_while_changes_nothing(tmp_path: P
     assert any("cannot be read" in line for line in world.said)
 
 
-def test_a_lease_that_the_bucket_does_not_tell_of_is_not_lost_but_one_that_another_has_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_another_holder_ends_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = running(tmp_path)
 
     def answers(error: Exception) -> None:
@@ -390,10 +382,10 @@ def test_a_lease_that_the_bucket_does_not_tell_of_is_not_lost_but_one_that_anoth
         world.supervisor().run()
     assert world.clock.now - world.job.submitted >= 2 * HOUR
     assert any("trying again: gs://b/lease: no answer" in line for line in world.said)
-    assert list(world.launcher.machines) == ["base-1"]  # they are the other's now
+    assert list(world.launcher.machines) == ["base-1"]  # they now belong to the other supervisor
 
 
-def test_no_machines_are_asked_for_that_could_not_be_written_down(tmp_path: Path) -> None:
+def test_unrecorded_machines_are_never_requested(tmp_path: Path) -> None:
     world = World(tmp_path)
     begin, end = bucket_outage()
     world.clock.after(HOUR, lambda: end() if not world.launcher.created else None)
@@ -431,7 +423,7 @@ def test_hours_and_retries_have_limits(tmp_path: Path) -> None:
     assert world.launcher.created == ["base-1", "base-2", "base-3"]
 
 
-def test_a_run_that_stopped_itself_is_not_started_again_and_its_dump_is_named(
+def test_a_run_that_stopped_itself_is_not_restarted(
     tmp_path: Path,
 ) -> None:
     world = running(tmp_path)
@@ -447,10 +439,8 @@ def test_a_run_that_stopped_itself_is_not_started_again_and_its_dump_is_named(
 
 
 @pytest.mark.parametrize("state", ["running", "restarting", None])
-def test_a_host_that_is_not_done_after_another_one_keeps_no_machines(
-    tmp_path: Path, state: str | None
-) -> None:
-    """Its process hangs after the last save, it waits for what has ended, or it is silent."""
+def test_machines_are_deleted_despite_an_unfinished_host(tmp_path: Path, state: str | None) -> None:
+    """Its process hangs after the last save, waits for an ended peer, or is silent."""
     world = running(tmp_path)
 
     def other_goes_on() -> None:
@@ -468,7 +458,7 @@ def test_a_host_that_is_not_done_after_another_one_keeps_no_machines(
     assert found.hours(world.clock.now) < 1.5
 
 
-def test_machines_that_fail_at_the_same_step_twice_end_the_job_with_the_dumps_name(
+def test_failing_twice_at_a_step_ends_the_job(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
@@ -483,7 +473,7 @@ def test_machines_that_fail_at_the_same_step_twice_end_the_job_with_the_dumps_na
     assert world.launcher.created == ["base-1", "base-2", "base-3"]
 
 
-def test_requests_that_fail_before_there_are_machines_are_not_made_for_ever(tmp_path: Path) -> None:
+def test_failing_requests_have_a_limit(tmp_path: Path) -> None:
     world = World(tmp_path, placements=TWO)
     world.launcher.on_create = lambda attempt: world.clock.after(
         1, lambda: world.launcher.become(attempt.resource, State.FAILED, "internal error")
@@ -494,7 +484,7 @@ def test_requests_that_fail_before_there_are_machines_are_not_made_for_ever(tmp_
     assert [record.placement for record in found.attempts] == [0, 1, 0, 1, 0, 1]
 
 
-def test_machines_that_somebody_deleted_are_made_again(tmp_path: Path) -> None:
+def test_externally_deleted_machines_are_replaced(tmp_path: Path) -> None:
     world = running(tmp_path)
     world.clock.after(HOUR, lambda: world.launcher.machines.clear())
     world.activate(2, after=1.1 * HOUR, steps=steps(50))
@@ -502,8 +492,8 @@ def test_machines_that_somebody_deleted_are_made_again(tmp_path: Path) -> None:
     assert ends(world, "done").attempts[0].reason == "deleted by somebody else"
 
 
-def test_machines_that_came_while_the_supervisor_slept_may_start(tmp_path: Path) -> None:
-    """A laptop that was closed for ten hours has not seen when they came."""
+def test_machines_from_a_suspended_time_may_start(tmp_path: Path) -> None:
+    """A laptop closed for ten hours did not see their arrival."""
     world = World(tmp_path)
 
     def sleep() -> None:
@@ -516,8 +506,8 @@ def test_machines_that_came_while_the_supervisor_slept_may_start(tmp_path: Path)
     assert len(ends(world, "done").attempts) == 1
 
 
-def test_machines_that_start_for_ever_are_given_up(tmp_path: Path) -> None:
-    """In their time from the first sight to the first word; being active does not prolong it."""
+def test_machines_that_never_start_have_a_time_limit(tmp_path: Path) -> None:
+    """The limit runs from the first sight to the first heartbeat; activation does not extend it."""
     world = World(tmp_path)
     world.becomes(State.STARTING, at=120)
     world.becomes(State.STARTING, attempt=2, at=2400)
@@ -530,10 +520,8 @@ def test_machines_that_start_for_ever_are_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("poll", [60.0, 600.0])
-def test_each_minute_of_watching_has_a_line_and_each_look_one_request(
-    tmp_path: Path, poll: float
-) -> None:
-    """State, step of steps, loss, dollars and the time left."""
+def test_watching_prints_a_line_each_minute(tmp_path: Path, poll: float) -> None:
+    """State, step and number of steps, loss, dollars and time left."""
     world = World(tmp_path)
     world.files.config.write_text("train: {phases: [{steps: 600}, {steps: 400}]}")
     world.activate(1, after=600, steps=steps(), loss=6.5)
@@ -553,7 +541,7 @@ def test_each_minute_of_watching_has_a_line_and_each_look_one_request(
         assert "base-1: waiting for capacity, 5 min since the request, $0.00 so far" in world.said
 
 
-def test_a_restart_of_a_host_is_told_once_when_it_happens_and_not_by_the_next_supervisor(
+def test_a_hosts_restart_is_printed_once(
     tmp_path: Path,
 ) -> None:
     world = running(tmp_path)
@@ -563,7 +551,7 @@ def test_a_restart_of_a_host_is_told_once_when_it_happens_and_not_by_the_next_su
     def restart() -> None:
         world.beat(1, "restarting", workers=[0], endings=(lost,), step=30)
         world.beat(1, "restarting", workers=[1], endings=(hung,), step=30)
-        world.ended.add(1)  # beats no more
+        world.ended.add(1)  # no more heartbeats
 
     world.clock.after(HOUR, restart)
     world.clock.after(HOUR + 300, raising(KeyboardInterrupt()))
@@ -575,14 +563,14 @@ def test_a_restart_of_a_host_is_told_once_when_it_happens_and_not_by_the_next_su
     assert world.said.count(line) == 1
 
 
-def test_machines_that_ran_and_wait_again_are_not_given_up_for_want_of_capacity(
+def test_machines_that_wait_again_are_not_abandoned(
     tmp_path: Path,
 ) -> None:
-    """As pods do that JobSet makes anew: for how long, their launcher knows."""
+    """Like pods recreated by JobSet: their launcher knows how long they have waited."""
     world = running(tmp_path, limits=LimitsSection(wait_hours=1.0))
     world.becomes(State.WAITING, at=2 * HOUR)
     world.becomes(State.ACTIVE, at=2.5 * HOUR)
-    # Their hosts' last word is half an hour old, and the next takes a while.
+    # Their last heartbeat is half an hour old, and the next takes a while.
     world.clock.after(2.5 * HOUR + 300, lambda: world.keep_beating(1, steps(200)))
     world.run_until_done(1, at=2.8 * HOUR, step=900)
     assert len(ends(world, "done").attempts) == 1

@@ -1,8 +1,8 @@
 """The Cloud TPU API on loopback: Google's own messages, the documented states, and its failures.
 
-A queued resource goes CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING, ACTIVE, a state each
-time that it is looked at; `suspend` takes it back. Nodes exist, and bill, from PROVISIONING until
-they are deleted. What the messages cannot say is in `Faults`.
+A queued resource passes through CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING, ACTIVE,
+one state per request; `suspend` preempts it. Nodes exist, and bill, from PROVISIONING until their
+deletion. `Faults` sets failures.
 """
 
 import concurrent.futures
@@ -43,15 +43,15 @@ _TYPES = {
 
 @dataclasses.dataclass
 class Faults:
-    """What goes wrong.
+    """The service's failures.
 
     Attributes:
-        share_unavailable: of all requests, which are answered 503.
-        next_errors: by method, answered in turn before it does anything.
-        lost_answers: by method, how many requests are done and then answered 503.
-        quota: chips that a zone may have; None: any number.
-        no_capacity: zones in which nothing leaves the queue.
-        late_quota: zones in which a request is accepted, and fails by its quota in the queue.
+        share_unavailable: share of all requests that are answered 503.
+        next_errors: errors by method, raised in turn before execution.
+        lost_answers: by method, number of requests executed but answered 503.
+        quota: maximum chips per zone, or None.
+        no_capacity: zones where requests stay in the queue.
+        late_quota: zones where an accepted request fails in the queue for lack of quota.
     """
 
     share_unavailable: float = 0.0
@@ -64,7 +64,7 @@ class Faults:
 
 @dataclasses.dataclass
 class Held:
-    """A queued resource, and what the service knows of it besides."""
+    """A queued resource, with the service's internal state."""
 
     message: tpu_v2.QueuedResource
     created: float
@@ -72,12 +72,12 @@ class Held:
 
 
 class TpuService(grpc.GenericRpcHandler):
-    """The service. Tests read its fields and set its `faults`.
+    """The service. Tests read its attributes and set its `faults`.
 
     Args:
-        clock: of `valid_until_duration`.
+        clock: clock for `valid_until_duration`.
         start: starts the hosts of a queued resource, given its name and node.
-        stop: ends them: the notice that a machine gets, then its end.
+        stop: ends them: a machine's notice, then its end.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class TpuService(grpc.GenericRpcHandler):
         self._lock = threading.RLock()
         self._random = random.Random(0)
 
-    # What a test looks at and does.
+    # Methods for tests.
 
     def phase(self, name: str) -> Phase | None:
-        """The state of a queued resource by its last name; None: there is none."""
+        """The state of a queued resource by the last part of its name, or None."""
         held = self._named(name)
         return None if held is None else held.message.state.state
 
@@ -107,7 +107,7 @@ class TpuService(grpc.GenericRpcHandler):
         return [node.name for held in self._held.values() for node in held.nodes]
 
     def suspend(self, name: str) -> None:
-        """Takes the machines back. The resource stays SUSPENDING until it is looked at."""
+        """Preempts the machines. The resource stays SUSPENDING until the next request."""
         held = self._named(name)
         assert held is not None
         state = held.message.state
@@ -118,13 +118,13 @@ class TpuService(grpc.GenericRpcHandler):
         held.nodes.clear()
 
     def make_by_hand(self, node: tpu_v2.Node) -> None:
-        """A node that no queued resource owns."""
+        """Makes a node without a queued resource."""
         held = Held(tpu_v2.QueuedResource(name=f"by-hand/{node.name}"), 0.0, [node])
         self._held[held.message.name] = held
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Serves all clients that are made in the block."""
+        """Serves all clients created in the block."""
         pool = concurrent.futures.ThreadPoolExecutor(4)
         server = grpc.server(pool, handlers=[self])
         port = server.add_insecure_port("127.0.0.1:0")
@@ -145,7 +145,7 @@ class TpuService(grpc.GenericRpcHandler):
             for held in self._held.values():
                 self._stop(held.message.name.rpartition("/")[2])
 
-    # What the API does: its methods by their names.
+    # Methods of the API, under their names.
 
     def CreateQueuedResource(self, request: Any) -> operations_pb2.Operation:
         name = f"{request.parent}/queuedResources/{request.queued_resource_id}"
@@ -175,11 +175,11 @@ class TpuService(grpc.GenericRpcHandler):
         )
 
     def DeleteQueuedResource(self, request: Any) -> operations_pb2.Operation:
-        """Of an active one only by force; it takes a while."""
+        """Deletes slowly; an active resource only with force."""
         held = self._require(request.name)
         if held.nodes and not request.force:
             raise refusal(code_pb2.FAILED_PRECONDITION, "has nodes; delete them, or use force")
-        if held.message.state.state == Phase.DELETING:  # it has taken a while
+        if held.message.state.state == Phase.DELETING:  # the second request finds it deleted
             self._stop(request.name.rpartition("/")[2])
             del self._held[request.name]
         else:
@@ -187,7 +187,7 @@ class TpuService(grpc.GenericRpcHandler):
         return operations_pb2.Operation(name="operations/2", done=False)
 
     def ListNodes(self, request: Any) -> tpu_v2.ListNodesResponse:
-        """Of a zone, or of all for ``-``."""
+        """Lists the nodes of a zone, or of all zones for ``-``."""
         place = request.parent.removesuffix("-")
         every = [node for held in self._held.values() for node in held.nodes]
         return tpu_v2.ListNodesResponse(nodes=[n for n in every if n.name.startswith(place)])
@@ -214,7 +214,7 @@ class TpuService(grpc.GenericRpcHandler):
         return cloudquotas_v1.QuotaInfo(name=request.name, dimensions_infos=[default, other])
 
     def service(self, handler_call_details: Any) -> Any:
-        """Returns what answers a method, with the official types of request and answer."""
+        """Returns a method's handler, with the official types of request and answer."""
         service, method = handler_call_details.method.lstrip("/").split("/")
         module: Any = cloudquotas_v1 if method == "GetQuotaInfo" else tpu_v2
         assert service in ("google.cloud.tpu.v2.Tpu", "google.api.cloudquotas.v1.CloudQuotas")
@@ -300,7 +300,7 @@ def refusal(code: int, message: str, *details: Any) -> Refusal:
 
 
 def quota_error(zone: str, limit: int) -> Refusal:
-    """What Cloud TPU says when a project may not have so many chips."""
+    """Cloud TPU's error for a project with too little quota."""
     text = (
         f"Quota limit 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: {limit}"
     )
@@ -319,7 +319,7 @@ def not_enabled() -> status_pb2.Status:
 
 
 def too_fast(seconds: int) -> status_pb2.Status:
-    """429 with a time after which to ask again."""
+    """429 with a time to retry after."""
     info = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=seconds))
     return status(code_pb2.RESOURCE_EXHAUSTED, "Quota exceeded for read requests per minute", info)
 
