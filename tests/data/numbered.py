@@ -33,7 +33,7 @@ def token_owner(documents: TokenisedDocuments) -> np.ndarray:
 
 
 def pairs_of(documents: TokenisedDocuments, section: PairingSection, *, seed: int) -> list[Pair]:
-    """The examples, of a kind with a second span."""
+    """Makes examples with a second span."""
     pairs = list(pair_documents(documents, section, seed=seed))
     assert all(isinstance(pair, Pair) for pair in pairs)
     return pairs  # pyright: ignore[reportReturnType]
@@ -42,7 +42,7 @@ def pairs_of(documents: TokenisedDocuments, section: PairingSection, *, seed: in
 def singles_of(
     documents: TokenisedDocuments, section: PairingSection, *, seed: int = 0
 ) -> list[Single]:
-    """The examples, of a kind without a second span."""
+    """Makes examples without a second span."""
     singles = list(pair_documents(documents, section, seed=seed))
     assert all(isinstance(single, Single) for single in singles)
     return singles  # pyright: ignore[reportReturnType]

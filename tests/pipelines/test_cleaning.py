@@ -115,7 +115,7 @@ def evaluation_files(directory: Path) -> list[str]:
         "1\tNothing in here that anyone would have written anywhere else at all.\tx\t0\n"
         "2\ttoo short\tthis too\t0\n"
     )
-    context = "A context of entirely new words for every file."
+    context = "A context of which every word is new to all of them here."
     questions = [{"question": "Does the quick brown fox jump over the lazy dog?"}]
     squad = {"data": [{"paragraphs": [{"context": context, "qas": questions}]}]}
     (directory / "squad.json").write_text(json.dumps(squad))

@@ -74,7 +74,7 @@ def test_the_label_is_correct(
 def test_every_sentence_is_used_even_displaced_ones(
     sizes: list[int], max_seq_length: int, short: float, seed: int
 ) -> None:
-    # Sentences of one token reach the target exactly, so nothing is truncated.
+    # Sentences of one token reach the target exactly, without truncation.
     documents = numbered([[1] * size for size in sizes])
     section = PairingSection(max_seq_length=max_seq_length, short_seq_prob=short)
     starts = documents.document_starts
@@ -225,7 +225,7 @@ def test_settings_without_effect_are_refused(values: dict[str, float | str], mes
 def test_every_sentence_is_used_once_except_last_partners(
     sizes: list[int], max_seq_length: int, seed: int
 ) -> None:
-    # Sentences of one token reach the target exactly, so nothing is truncated.
+    # Sentences of one token reach the target exactly, without truncation.
     documents = numbered([[1] * size for size in sizes])
     section = PairingSection(kind="sop", max_seq_length=max_seq_length, dupe_factor=1)
     uses = np.zeros(len(documents.tokens), int)

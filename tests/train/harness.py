@@ -29,7 +29,7 @@ QUICK = {"xla_backend_optimization_level": 0}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What to train, apart from the mesh. Hashable, as a key of cached first states."""
+    """Settings of training without the mesh. Hashable, as a key of cached first states."""
 
     dropout: float = 0.0
     optimizer: str = "adamw"

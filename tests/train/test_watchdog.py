@@ -1,4 +1,4 @@
-"""What the watchdog counts as a hanging step. A real one: `tests/processes/test_deaths.py`."""
+"""Steps that the watchdog treats as hanging. A real one: `tests/processes/test_deaths.py`."""
 
 import contextlib
 import subprocess
