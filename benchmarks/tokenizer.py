@@ -1,7 +1,7 @@
 """Tokens per second of our WordPiece and of Hugging Face ``tokenizers`` called directly.
 
 ``python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]``: one thread each, the same
-vocabulary, the same lines, timed by turns. Without arguments the text is the manual that every
+vocabulary, the same lines, timed in turns. Without arguments the text is the manual that every
 Python carries (``pydoc_data.topics``), and the vocabulary is trained on it.
 """
 

@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def architecture(name: str) -> Architecture:
-    """Returns the sizes that ``L4H256`` stands for: heads of 64 columns, an FFN 4 times as wide."""
+    """Returns the sizes of ``L4H256``: heads of 64 columns, an FFN 4 times as wide."""
     found = re.fullmatch(r"L(\d+)H(\d+)", name)
     if found is None or int(found[2]) % 64 or not int(found[1]) or not int(found[2]):
         raise argparse.ArgumentTypeError(

@@ -46,7 +46,9 @@ def test_precedence_is_section_environment_gcloud(
     assert (settings.project, settings.zone) == ("mine", ("a-b", "c-d"))
 
 
-def test_without_gcloud_nothing_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_gcloud_there_are_no_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "nowhere"))
     assert with_gcloud_settings(SubmitSection()) == SubmitSection()
     (tmp_path / "configurations" / "config_work").write_bytes(b"no section\n\xff")

@@ -165,7 +165,7 @@ def test_waiting_for_preempted_pods_counts_from_preemption(world: World) -> None
     assert (seen.state, seen.message) == (State.SUSPENDED, "no capacity within 2 h: no nodes")
 
 
-def test_transient_cluster_errors_are_retried_when_told(world: World) -> None:
+def test_transient_cluster_errors_are_retried_after_a_pause(world: World) -> None:
     world.cluster.errors = [
         (503, {}, "try again"),
         (429, {"Retry-After": "17"}, "too many requests"),

@@ -78,7 +78,7 @@ def test_the_readmes_other_verbs_accept_its_arguments(monkeypatch: pytest.Monkey
     assert seen == {"vocab", "examples", "pretrain", "submit", "jobs"}
 
 
-def test_copied_files_are_those_the_configuration_reads() -> None:
+def test_the_page_copies_the_configurations_files() -> None:
     (copied,) = (
         set(words[4:-1])
         for words in commands(README, BUCKET="gs://your-bucket")

@@ -126,7 +126,7 @@ def test_a_vector_shared_by_all_keys_costs_no_precision(core: Any) -> None:
         (2, 128, 1, 32, 128),  # as many queries as tokens, in random order
     ],
 )
-def test_selected_queries_equal_those_among_all(
+def test_selected_queries_equal_the_full_result(
     rows: int, length: int, heads: int, columns: int, queries: int
 ) -> None:
     rng = np.random.default_rng(5)

@@ -94,7 +94,7 @@ def test_every_topology_has_a_verdict(config: Path, fake: FakeCompiler) -> None:
     assert second.startswith("v5e:2x4: Fits (50% of HBM)")
 
 
-def test_without_libtpu_one_line_names_what_to_install(
+def test_without_libtpu_one_line_names_the_package(
     config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -93,7 +93,7 @@ def test_every_epoch_has_every_row_once(tuned: Path) -> None:
         assert epoch == dict.fromkeys(range(160), 1)
 
 
-def test_the_same_command_again_changes_nothing(tuned: Path) -> None:
+def test_repeating_the_command_changes_no_file(tuned: Path) -> None:
     before = (tuned / "tuned" / "evaluation.json").read_bytes()
     assert "resuming at step 30 of 30" in ok("finetune", tuned / "config.yaml")
     assert "resuming at step 30 of 30" in ok("finetune", tuned / "tuned" / "config.yaml")

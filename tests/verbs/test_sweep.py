@@ -152,7 +152,7 @@ def test_a_sweeps_best_run_is_an_ordinary_run_directory(swept: Path, tmp_path: P
     assert report.count(">degenerate<") >= 2
 
 
-def test_a_finished_sweep_shows_its_table_and_runs_nothing(
+def test_a_finished_sweep_only_shows_its_table(
     base: dict[str, Any], swept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: pytest.fail("ran again"))
