@@ -18,7 +18,7 @@ import psutil
 from benchmarks.report import report
 from bert_jax.data.dataset.reader import Dataset, open_dataset
 from bert_jax.data.loader.loader import Loader
-from bert_jax.data.loader.row_order import PackingSection
+from bert_jax.data.loader.packing import PackingSection
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.data.rows.masking import MaskingSection

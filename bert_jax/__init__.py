@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bert_jax.data.dataset.cache import CacheSection
     from bert_jax.data.dataset.provenance import MixtureSection, Provenance
     from bert_jax.data.dataset.reader import Dataset, open_dataset
-    from bert_jax.data.loader.row_order import PackingSection
+    from bert_jax.data.loader.packing import PackingSection
     from bert_jax.data.loader.section import LoaderSection
     from bert_jax.data.rows.masking import MaskingSection
     from bert_jax.diagnostics.findings import DoctorReport, Finding

@@ -10,7 +10,7 @@ they come out of the projections: no transpose. A product for one head runs over
 matrix unit pads to 128 in any case. The lanes of the other heads hold segments, so that the product
 which makes the scores masks them as well: no element is compared or replaced.
 
-The kernels are in `attention_bodies`, their blocks in `attention_shape`.
+The kernels are in `attention_kernels`, their blocks in `attention_shape`.
 """
 
 import functools
@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from bert_jax.kernels.attention_bodies import backward_kernel, forward_kernel, scale
+from bert_jax.kernels.attention_kernels import backward_kernel, forward_kernel, scale
 from bert_jax.kernels.attention_shape import Shape, padded, padded_queries
 from bert_jax.kernels.launch import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words

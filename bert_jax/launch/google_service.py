@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.patience import LOGIN, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable
-from bert_jax.launch.requests import Pace, persistently
+from bert_jax.launch.retries import Pace, persistently
 
 # The smallest sufficient roles; tpu_setup/README.md lists them as a custom role.
 _ROLES: Final = {

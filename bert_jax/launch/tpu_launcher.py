@@ -16,7 +16,7 @@ from bert_jax.launch.assignment import JOB_ATTRIBUTE, metadata
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import Existing, Observation, Owner, State
-from bert_jax.launch.requests import Pace, until_gone
+from bert_jax.launch.retries import Pace, until_gone
 
 _Phase = tpu_v2.QueuedResourceState.State
 _STATES: Final = {

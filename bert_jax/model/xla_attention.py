@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bert_jax.kernels.attention_bodies import centred_keys
+from bert_jax.kernels.attention_kernels import centred_keys
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
 from bert_jax.parallel.rules import on_one_cpu
 

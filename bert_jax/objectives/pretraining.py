@@ -15,7 +15,7 @@ from bert_jax.model.config import resolve_architecture
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
 from bert_jax.objectives.registry import make_objective
-from bert_jax.objectives.resume import DataFingerprints, check_resume
+from bert_jax.objectives.resume_rules import DataFingerprints, check_resume
 from bert_jax.objectives.section import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, linear_schedule

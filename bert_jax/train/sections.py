@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 import pydantic
 
-from bert_jax.data.loader.row_order import PackingSection
+from bert_jax.data.loader.packing import PackingSection
 from bert_jax.errors import UserError
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.section import PathText, Section

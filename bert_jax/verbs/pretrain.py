@@ -26,7 +26,7 @@ def pretrain(
     """Pretrains as configured; resumes from the run's last checkpoint if there is one.
 
     A resumed run keeps the settings of its finished steps. Settings of later steps may change; see
-    `bert_jax.objectives.resume`.
+    `bert_jax.objectives.resume_rules`.
 
     Args:
         config: a configuration or its file, with `run_dir`, `tokenizer`, `model` and `train`.

@@ -6,7 +6,8 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from bert_jax.data.loader.row_order import AffinePermutation, PackingPlan, first_fit_decreasing
+from bert_jax.data.loader.packing import PackingPlan, first_fit_decreasing
+from bert_jax.data.loader.row_order import AffinePermutation
 
 settings = hypothesis.settings(deadline=None, max_examples=100)
 CAPACITY = 24

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset.reader import Example
-from bert_jax.data.loader.row_order import PackingPlan
+from bert_jax.data.loader.packing import PackingPlan
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform

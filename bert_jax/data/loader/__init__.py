@@ -1,1 +1,1 @@
-"""The loader: row order, batches, worker processes, data position."""
+"""The loader: row order, packing, batches, worker processes, data position."""

@@ -21,6 +21,7 @@ from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.data.loader import row_order
 from bert_jax.data.loader.batch_maker import EvaluationBatch, ExampleSequence, TrainingBatch
 from bert_jax.data.loader.data_position import PositionedBatches
+from bert_jax.data.loader.packing import PackingPlan
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.worker_process import prepare_worker
 from bert_jax.errors import LoaderWorkerKilled, UserError
@@ -234,7 +235,7 @@ def _order(
             len(dataset), _shuffled(len(dataset), seed, "shuffle", phase)
         )
     index = row_order.LengthIndex(dataset.lengths)
-    plan = row_order.PackingPlan(
+    plan = PackingPlan(
         index.counts, capacity=transform.seq_length, max_examples=transform.max_examples
     )
     return row_order.PackedOrder(

@@ -1,1 +1,1 @@
-"""Row transforms: masking, packing and padding of examples."""
+"""Row transforms: masking and padding of one or several examples."""

@@ -11,7 +11,7 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import LanguageRecord, Provenance, SplitRecord
 from bert_jax.data.dataset.reader import Dataset
-from bert_jax.data.loader.row_order import PackingPlan, PackingSection
+from bert_jax.data.loader.packing import PackingPlan, PackingSection
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.files.atomic import write_whole
 from bert_jax.pipelines.preparation import Preparation, read_preparation

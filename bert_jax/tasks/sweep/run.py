@@ -30,7 +30,7 @@ from bert_jax.files.seal import refuse_changed, sealed
 from bert_jax.runs.checkpoints import load_params, write_checkpoints
 from bert_jax.runs.directory import claim_run, open_run
 from bert_jax.runs.lock import hold_run
-from bert_jax.runs.resume_check import refuse_other_settings
+from bert_jax.runs.setting_changes import refuse_other_settings
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.grid import (

@@ -31,7 +31,7 @@ from bert_jax.runs.directory import (
     write_run,
 )
 from bert_jax.runs.execution import SLOWER, execution_on
-from bert_jax.runs.resume_check import find_changes, refuse_other_settings
+from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.task import Params
 from bert_jax.tasks.batches import TrainBatches

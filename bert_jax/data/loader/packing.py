@@ -1,0 +1,117 @@
+"""Packing: which lengths of examples share a row. See ``docs/adr/0006-packing.md``."""
+
+import bisect
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pydantic
+
+from bert_jax.section import Section
+
+
+class PackingSection(Section):
+    """Several examples in a row; each example attends only to itself.
+
+    Attributes:
+        max_examples: most examples in a row, the [CLS] slots of each row.
+    """
+
+    max_examples: int = pydantic.Field(default=8, ge=2)
+
+
+class RowPattern(NamedTuple):
+    """A number of rows with examples of the same lengths: 30 rows of (300, 200, 12) tokens."""
+
+    rows: int
+    lengths: tuple[int, ...]  # longest first
+
+
+class LengthRank(NamedTuple):
+    """An example of an epoch: the rank-th (from 0) of the examples with this length."""
+
+    length: int
+    rank: int
+
+
+def first_fit_decreasing(
+    counts: Sequence[int] | np.ndarray, *, capacity: int, max_examples: int
+) -> list[RowPattern]:
+    """Packs examples, longest first, each into the first row that has room for it.
+
+    ``counts[3] = 2, counts[5] = 1``, capacity 8 → ``[1 row of (5, 3), 1 row of (3,)]``
+
+    Examples of equal length are placed together, so the time depends on the number of lengths, not
+    of examples (as in "histogram" packing, arXiv 2107.02027, which chooses the fullest row that
+    fits instead of the first). ``counts`` has the number of examples of each length; no example is
+    longer than ``capacity`` tokens. Returns the rows in the order in which they were opened, equal
+    neighbours merged.
+    """
+    patterns: list[RowPattern] = []
+    for length in range(len(counts) - 1, 0, -1):
+        left = int(counts[length])
+        if not left:
+            continue
+        filled: list[RowPattern] = []
+        for pattern in patterns:
+            fit = min(
+                (capacity - sum(pattern.lengths)) // length, max_examples - len(pattern.lengths)
+            )
+            filled += _fill(pattern, length, fit=fit, left=left)
+            left -= min(left, fit * pattern.rows)
+        if left:
+            fit = min(capacity // length, max_examples)
+            filled += _fill(RowPattern(-(-left // fit), ()), length, fit=fit, left=left)
+        patterns = filled
+    return patterns
+
+
+def _fill(pattern: RowPattern, length: int, *, fit: int, left: int) -> list[RowPattern]:
+    """Adds up to ``left`` examples to the rows of a pattern, at most ``fit`` to each row."""
+    if not fit or not left:
+        return [pattern]
+    full = min(pattern.rows, left // fit)
+    rest = left - full * fit if full < pattern.rows else 0
+    parts = (
+        RowPattern(full, (*pattern.lengths, *[length] * fit)),
+        RowPattern(1 if rest else 0, (*pattern.lengths, *[length] * rest)),
+        RowPattern(pattern.rows - full - (1 if rest else 0), pattern.lengths),
+    )
+    return [part for part in parts if part.rows]
+
+
+class PackingPlan:
+    """The rows of an epoch as lengths that share a row; a few kilobytes at any scale.
+
+    Attributes:
+        rows: rows in every epoch.
+        examples_per_row: mean number of examples in a row.
+        padding_share: share of the positions of all rows that hold no token.
+    """
+
+    def __init__(self, counts: np.ndarray, *, capacity: int, max_examples: int) -> None:
+        patterns = first_fit_decreasing(counts, capacity=capacity, max_examples=max_examples)
+        self._starts = [0, *itertools.accumulate(pattern.rows for pattern in patterns)]
+        # Per pattern: each length, its examples per row, and its first rank in the first row.
+        self._lengths: list[list[tuple[int, int, int]]] = []
+        taken: Counter[int] = Counter()
+        for pattern in patterns:
+            times = Counter(pattern.lengths)
+            self._lengths.append([(length, n, taken[length]) for length, n in times.items()])
+            taken.update({length: n * pattern.rows for length, n in times.items()})
+        self.rows = self._starts[-1]
+        self.examples_per_row = sum(taken.values()) / self.rows
+        tokens = sum(length * count for length, count in taken.items())
+        self.padding_share = 1.0 - tokens / (self.rows * capacity)
+
+    def examples(self, row: int) -> list[LengthRank]:
+        """Returns the examples of a row, 0 … rows − 1; over all rows, each (length, rank) once."""
+        at = bisect.bisect_right(self._starts, row) - 1
+        offset = row - self._starts[at]
+        return [
+            LengthRank(length, first + offset * times + k)
+            for length, times, first in self._lengths[at]
+            for k in range(times)
+        ]
