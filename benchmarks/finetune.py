@@ -142,12 +142,13 @@ class Ours:
         self.run = StepPrograms(spec, accumulation=1, shapes=len(self.batches.plan.shapes))
         self.stream = self.batches.batches(first_step=0)
         self.pieces = self.positions = 0
+        self._shapes: set[tuple[int, ...]] = set()
         self.compile_seconds = self._compile()
 
     @property
     def programs(self) -> int:
         """Number of compiled shapes."""
-        return len(self.batches.plan.shapes)
+        return len(self._shapes)
 
     @property
     def padding(self) -> float:
@@ -159,6 +160,7 @@ class Ours:
         return self._take(next(self.stream))
 
     def _take(self, batch: Any) -> int:
+        self._shapes.add(batch["segment_ids"].shape)
         self.pieces += count_tokens(batch)
         self.positions += batch["segment_ids"].size
         on_devices = to_devices(batch, batch_sharding(self.mesh), shares=1)
