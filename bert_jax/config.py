@@ -180,7 +180,7 @@ def parse_config(
 
 
 def _missing_part(values: Any, key: str) -> str | None:
-    """Returns the shortest prefix of a dotted key that values lack; None if they have the key."""
+    """Returns the shortest prefix of a dotted key that values lack, if they lack the key."""
     parts = key.split(".")
     for count, part in enumerate(parts, start=1):
         if isinstance(values, list) and part.isdecimal() and int(part) < len(values):

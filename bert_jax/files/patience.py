@@ -17,8 +17,8 @@ STOPPING_SECONDS: Final = 10.0
 """The same once a signal has asked the process to stop: machines are gone half a minute later."""
 
 FIRST_PAUSE_SECONDS: Final = 1.0
-"""The longest first pause. It doubles with each try. Each pause is drawn evenly from nothing to
-that length, so that hosts that were refused together come back at different times."""
+"""The longest first pause. It doubles with each try. Each pause is drawn uniformly between 0
+and that length, so that refused hosts do not retry together."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 

@@ -52,10 +52,10 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
 
-    The path is the prefix of the checkpoint's files, or a directory that holds one checkpoint, with
-    `bert_config.json` beside it. The checkpoint does not name the outputs of `run_classifier.py`'s
-    head: they are LABEL_0, LABEL_1, …, as at Hugging Face. The model has Adam's moments and the
-    global step if the checkpoint has them.
+    The path is the prefix of the checkpoint's files, or a directory with one checkpoint. The same
+    directory holds `bert_config.json`. The checkpoint does not name the outputs of
+    `run_classifier.py`'s head: they are LABEL_0, LABEL_1, …, as at Hugging Face. The
+    model has Adam's moments and the global step if the checkpoint has them.
 
     Raises:
         UserError: files are missing or damaged, the configuration contradicts the vocabulary or the

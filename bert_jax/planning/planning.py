@@ -213,7 +213,7 @@ def find_fitting(
         At most four settings that fit, of ten that are compiled at most, and one of another batch
         size: twice as large, or, where it took more accumulation to fit, as much smaller.
     """
-    tried: dict[TriedSettings, CompiledStep | None] = {}  # None: they do not go together
+    tried: dict[TriedSettings, CompiledStep | None] = {}  # without a step: invalid settings
 
     def fits(candidate: TriedSettings) -> bool:
         at = f"{topology.name}, settings {len(tried) + 1} of at most {COMPILED + 1}"

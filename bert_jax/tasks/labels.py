@@ -27,7 +27,7 @@ class TextRow(NamedTuple):
     id: int | str
     text: str
     pair: str | None
-    label: Any  # str, number, bool or list; None if it is missing
+    label: Any  # str, number, bool or list; a missing label is None
 
     @property
     def unlabelled(self) -> bool:

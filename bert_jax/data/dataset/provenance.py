@@ -155,7 +155,7 @@ class TextRecord(Section):
 
     layout: str
     documents: str
-    # Of the sentence splitter; per file if the settings distinguish languages.
+    # Language of the sentence splitter, one per file if the settings distinguish languages.
     language: str | tuple[str, ...] | None
     files: tuple[SourceRecord, ...]
 

@@ -36,10 +36,10 @@ PREFETCH: Final = 4  # batches that each worker makes ahead
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
 _WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
-# A worker that is killed while it sends a batch leaves half of it in the pipe. Grain then waits for
-# the rest forever, in `next` and in `close`: after this time the loader gives up.
+# A worker that is killed while it sends a batch leaves half of the batch in the pipe. Grain then
+# waits forever for the rest, in `next` and in `close`. The loader waits this long for each.
 _DEAD_SECONDS = 3.0
-_START_SECONDS = 10.0  # until a worker is not known
+_START_SECONDS = 10.0  # limit for Grain to start its processes
 _STEPS = 2**40  # steps of an endless stream: out of reach, and Grain can still slice it
 
 
@@ -83,7 +83,7 @@ class Batches(Iterator[T]):
         self._iterator.get_state()
         self._iterator.start_prefetch()
         self._workers: set[BaseProcess] = set()
-        # Grain starts its processes in threads, and does not show them.
+        # Grain starts its processes in threads and does not return them.
         late = time.monotonic() + _START_SECONDS
         while len(self._workers) < section.workers and time.monotonic() < late:
             time.sleep(0.005)
@@ -98,7 +98,8 @@ class Batches(Iterator[T]):
             return self._unless_dead(lambda: next(self._iterator))
         except BaseException as error:
             self.close()
-            if isinstance(error, _WorkerDied) or _WORKER_DIED in str(error):
+            died = isinstance(error, RuntimeError) and _WORKER_DIED in str(error)
+            if died or isinstance(error, _WorkerDied):
                 raise LoaderWorkerKilled(
                     "a worker of the loader was killed, as systems do when memory runs out; run "
                     "again, with fewer loader.workers: the last checkpoint stays"
@@ -115,7 +116,7 @@ class Batches(Iterator[T]):
         if not self._workers:
             return call()
         result: concurrent.futures.Future[R] = concurrent.futures.Future()
-        # A thread of its own: a pool's thread would keep the process from its end.
+        # Not a pool: the interpreter would wait for a pool's thread at its end.
         threading.Thread(target=_resolve, args=(result, call), daemon=True).start()
         while not concurrent.futures.wait([result], timeout=_DEAD_SECONDS).done:
             if any(worker.exitcode for worker in self._workers):

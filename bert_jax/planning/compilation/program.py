@@ -230,7 +230,7 @@ def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
 
 
 def _trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int | None:
-    """Returns how often the body of a `while` runs, if the text says so.
+    """Returns the trip count of a `while`, if the text determines it.
 
     A counter goes from its first value in steps up or down to a constant: the loops of
     `jax.lax.scan`, and the compiler's windowed products, which count in twos.

@@ -53,7 +53,7 @@ class RunResult(NamedTuple):
     """A run's best evaluation."""
 
     point: SweepPoint
-    score: float | None  # the figure that ranks runs; None if the run stopped
+    score: float | None  # the figure that ranks runs; a stopped run has none
     step: int  # step of the best evaluation; 0 if the run stopped
     scores: Mapping[str, float]  # all dev figures
     degenerate: str | None  # reason of failure; see `bert_jax.tasks.scores.Baseline`
