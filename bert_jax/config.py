@@ -10,7 +10,7 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
-from bert_jax.errors import UserError, counted, did_you_mean
+from bert_jax.errors import SettingError, UserError, counted, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
@@ -69,9 +69,13 @@ class RunConfig(Section):
         for index, phase in enumerate(self.train.phases if self.train else ()):
             found = phase.max_predictions
             if masked is not None and found not in (None, masked):
-                raise ValueError(
-                    f"train.phases.{index}.max_predictions: found {found} and "
-                    f"objective.masking.max_predictions {masked}, allowed: one of them"
+                raise SettingError(
+                    "config.max_predictions",
+                    "found {found}, but objective.masking.max_predictions is {other}. Set only "
+                    "one of them.",
+                    place=f"train.phases.{index}.max_predictions",
+                    found=found,
+                    other=masked,
                 )
         return self
 
@@ -107,8 +111,11 @@ def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
     if isinstance(config, str | os.PathLike):
         return load_config(config)
     raise UserError(
-        f"config: found {type(config).__name__}, allowed: a RunConfig (load_config, parse_config) "
-        f"or the path of a file"
+        "config.type",
+        "found {found}, allowed: a RunConfig (from load_config or parse_config), or the path of a "
+        "file",
+        place="config",
+        found=type(config).__name__,
     )
 
 
@@ -118,14 +125,19 @@ def _refuse_place(path: epath.Path) -> None:
         files = sorted(file.name for file in path.iterdir() if file.suffix == _SUFFIX)
         name = _RUN_CONFIG if _RUN_CONFIG in files else next(iter(files), "")
         near = f'; did you mean "{path / name}"?' if name else ""
-        raise UserError(f"{path}: found a directory, allowed: a configuration file{near}")
+        raise UserError(
+            "config.directory",
+            "found a directory, allowed: a configuration file{hint}",
+            place=path,
+            hint=near,
+        )
     if not path.exists():
         folder = path.parent
         there = [file.name for file in folder.glob(f"*{_SUFFIX}")] if folder.is_dir() else []
         packaged = [name for name in packaged_configs() if not name.startswith(NEW)]
         near = did_you_mean(path.name, there) or did_you_mean(_packaged_name(path), packaged)
-        near = near or "; `bert-jax new` writes one to begin with"
-        raise UserError(f"{path}: no such file{near}")
+        near = near or "; `bert-jax new` writes a first configuration"
+        raise UserError("file.missing", "no such file{hint}", place=path, hint=near)
 
 
 def _packaged_name(path: epath.PathLike) -> str:
@@ -171,11 +183,12 @@ def parse_config(
     try:
         return validate(RunConfig, changed, source=source)
     except InvalidValue as error:
-        mistaken = _missing_part(values, error.key)
+        setting = error.values["setting"]
+        mistaken = _missing_part(values, setting)
         for override in overrides:
             key = override.partition("=")[0]
-            if f"{error.key}.".startswith(f"{key}.") or f"{key}.".startswith(f"{mistaken}."):
-                raise UserError(f"override {error.key}: {error.problem}") from error
+            if f"{setting}.".startswith(f"{key}.") or f"{key}.".startswith(f"{mistaken}."):
+                raise error.followed_by("", place=f"override {setting}") from error
         raise
 
 
@@ -200,11 +213,21 @@ def dump_config(config: RunConfig) -> str:
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        absent = 'no key before "="' if equals else 'no "="'
-        raise UserError(f'"{override}": found {absent}, allowed: key=value, such as mesh.tensor=2')
+        raise UserError(
+            "override.form",
+            "found {found}, allowed: key=value, such as mesh.tensor=2",
+            place=f'"{override}"',
+            found='no key before "="' if equals else 'no "="',
+        )
     *parents, last = parts = key.split(".")
     if len(parents) > MAX_DEPTH:
-        raise UserError(f'"{override:.60}…": found {len(parents)} dots, allowed: {MAX_DEPTH}')
+        raise UserError(
+            "override.depth",
+            "found {found} dots, allowed: at most {allowed}",
+            place=f'"{override:.60}…"',
+            found=len(parents),
+            allowed=MAX_DEPTH,
+        )
     node: Any = values
     for depth, part in enumerate(parents):
         place = _place(node, part, override, above=".".join(parts[:depth]))
@@ -212,7 +235,11 @@ def _override(values: dict[str, Any], override: str) -> None:
             node[place] = {}
         if not isinstance(node[place], dict | list):
             raise UserError(
-                f'"{override}": {part} is {shown(node[place])} and has no keys below it'
+                "override.below_value",
+                "{part} is {found}, which has no keys below it",
+                place=f'"{override}"',
+                part=part,
+                found=shown(node[place]),
             )
         node = node[place]
     value = parse_yaml(text, f"{override:.200}")
@@ -227,7 +254,12 @@ def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above:
         last = len(node) - 1
         allowed = f"0 to {last}" if last > 0 else "0" if node else "none"
         raise UserError(
-            f'"{override}": found "{part}", allowed: {allowed}; {above} has '
-            f"{counted(len(node), 'item')}, counted from 0"
+            "override.index",
+            'found "{found}", allowed: {allowed}. {list} has {items}, counted from 0.',
+            place=f'"{override}"',
+            found=part,
+            allowed=allowed,
+            list=above,
+            items=counted(len(node), "item"),
         )
     return int(part)

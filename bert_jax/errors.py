@@ -1,8 +1,10 @@
 """Errors that one line explains to a user, and the parts of such lines."""
 
 import difflib
+import os
+import string
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final, Self
 
 UNCAUGHT: Final = 70
 """The exit code after an unhandled exception: a fault of program or machine."""
@@ -11,22 +13,103 @@ _LONGEST = 2000  # characters of a message
 _MOST_COMPARED = 200  # characters: the cost of comparing grows with their product
 
 
-class UserError(Exception):
-    """A mistake of the user's: the command line prints it as one line and exits with 2.
+class KeyedError(Exception):
+    """An error with a stable key: tests and documents name the key, and wording may change.
 
-    The message names the file or key, what was found, what is allowed, and a similar right name:
-    ``UserError('data.seq_length: found "5l2", allowed: an integer')``. A very long one is cut.
+    ``str`` is the message filled with the values, and a very long one is cut:
+
+        error = UserError(
+            "mesh.heads",
+            "{found} does not divide {heads} attention heads. Use {allowed:or}.",
+            place="mesh.tensor", found=5, heads=12, allowed=[1, 2, 3, 4, 6, 12],
+        )
+        str(error) -> "mesh.tensor: 5 does not divide 12 attention heads. Use 1, 2, 3, 4, 6 or 12."
+
+    Attributes:
+        key: kind of the error, ``room.kind``.
+        message: format string. A list is shown with commas, and ``{allowed:or}`` puts "or" before
+            its last item.
+        values: what the message names. `place`, if given, is the file, key or row that comes
+            first. Paths become text.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…")
+    def __init__(self, key: str, message: str = "", /, **values: Any) -> None:
+        if not message:
+            key, message, values = "", "{text}", {"text": key}
+        self.key, self.message = key, message
+        self.values: dict[str, Any] = {
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value
+            for name, value in values.items()
+        }
+        super().__init__(key)
+
+    def __str__(self) -> str:
+        text = _FORMATTER.format(self.message, **self.values)
+        if place := self.values.get("place"):
+            text = f"{place}: {text}"
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.key, self.message, self.values)
+
+    def line(self) -> str:
+        """Returns what a user sees: the message on one line, then the key in brackets."""
+        return " ".join(str(self).split()) + (f" [{self.key}]" if self.key else "")
+
+    def located(self, place: object) -> Self:
+        """Returns this error with a place before its own: ``model.bert_config: a.json: …``."""
+        inner = self.values.get("place")
+        joined = f"{place}: {inner}" if inner else str(place)
+        return self.followed_by("", place=joined)
+
+    def followed_by(self, addition: str, /, **values: Any) -> Self:
+        """Returns this error with more at the end of its message, and more values."""
+        return _rebuild(type(self), self.key, self.message + addition, self.values | values)
+
+
+def _rebuild(kind: Any, key: str, message: str, values: dict[str, Any]) -> Any:
+    return kind(key, message, **values)
+
+
+class _Formatter(string.Formatter):
+    """Python's format strings, in which lists are shown as a user would write them."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if not isinstance(value, list | tuple):
+            return super().format_field(value, format_spec)
+        names = [str(each) for each in value]
+        if format_spec and len(names) > 1:
+            return f"{', '.join(names[:-1])} {format_spec} {names[-1]}"
+        return ", ".join(names)
+
+
+_FORMATTER: Final = _Formatter()
+
+
+class UserError(KeyedError):
+    """A mistake of the user's: the command line prints it as one line and exits with 2.
+
+    The message names what was found, what is allowed, and a similar right name. Its `place` is the
+    file or the key of the setting.
+    """
+
+
+class SettingError(KeyedError, ValueError):
+    """A mistake found by a section's validator; `validate` turns it into a `UserError`.
+
+    `place`, if given, is the setting's key below the section.
+    """
+
+    def at(self, place: str) -> UserError:
+        """Returns the user's error at a place that replaces this one's."""
+        return UserError(self.key, self.message, **self.values | {"place": place})
 
 
 class NoCredentials(UserError):
     """No valid credentials for a cloud. They may have expired: the user may log in again."""
 
 
-class RunStopped(Exception):
+class RunStopped(KeyedError):
     """A run that stopped itself, such as on a loss that is not finite; exit code 1."""
 
 
@@ -41,7 +124,7 @@ class Diverged(RunStopped):
     """A run with bad numbers: not finite, or a spike. The same run would stop there again."""
 
 
-class PeerLost(Exception):
+class PeerLost(KeyedError):
     """Another process of the job is gone, or never started; exit code 4."""
 
 
@@ -74,9 +157,17 @@ def installing(extra: str) -> str:
     return f"pip install '.[{extra}]' in the checkout of bert_jax"
 
 
-def not_installed(library: str, purpose: str, *, extra: str) -> str:
-    """Returns ``"rensa: not installed, needed for examples; allowed: pip install '.[data]' …"``."""
-    return f"{library}: not installed, needed for {purpose}; allowed: {installing(extra)}"
+def not_installed(
+    library: str, purpose: str, *, extra: str, kind: type[UserError] = UserError
+) -> UserError:
+    """Returns the error for a missing library: what needs it, and the command that installs it."""
+    return kind(
+        "install.missing",
+        "not installed, but {purpose} needs it. Run {command}.",
+        place=library,
+        purpose=purpose,
+        command=installing(extra),
+    )
 
 
 def counted(number: int, noun: str) -> str:

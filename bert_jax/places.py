@@ -3,6 +3,8 @@
 import importlib.util
 from typing import Final
 
+from bert_jax.errors import SettingError
+
 CLIENTS: Final = {"s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
 """Package for each scheme except ``gs``."""
 
@@ -12,11 +14,11 @@ MODELS: Final = "hf://"
 DATASETS: Final = f"{MODELS}datasets/"
 """Prefix of a dataset's name on a hub."""
 
-_LOCAL: Final = "allowed: a local path"
+_LOCAL: Final = "a local path"
 
 
 def check_place(path: str, *, hub: str = "") -> None:
-    """Raises ValueError for an address that no path may be; its message is what is allowed.
+    """Raises SettingError for an address that no path may be.
 
     ``gs://bucket/run`` is fine; ``s3://`` and ``az://`` are if their clients are installed, and
     names on a hub if they begin with `hub`: `MODELS` or `DATASETS`.
@@ -36,4 +38,6 @@ def check_place(path: str, *, hub: str = "") -> None:
         allowed += f"; {scheme}:// needs {client}: pip install {client}"
     elif scheme == "file" and rest:
         allowed += f"; did you mean {rest}?"
-    raise ValueError(allowed)
+    raise SettingError(
+        "path.address", 'found "{found}", allowed: {allowed}', found=f"{path:.200}", allowed=allowed
+    )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import pydantic
 
-from bert_jax.errors import UserError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.places import DATASETS, MODELS, check_place
 
 T = TypeVar("T")
@@ -29,20 +29,28 @@ Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tupl
 
 
 def check_path(path: str, *, hub: str = "") -> str:
-    """Returns a path as it is; ValueError: it is empty, too long, or no allowed address."""
+    """Returns a path as it is; SettingError: it is empty, too long, or no allowed address."""
     check_place(path, hub=hub)
     if not path.strip():
-        raise ValueError("allowed: a path; . is the working directory")
+        raise SettingError(
+            "path.empty", 'found "{found}", allowed: a path; . is the working directory', found=path
+        )
     longest = max(len(part.encode()) for part in path.split("/"))
     if longest > _MAX_NAME or len(path.encode()) > _MAX_PATH:
-        raise ValueError(f"allowed: a path of {_MAX_PATH} bytes, {_MAX_NAME} between its slashes")
+        raise SettingError(
+            "path.too_long",
+            'found "{found}", allowed: a path of {bytes} bytes, {between} between its slashes',
+            found=f"{path:.200}",
+            bytes=_MAX_PATH,
+            between=_MAX_NAME,
+        )
     return path
 
 
 def check_local_path(path: str) -> str:
-    """Returns a local path as it is; ValueError as `check_path`, or for an address."""
+    """Returns a local path as it is; SettingError as `check_path`, or for an address."""
     if "://" in path:
-        raise ValueError("allowed: a local path")
+        raise SettingError("path.not_local", 'found "{found}", allowed: a local path', found=path)
     return check_path(path)
 
 
@@ -77,20 +85,31 @@ class Section(pydantic.BaseModel):
 
 
 def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
-    """Raises ValueError for settings without effect; they need the setting `allowed`.
+    """Raises SettingError for settings without effect; they need the setting `allowed`.
 
     A setting at its default passes: a resolved configuration spells out every default.
     """
     for name in names:
         found = getattr(section, name)
         if found != type(section).model_fields[name].default:
-            raise ValueError(f"{name}: found {found!s:.60}, allowed: only with {allowed}")
+            raise SettingError(
+                "setting.ignored",
+                "found {found}, allowed: only with {allowed}",
+                place=name,
+                found=f"{found!s:.60}",
+                allowed=allowed,
+            )
 
 
 def need(value: T | None, key: str, verb: str) -> T:
     """Returns a setting that a verb needs; UserError: it is not set."""
     if value is None:
-        raise UserError(f"{key}: missing; `bert-jax {verb}` needs it in the configuration")
+        raise UserError(
+            "setting.needed",
+            "missing, but `bert-jax {verb}` needs it in the configuration",
+            place=key,
+            verb=verb,
+        )
     return value
 
 
@@ -100,6 +119,7 @@ def under(key: str, section: type[Section]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if str(error).partition(":")[0] in section.model_fields:
-            raise UserError(f"{key}.{error}") from error
+        place = error.values.get("place", "")
+        if place in section.model_fields:
+            raise error.followed_by("", place=f"{key}.{place}") from error
         raise

@@ -4,12 +4,12 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar, get_args, get_origin
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
 import pydantic
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import SettingError, UserError, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, read_json_object, shown
 from bert_jax.section import Section
 
@@ -33,18 +33,30 @@ _SHOULD_BE: Final = "Input should be "
 _SURE: Final = 0.8  # similarity of names at which a setting of another section is proposed
 _LONGEST_NAME: Final = 60
 _SHORT: Final = {"lr": "learning_rate"}
-_NAMED: Final = re.compile(r"([a-z_][a-z_.0-9]*): (found .*)", re.DOTALL)
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
 
 KIND: Final = "kind"  # the key that chooses between sections
 
 
 class InvalidValue(UserError):
-    """A wrong value: its `key` from the top of the file, and the `problem`."""
+    """A wrong value of a setting.
 
-    def __init__(self, source: str, key: str, problem: str) -> None:
-        super().__init__(": ".join(filter(None, (source, key, problem))))
-        self.key, self.problem = key, problem
+    Its values have the dotted `setting` from the top of the file, empty for the whole file.
+    """
+
+
+class _Problem(NamedTuple):
+    """A wrong value: its setting, and the error's key, message and values."""
+
+    setting: str
+    key: str
+    message: str
+    values: dict[str, Any]
+
+    def error(self, source: str) -> InvalidValue:
+        place = ": ".join(filter(None, (source, self.setting)))
+        values = self.values | {"setting": self.setting, "place": place}
+        return InvalidValue(self.key, self.message, **values)
 
 
 def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
@@ -55,16 +67,16 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
     """
     if not isinstance(values, Mapping):
         found = "a list" if isinstance(values, list) else shown(values)
-        raise InvalidValue(source, key, f"found {found}, allowed: keys and values")
+        raise _value(key, found, "keys and values").error(source)
     if (problem := _not_plain(values)) is not None:
-        place, found = problem
-        below = ".".join(filter(None, [key, *(name[:60] for name in place)]))
-        raise InvalidValue(source, below, found)
+        names, found, allowed = problem
+        below = ".".join(filter(None, [key, *(name[:60] for name in names)]))
+        raise _value(below, found, allowed).error(source)
     try:
         # Through JSON: pydantic is then strict about types and still takes lists as tuples.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
-        raise InvalidValue(source, *_first_error(error, section, key, values)) from error
+        raise _first_problem(error, section, key, values).error(source) from error
 
 
 def read_section(section: type[S], path: epath.Path) -> S:
@@ -72,18 +84,23 @@ def read_section(section: type[S], path: epath.Path) -> S:
     return validate(section, read_json_object(path), source=str(path))
 
 
-def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str] | None:
-    """Returns the place and description of the first value that no section can hold.
+def _value(setting: str, found: str, allowed: object, hint: str = "") -> _Problem:
+    values = {"found": found, "allowed": allowed, "hint": hint}
+    return _Problem(setting, "setting.value", "found {found}, allowed: {allowed}{hint}", values)
+
+
+def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
+    """Returns the names above the first value that no section can hold, found and allowed.
 
     pydantic accepts some such values, and then a file system, a device or JSON fails.
     """
     if isinstance(value, Mapping | list | tuple):
         if depth == MAX_DEPTH:
-            return [], f"found values nested deeper than {MAX_DEPTH}, allowed: at most that deep"
+            return [], f"values nested deeper than {MAX_DEPTH}", "at most that deep"
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for name, below in pairs:
             if not isinstance(name, str | int) or _bad_text(str(name)):
-                return [], f"found the key {shown(name)}, allowed: text"
+                return [], f"the key {shown(name)}", "text"
             if (problem := _not_plain(below, depth + 1)) is not None:
                 problem[0].insert(0, str(name))
                 return problem
@@ -92,11 +109,11 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str] | None:
         return None
     if isinstance(value, str):
         bad = _bad_text(value)
-        return ([], f"found {shown(value)}, allowed: text without {bad}") if bad else None
+        return ([], shown(value), f"text without {bad}") if bad else None
     if isinstance(value, int):
         fits = -(2**63) <= value < 2**63
-        return None if fits else ([], f"found {shown(value)}, allowed: numbers of 64 bits")
-    return [], f"found {type(value).__name__}, allowed: text, numbers, lists, keys and values"
+        return None if fits else ([], shown(value), "numbers of 64 bits")
+    return [], type(value).__name__, "text, numbers, lists, keys and values"
 
 
 def _bad_text(text: str) -> str:
@@ -105,13 +122,13 @@ def _bad_text(text: str) -> str:
     return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
 
 
-def _first_error(
+def _first_problem(
     error: pydantic.ValidationError,
     root: type[pydantic.BaseModel],
     above: str,
     values: Mapping[str, Any],
-) -> tuple[str, str]:
-    """Returns the key of the first error, and one line: found, allowed, nearest name."""
+) -> _Problem:
+    """Returns the first error: its setting, what was found, what is allowed, the nearest name."""
     errors = error.errors()
     first = errors[0]
     if first["type"] == "missing":  # its name may be misspelt
@@ -124,37 +141,34 @@ def _first_error(
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
         nearest = find_setting(str(location[-1]), sections, first=values if at_top else ())
         near = f'; did you mean "{nearest}"?' if nearest else did_you_mean(str(location[-1]), names)
-        return key, f"unknown key{near}; allowed: {', '.join(names)}"
+        found = {"hint": near, "allowed": names}
+        return _Problem(key, "setting.unknown", "unknown key{hint}; allowed: {allowed}", found)
     if first["type"] == "missing":
-        return key, "missing"
+        return _Problem(key, "setting.missing", "missing", {})
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [each.model_fields[KIND].default for each in sections]
         found = context.get("tag")
         spelled = "nothing" if found is None else f'"{found:.60}"'
         near = "" if found is None else did_you_mean(found, kinds)
-        return f"{key}.{KIND}", f"found {spelled}, allowed: {', '.join(kinds)}{near}"
+        return _value(f"{key}.{KIND}", spelled, kinds, near)
+    if isinstance(cause := context.get("error"), SettingError):  # from a section's own validator
+        setting = ".".join(filter(None, [key, cause.values.get("place", "")]))
+        return _Problem(setting, cause.key, cause.message, cause.values)
     found = first["input"]
     spelled = shown(found, most=200)
-    message = _allowed(first["type"], str(context.get("error", first["msg"])))
-    # A check of a whole section names the key below it; do not show all the section's values.
-    if isinstance(found, Mapping) and (named := _NAMED.fullmatch(message)) is not None:
-        return ".".join(filter(None, [key, named[1]])), named[2]
     if first["type"] == "literal_error" and isinstance(found, str):
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        near = did_you_mean(found, allowed)
-        return key, f"found {spelled}, allowed: {', '.join(allowed)}{near}"
-    return key, f"found {spelled}, {message[:1].lower()}{message[1:]}"
+        return _value(key, spelled, allowed, did_you_mean(found, allowed))
+    return _value(key, spelled, _allowed(first["type"], first["msg"]))
 
 
 def _allowed(kind: str, message: str) -> str:
-    """Returns pydantic's message for a kind of error, as ``allowed: …`` if possible."""
+    """Returns what a setting may be, from pydantic's kind and message of an error."""
     if kind in _TYPES:
-        return f"allowed: {_TYPES[kind]}"
+        return _TYPES[kind]
     if kind == "too_short":
-        return f"allowed: {message.removeprefix('Tuple should have ').partition(' after')[0]}"
-    if message.startswith(_SHOULD_BE):
-        return f"allowed: {message.removeprefix(_SHOULD_BE)}"
-    return message
+        return message.removeprefix("Tuple should have ").partition(" after")[0]
+    return message.removeprefix(_SHOULD_BE).removeprefix("Value error, ")
 
 
 def _walk(

@@ -1,10 +1,11 @@
 """A small real project: this Python's own documentation → tokenizer → datasets → configuration."""
 
+import contextlib
 import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from bert_jax.cli.commands import cli
 from bert_jax.config import parse_config
+from bert_jax.errors import KeyedError, UserError
 from bert_jax.pipelines.python_docs import write_python_docs
 from bert_jax.verbs.examples import examples
 from bert_jax.verbs.vocab import vocab
@@ -47,12 +49,24 @@ def ok(*arguments: object) -> str:
     return result.output
 
 
-def refused(*arguments: object) -> str:
-    """Runs the command line in this process; asserts a refusal and returns its one line."""
+class Refusal(str):
+    """The line that a user sees of an error, with the error's key and values."""
+
+    key: str
+    values: dict[str, Any]
+
+
+def refused(*arguments: object, code: int = 2) -> Refusal:
+    """Runs the command line in this process; asserts an exit code and one line, and returns it."""
     result = invoke(*arguments)
-    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.exit_code == code, (result.output, result.exception)
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("bert-jax: "))
-    return line
+    error = result.exception and result.exception.__cause__
+    assert isinstance(error, KeyedError), error
+    assert line == f"bert-jax: {error.line()}"
+    refusal = Refusal(line)
+    refusal.key, refusal.values = error.key, error.values
+    return refusal
 
 
 def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
@@ -77,13 +91,30 @@ def environment() -> dict[str, str]:
     }
 
 
-def said(result: subprocess.CompletedProcess[str]) -> str:
-    """Asserts exit code 2 and one line on standard error; returns the line."""
+@contextlib.contextmanager
+def refuses(
+    key: str, *, kind: type[KeyedError] = UserError, **values: object
+) -> Iterator[pytest.ExceptionInfo[KeyedError]]:
+    """Asserts that a block raises an error with a key, and with these among its values."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    error = caught.value
+    assert error.key == key, error
+    found = {name: error.values.get(name) for name in values}
+    wanted = {name: str(each) if isinstance(each, Path) else each for name, each in values.items()}
+    assert found == wanted
+    assert "\n" not in str(error)
+
+
+def said(result: subprocess.CompletedProcess[str]) -> Refusal:
+    """Asserts exit code 2 and one line on standard error; returns the line with its key alone."""
     assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
     lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
     assert len(lines) == 1, result.stderr
     assert "Traceback" not in result.stderr
-    return lines[0]
+    refusal = Refusal(lines[0])
+    refusal.key, refusal.values = refusal.rpartition("[")[2].removesuffix("]"), {}
+    return refusal
 
 
 def made_once(

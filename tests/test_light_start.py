@@ -162,7 +162,8 @@ def test_training_loads_no_data_libraries_or_pytorch(
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     for verb, line in zip(("vocab", "examples"), lines, strict=True):
         assert line.startswith("bert-jax: tensorflow-datasets, mwparserfromhell, sentencex, rensa:")
-        assert f"needed for {verb}" in line
+        assert f" {verb} " in line
+        assert line.endswith("[install.missing]")
         assert "'.[data]'" in line
     assert not (tmp_path / "made" / "dataset").exists()
     assert not list((tmp_path / "made").rglob("*.txt"))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from bert_jax.cli.group import VerbGroup
-from bert_jax.errors import LoaderWorkerKilled, PeerLost, RunStopped, UserError
+from bert_jax.errors import (
+    KeyedError,
+    LoaderWorkerKilled,
+    PeerLost,
+    RunStopped,
+    SettingError,
+    UserError,
+)
 from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
 from bert_jax.verbs import starting_jax as starting_jax
@@ -143,11 +149,11 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             code = exit_code(error)
             if debug or code is None:
                 raise
-            line = " ".join(str(error).split())
+            line = error.line() if isinstance(error, KeyedError) else " ".join(str(error).split())
             if current_channel() is not None or isinstance(error, LoaderWorkerKilled):
                 end_now(code, line)  # exit handlers would wait for other processes
             click.echo(f"bert-jax: {line}", err=True)
-            sys.exit(code)
+            raise SystemExit(code) from error
 
     return run
 
@@ -162,10 +168,10 @@ def _check_paths(context: click.Context) -> None:
             continue
         try:
             check_path(value, hub=parameter.type.hub)
-        except ValueError as error:
+        except SettingError as error:
             is_option = isinstance(parameter, click.Option)
             name = parameter.opts[0] if is_option else parameter.make_metavar(context)
-            raise UserError(f'{name}: found "{value:.200}", {error}') from None
+            raise error.at(name) from None
 
 
 def exit_code(error: Exception) -> int | None:

@@ -14,12 +14,11 @@ import time
 import urllib.parse
 from typing import Any, Final
 
-from bert_jax.errors import NoCredentials, UserError
+from bert_jax.errors import NoCredentials, UserError, not_installed
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     LOGIN,
     LONGEST_PAUSE_SECONDS,
-    NOT_INSTALLED,
     OUTAGE,
     reason_of,
 )
@@ -32,7 +31,7 @@ try:
     from gcsfs.core import GCSFile, GCSFileSystem
     from gcsfs.retry import HttpError, is_retriable
 except ImportError as error:
-    raise UserError(NOT_INSTALLED) from error
+    raise not_installed("Google Cloud's clients", "gs://", extra="gcp") from error
 
 # They log what they raise, with a traceback, and where they looked for credentials.
 for _name in ("gcsfs", "google.auth"):

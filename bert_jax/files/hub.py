@@ -94,7 +94,7 @@ def library() -> Any:
     try:
         import huggingface_hub
     except ImportError as error:
-        raise UserError(not_installed("huggingface_hub", "models by name", extra="hub")) from error
+        raise not_installed("huggingface_hub", "a model's name", extra="hub") from error
     return huggingface_hub
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final, TypeVar
 
-from bert_jax.errors import RunStopped, not_installed
+from bert_jax.errors import RunStopped
 
 Result = TypeVar("Result")
 
@@ -22,7 +22,6 @@ and that length, so that refused hosts do not retry together."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 
-NOT_INSTALLED: Final = not_installed("Google Cloud's clients", "gs://", extra="gcp")
 LOGIN: Final = "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
 
 _QUIET_SECONDS: Final = 10.0

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 from fsspec.config import conf
 
-from bert_jax.errors import UserError, not_installed
+from bert_jax.errors import SettingError, UserError, not_installed
 from bert_jax.places import CLIENTS, check_place
 
 Result = TypeVar("Result")
@@ -35,7 +35,7 @@ class _Absent(fsspec.AbstractFileSystem):
     def __init__(self, *_: Any, **__: Any) -> None:
         name, client = str(self.protocol), CLIENTS[str(self.protocol)]
         if name == "hf":
-            raise UserError(not_installed(client, "hf://", extra="hub"))
+            raise not_installed(client, "hf://", extra="hub")
         raise UserError(
             f"{client}: not installed, needed for {name}://; allowed: pip install {client}"
         )
@@ -66,8 +66,8 @@ def require_place(path: epath.PathLike, *, hub: str = "") -> None:
     """Raises UserError for an address that no path may be, see `bert_jax.places.check_place`."""
     try:
         check_place(os.fspath(path), hub=hub)
-    except ValueError as error:
-        raise UserError(f'found "{path}", {error}') from None
+    except SettingError as error:
+        raise error.at("") from None
 
 
 def absolute(path: str) -> str:

@@ -78,7 +78,7 @@ def tensorflow() -> Any:
         import tensorflow as tf
     except ImportError as error:
         purpose = "writing TensorFlow checkpoints"
-        raise UserError(not_installed("tensorflow", purpose, extra="tf")) from error
+        raise not_installed("tensorflow", purpose, extra="tf") from error
     # Raises if this process has used TensorFlow before: it has its devices already.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")

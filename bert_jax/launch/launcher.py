@@ -140,7 +140,7 @@ def cloud_clients() -> Iterator[None]:
         yield
     except ImportError as error:
         clients = "clients of Google Cloud and Kubernetes"
-        raise UserError(not_installed(clients, "submit", extra="launch,gcp")) from error
+        raise not_installed(clients, "submit", extra="launch,gcp") from error
 
 
 def launcher_for(section: SubmitSection) -> Launcher:

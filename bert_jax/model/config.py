@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, Optional
 import pydantic
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.files.read import read_json_object
 from bert_jax.section import PathText, Section
 from bert_jax.validation import validate
@@ -84,9 +84,12 @@ class Architecture(Section):
     @pydantic.model_validator(mode="after")
     def _whole_heads(self) -> Architecture:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads: found {self.num_attention_heads}, which does not divide "
-                f"hidden_size = {self.hidden_size}"
+            raise SettingError(
+                "model.heads",
+                "found {found}, which does not divide hidden_size = {hidden_size}",
+                place="num_attention_heads",
+                found=self.num_attention_heads,
+                hidden_size=self.hidden_size,
             )
         return self
 
@@ -172,9 +175,15 @@ class HeadsSection(Section):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> HeadsSection:
         if not self.pooler and (self.next_sentence or self.reads_pooled):
-            raise ValueError("pooler: found false, but another head reads it")
+            raise SettingError(
+                "model.pooler", "found false, but another head needs it", place="pooler"
+            )
         if self.task is not None and self.outputs == 0:
-            raise ValueError("labels: found none, allowed: a name for each output of the task head")
+            raise SettingError(
+                "model.labels",
+                "found none, allowed: a name for each output of the task head",
+                place="labels",
+            )
         return self
 
 
@@ -221,7 +230,11 @@ class ModelSection(Section):
         if self.size is None:
             return self
         if self.bert_config is not None:
-            raise ValueError("size: found with model.bert_config, allowed: one of them")
+            raise SettingError(
+                "model.two_sources",
+                "found together with model.bert_config. Set only one of them.",
+                place="size",
+            )
         _refuse_other_sizes("size", self.size, _sizes_of(self.size), self.architecture)
         return self
 
@@ -247,8 +260,11 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
     rows = section.architecture.vocab_size or vocab_size
     if rows < vocab_size:
         raise UserError(
-            f"model.architecture.vocab_size: found {rows}, allowed: at least {vocab_size}, the "
-            f"tokenizer's pieces"
+            "model.vocab_size",
+            "found {found}, but the tokenizer has {pieces} pieces. Use at least {pieces}.",
+            place="model.architecture.vocab_size",
+            found=rows,
+            pieces=vocab_size,
         )
     values: dict[str, object] = {}
     if section.size is not None:
@@ -258,15 +274,20 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
         values = _read_bert_config(path, vocab_size=rows)
         try:
             _refuse_other_sizes("bert_config", path, values, section.architecture)
-        except ValueError as error:
-            raise UserError(f"model.{error}") from None
+        except SettingError as error:
+            raise error.at(f"model.{error.values['place']}") from None
     values |= section.architecture.model_dump(exclude_none=True)
     values["vocab_size"] = rows
     needed = sorted(_sizes_of("base"))
     if missing := [key for key in needed if key not in values]:
         raise UserError(
-            f"model.architecture: {', '.join(missing)} missing, allowed: model.size (one of "
-            f"{', '.join(SIZES)}), model.bert_config, or all of {', '.join(needed)}"
+            "model.sizes_missing",
+            "{missing} missing. Set model.size ({sizes:or}), model.bert_config, or all of "
+            "{needed}.",
+            place="model.architecture",
+            missing=missing,
+            sizes=list(SIZES),
+            needed=needed,
         )
     return validate(Architecture, values, source="", key="model.architecture")
 
@@ -285,14 +306,20 @@ def _sizes_of(size: Size) -> dict[str, int]:
 def _refuse_other_sizes(
     key: str, found: str, sizes: Mapping[str, object], architecture: ArchitectureChanges
 ) -> None:
-    """Raises ValueError if an architecture changes one of the four values of a size or file."""
+    """Raises SettingError if an architecture changes one of a size's or file's four values."""
     changed = architecture.model_dump(exclude_none=True)
     for name in _sizes_of("base"):
         if name in changed and sizes.get(name, changed[name]) != changed[name]:
-            raise ValueError(
-                f'{key}: found "{found:.200}" ({name} {sizes[name]}) and '
-                f"model.architecture.{name} {changed[name]}, allowed: one of them; remove the "
-                f"other with model.architecture={{}} or model.{key}=null"
+            raise SettingError(
+                "model.two_sizes",
+                'found "{found}" ({name} {size}) and model.architecture.{name} {other}, allowed: '
+                "one. Remove the other with model.architecture={{}} or model.{setting}=null.",
+                place=key,
+                found=f"{found:.200}",
+                name=name,
+                size=sizes[name],
+                other=changed[name],
+                setting=key,
             )
 
 
@@ -305,15 +332,23 @@ def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
             del values[key]
         activation = str(values.get("hidden_act", "gelu"))
         if activation not in GOOGLE_BERT_ACTIVATIONS:
-            allowed = ", ".join(GOOGLE_BERT_ACTIVATIONS)
-            raise UserError(f'{path}: hidden_act found "{activation:.60}", allowed: {allowed}')
+            raise UserError(
+                "model.activation",
+                'hidden_act is "{found}", allowed: {allowed}',
+                place=path,
+                found=f"{activation:.60}",
+                allowed=list(GOOGLE_BERT_ACTIVATIONS),
+            )
         values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[activation]
         if values.get("vocab_size", vocab_size) != vocab_size:
             raise UserError(
-                f"{path}: vocab_size found {values['vocab_size']}, "
-                f"but the tokenizer has {vocab_size} pieces"
+                "model.vocab_size_of_file",
+                "vocab_size is {found}, but the tokenizer has {pieces} pieces",
+                place=path,
+                found=values["vocab_size"],
+                pieces=vocab_size,
             )
         validate(Architecture, {**values, "vocab_size": vocab_size}, source=path)
     except UserError as error:
-        raise UserError(f"model.bert_config: {error}") from error
+        raise error.located("model.bert_config") from error
     return values

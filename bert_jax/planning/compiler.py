@@ -61,7 +61,7 @@ class Compiler:
         missing = [each for each, step in zip(requests, found, strict=True) if step is None]
         if missing and importlib.util.find_spec("libtpu") is None:
             purpose = "compiling for TPUs (Linux x86-64 only)"
-            raise CannotPlan(not_installed("libtpu", purpose, extra="plan"))
+            raise not_installed("libtpu", purpose, extra="plan", kind=CannotPlan)
         together = available_cores() if any(each.quick for each in missing) else 1
         batches = [missing[at : at + together] for at in range(0, len(missing), together)]
         compiled = iter([step for batch in batches for step in self._compiled(batch, title)])

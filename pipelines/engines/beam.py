@@ -281,7 +281,7 @@ def _import_beam() -> Any:
         import apache_beam
         import apache_beam.runners.portability.portable_runner
     except ImportError as error:
-        raise UserError(not_installed("apache-beam", "engine: beam", extra="beam")) from error
+        raise not_installed("apache-beam", "engine: beam", extra="beam") from error
     finally:
         root.setLevel(level)
     return apache_beam

@@ -80,7 +80,7 @@ def need_data_libraries(verb: str) -> None:
     """Raises UserError, before any text is read, that names the libraries not installed."""
     missing = [n for n in _LIBRARIES if not importlib.util.find_spec(n.replace("-", "_"))]
     if missing:
-        raise UserError(not_installed(", ".join(missing), verb, extra="data"))
+        raise not_installed(", ".join(missing), verb, extra="data")
 
 
 def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> list[Source]:

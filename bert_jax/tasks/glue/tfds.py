@@ -65,7 +65,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
         import tensorflow_datasets as tfds  # takes a second, and few runs need it
     except ImportError as error:
         purpose = f"task.data: {NAME}"
-        raise UserError(not_installed("tensorflow-datasets", purpose, extra="data")) from error
+        raise not_installed("tensorflow-datasets", purpose, extra="data") from error
 
     try:
         builder = tfds.builder(name, data_dir=data_dir)

@@ -117,7 +117,7 @@ def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
             import tensorflow as tf  # an extra of its own, and seconds to load
         except ImportError as error:
             files = f"{path}, a TFDS dataset of {builder.info.file_format.value} files"
-            raise UserError(not_installed("tensorflow", files, extra="tf")) from error
+            raise not_installed("tensorflow", files, extra="tf") from error
         tf.config.set_visible_devices([], "GPU")
         # One file at a time, so that the records come in the order of their numbers.
         config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
