@@ -45,8 +45,12 @@ def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
     """
     if (longest := int(np.max(lengths))) > seq_length:
         raise UserError(
-            f"seq_length: found {seq_length}, but the dataset's longest example has {longest} "
-            f"tokens; allowed: {longest} or more, or a dataset made for {seq_length}"
+            "dataset.example_too_long",
+            "found {found}, but the dataset's longest example has {longest} tokens. Use at least "
+            "{longest}, or make the dataset with examples.max_seq_length={found}.",
+            place="seq_length",
+            found=seq_length,
+            longest=longest,
         )
 
 
