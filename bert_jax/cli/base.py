@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bert_jax.cli.group import VerbGroup
+from bert_jax.cli.group import VerbGroup, exit_with
 from bert_jax.errors import (
     KeyedError,
     LoaderWorkerKilled,
@@ -152,8 +152,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             line = error.line() if isinstance(error, KeyedError) else " ".join(str(error).split())
             if current_channel() is not None or isinstance(error, LoaderWorkerKilled):
                 end_now(code, line)  # exit handlers would wait for other processes
-            click.echo(f"bert-jax: {line}", err=True)
-            raise SystemExit(code) from error
+            exit_with(error, code, line)
 
     return run
 

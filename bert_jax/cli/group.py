@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import IO, Any, Final
+from typing import Final, NoReturn
 
 import click
 
-from bert_jax.errors import did_you_mean
+from bert_jax.errors import UserError, did_you_mean
 
 _STAGES: Final = {
     "Prepare data": ("new", "vocab", "examples"),
@@ -22,32 +22,29 @@ _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": 
 _PRETRAINING: Final = ("train", "optimizer", "model")
 
 
-class CommandLineMistake(click.ClickException):
-    """A wrong command line, explained in one line."""
-
-    exit_code = 2
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Prints the line."""
-        click.echo(f"bert-jax: {' '.join(self.message.split())}", file=file, err=file is None)
+def exit_with(error: Exception, code: int, line: str) -> NoReturn:
+    """Prints an error as one line and exits; the error is the cause of the SystemExit."""
+    click.echo(f"bert-jax: {line}", err=True)
+    raise SystemExit(code) from error
 
 
 class Verb(click.Command):
     """A verb. For an unknown option, its error suggests a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the command line. Raises CommandLineMistake if it is invalid."""
+        """Parses the command line. Exits with one line if it is invalid."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.NoSuchOption as error:
-            raise CommandLineMistake(self._no_option(error.option_name, given)) from error
+            mistake = self._no_option(error.option_name, given)
         except click.UsageError as error:
-            raise CommandLineMistake(_describe(error, self.name or "")) from error
+            mistake = _describe(error, self.name or "")
+        exit_with(mistake, 2, mistake.line())
 
-    def _no_option(self, option: str, given: Sequence[str]) -> str:
+    def _no_option(self, option: str, given: Sequence[str]) -> UserError:
         own = [each for each in self.params if isinstance(each, click.Option)]
         options = [name for each in own for name in each.opts]
         near = did_you_mean(option, options)
@@ -61,7 +58,13 @@ class Verb(click.Command):
             if setting is not None and (not near or name == setting.rpartition(".")[2]):
                 near = f"; did you mean {setting}={_value(option, given)}?"
             near = near or "; settings are key=value, such as seed=1"
-        return f"{option}: found no such option, allowed: {', '.join(options)}{near}"
+        return UserError(
+            "command_line.unknown_option",
+            "no such option, allowed: {allowed}{hint}",
+            place=option,
+            allowed=options,
+            hint=near,
+        )
 
 
 class VerbGroup(click.Group):
@@ -72,24 +75,30 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the verb of a name. Raises CommandLineMistake if the name is unknown."""
+        """Returns the verb of a name. Exits with one line if the name is unknown."""
         try:
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:
+        except click.UsageError:
             verbs = [name for names in _STAGES.values() for name in names]
-            raise CommandLineMistake(
-                f'verb: found "{args[0]:.60}", allowed: {", ".join(verbs)}'
-                f"{did_you_mean(args[0].lower(), verbs)}"
-            ) from error
+            mistake = UserError(
+                "command_line.unknown_verb",
+                'found "{found}", allowed: {allowed}{hint}',
+                place="verb",
+                found=f"{args[0]:.60}",
+                allowed=verbs,
+                hint=did_you_mean(args[0].lower(), verbs),
+            )
+        exit_with(mistake, 2, mistake.line())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the options before the verb. Raises CommandLineMistake if they are invalid."""
+        """Parses the options before the verb. Exits with one line if they are invalid."""
         try:
             return super().parse_args(ctx, args)
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            raise CommandLineMistake(_describe(error, "")) from error
+            mistake = _describe(error, "")
+        exit_with(mistake, 2, mistake.line())
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the verbs in the order of a workflow, with a heading for each stage."""
@@ -101,18 +110,19 @@ class VerbGroup(click.Group):
                 )
 
 
-def _describe(error: click.UsageError, verb: str) -> str:
-    """Returns click's message with the name of the option or argument in front."""
-    text = error.format_message().removesuffix(".")
-    message = f"{verb or 'bert-jax'}: {text[:1].lower()}{text[1:]}"
-    if isinstance(error, click.BadParameter) and error.param is not None:
-        param = error.param
-        name = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+def _describe(error: click.UsageError, verb: str) -> UserError:
+    """Returns click's error with the name of the option or argument as its place."""
+    place, text = verb or "bert-jax", error.format_message().removesuffix(".")
+    see = " ".join(filter(None, ("bert-jax", verb, "--help")))
+    if isinstance(error, click.BadParameter) and (param := error.param) is not None:
+        place = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+        text = error.message.removesuffix(".")
         if isinstance(error, click.MissingParameter):
-            message = f"{name}: missing"
-        else:
-            message = f"{name}: {error.message.removesuffix('.')}"
-    return f"{message}; see {' '.join(filter(None, ('bert-jax', verb, '--help')))}"
+            return UserError("command_line.missing", "missing. See {help}.", place=place, help=see)
+    text = f"{text[:1].lower()}{text[1:]}"
+    return UserError(
+        "command_line.usage", "{reason}. See {help}.", place=place, reason=text, help=see
+    )
 
 
 def _value(option: str, given: Sequence[str]) -> str:

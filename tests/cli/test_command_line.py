@@ -13,28 +13,36 @@ from bert_jax.errors import PeerLost, RunStopped, UserError
 from bert_jax.parallel import processes
 from tests.project import ok, refused
 
+OPTION, VERB = "command_line.unknown_option", "command_line.unknown_verb"
+USAGE, MISSING = "command_line.usage", "command_line.missing"
+
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "key", "place", "words"),
     [
-        ("pretrain run.yaml --batch-size 8", "did you mean train.phases.0.batch_size=8?"),
-        ("pretrain run.yaml --batchsize=8", "did you mean train.phases.0.batch_size=8?"),
-        ("pretrain run.yaml --learning-rate 1e-4", "did you mean optimizer.learning_rate=1e-4?"),
-        ("finetune run.yaml --batch-size 8", "did you mean finetune.batch_size=8?"),
-        ("vocab run.yaml --size", "did you mean vocab.size=VALUE?"),
-        ("pretrain run.yaml --gpus 8", "--gpus: found no such option, allowed: --init-from"),
-        ("pretrain run.yaml --gpus 8", "settings are key=value"),
-        ("fill-mask run text --topk 3", 'did you mean "--top-k"?'),
-        ("fill-mask run text --top-k x", "--top-k: 'x'"),
-        ("fill-mask", "RUN_DIR: missing"),
-        ("evaluate run two", "evaluate: "),
-        ("pretain run.yaml", 'verb: found "pretain", allowed: new, '),
-        ("pretain run.yaml", 'did you mean "pretrain"?'),
-        ("--verbos", "see bert-jax --help"),
+        ("pretrain run.yaml --batch-size 8", OPTION, "--batch-size", "train.phases.0.batch_size=8"),
+        ("pretrain run.yaml --batchsize=8", OPTION, "--batchsize", "train.phases.0.batch_size=8"),
+        ("pretrain run.yaml --learning-rate 1e-4", OPTION, "--learning-rate", "learning_rate=1e-4"),
+        ("finetune run.yaml --batch-size 8", OPTION, "--batch-size", "finetune.batch_size=8"),
+        ("vocab run.yaml --size", OPTION, "--size", "vocab.size=VALUE"),
+        ("pretrain run.yaml --gpus 8", OPTION, "--gpus", "--init-from"),
+        ("pretrain run.yaml --gpus 8", OPTION, "--gpus", "key=value"),
+        ("fill-mask run text --topk 3", OPTION, "--topk", '"--top-k"'),
+        ("fill-mask run text --top-k x", USAGE, "--top-k", "'x'"),
+        ("fill-mask", MISSING, "RUN_DIR", "bert-jax fill-mask --help"),
+        ("evaluate run two", USAGE, "evaluate", "two"),
+        ("pretain run.yaml", VERB, "verb", "allowed: new, "),
+        ("pretain run.yaml", VERB, "verb", '; did you mean "pretrain"?'),
+        ("--verbos", USAGE, "bert-jax", "bert-jax --help"),
     ],
 )
-def test_command_line_mistakes_get_one_line(arguments: str, expected: str) -> None:
-    assert expected in refused(*arguments.split())
+def test_command_line_mistakes_get_one_line(
+    arguments: str, key: str, place: str, words: str
+) -> None:
+    line = refused(*arguments.split())
+    assert line.key == key
+    assert line.values["place"] == place
+    assert words in line
 
 
 def test_help_lists_every_verb_once_in_order() -> None:
