@@ -101,7 +101,10 @@ def refuses(
     error = caught.value
     assert error.key == key, error
     found = {name: error.values.get(name) for name in values}
-    wanted = {name: str(each) if isinstance(each, Path) else each for name, each in values.items()}
+    wanted = {
+        name: os.fspath(each) if isinstance(each, os.PathLike) else each
+        for name, each in values.items()
+    }
     assert found == wanted
     assert "\n" not in str(error)
 

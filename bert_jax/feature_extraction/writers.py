@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from bert_jax.errors import UserError
 from bert_jax.feature_extraction.extractor import Level, TextFeatures
+from bert_jax.files.atomic import output_exists
 
 ROW_GROUP_VALUES: Final = 1 << 22  # numbers in a Parquet row group: 16 MiB
 UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
@@ -29,7 +30,7 @@ def check_output(path: Path, *, force: bool) -> None:
             f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(WRITERS)}"
         )
     if path.is_dir() or (path.exists() and not force):
-        raise UserError(f"{path}: is already there; allowed: a new file, or --force")
+        raise output_exists(path)
     if not path.parent.is_dir():
         raise UserError(f"{path}: found no directory {path.parent}, allowed: one that is there")
 

@@ -20,6 +20,13 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNFINISHED: Final = ".tmp"
 
 
+def output_exists(path: os.PathLike[str]) -> UserError:
+    """Returns the error for an output that only --force may replace."""
+    return UserError(
+        "output.exists", "exists already. Choose another path or add --force.", place=path
+    )
+
+
 @contextlib.contextmanager
 def disk_errors(path: epath.PathLike) -> Iterator[None]:
     """Turns a full disk, a quota or a size limit into a ``UserError`` that names ``path``.
@@ -161,7 +168,7 @@ def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
     if ``path`` has files and ``force`` is False, or the place cannot be written to.
     """
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
-        raise UserError(f"{path}: is already there; allowed: a new directory, or --force")
+        raise output_exists(path)
     with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(epath.Path(path)) as temporary:

@@ -100,7 +100,7 @@ def _demo(directory: str, overrides: Sequence[str], console: Console) -> Demo:
     seconds, command = time.monotonic() - started, _command()
     console.rule(f"done in {seconds:.0f} s")
     narrator_of(console).say(
-        f"The run lies in {run_dir}. Next:\n"
+        f"The run is in {run_dir}. Next:\n"
         f'  {command} fill-mask {run_dir} "the [MASK] module"\n'
         f"  tensorboard --logdir {run_dir}/tensorboard    (needs: pip install tensorboard)\n"
         f"  {command} pretrain configs/pretrain/base.yaml    (your own corpus: see README.md)"
@@ -153,7 +153,7 @@ def _print_scores(result: Evaluation, entropy: float, guess: float, console: Con
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
     error = math.sqrt(guess * (1 - guess) / result.examples)
     narrator_of(console).say(
-        f"MLM loss {mlm:.2f} on held-out text; {entropy:.2f} would be knowing only how frequent "
-        f"each piece is. NSP accuracy {nsp:.1%}; always giving the commoner answer has "
+        f"MLM loss {mlm:.2f} on held-out text; knowing only how frequent each piece is gives "
+        f"{entropy:.2f}. NSP accuracy {nsp:.1%}; always choosing the more frequent answer gives "
         f"{guess:.1%} ± {error:.1%}."
     )

@@ -64,8 +64,11 @@ def evaluate(
     if run.is_fine_tuned:
         if dataset is not None:
             raise UserError(
-                f"--dataset: found {dataset}, but {run_dir} is fine-tuned; allowed: none "
-                f"(`bert-jax predict --input` takes other files)"
+                "evaluate.dataset_of_task",
+                "found {found}, but {run} is fine-tuned. Use `bert-jax predict --input` instead.",
+                place="--dataset",
+                found=dataset,
+                run=run_dir,
             )
         result = evaluate_task(
             run, role=split, checkpoint=checkpoint, batch_size=batch_size, mesh=mesh

@@ -78,25 +78,28 @@ def examples(
             narrator.say(line)
 
     with narrator.stage(lambda: stage, lasting=True):
-        provenance = _make(config, section, extra, say)
+        provenance = _make(section, extra, say)
         if extra.any:
             _write_extra(config, section, extra, provenance, say=say, console=console)
     return provenance
 
 
-def _make(
-    config: RunConfig, section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], None]
-) -> Provenance:
+def _make(section: ExamplesSection, extra: ExtraOutputs, say: Callable[[str], None]) -> Provenance:
     output = dataset_directory(section)
     if not epath.Path(section.tokenizer).exists():
-        of_vocab = config.vocab is not None and config.vocab.output == section.tokenizer
-        how = "run `bert-jax vocab` first" if of_vocab else "`bert-jax vocab` makes one"
-        raise UserError(f"examples.tokenizer: found no directory {section.tokenizer}; {how}")
+        raise UserError(
+            "examples.tokenizer_missing",
+            "found no directory {found}. Run `bert-jax vocab` to make a tokenizer.",
+            place="examples.tokenizer",
+            found=section.tokenizer,
+        )
     with under("examples", ExamplesSection):
         if extra.any and is_remote(output):
             raise UserError(
-                f"output: {output} is in a bucket, whose ArrayRecord files cannot be read; allowed "
-                "to look at: a copy on this machine"
+                "examples.in_bucket",
+                "found {found}. Copy the dataset to this machine to read it.",
+                place="output",
+                found=output,
             )
         if not (extra.any and (output / PROVENANCE_NAME).exists()):
             return make_examples(section, progress=say)
@@ -119,8 +122,13 @@ def _write_extra(
     if tokenizer.hash != provenance.tokenizer_hash:
         found, wanted = differing(tokenizer.hash, provenance.tokenizer_hash)
         raise UserError(
-            f"examples.tokenizer: found {section.tokenizer} ({found}), allowed: the tokenizer that "
-            f"{output} was made with ({wanted})"
+            "examples.tokenizer_changed",
+            "found {found} ({hash}), but {output} was made with another tokenizer ({expected})",
+            place="examples.tokenizer",
+            found=section.tokenizer,
+            hash=found,
+            output=output,
+            expected=wanted,
         )
     masking, seed = config.objective.masking, config.seed
     names = sorted(provenance.splits, key=lambda name: name != "train")
@@ -158,6 +166,11 @@ def _check_settings(section: ExamplesSection, made: Provenance) -> None:
     for name, value in held.items():
         if (asked := getattr(section, name)) != value:
             raise UserError(
-                f"{name}: found {asked}, but {section.output} is there already, made with {value}; "
-                "allowed: the same, or another output"
+                "examples.setting_changed",
+                "found {found}, but {output} was made with {expected}. Use that value or another "
+                "output.",
+                place=name,
+                found=asked,
+                output=section.output,
+                expected=value,
             )

@@ -81,9 +81,17 @@ def export(
     """
     for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
         if value is not None and to != only:
-            raise UserError(f"{option}: found with --to {to}, allowed: with --to {only}")
+            raise UserError(
+                "export.option",
+                "found with --to {found}, allowed: with --to {allowed}",
+                place=option,
+                found=to,
+                allowed=only,
+            )
     if is_remote(output):
-        raise UserError(f"export: found {output}, allowed: a local path")
+        raise UserError(
+            "path.not_local", 'found "{found}", allowed: a local path', place="export", found=output
+        )
 
     def show(line: str) -> None:
         if console is not None:

@@ -23,7 +23,7 @@ from bert_jax.feature_extraction.extractor import (
 )
 from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
-from bert_jax.files.atomic import write_whole
+from bert_jax.files.atomic import output_exists, write_whole
 from bert_jax.files.remote import is_remote
 from bert_jax.inference.bucketed import model_of_run
 from bert_jax.narration import doing
@@ -91,19 +91,33 @@ def features(
     """
     for path in (input_path, output):
         if is_remote(path):
-            raise UserError(f"features: found {path}, allowed: a local path")
+            raise UserError(
+                "path.not_local",
+                'found "{found}", allowed: a local path',
+                place="features",
+                found=path,
+            )
     columns = TextColumns(column, pair_column, probe_column)
     probe_path = None if probe_column is None else Path(output).parent / PROBE
     mix = layers == MIX
     if mix and probe_path is None:
-        raise UserError('--layers: found "mix" without --probe, allowed: with it, to learn from')
+        raise UserError(
+            "features.mix_without_probe",
+            'found "mix" without --probe. Add --probe to learn the weights of the layers.',
+            place="--layers",
+        )
     if level != "sentence" and (probe_path is not None or pool is not None):
         option = "--pool" if probe_path is None else "--probe"
-        raise UserError(f"{option}: found it with --level {level}, allowed: with --level sentence")
+        raise UserError(
+            "features.level",
+            "found with --level {found}, allowed: with --level sentence",
+            place=option,
+            found=level,
+        )
     target = Path(output)
     writers.check_output(target, force=force)
     if probe_path is not None and probe_path.exists() and not force:
-        raise UserError(f"{probe_path}: is already there; allowed: another directory, or --force")
+        raise output_exists(probe_path)
     with hold_output(output):
         run = open_run(run_dir)
         settings = settings_for(
@@ -118,7 +132,9 @@ def features(
         # Report a wrong column before the slow read of a checkpoint.
         first = next(texts, None)
         if first is None:
-            raise UserError(f"{input_path}: found no text, allowed: one or more")
+            raise UserError(
+                "features.no_text", "found no text, allowed: one or more", place=input_path
+            )
         model = model_of_run(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
         step, extractor = model.loaded.step, FeatureExtractor(settings, model)
 

@@ -78,12 +78,25 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
         with hold_run(root) as check_lock:
             if (root / SWEEP).exists():
                 raise UserError(
-                    f"run_dir: {root} holds a sweep; allowed: its settings, or a new run_dir"
+                    "run_dir.sweep",
+                    "found {found}, a sweep. Use the settings of the sweep, or a new directory.",
+                    place="run_dir",
+                    found=root,
                 )
             tell_data(prepared, console)
             return run_finetuning(
                 prepared, root, prepared.predictor(), check_lock=check_lock, console=console
             ).outcome
+
+
+def no_table(place: str, kind: str) -> UserError:
+    """Returns the error for an argument that only tasks with tables accept."""
+    return UserError(
+        "finetune.task_without_table",
+        'found with task "{found}", allowed: with task table or multiple_choice',
+        place=place,
+        found=kind,
+    )
 
 
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
@@ -96,9 +109,15 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     root = epath.Path(need(config.run_dir, "run_dir", "finetune")) / "data"
     task = section.task
     if not isinstance(task, TableSection | MultipleChoiceSection):
-        raise UserError(f'data: found it with task "{task.kind}", allowed: table, multiple_choice')
+        raise no_table("data", task.kind)
     if unknown := [key for key in data if key not in TABLES]:
-        raise UserError(f'data: found "{unknown[0]}", allowed: {", ".join(TABLES)}')
+        raise UserError(
+            "finetune.table_unknown",
+            'found "{found}", allowed: {allowed}',
+            place="data",
+            found=unknown[0],
+            allowed=TABLES,
+        )
     if isinstance(task, TableSection):
         names = [name for name in (task.text, task.pair, task.label) if name is not None]
     else:

@@ -71,7 +71,10 @@ def import_checkpoint(
     for path in (source if fetched is None else "", run_dir):
         if is_remote(path):
             raise UserError(
-                f"import: found {path}, allowed: a local path (copy it from the bucket)"
+                "path.not_local",
+                'found "{found}", allowed: a local path',
+                place="import",
+                found=path,
             )
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_output(run_dir))
@@ -158,8 +161,7 @@ def _summary(model: Pretrained) -> list[str]:
     lines = [f"{numbers:,} parameters, {describe(model.heads)}, {pieces:,} pieces{moments}"]
     if rows > pieces:
         lines.append(
-            f"vocab_size is {rows:,}: {rows - pieces:,} rows have no piece; they are kept and "
-            f"never predicted"
+            f"vocab_size is {rows:,}: {rows - pieces:,} rows have no piece and are never predicted"
         )
     if model.architecture.type_vocab_size == 1:
         lines.append("type_vocab_size is 1: both spans of a pair get token type 0")

@@ -69,12 +69,12 @@ def jobs(
 def describe_jobs(found: Sequence[Machines]) -> list[str]:
     """Returns a line for each entry. Machines that cost money come first."""
     if not found:
-        return ["nothing exists"]
+        return ["no machines"]
     lines = []
     for entry in sorted(found, key=lambda entry: not entry.existing.bills):
         existing = entry.existing
-        bills = "bills" if existing.bills else "bills nothing"
-        what = f"an orphan: {entry.orphan}" if entry.orphan else entry.note
+        bills = "bills" if existing.bills else "free"
+        what = f"orphan: {entry.orphan}" if entry.orphan else entry.note
         where = f", {existing.owner.directory}" if existing.owner.directory else ""
         is_at = f"{existing.resource} in {existing.zone}: {existing.state.value}"
         lines.append(f"{is_at}, {bills}, {what}{where}")
@@ -98,22 +98,22 @@ def find_existing(launchers: Iterable[Launcher], *, bucket: str | None, say: Say
 def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Machines:
     job, directory = existing.owner
     if not directory and not bucket:
-        return Machines(existing, launcher, note="its bucket is not known: --bucket")
+        return Machines(existing, launcher, note="bucket unknown; give --bucket")
     files = JobFiles(epath.Path(directory) if directory else job_directory(bucket or "", job))
     try:
         job, state = read_job(files), read_state(files)
     except (UserError, RunStopped, OSError) as error:
-        return Machines(existing, launcher, note=f"its job cannot be read: {error}")
+        return Machines(existing, launcher, note=f"its job is unreadable: {error}")
     mine = [record for record in state.attempts if record.of(job).resource == existing.resource]
     if not mine:
-        return Machines(existing, launcher, note="no attempt of its job has this name")
+        return Machines(existing, launcher, note="not an attempt of its job")
     if time.time() - state.seen < max(_UNWATCHED_SECONDS, 3 * job.submit.poll_seconds):
         return Machines(existing, launcher, note="watched")
-    note = "nobody watches it"
+    note = "not watched"
     try:
         return Machines(existing, launcher, _orphan(files, job, state, mine[0], existing), note)
     except (UserError, RunStopped, OSError) as error:
-        note = f"{note}, what its hosts say cannot be read: {error}"
+        note = f"{note}, its hosts' reports are unreadable: {error}"
         return Machines(existing, launcher, note=note)
 
 
@@ -122,16 +122,16 @@ def _orphan(
 ) -> str:
     """Returns why machines without a supervisor are not needed, empty if they may be."""
     if state.outcome is not None:
-        return f"its job is over: {state.outcome}"
+        return f"its job has ended: {state.outcome}"
     if record.number != state.attempts[-1].number:
-        return f"attempt {state.attempts[-1].number} has followed it"
+        return f"attempt {state.attempts[-1].number} has replaced it"
     if existing.state in (State.SUSPENDED, State.FAILED):
         return f"it is {existing.state.value}"
     if existing.state is not State.ACTIVE:
         return ""
     hosts = read_hosts(files, record.of(job))
     if hosts.done or hosts.failed is not None:
-        return f"its run is {'done' if hosts.done else 'at its end: failed'}"
+        return f"its run {'is done' if hosts.done else 'has failed'}"
     now = time.time()
     if not hosts.reports:  # machines may be new, unless a supervisor saw them long ago
         up = now - (record.up_from or now)

@@ -38,7 +38,11 @@ def logs(
     """
     files = job_of(target, bucket=bucket)
     if files is None:
-        raise UserError(f"{target}: was not submitted; it printed where it was started")
+        raise UserError(
+            "job.not_submitted",
+            "started without `bert-jax submit`. Its output is only where it was started.",
+            place=target,
+        )
     attempts = read_state(files).attempts
     last = attempts[-1].number if attempts else 1
     return read_log(files, attempt or last, worker, follow=follow)
@@ -71,6 +75,9 @@ def read_log(
         pause()
     if not part and not shown and not follow:
         raise UserError(
-            f"{files.log(attempt, worker)}: host {worker} of attempt {attempt} has printed nothing "
-            "yet; --follow waits for it"
+            "job.no_output",
+            "host {host} of attempt {attempt} has no output yet. Use --follow to wait for it.",
+            place=files.log(attempt, worker),
+            host=worker,
+            attempt=attempt,
         )

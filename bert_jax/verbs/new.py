@@ -6,7 +6,7 @@ from etils import epath
 
 from bert_jax.config import NEW, packaged_configs, read_packaged
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.files.atomic import write_whole
+from bert_jax.files.atomic import output_exists, write_whole
 
 
 def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
@@ -24,11 +24,17 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
     """
     kinds = [name.removeprefix(NEW) for name in packaged_configs() if name.startswith(NEW)]
     if kind not in kinds:
-        near = did_you_mean(kind, kinds)
-        raise UserError(f'new: found "{kind}", allowed: {", ".join(kinds)}{near}')
+        raise UserError(
+            "new.kind",
+            'found "{found}", allowed: {allowed}{hint}',
+            place="new",
+            found=kind,
+            allowed=kinds,
+            hint=did_you_mean(kind, kinds),
+        )
     target = Path(path or f"{kind}.yaml")
     if target.exists() and not force:
-        raise UserError(f"{target}: is already there; allowed: another name, or --force")
+        raise output_exists(target)
     text = read_packaged(f"{NEW}{kind}")
     write_whole(epath.Path(target), text.replace(f"{kind}.yaml", target.name).encode())
     return target

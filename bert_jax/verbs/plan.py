@@ -49,7 +49,11 @@ def plan(
     """
     config = as_config(config)
     if not topologies:
-        raise UserError("--topology: missing; such as v3:4x4, v5litepod-16 or v4-32")
+        raise UserError(
+            "plan.topology_missing",
+            "missing. Give one such as v3:4x4, v5litepod-16 or v4-32.",
+            place="--topology",
+        )
     if slices is not None:
         mesh = config.mesh.model_copy(update={"slices": slices})
         config = config.model_copy(update={"mesh": mesh})
@@ -83,5 +87,8 @@ def _vocab_size(config: RunConfig) -> int:
     if config.vocab is not None:
         return config.vocab.size
     raise CannotPlan(
-        f"tokenizer: {config.tokenizer} is not here; say how many pieces it has: --vocab-size 30522"
+        "plan.vocab_size",
+        "found {found}, not a tokenizer of this machine. Set its size with --vocab-size 30522.",
+        place="tokenizer",
+        found=config.tokenizer,
     )

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from bert_jax.data.tables import OnError
 from bert_jax.errors import UserError
+from bert_jax.files.atomic import output_exists
 from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import initialise
@@ -25,6 +26,7 @@ from bert_jax.tasks.section import TaskSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.training.evaluation import predict_run, section_of, write_csv, write_records
 from bert_jax.train.progress_display import format_scores
+from bert_jax.verbs.finetune import no_table
 from bert_jax.verbs.same_command import join_same_command
 
 SUFFIXES: Final = (".jsonl", ".csv")
@@ -133,15 +135,22 @@ def _check_output(path: Path, *, submission: bool, force: bool) -> None:
     """Raises UserError before any computation if the suffix is wrong or the output exists."""
     if submission:
         if path.exists() and not path.is_dir():
-            raise UserError(f"{path}: found a file, allowed: a directory for --submission")
+            raise UserError(
+                "predict.submission_file",
+                "found a file, allowed: a directory for --submission",
+                place=path,
+            )
         return
     if path.suffix not in SUFFIXES:
         raise UserError(
-            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}, or a "
-            f"directory with --submission"
+            "predict.suffix",
+            "found {found}, allowed: {allowed}, or a directory with --submission",
+            place=path,
+            found=path.suffix or "no suffix",
+            allowed=SUFFIXES,
         )
     if path.exists() and not force:
-        raise UserError(f"{path}: is already there; allowed: another name, or --force")
+        raise output_exists(path)
 
 
 def _task(run: Run, on_error: OnError | None) -> TaskSection:
@@ -150,17 +159,16 @@ def _task(run: Run, on_error: OnError | None) -> TaskSection:
     if on_error is None:
         return task
     if not isinstance(task, TableSection | MultipleChoiceSection):
-        raise UserError(
-            f'--on-error: found it with task "{task.kind}", allowed: table, multiple_choice'
-        )
+        raise no_table("--on-error", task.kind)
     return task.model_copy(update={"on_error": on_error})
 
 
 def _check_probabilities(heads: HeadsSection) -> None:
     if heads.task != "sequence_classification" or heads.problem == "regression":
         raise UserError(
-            "--probabilities: this task predicts no label of a text, allowed: leave it out; a "
-            ".jsonl has all that is known of an example"
+            "predict.probabilities",
+            "this task predicts no label of a text. Remove the option, or write a .jsonl file.",
+            place="--probabilities",
         )
 
 

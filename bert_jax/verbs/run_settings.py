@@ -61,8 +61,10 @@ def finetune_settings(
     require_inputs(finetuning_inputs(section), config.mesh)
     if config.model is not None and not _is_resolved(run_dir, config.model):
         raise UserError(
-            "model: found settings, allowed: none beside finetune, whose model is the one of "
-            "finetune.init_from (finetune.dropout and finetune.dtype change it)"
+            "finetune.model",
+            "found settings, but finetune.init_from defines the model. Set finetune.dropout or "
+            "finetune.dtype to change it.",
+            place="model",
         )
     # Settings of pretraining. A resolved configuration contains their defaults.
     replaced = {
@@ -70,9 +72,14 @@ def finetune_settings(
         "train": "finetune",
         "objective": "finetune.task",
     }
-    for name, allowed in {**replaced, "loader": "no such section beside finetune"}.items():
+    for name, allowed in {**replaced, "loader": "none"}.items():
         if getattr(config, name) != RunConfig.model_fields[name].default:
-            raise UserError(f"{name}: found settings of pretraining, allowed: {allowed}")
+            raise UserError(
+                "finetune.pretraining_section",
+                "found settings of pretraining, allowed with finetune: {allowed}",
+                place=name,
+                allowed=allowed,
+            )
     with starting_jax():
         from bert_jax.verbs.import_checkpoint import find_origin
     origin = find_origin(section.init_from)

@@ -91,7 +91,7 @@ def _lines(status: Status) -> Iterator[tuple[str, str]]:
 
 def _machines(job: JobStatus, *, now: float) -> Iterator[tuple[str, str]]:
     if job.placement is None:
-        yield "machines", "none was asked for yet"
+        yield "machines", "not requested yet"
         return
     text = f"attempt {job.attempt}, {job.placement.place}: {job.machines.value}"
     if job.machines_message:
@@ -107,7 +107,7 @@ def _machines(job: JobStatus, *, now: float) -> Iterator[tuple[str, str]]:
 
 def _progress(run: RunFigures) -> str:
     if run.at is None:
-        return "none was reported yet"
+        return "no step reported yet"
     parts = [step_of(run.step, run.total_steps)]
     if run.loss is not None:
         parts.append(f"loss {run.loss:.3f}")
@@ -124,7 +124,7 @@ def _goodput(shares: dict[str, float], *, hours: float, paid: bool) -> str:
         f"{kind} {share:.1%}" for kind, share in lost if kind != "train" and share >= _SHOWN_SHARE
     )
     text = f"{shares.get('train', 0.0):.1%} of {hours:.2f} {'paid ' if paid else ''}hours"
-    return f"{text} trained; {rest}" if rest else f"{text} went into steps"
+    return f"{text} trained; {rest}" if rest else f"{text} trained"
 
 
 def _restarts(job: JobStatus) -> Iterator[tuple[str, str]]:

@@ -25,12 +25,18 @@ def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
     """
     files = find_job(job, bucket=bucket)
     if (state := read_state(files)).outcome is not None and state.current is None:
-        raise UserError(f"{files.directory}: this job is over: {state.outcome} {state.message}")
+        raise UserError(
+            "job.ended",
+            "this job has ended: {outcome} {reason}",
+            place=files.directory,
+            outcome=state.outcome,
+            reason=state.message,
+        )
     write_whole(files.stop, "{}\n")
     section, lock = read_job(files).submit, lock_at(files.lease, say=say)
     if not lock.take():
         seconds = section.poll_seconds
-        say(f"its supervisor ({lock.holder}) deletes its machines within {seconds:.0f} s")
+        say(f"its supervisor ({lock.holder}) will end it within {seconds:.0f} s")
         return
     try:
         Supervisor(files, launcher_for(section), lock, say=say).run()

@@ -77,7 +77,7 @@ def submit(
         prepared = _with_free_name(prepared)
     job = checked_online(prepared, planned=planned, say=say)
     if not price_accepted(job, confirm):
-        raise UserError("nothing was asked for: the question was not answered with yes, see --yes")
+        raise UserError("submit.cancelled", "cancelled. Use --yes to skip the confirmation.")
     say(f"{job.name}: writing software and settings to {job.directory}")
     host_paths.upload(prepared.uploads, say=say)
     files = stage(job, dump_config(prepared.config))
@@ -169,16 +169,23 @@ def _bucket(section: SubmitSection) -> str:
     if section.on == ("local",):
         if bucket is None:
             raise UserError(
-                "--bucket: missing; allowed with --on local: a directory for the files of the job, "
-                "such as --bucket /tmp/jobs"
+                "submit.directory_missing",
+                "missing. With --on local give a directory, such as --bucket /tmp/jobs.",
+                place="--bucket",
             )
         return absolute(bucket)
     if bucket is None:
-        raise UserError("--bucket: missing; allowed: a bucket, such as --bucket gs://your-bucket")
+        raise UserError(
+            "submit.bucket_missing",
+            "missing. Give a bucket, such as --bucket gs://your-bucket.",
+            place="--bucket",
+        )
     if not bucket.startswith("gs://"):
         raise UserError(
-            f"--bucket: found {bucket}, allowed: gs://…, which hosts reach (a directory for "
-            "--on local alone)"
+            "submit.bucket_local",
+            "found {found}, allowed: gs://…, or a directory with --on local",
+            place="--bucket",
+            found=bucket,
         )
     check_bucket_name(bucket)
     return bucket.rstrip("/")
@@ -191,8 +198,11 @@ def _with_free_name(prepared: PreparedJob) -> PreparedJob:
     while (files := JobFiles(job_directory(job.submit.bucket or "", name))).job.exists():
         if read_state(files).outcome is None:
             raise UserError(
-                f"{files.directory}: this job is not over; allowed: `bert-jax watch "
-                f"{files.directory}`, `bert-jax stop {files.directory}`, or another --name"
+                "submit.running",
+                "this job has not ended. Use `bert-jax watch {job}`, `bert-jax stop {job}`, or "
+                "another --name.",
+                place=files.directory,
+                job=files.directory,
             )
         number += 1
         name = f"{job.name}-{number}"

@@ -90,12 +90,16 @@ def require_limit(job: Job, *, no_limit: bool) -> None:
         return
     if cost is None and not no_limit:
         raise UserError(
-            "--max-cost: missing; allowed: the most that the job may cost in dollars, or --no-limit"
+            "submit.limit_missing",
+            "missing. Give the most that the job may cost in dollars, or --no-limit.",
+            place="--max-cost",
         )
     if cost is not None and no_limit:
         raise UserError(
-            f"--no-limit: found a limit of ${cost:,.2f} too (submit.limits.cost), allowed: one of "
-            "them"
+            "submit.two_limits",
+            "found with submit.limits.cost = {found:,.2f}. Remove one of them.",
+            place="--no-limit",
+            found=cost,
         )
 
 
@@ -104,10 +108,10 @@ def price_accepted(job: Job, confirm: Confirm) -> bool:
     first, *others = job.placements
     if first.dollars_per_hour == 0.0:
         return True
-    more = f" ({len(others)} other places if that has none)" if others else ""
+    more = f" ({len(others)} other places if it has none)" if others else ""
     limit = job.submit.limits.cost
-    kept = f", at most ${limit:,.2f}" if limit is not None else ""
-    return confirm(f"{job.name}: {first.place}: {money(first)}{kept}{more}. Ask for it?")
+    at_most = f", at most ${limit:,.2f}" if limit is not None else ""
+    return confirm(f"{job.name}: {first.place}: {money(first)}{at_most}{more}. Submit?")
 
 
 def _inputs(prepared: PreparedJob) -> Sequence[PreflightFinding]:
@@ -150,7 +154,7 @@ def _plan(
     for placement in placements:
         if placement.topology is None:
             continue
-        say(f"{placement.place}: planning, which compiles the run (--no-plan: without it)")
+        say(f"{placement.place}: compiling the run to plan it; --no-plan skips this")
         try:
             slices = placement.slices
             (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)

@@ -42,8 +42,11 @@ def vocab(
         directory = epath.Path(section.output)
         if not force and (directory / CONFIG_FILE).exists():
             raise UserError(
-                f"vocab.output: {section.output} holds a tokenizer, which datasets and runs may "
-                f"have been made with; allowed: another directory, or --force"
+                "vocab.exists",
+                "{found} has a tokenizer that datasets and runs may use. Choose another directory "
+                "or add --force.",
+                place="vocab.output",
+                found=section.output,
             )
         if not is_remote(directory):
             remove_unfinished(pathlib.Path(directory))

@@ -46,13 +46,13 @@ def watch_job(
 ) -> SupervisorState:
     """Watches a job until it ends, or the user leaves it running after Ctrl-C. See `watch`."""
     with lease(files, say=say) as held:
-        say(f"{files.directory}: watching, with a line a minute")
+        say(f"{files.directory}: watching; prints a line every minute")
         supervisor = Supervisor(files, launcher, held, say=say)
         try:
             state = supervisor.run()
         except KeyboardInterrupt:
             try:
-                question = "Delete its machines? Without that they go on, and bill."
+                question = "Delete its machines? Otherwise they keep running and billing."
                 delete = supervisor.state.current is None or confirm(question)
             except KeyboardInterrupt:
                 delete = False
@@ -63,7 +63,7 @@ def watch_job(
                 supervisor.stop("by Ctrl-C")
                 state = supervisor.run()
             except KeyboardInterrupt:
-                say("interrupted while machines are deleted: `bert-jax jobs` shows what is left")
+                say("interrupted while deleting machines: `bert-jax jobs` lists the others")
                 raise
     say(outcome_line(supervisor.job, state))
     return state
@@ -75,8 +75,10 @@ def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
     lock = lock_at(files.lease, say=say)
     if not lock.take():
         raise UserError(
-            f"{files.directory}: is watched by another process (host and process "
-            f"{lock.holder or 'unknown'}); allowed: one at a time"
+            "job.watched",
+            "another process watches this job (host and process {holder}), allowed: one",
+            place=files.directory,
+            holder=lock.holder or "unknown",
         )
     try:
         yield lock
@@ -87,16 +89,22 @@ def lease(files: JobFiles, *, say: Say) -> Iterator[Lock]:
 def unwatched_line(files: JobFiles) -> str:
     """Returns a line on how to watch or end a job without a supervisor."""
     return (
-        f"nobody watches {files.directory} now: its machines are not recreated, and not deleted at "
-        f"the end; `bert-jax watch {files.directory}` does both, `bert-jax stop {files.directory}` "
-        "ends it"
+        f"{files.directory} is not watched now: lost machines are not replaced, and machines are "
+        f"not deleted at the end. `bert-jax watch {files.directory}` does both; `bert-jax stop "
+        f"{files.directory}` ends the job."
     )
 
 
 def outcome_line(job: Job, state: SupervisorState) -> str:
     """Returns a line on a job's outcome. Raises RunStopped if it failed or reached a limit."""
     if state.outcome in ("failed", "limit"):
-        raise RunStopped(f"{job.name}: {state.outcome}: {state.message}")
+        raise RunStopped(
+            "job.failed",
+            "{outcome}: {reason}",
+            place=job.name,
+            outcome=state.outcome,
+            reason=state.message,
+        )
     # The job ends with its machines' deletion. A later command may have updated `seen`.
     last = state.attempts[-1].deleted if state.attempts else None
     spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))

@@ -17,15 +17,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("t.csv", "sentence,label\nw1,0\n", ("--column", "sentense"), 'did you mean "sentence"?'),
         ("t.csv", "sentence,label\nw1,0\n", (), "--column: found none, allowed: sentence, label"),
-        ("t.csv", "a,b\n", ("--column", "a"), "found no text, allowed: one or more"),
+        ("t.csv", "a,b\n", ("--column", "a"), "[features.no_text]"),
         ("t.csv", "a,b\nw1,\n", ("--column", "a", "--probe", "b"), "line 2: \"b\" found ''"),
         ("t.jsonl", '{"a": "w1"}\n{"a": 3}\n', ("--column", "a"), 'line 2: "a" found int'),
         ("t.txt", "w1\n", ("--column", "a"), '--column: found "a" with a .txt'),
         ("t.doc", "w1\n", (), "found .doc, allowed: .txt, .jsonl, .csv, .tsv"),
         ("t.txt", "w1\n", ("--layers", "lastt"), 'did you mean "last"?'),
         ("t.txt", "w1\n", ("--layers", "1,3"), "--layers: found 3, allowed: 0 (the embeddings) to"),
-        ("t.txt", "w1\n", ("--layers", "mix"), 'found "mix" without --probe'),
-        ("t.txt", "w1\n", ("--level", "word", "--pool", "cls"), "--pool: found it with --level"),
+        ("t.txt", "w1\n", ("--layers", "mix"), "[features.mix_without_probe]"),
+        ("t.txt", "w1\n", ("--level", "word", "--pool", "cls"), "[features.level]"),
         ("t.txt", "w1\n", ("--layers", "1", "--max-length", "41"), "allowed: 4 to 40"),
         ("t.txt", "w1\n", ("--layers", "1", "--batch-size", "0"), "allowed: 1 or more"),
         ("t.txt", "w1\n", ("--layers", "1", "--checkpoint", "²"), 'found "²", allowed: last, best'),
@@ -43,9 +43,7 @@ def test_mistakes_get_one_line_and_leave_no_file(
 def test_a_file_is_replaced_only_with_force(run: Path, tmp_path: Path) -> None:
     source = write_lines(tmp_path / "t.txt", ["w1"])
     output = write_lines(tmp_path / "o.npz", ["mine"])
-    assert "is already there; allowed: a new file, or --force" in refusal(
-        run, source, output, "--layers", "last"
-    )
+    assert "[output.exists]" in refusal(run, source, output, "--layers", "last")
     assert output.read_text() == "mine\n"
     assert features(run, source, output, "--layers", "last", "--force").exit_code == 0
     assert output.read_bytes()[:2] == b"PK"

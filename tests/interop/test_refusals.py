@@ -54,7 +54,7 @@ def test_import_replaces_a_run_only_with_force_and_success(checkpoint: Path) -> 
     assert first.exit_code == 0, first.output
     again = invoke("import", checkpoint, target)
     assert again.exit_code == 2
-    assert "is already there; allowed: a new directory, or --force" in again.stderr
+    assert "[output.exists]" in again.stderr
     (target / "mark").touch()
     assert invoke("import", checkpoint, target, "--force").exit_code == 0
     assert not (target / "mark").exists()

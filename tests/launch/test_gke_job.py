@@ -43,8 +43,7 @@ def test_jobs_finds_jobs_on_kubectls_cluster(
         *("--launcher", "gke", "--cluster", "pool", "--bucket", bucket, "--on", "v5litepod-4"),
         *("--no-plan", "--no-limit", f"submit.image={IMAGE}", "submit.namespace=team"),
     ]
-    said = refused("submit", config, *options)
-    assert "the question was not answered with yes" in said
+    assert refused("submit", config, *options).key == "submit.cancelled"
     assert cluster.jobsets == {}
     ok("submit", config, *options, "--yes")
     assert cluster.jobsets["base-1"]["metadata"]["namespace"] == "team"
@@ -54,7 +53,7 @@ def test_jobs_finds_jobs_on_kubectls_cluster(
     state = read_state(files)
     old = state.model_copy(update={"seen": state.seen - 3600, "outcome": "failed"})
     files.supervisor.write_text(old.model_dump_json())
-    assert "base-1: deleted (its job is over: failed)" in ok("jobs", "--stop-orphans", "--yes")
+    assert "base-1: deleted (its job has ended: failed)" in ok("jobs", "--stop-orphans", "--yes")
     assert cluster.jobsets == {}
     cluster.installed = False
     assert "gke: " not in ok("jobs")

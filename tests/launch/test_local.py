@@ -144,7 +144,7 @@ def test_a_local_job_is_submitted_watched_and_deleted(
     said = ok("submit", config, *options)
     assert said.splitlines()[-1].startswith("run: done after 0:0"), said
     assert "no process of it lives" not in said
-    assert ok("jobs").splitlines()[-1] == "nothing exists"
+    assert ok("jobs").splitlines()[-1] == "no machines"
     shown = ok("status", tmp_path / "run")
     assert shown.startswith(f"job        run ({tmp_path}/b/jobs/run)\n")
     assert shown.splitlines()[-1].startswith("end        done: at step 7")

@@ -106,11 +106,9 @@ def test_a_paid_submit_needs_a_limit_or_an_explicit_none(config: Path) -> None:
     config.write_text(yaml.safe_dump(values))
     options = (*BUCKET, "--on", "v5e-8", "--zone", "us-west4-a", "--yes")
     line = refused("submit", config, *options)
-    assert line.startswith("bert-jax: --max-cost: missing; allowed: ")
-    assert "--no-limit" in line
-    assert "--no-limit: found a limit of $9.00 too" in refused(
-        "submit", config, *options, "--max-cost", 9, "--no-limit"
-    )
+    assert (line.key, line.values["place"]) == ("submit.limit_missing", "--max-cost")
+    line = refused("submit", config, *options, "--max-cost", 9, "--no-limit")
+    assert (line.key, line.values["found"]) == ("submit.two_limits", 9)
 
 
 @pytest.mark.parametrize("verb", ["submit", "watch", "stop", "status", "logs"])

@@ -20,6 +20,7 @@ from bert_jax.verbs.logs import read_log
 from bert_jax.verbs.status import describe_status
 from tests.launch.jobs import write_job
 from tests.launch.scripted import HOUR, World
+from tests.project import refused
 
 T0 = 1_767_225_600.0  # 2026-01-01 00:00 UTC
 
@@ -128,8 +129,8 @@ def test_the_lines_of_a_running_job(files: JobFiles) -> None:
 def test_without_credentials_the_last_known_state_is_shown(
     files: JobFiles,
 ) -> None:
-    refused = cast("Launcher", Seen(UserError("no credentials")))
-    status = read_status(files, refused, now=T0 + 3 * HOUR)
+    broken = cast("Launcher", Seen(UserError("no credentials")))
+    status = read_status(files, broken, now=T0 + 3 * HOUR)
     assert status.job is not None
     assert status.job.machines is State.STARTING
     (line,) = (line for line in describe_status(status) if line.startswith("machines"))
@@ -221,9 +222,8 @@ def test_missing_jobs_are_named(files: JobFiles, tmp_path: Path) -> None:
     assert missing.exit_code == 2
     assert 'did you mean "tiny"?' in missing.stderr
     (tmp_path / "run" / "config.yaml").write_text("{}")
-    by_hand = run("logs", str(tmp_path / "run"))
-    assert by_hand.exit_code == 2
-    assert "was not submitted" in by_hand.stderr
+    by_hand = refused("logs", tmp_path / "run")
+    assert (by_hand.key, by_hand.values["place"]) == ("job.not_submitted", str(tmp_path / "run"))
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def found(world: World) -> Machines:
 def test_unwatched_machines_with_silent_hosts_are_orphans(world: World) -> None:
     world.launcher.become("base-1", State.ACTIVE)
     # The machines may have come a minute ago.
-    assert (found(world).orphan, found(world).note) == ("", "nobody watches it")
+    assert (found(world).orphan, found(world).note) == ("", "not watched")
     world.supervisor()._poll()
     assert found(world).orphan == "not started within 300 min"
     world.beat(1)
@@ -258,5 +258,5 @@ def test_a_damaged_heartbeat_does_not_hide_billing(world: World) -> None:
     world.beat(1)
     world.files.host(1, 1).write_text("{")
     assert found(world).orphan == ""
-    assert found(world).note.startswith("nobody watches it, what its hosts say cannot be read: ")
+    assert found(world).note.startswith("not watched, its hosts' reports are unreadable: ")
     assert world.said == ["base-1: attempt 1: asked for v4:2x2x2 in us-west4-a"]

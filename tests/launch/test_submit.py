@@ -112,7 +112,7 @@ def test_ctrl_c_asks_before_it_deletes(
         assert read_state(JobFiles(directory)).outcome == "stopped"
         return
     assert list(provider.machines) == ["bert-small-1-1"]
-    assert f"nobody watches {directory} now" in begun.output
+    assert f"{directory} is not watched" in begun.output
     provider.looks_until_done = 0
     ok("watch", directory)
     assert provider.machines == {}
@@ -123,7 +123,8 @@ def test_stop_deletes_an_unwatched_job(provider: Provider, config: Path, tmp_pat
     ok("stop", "bert-small-1", "--bucket", tmp_path / "b")
     assert provider.machines == {}
     again = refused("stop", "bert-small-1", "--bucket", tmp_path / "b")
-    assert "this job is over: stopped by `bert-jax stop`" in again
+    assert (again.key, again.values["outcome"]) == ("job.ended", "stopped")
+    assert again.values["reason"] == "by `bert-jax stop`"
 
 
 def test_stop_leaves_deletion_to_a_live_supervisor(
@@ -142,7 +143,7 @@ def test_stop_leaves_deletion_to_a_live_supervisor(
 def test_jobs_shows_billing_and_stops_orphans(
     provider: Provider, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert invoke("jobs").output == "nothing exists\n"
+    assert invoke("jobs").output == "no machines\n"
     invoke("submit", config, "--bucket", tmp_path / "b")
     files = find_job("bert-small-1", bucket=str(tmp_path / "b"))
     assert "bert-small-1-1 in : active, bills, watched, " in invoke("jobs").output
@@ -153,9 +154,9 @@ def test_jobs_shows_billing_and_stops_orphans(
     files.supervisor.write_text(
         state.model_copy(update={"seen": state.seen - 3600}).model_dump_json()
     )
-    assert "bills, nobody watches it, " in invoke("jobs").output  # no heartbeat yet
+    assert "bills, not watched, " in invoke("jobs").output  # no heartbeat yet
     files.host(1, 0).write_text(HostStatus(state="done", at=1.0).model_dump_json())
-    assert "bills, an orphan: its run is done, " in invoke("jobs").output
+    assert "bills, orphan: its run is done, " in invoke("jobs").output
     kept = invoke("jobs", "--stop-orphans")
     assert list(provider.machines) == ["bert-small-1-1"], kept.output
     stopped = invoke("jobs", "--stop-orphans", "--yes")
@@ -180,9 +181,9 @@ def test_a_name_is_reserved_until_its_job_ends(
     provider: Provider, config: Path, tmp_path: Path
 ) -> None:
     invoke("submit", config, "--bucket", tmp_path / "b")
-    refused = invoke("submit", config, "--bucket", tmp_path / "b")
-    assert refused.exit_code == 2
-    assert "bert-small-1: this job is not over; allowed: `bert-jax watch" in refused.output
+    line = refused("submit", config, "--bucket", tmp_path / "b")
+    assert line.key == "submit.running"
+    assert line.values["job"] == str(tmp_path / "b" / "jobs" / "bert-small-1")
     invoke("stop", "bert-small-1", "--bucket", tmp_path / "b")
     ok("submit", config, "--bucket", tmp_path / "b", "--watch")
     assert find_job("bert-small-1-2", bucket=str(tmp_path / "b")).job.exists()
@@ -224,8 +225,8 @@ def test_a_dry_run_uses_no_network_and_makes_no_job(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "--bucket: missing; allowed with --on local: a directory"),
-        (EIGHT, "--bucket: missing; allowed: a bucket, such as --bucket gs://your-bucket"),
+        ((), "[submit.directory_missing]"),
+        (EIGHT, "[submit.bucket_missing]"),
         (("--bucket", "b", "submit.on=null"), "--on: missing; such as v5litepod-16, or local"),
         (
             ("--bucket", "b", "--on", "v9-8"),
@@ -233,7 +234,7 @@ def test_a_dry_run_uses_no_network_and_makes_no_job(
         ),
         (("--bucket", "b", "--on", "local", "--on", "v5e-8"), "submit.on: found local, v5e-8"),
         (("--bucket", "b", "--on", "v5e-8"), "--zone: missing"),
-        (("--bucket", "b", *EIGHT), "--bucket: found b, allowed: gs://…"),
+        (("--bucket", "b", *EIGHT), "[submit.bucket_local]"),
         (("--bucket", "gs://bucket", *EIGHT), "which hosts cannot reach; allowed: gs://…"),
         (("--bucket", "gs://bucket", *EIGHT, "--prices", "no.yaml"), "no.yaml: no such file"),
         (("--bucket", "b", "--name", "Base!"), "submit.name: found"),

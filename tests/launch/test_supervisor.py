@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bert_jax.launch.launcher import NotOurs, OutOfQuota, State, Unavailable
 from bert_jax.launch.section import LimitsSection
 from bert_jax.verbs.watch import lease
 from tests.launch.scripted import HOUR, PACE, Machines, World, bucket_outage, raising
+from tests.project import refuses
 
 TWO = (
     JobPlacement(on="v4:2x2x2", zone="us-west4-a", dollars_per_hour=10.0),
@@ -348,8 +350,9 @@ def test_machines_are_deleted_even_if_writes_fail(tmp_path: Path) -> None:
 
 def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
     world = World(tmp_path)
+    holder = f"{os.uname().nodename} {os.getpid()}"
     with (
-        pytest.raises(UserError, match=r"is watched by another process \(host and process .+ \d+"),
+        refuses("job.watched", place=world.files.directory, holder=holder),
         lease(world.files, say=world.said.append),
     ):
         pass

@@ -28,9 +28,9 @@ def test_the_demo_fills_masks_and_resumes(
     said = ok(*arguments)
     assert "on 2 × 2 × 2 simulated devices" in said
     assert "step 6/6" in said
-    assert "always giving the commoner answer has 5" in said
+    assert re.search(r" gives 5\d\.\d% ± ", said)
     assert said.count("%  ") >= 3 * 4  # five candidates for each of three sentences
-    assert f"The run lies in {tmp_path / 'demo' / 'run'}" in said
+    assert f" {tmp_path / 'demo' / 'run'}. " in said
     program = re.search(r"^  (\S+) fill-mask ", said, re.MULTILINE)
     assert program is not None
     assert shutil.which(program[1])  # even if bert-jax is not on the PATH
