@@ -36,7 +36,7 @@ def check_devices(section: MeshSection) -> Iterator[Finding]:
     shown = ", ".join(f"{count} × {kind}" for kind, count in kinds.items())
     yield ok("devices", f'backend "{jax.default_backend()}": {shown}, opened in {seconds:.1f} s')
     if seconds > _SLOW_START_SECONDS:
-        yield warn("devices", f"JAX took {seconds:.0f} s to open its devices, at every start")
+        yield warn("devices", f"JAX needs {seconds:.0f} s to open its devices at every start")
     yield from _check_unused_hardware(jax.default_backend())
     yield check_hosts(expected, seen=jax.process_count(), enabled=section.distributed.enabled)
     yield checked(
@@ -52,15 +52,15 @@ def _check_unused_hardware(backend: str) -> Iterator[Finding]:
         return
     tpus = [*glob.glob("/dev/accel[0-9]*"), *glob.glob("/dev/vfio/[0-9]*")]
     if tpus:
-        yield warn("tpu", f"{tpus[0]} is there but not used: {installing('tpu')}")
+        yield warn("tpu", f"{tpus[0]} exists but is not used. Run {installing('tpu')}.")
     elif installed("libtpu"):
         yield warn(
             "tpu",
-            "libtpu is installed but there is no TPU: JAX looks for one at each start; set "
-            "JAX_PLATFORMS=cpu, or uninstall it unless you compile for TPUs here",
+            "libtpu is installed but there is no TPU, and JAX searches for one at each start. Set "
+            "JAX_PLATFORMS=cpu, or uninstall libtpu if you do not compile for TPUs here.",
         )
     if Path("/dev/nvidia0").exists():
-        yield warn("gpu", f"/dev/nvidia0 is there but not used: {installing('gpu')}")
+        yield warn("gpu", f"/dev/nvidia0 exists but is not used. Run {installing('gpu')}.")
 
 
 def check_kernels(

@@ -61,8 +61,8 @@ def pretraining_inputs(
         return f"{tokenizer}, {loaded[0].vocab_size:,} pieces"
 
     def check_model() -> str:
-        if model is None or not loaded:  # doctor goes on without
-            return "not looked at"
+        if model is None or not loaded:  # doctor continues after a missing tokenizer
+            return "not checked"
         found = resolve_architecture(model, vocab_size=loaded[0].vocab_size)
         for index, phase in enumerate(train.phases):
             phase.check_positions(found.max_position_embeddings, key=f"train.phases.{index}")
@@ -86,7 +86,7 @@ def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> s
         return f"{path} is opened when the run starts"
     root = epath.Path(path)
     if root.exists() and not (root / PROVENANCE_NAME).exists():
-        return f"{path} is taken for TFRecords"
+        return f"{path} has no {PROVENANCE_NAME} and is read as TFRecords"
     if any(character in path for character in "*?["):
         return f"{path} is opened when the run starts"
     made = read_provenance(root)
@@ -156,7 +156,7 @@ def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
 def _glue(task: GlueSection) -> str:
     if not is_remote(task.data):
         directory_of(task)
-    return f"{task.data} is there"
+    return f"found {task.data}"
 
 
 def _file(path: str, table: TableSection | None, role: str) -> str:
@@ -170,4 +170,4 @@ def _file(path: str, table: TableSection | None, role: str) -> str:
         errors = row_errors(table.on_error, role)
         rows = read_table(Path(path), delimiter=table.delimiter, errors=errors)
         errors.kept(itertools.islice(rows, 1), lambda row: row.require(asked))
-    return f"{path} is there"
+    return f"found {path}"

@@ -48,7 +48,7 @@ def check_versions() -> Iterator[Finding]:
         allowed = requirements.get(name)
         if (found := installed(name)) is None:
             if name not in _OPTIONAL:
-                missing = "not installed; allowed: pip install . in the checkout of bert_jax"
+                missing = "not installed. Run pip install . in the checkout of bert_jax."
                 yield problem(name, missing)
         elif allowed is None or allowed.contains(found, prereleases=True):
             yield ok(name, found)
@@ -82,8 +82,8 @@ def check_memory() -> Iterator[Finding]:
     if shared.is_dir() and (free := shutil.disk_usage(shared).free) < _SHARED_MEMORY_BYTES:
         yield warn(
             "shared memory",
-            f"{free / 2**20:.0f} MiB free in {shared}, through which loader workers hand over "
-            "batches: docker run --shm-size=2g, or loader.workers=0",
+            f"{free / 2**20:.0f} MiB free in {shared}, but loader workers need it for batches. Use "
+            "docker run --shm-size=2g, or loader.workers=0.",
         )
 
 
@@ -102,12 +102,12 @@ def check_run_dir(run_dir: str, *, checkpoint_bytes: int | None = None) -> list[
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        return [problem("run directory", f"{folder} is a file, so {run_dir} cannot be made")]
+        return [problem("run directory", f"{folder} is a file, so {run_dir} cannot be created")]
     try:
         _write_and_delete(epath.Path(folder))
     except OSError as error:
         return [problem("run directory", f"cannot write to {folder}: {error.strerror or error}")]
-    where = "written" if folder == whole else f"made in {folder}"
+    where = "written" if folder == whole else f"created in {folder}"
     return [
         ok("run directory", f"{run_dir} can be {where}"),
         _check_space(folder, checkpoint_bytes),
@@ -126,7 +126,7 @@ def _check_space(folder: Path, checkpoint_bytes: int | None) -> Finding:
         return ok("disk", text)
     # Without the model's own size, it is only likely that it does not fit.
     finding = problem if checkpoint_bytes else warn
-    return finding("disk", f"{text}; {_KEPT_CHECKPOINTS} are needed")
+    return finding("disk", f"{text}. A run needs {_KEPT_CHECKPOINTS}.")
 
 
 def _check_remote(run_dir: str) -> Finding:
@@ -159,6 +159,6 @@ def _write_and_delete(folder: epath.Path) -> None:
     try:
         file.write_bytes(b"bert_jax")
         if file.read_bytes() != b"bert_jax":
-            raise OSError(f"{file} reads otherwise than it was written")
+            raise OSError(f"{file} has other bytes than were written")
     finally:
         file.unlink(missing_ok=True)

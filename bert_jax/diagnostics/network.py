@@ -28,7 +28,7 @@ def expected_hosts(section: DistributedSection) -> tuple[int, str]:
     hosts = 0 if " " in listed.strip() else sum(map(bool, listed.split(",")))
     slices = os.environ.get("MEGASCALE_NUM_SLICES", "1")
     if not hosts:
-        return 1, "nothing says otherwise"
+        return 1, "default"
     if not is_whole(slices) or int(slices) < 2:
         return hosts, "TPU_WORKER_HOSTNAMES"
     return hosts * int(slices), "TPU_WORKER_HOSTNAMES times MEGASCALE_NUM_SLICES"
@@ -41,8 +41,8 @@ def check_hosts(expected: tuple[int, str], *, seen: int, enabled: bool) -> Findi
     if seen == processes:
         return ok("hosts", text)
     if not enabled:
-        return problem("hosts", f"{text}; set mesh.distributed.enabled=true")
-    return problem("hosts", f"{text}; run the same command on every host, with the same settings")
+        return problem("hosts", f"{text}. Set mesh.distributed.enabled=true.")
+    return problem("hosts", f"{text}. Run the same command with the same settings on every host.")
 
 
 def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
@@ -65,8 +65,8 @@ def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
     if accelerator.startswith("v6e") and port != _V6E_PORT:
         yield warn(
             "coordinator",
-            f"port {port} is closed by the default firewall of {accelerator}, which opens "
-            f"{_V6E_PORT} (jax#35905); set mesh.distributed.coordinator_port={_V6E_PORT}",
+            f"the default firewall of {accelerator} closes port {port} and opens {_V6E_PORT} "
+            f"(jax#35905). Set mesh.distributed.coordinator_port={_V6E_PORT}.",
         )
 
 
@@ -80,8 +80,8 @@ def _check_free(port: int) -> Finding:
         except OSError as error:
             return problem(
                 "coordinator",
-                f"port {port} cannot be used here ({error.strerror}); is another run still going? "
-                "set mesh.distributed.coordinator_port to a free one, the same on every host",
+                f"port {port} cannot be used here ({error.strerror}). Is another run still active? "
+                "Set mesh.distributed.coordinator_port to a free port, the same on every host.",
             )
     return ok("coordinator", f"port {port} is free here")
 
@@ -92,7 +92,7 @@ def _check_answers(host: str, port: int) -> Finding:
     except OSError as error:
         return warn(
             "coordinator",
-            f"{host}:{port} does not answer ({error.strerror or error}); is process 0 running "
-            "there, and does the firewall let the port through?",
+            f"{host}:{port} does not answer ({error.strerror or error}). Is process 0 running "
+            "there, and does the firewall allow the port?",
         )
     return ok("coordinator", f"{host}:{port} answers")

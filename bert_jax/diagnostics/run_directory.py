@@ -34,7 +34,12 @@ def check_run(run_dir: str) -> Iterator[Finding]:
         run = open_run(root)
         provenance.update(read_run_provenance(root))
         if provenance.get("tokenizer_hash") != run.tokenizer.hash:
-            raise UserError(f"{root / PROVENANCE}: made with another tokenizer than {root} holds")
+            raise UserError(
+                "run.tokenizer_changed",
+                "names another tokenizer than the one in {run}",
+                place=root / PROVENANCE,
+                run=root,
+            )
         return "config.yaml, tokenizer and provenance.json agree"
 
     yield checked("configuration", check_configuration)
@@ -68,19 +73,25 @@ def _check_checkpoints(path: epath.Path) -> Iterator[Finding]:
         manifest = read_manifest(path / str(step), step=step)
         size = sum(record.size for record in manifest.files.values())
         parts = ", ".join(manifest.parts)
-        yield ok(topic, f"whole: {parts}, {len(manifest.files)} files, {size:,} bytes")
+        yield ok(topic, f"complete: {parts}, {len(manifest.files)} files, {size:,} bytes")
         if foreign := foreign_files(path / str(step), manifest):
             more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-            yield warn(topic, f"{foreign[0]}{more} belongs to no checkpoint; nothing reads it")
+            yield warn(topic, f"{foreign[0]}{more} is not part of the checkpoint and is ignored")
     if not found.steps():
-        yield problem("checkpoints", f"none that is whole in {path}")
+        yield problem("checkpoints", f"no complete checkpoint in {path}")
 
 
 def _check_metrics(path: epath.Path) -> str:
     parsed = parse_lines(read_bytes(path), is_figures)
     good, damaged = len(parsed.good), len(parsed.damaged)
     if damaged:
-        raise UserError(f"{damaged} of {good + damaged} lines of {path} are damaged")
+        raise UserError(
+            "metrics.damaged",
+            "{damaged} of {lines} lines are damaged",
+            place=path,
+            damaged=damaged,
+            lines=good + damaged,
+        )
     return f"{good} lines"
 
 
@@ -91,7 +102,7 @@ def _check_dataset(path: str, fingerprint: str) -> Finding:
         if is_google_bert(path):
             found = open_google_bert(path, _TRAIN).fingerprint
         elif not epath.Path(path).exists():
-            return warn(topic, "is not there, so it cannot be compared")
+            return warn(topic, "missing, so it was not compared")
         else:
             found = open_dataset(path, _TRAIN).fingerprint
             for split in read_provenance(path).splits:
@@ -99,6 +110,9 @@ def _check_dataset(path: str, fingerprint: str) -> Finding:
     except UserError as error:
         return problem(topic, str(error))
     if found == fingerprint:
-        return ok(topic, "is what the run was trained on")
+        return ok(topic, "equals the training data")
     there, wanted = differing(found, fingerprint)
-    return problem(topic, f"is not what the run was trained on ({wanted}, found {there})")
+    return problem(
+        topic,
+        f"differs from the training data (found {there}, expected {wanted})",
+    )

@@ -77,7 +77,7 @@ class Compiler:
                 continue  # never compiled, or of an older form
             if found is not None:
                 when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.stat().st_mtime))
-                line = f"{title}: compiled on {when}; --fresh compiles again"
+                line = f"{title}: cached on {when}; --fresh compiles it again"
                 self.narrator.say(line, style="dim")
                 return found
         return None
@@ -136,14 +136,21 @@ def _result(folder: Path, topology: str, title: str) -> CompiledStep:
     if not (folder / RESULT).exists():
         log = (folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(log) if line.strip()), "no message")
-        raise RunStopped(f"compiling {title} failed: {last[:500]}")
+        raise _compiler_failed(title, last[:500])
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-    if (unable := result.get("unable")) is not None:
-        raise CannotPlan(unable)
-    if (refused := result.get("refused")) is not None:
-        raise UserError(f"{topology}: {refused}")
+    for name, kind in (("unable", CannotPlan), ("refused", UserError)):
+        if name in result:
+            key, message, values = result[name]
+            error = kind(key, message, **values)
+            raise error if kind is CannotPlan else error.located(topology)
     if (failed := result.get("failed")) is not None:
-        error = RunStopped(f"compiling {title} failed: {failed}")
+        error = _compiler_failed(title, failed)
         error.add_note(result["traceback"])  # for --debug
         raise error
     return STEP.validate_python(result["step"])
+
+
+def _compiler_failed(title: str, reason: str) -> RunStopped:
+    return RunStopped(
+        "plan.compiler", "compiling {title} failed: {reason}", title=title, reason=reason
+    )

@@ -23,8 +23,8 @@ from bert_jax.planning.request import CompileRequest, StepKind
 # Of `base` on v5e:4x4 against its exact program 2.5%; for others see docs/planning.md.
 _CYCLES_OFF: Final = "10%"
 QUICK_NOTE: Final = (
-    f"quick: memory is the compiler's, cycles are estimated to about {_CYCLES_OFF}; "
-    f"--exact compiles the code too, in minutes"
+    f"quick: memory is from the compiler, cycles are estimates within about {_CYCLES_OFF}; --exact "
+    f"also generates code, which takes minutes"
 )
 SHALLOW: Final = 2  # layers of a program that is compiled exactly as fast
 
@@ -55,7 +55,7 @@ def make_plan(
     if why_exact and deep and not exact:
         notes.append(why_exact)
     if run.train.evaluation and not run.train.evaluation.examples:
-        notes.append("evaluation is not in the hours: train.evaluation.examples is not set")
+        notes.append("the hours exclude evaluation: train.evaluation.examples is not set")
     plan = Plan(topology=topology, slices=run.mesh.slices, phases=phases, notes=tuple(notes))
     if suggest or (suggest is None and not plan.fits):
         return _with_suggestions(plan, run, compiler)

@@ -246,16 +246,17 @@ def _warnings(found: Plan) -> Iterator[str]:
     for at, phase in enumerate(found.phases):
         counted = phase.train.cycles
         if counted and counted.unknown_loops:
-            yield f"phase {at}: trips unknown, counted once: {', '.join(counted.unknown_loops)}"
+            loops = ", ".join(counted.unknown_loops)
+            yield f"phase {at}: loops of unknown length, counted once: {loops}"
         if counted and (kernels := sum(counted.uncounted.values())):
-            yield f"phase {at}: {kernels} kernel calls are not in the cycles"
+            yield f"phase {at}: the cycles exclude {kernels} kernel calls"
     if any("batch_size" in each for one in found.suggestions for each in one.overrides):
-        yield "another batch_size is another training: learning rate and steps go with it"
+        yield "a different batch_size changes the training: adapt the learning rate and the steps"
 
 
 def estimated(prices: Prices) -> str:
     """Returns which figures are estimates, their limits, and the date of the prices."""
     return (
-        "Estimated: times, hours and dollars, without waiting for input, checkpoints and "
+        "Estimated: times, hours and dollars, without time for input, checkpoints and "
         f"preemptions. Prices of {prices.date}"
     )

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from click.testing import Result
 
+from bert_jax.errors import RunStopped
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -219,7 +220,7 @@ def test_a_stored_exact_program_is_preferred(deep_run: Path) -> None:
         (found,) = json.loads(result.stdout)
         assert found["notes"] == []
         assert found["phases"][0]["train"]["compiled"]["seconds_to_compile"] == 300.0
-        assert "compiled on 20" in result.stderr
+        assert "cached on 20" in result.stderr
 
 
 def test_an_unknown_libtpu_is_reported_and_compiled_exactly(
@@ -265,10 +266,13 @@ def test_a_refused_program_is_reported_with_its_reason(
     result = run_plan(deep_run, "--exact", "--debug")
     assert result.exit_code == 1
     assert "compiled" not in result.stderr
-    assert str(result.exception) == (
-        f"compiling the train step of phase 0 for v5e:2x2 failed: "
-        f"{' '.join(REFUSAL.splitlines()[:2])}"
-    )
-    shown = "".join(traceback.format_exception(result.exception))
+    error = result.exception
+    assert isinstance(error, RunStopped)
+    assert error.key == "plan.compiler"
+    assert error.values == {
+        "title": "the train step of phase 0 for v5e:2x2",
+        "reason": " ".join(REFUSAL.splitlines()[:2]),
+    }
+    shown = "".join(traceback.format_exception(error))
     assert "in compile_step" in shown
     assert "error_1001" in shown

@@ -101,5 +101,5 @@ def test_without_libtpu_one_line_names_the_package(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = ("--vocab-size", VOCABULARY, "--topology", "v5e:2x2")
     line = refused("plan", config, *arguments)
-    assert "libtpu: not installed" in line
+    assert (line.key, line.values["place"]) == ("install.missing", "libtpu")
     assert "[plan]" in line

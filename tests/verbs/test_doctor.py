@@ -29,7 +29,7 @@ def test_a_sound_machine_reports_its_versions(tmp_path: Path) -> None:
     report = bert_jax.doctor(run_dir=str(tmp_path / "run"))
     assert report.ok, report.of_level("problem")
     assert texts(report, "jax") == [jax.__version__]
-    assert texts(report, "hosts") == ["1 expected (nothing says otherwise), 1 seen"]
+    assert texts(report, "hosts") == ["1 expected (default), 1 seen"]
     assert f"{jax.device_count()} × cpu" in texts(report, "devices")[0]
 
 
@@ -60,7 +60,7 @@ def test_run_directory_is_tried_and_left_unchanged(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mtime_ns > before
     assert list(tmp_path.iterdir()) == []
     assert writable.level == disk.level == "ok"
-    assert writable.text == f"{tmp_path}/a/b can be made in {tmp_path}"
+    assert writable.text == f"{tmp_path}/a/b can be created in {tmp_path}"
 
 
 def test_an_unwritable_run_directory_is_a_problem(tmp_path: Path) -> None:

@@ -93,16 +93,17 @@ def test_tfrecords_are_written_from_a_finished_dataset(made: Path, tmp_path: Pat
     assert f"{2 * len(train):,} of train" in printed
     assert written.summary.slots == 8  # 15% of 48, rounded up
     again = refused("examples", made / "run.yaml", "--tfrecords", tmp_path / "out")
-    assert "out: is already there" in again
+    assert (again.key, again.values["place"]) == ("output.exists", str(tmp_path / "out"))
 
 
 def test_inspecting_refuses_changed_settings(made: Path, tmp_path: Path) -> None:
     write_tokenizer(tmp_path / "other", documents=100)
-    for override, message in [
-        ("examples.dupe_factor=4", "examples.dupe_factor: found 4, but "),
-        ("examples.seed=5", "examples.seed: found 5"),
-        (f"examples.tokenizer={tmp_path}/other", "examples.tokenizer: found "),
+    for key, value, error in [
+        ("examples.dupe_factor", 4, "examples.setting_changed"),
+        ("examples.seed", 5, "examples.setting_changed"),
+        ("examples.tokenizer", f"{tmp_path}/other", "examples.tokenizer_changed"),
     ]:
+        override = f"{key}={value}"
         line = refused("examples", made / "run.yaml", override, "--tfrecords", tmp_path / "out")
-        assert message in line
+        assert (line.key, line.values["place"], line.values["found"]) == (error, key, value)
     assert not (tmp_path / "out").exists()

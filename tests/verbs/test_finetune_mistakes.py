@@ -39,9 +39,12 @@ def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> str:
         ("finetune.optimizer.learning_rate=0", ["learning_rate: found 0", "greater than 0"]),
         ("model.architecture.hidden_size=32", ["model: found settings", "finetune.init_from"]),
         ("optimizer.learning_rate=3e-5", ["optimizer: found settings", "finetune.optimizer"]),
-        ("train.phases=[{dataset: x, steps: 1}]", ["train: found settings", "allowed: finetune"]),
+        (
+            "train.phases=[{dataset: x, steps: 1}]",
+            ["train: ", "[finetune.pretraining_section]"],
+        ),
         ("objective.name=sop", ["objective: found settings", "finetune.task"]),
-        ("loader.workers=2", ["loader: found settings", "beside finetune"]),
+        ("loader.workers=2", ["loader: found settings", "[finetune.pretraining_section]"]),
         ("finetune=null", ["finetune: missing"]),
     ],
 )

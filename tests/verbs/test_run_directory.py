@@ -158,12 +158,12 @@ def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: 
 
 def test_doctor_lists_whole_and_damaged_files_of_a_run(run: Path) -> None:
     whole = ok("doctor", run)
-    assert f"checkpoint {LAST}: whole: optimizer, params, progress" in whole
+    assert f"checkpoint {LAST}: complete: optimizer, params, progress" in whole
     account = read_goodput(run)
     assert account is not None
     assert account.shares["train"] > 0
     assert f"where the time went: {describe_goodput(account)}" in " ".join(whole.split())
-    assert "is what the run was trained on" in whole
+    assert "equals the training data" in whole
 
     flip(run / "checkpoints" / str(FIRST) / "progress" / "metadata")
     (run / "checkpoints" / "999").mkdir()
@@ -176,8 +176,8 @@ def test_doctor_lists_whole_and_damaged_files_of_a_run(run: Path) -> None:
     assert damaged.exit_code == 1
     assert f"problem checkpoint {FIRST}: progress/metadata has SHA-256" in damaged.stdout
     assert "warn    checkpoint 999: not finished" in damaged.stdout
-    assert f"warn    checkpoint {LAST}: notes.txt belongs to no checkpoint" in damaged.stdout
-    assert "problem metrics: 1 of" in damaged.stdout
+    assert f"warn    checkpoint {LAST}: notes.txt is " in damaged.stdout
+    assert f"problem metrics: {run / 'metrics.jsonl'}: 1 of " in damaged.stdout
 
 
 def test_doctor_verifies_every_byte_of_a_runs_datasets(run: Path, config: Path) -> None:

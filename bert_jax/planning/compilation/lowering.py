@@ -111,7 +111,12 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
         )
     except (RuntimeError, ValueError) as error:
         raise CannotPlan(
-            f"topology: {topology.name} × {slices} slice(s) is unknown to this libtpu ({error})"
+            "plan.topology_unknown",
+            "{topology} × {slices} slice(s) is unknown to the installed libtpu ({reason})",
+            place="topology",
+            topology=topology.name,
+            slices=slices,
+            reason=str(error),
         ) from error
     return described.devices
 

@@ -94,7 +94,7 @@ def quick_refusal() -> str | None:
     if installed == known.libtpu:
         return None
     return (
-        f"compiled exactly: the quick form knows libtpu {known.libtpu} (fitted {known.date}), "
+        f"compiled exactly: the quick form supports libtpu {known.libtpu} (fitted {known.date}), "
         f"found {installed}"
     )
 
@@ -160,20 +160,20 @@ def compile_step(request: CompileRequest) -> CompiledStep:
 def main(folder: str) -> None:
     """Reads a request from a folder and writes ``{"step": …}`` into it.
 
-    ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` a topology unknown to this libtpu,
-    ``{"failed": …, "traceback": …}`` another error, such as the compiler's.
+    ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` a topology unknown to this libtpu: the
+    error's key, message and values. ``{"failed": …, "traceback": …}`` is another error, such as the
+    compiler's.
     """
     request = CompileRequest.model_validate_json(Path(folder, REQUEST).read_bytes())
     result: dict[str, Any] = {}
     try:
         result["step"] = STEP.dump_python(compile_step(request), mode="json")
-    except CannotPlan as error:
-        result = {"unable": str(error)}
     except UserError as error:
-        result = {"refused": str(error)}
+        kind = "unable" if isinstance(error, CannotPlan) else "refused"
+        result[kind] = error.key, error.message, error.values
     except Exception as error:
         result = {"failed": _reason(error), "traceback": traceback.format_exc()}
-    Path(folder, RESULT).write_text(json.dumps(result), encoding="utf-8")
+    Path(folder, RESULT).write_text(json.dumps(result, default=str), encoding="utf-8")
     # After a quick step the compiler continues to generate code, and an exit waits for it.
     os._exit(0)
 
