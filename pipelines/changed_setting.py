@@ -33,7 +33,7 @@ def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection
     before, after = was.get(key), now[key]
     if key in _TOKENIZER:
         before, after = differing(*(str(each.get("tokenizer_hash")) for each in (was, now)))
-        return f"examples.tokenizer was another one ({before}, now {after})"
+        return f"examples.tokenizer had the hash {before}, now {after}"
     if key == "evaluation_sha256":
         return "examples.cleaning.contamination.files had other contents"
     if key == "formats":
@@ -62,7 +62,7 @@ def _changed_files(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         if size != size_now:
             yield f"{name} had {size:,} bytes, now {size_now:,}"
         elif age != age_now:
-            yield f"{name} was written again since"
+            yield f"{name} was written again"
         elif language and language_now and language != language_now:
             yield f"{name} was in {language}, now in {language_now}"
 

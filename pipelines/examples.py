@@ -15,7 +15,7 @@ from bert_jax.data.dataset.provenance import (
     read_provenance,
 )
 from bert_jax.data.dataset.schema import token_dtype
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError, counted, first_line
 from bert_jax.files.remote import absolute, is_remote
 from bert_jax.pipelines.changed_setting import AGES, name_change
 from bert_jax.pipelines.engines.beam import BeamEngine
@@ -69,8 +69,9 @@ def make_examples(
     paragraphs = sum(source.format.startswith("wiki") for source in sources)
     if paragraphs and section.layout == "sentences":
         say(
-            f"layout: sentences takes each line for a sentence, but {paragraphs:,} of the files "
-            "are Wikipedia's, whose lines are paragraphs; layout: prose splits them"
+            "layout: sentences treats each line as a sentence, but the lines of "
+            f"{counted(paragraphs, 'Wikipedia file')} are paragraphs. Set layout: prose to split "
+            "them."
         )
     with Workspace(output, say=say) as workspace, _engine(section, workspace.work) as engine:
         # With the version of the format, since another version may cut and pair otherwise.
@@ -83,7 +84,13 @@ def make_examples(
         corpus = tokenise_corpus(build, sources=sources, tally=tally)
         listed = corpus.tally.listed_problems
         if listed and section.on_error == "fail":  # skipped by the run that is resumed
-            raise UserError(listed[0])
+            raise UserError(
+                "examples.skipped_before",
+                "found fail, but an earlier run with skip left out input ({reason}). Repair the "
+                "input, or set skip again.",
+                place="on_error",
+                reason=listed[0],
+            )
         for line in listed:
             say(f"skipped: {line}")
         provenance = Provenance(
@@ -144,14 +151,28 @@ def _already_made(
     except Exception as error:  # each bucket library has its own
         if not is_remote(output) and not isinstance(error, OSError):
             raise
-        raise UserError(f"output: {output} cannot be reached ({first_line(error)})") from error
+        raise UserError(
+            "examples.output_unreachable",
+            "{found} cannot be reached ({reason})",
+            place="output",
+            found=output,
+            reason=first_line(error),
+        ) from error
     if not output.is_dir():
-        raise UserError(f"output: {output} is a file; allowed: a directory that does not exist yet")
+        raise UserError(
+            "examples.output_is_file",
+            "found the file {found}, allowed: a new directory",
+            place="output",
+            found=output,
+        )
     if not (output / PROVENANCE_NAME).exists():
         # In a bucket an unfinished run has its shards there; its work is elsewhere.
         if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
-                f"output: {output} holds other files; choose a directory that does not exist yet"
+                "examples.output_has_files",
+                "found other files in {found}, allowed: a new directory",
+                place="output",
+                found=output,
             )
         return None
     made = read_provenance(output)
@@ -165,6 +186,10 @@ def _check_same(output: epath.Path, made: dict[str, Any], wanted: dict[str, Any]
     """Raises UserError, naming the first setting of a finished dataset that differs."""
     if changed := [key for key, value in wanted.items() if made.get(key) != value]:
         raise UserError(
-            f"output: {output} is a dataset made with other settings: "
-            f"{name_change(made, wanted, changed)}; choose another directory or delete it"
+            "examples.other_settings",
+            "{found} was made with other settings ({change}). Choose another directory, or delete "
+            "this one.",
+            place="output",
+            found=output,
+            change=name_change(made, wanted, changed),
         )

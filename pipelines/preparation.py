@@ -8,7 +8,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
-from bert_jax.pipelines.cleaning.contamination import OverlapRecord, load_index
+from bert_jax.pipelines.cleaning.contamination import CONTAMINATION_FILES, OverlapRecord, load_index
 from bert_jax.pipelines.cleaning.duplicates import algorithm_version
 from bert_jax.pipelines.cleaning.rules import LANGUAGE_FILTER
 from bert_jax.pipelines.section import CleaningSection, ExamplesSection
@@ -73,13 +73,14 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
     if cleaning.language_filter is not None:
         load_function(cleaning.language_filter, key=LANGUAGE_FILTER)  # before hours of reading
     if cleaning.contamination is not None:
+        paths = find_files(cleaning.contamination.files, key=CONTAMINATION_FILES)
         try:
-            for path in find_files(cleaning.contamination.files):
+            for path in paths:
                 with open_text(path) as file:
                     digest: Any = hashlib.file_digest
                     hashes.append(digest(file, "sha256").hexdigest())
         except UserError as error:
-            raise UserError(f"cleaning.contamination.files: {error}") from error
+            raise error.located(CONTAMINATION_FILES) from error
     shared = PreparationRecipe.model_fields.keys() & ExamplesSection.model_fields.keys()
     return PreparationRecipe(
         **{name: getattr(section, name) for name in shared},
@@ -118,4 +119,4 @@ def read_preparation(directory: epath.PathLike) -> Preparation | None:
     try:
         return read_section(Preparation, path)
     except UserError as error:
-        raise UserError(f"{error}; copy or make it again") from None
+        raise error.followed_by("; copy the dataset again, or make it again") from None

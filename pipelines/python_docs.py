@@ -84,7 +84,12 @@ def write_python_docs(
         if left < 0:
             break
     if not written:
-        raise UserError(f"max_bytes: found {max_bytes}, less than the first document has")
+        raise UserError(
+            "python_docs.max_bytes",
+            "found {found}, allowed: at least the size of the first document",
+            place="max_bytes",
+            found=max_bytes,
+        )
     return written
 
 

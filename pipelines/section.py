@@ -5,6 +5,8 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 import pydantic
 
 from bert_jax.data.dataset.provenance import MixtureSection, PairingSection
+from bert_jax.errors import SettingError
+from bert_jax.files.read import shown
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.section import (
     DataPathText,
@@ -38,7 +40,11 @@ def as_inputs(value: Any) -> Any:
     inputs = {code: as_tuple(names) for code, names in by_language.items()}
     for names in inputs.values():
         if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise ValueError("allowed: a list of files and globs, or such a list for each language")
+            raise SettingError(
+                "input.form",
+                "found {found}, allowed: a list of files and globs, or a list for each language",
+                found=shown(value),
+            )
         for name in names:
             check_data_path(name)
     return inputs if isinstance(value, dict) else inputs[None]
@@ -89,9 +95,10 @@ class SourcesSection(Section):
         cls, mixture: MixtureSection | None, info: pydantic.ValidationInfo
     ) -> MixtureSection | None:
         if mixture is not None and isinstance(info.data.get("input"), tuple):
-            raise ValueError(
-                "allowed: only where input has a list of files for each language, such as "
-                "input: {en: [en/*.txt], zh: [zh/*.txt]}"
+            raise SettingError(
+                "input.mixture",
+                "allowed only if input has a list of files for each language, such as "
+                "input: {{en: [en/*.txt], zh: [zh/*.txt]}}",
             )
         return mixture
 
@@ -233,5 +240,9 @@ class ExamplesSection(SourcesSection, PairingSection):
     @classmethod
     def _language_is_given_once(cls, language: str, info: pydantic.ValidationInfo) -> str:
         if isinstance(info.data.get("input"), dict) and language != _LANGUAGE:
-            raise ValueError("allowed: no language here, since input has a list for each language")
+            raise SettingError(
+                "input.language_twice",
+                'found "{found}", but input already names the languages. Remove this setting.',
+                found=language,
+            )
         return language

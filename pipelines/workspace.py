@@ -71,7 +71,9 @@ class Workspace:
             self._lock = stack.enter_context(hold_alone(self.output, say=self._say))
             if (self.output / PROVENANCE_NAME).exists():
                 raise UserError(
-                    f"{self.output}: another run has made this dataset just now; run again"
+                    "examples.just_made",
+                    "another run has just made this dataset. Run the same command again to use it.",
+                    place=self.output,
                 )
             if not is_remote(self.output):  # a bucket has no empty directories
                 with write_errors(self.output):
@@ -110,8 +112,11 @@ class Workspace:
                 self._clear()
             elif fixed := changed - (frozenset() if self._has_shards else _OF_SHARDS | _OF_PARTS):
                 raise UserError(
-                    f"{self.partial}: holds an unfinished run with other settings: "
-                    f"{name_change(held, asked, fixed)}; finish that one, or delete the directory"
+                    "examples.unfinished",
+                    "found an unfinished run with other settings ({change}). Finish that run, or "
+                    "delete the directory.",
+                    place=self.partial,
+                    change=name_change(held, asked, fixed),
                 )
             elif changed & _OF_PARTS:
                 for part in self.work.glob("part-*"):

@@ -30,6 +30,8 @@ _COLUMNS: Final = frozenset(
     )
 )
 
+CONTAMINATION_FILES: Final = "examples.cleaning.contamination.files"
+
 _INDEX: Final = "evaluation"  # directory in the work directory
 _FILES: Final = "files.json"
 
@@ -50,9 +52,9 @@ def evaluation_texts(path: str) -> Iterator[list[str]]:
             continue
         if suffix == ".jsonl":
             try:
-                record = parse_json(line.text)
+                record = parse_json(line.text, allowed="JSON in each line")
             except UserError as error:
-                raise UserError(f"{path}: {error} in each line") from None
+                raise error.located(path) from None
             values = record.values() if isinstance(record, dict) else [record]
             yield [value for value in values if isinstance(value, str)]
         elif suffix == ".tsv":
@@ -74,8 +76,11 @@ def _squad(path: str) -> Iterator[list[str]]:
                 yield from ([text] for text in texts)
     except (KeyError, TypeError) as error:
         raise UserError(
-            f"{path}: found no {error} in it, allowed: SQuAD's data, paragraphs, context, qas and "
-            "question; or a .tsv, a .jsonl or plain lines"
+            "contamination.squad",
+            "found no {missing}, allowed: SQuAD's data, paragraphs, context, qas and question. For "
+            "other examples use a .tsv, a .jsonl or a text file.",
+            place=path,
+            missing=str(error),
         ) from error
 
 
@@ -98,7 +103,7 @@ def build_index(section: ContaminationSection, work: epath.PathLike) -> None:
     directory = epath.Path(work) / _INDEX
     if is_whole(directory, last=_FILES):
         return
-    paths = find_files(section.files)
+    paths = find_files(section.files, key=CONTAMINATION_FILES)
     grams: list[np.ndarray] = []  # of each example
     ends, too_short = [], []
     for path in paths:

@@ -22,7 +22,7 @@ _END: Final = re.compile("[.!?。！？．｡…؟।\"”’'»」』]$")
 # line. The marks of Chinese and Japanese count anywhere.
 _ENDS: Final = re.compile("[.!?؟।]+[\"”’'»)\\]]*(?=\\s|$)|[。！？．｡]+")
 
-LANGUAGE_FILTER: Final = "cleaning.language_filter"
+LANGUAGE_FILTER: Final = "examples.cleaning.language_filter"
 
 _OFF = CleaningSection()
 
@@ -128,19 +128,32 @@ def _keeps(
         answer = function(text)
     except Exception as error:
         raise UserError(
-            f"cleaning.language_filter: {type(error).__name__} on {identity}: {error}"
+            "cleaning.filter_failed",
+            "the function raised {error} for the document {document}: {reason}",
+            place=LANGUAGE_FILTER,
+            error=type(error).__name__,
+            document=identity,
+            reason=str(error),
         ) from error
     if isinstance(answer, bool):
         return answer
     if not isinstance(answer, str):
         raise UserError(
-            f"cleaning.language_filter: found {answer!r:.60} for {identity}, allowed: True, False "
-            "or a language code"
+            "cleaning.filter_answer",
+            "the function returned {found} for the document {document}, allowed: True, False or a "
+            "language code",
+            place=LANGUAGE_FILTER,
+            found=f"{answer!r:.60}",
+            document=identity,
         )
     if not languages:
         raise UserError(
-            f'cleaning.languages: empty, but the filter returns codes, "{answer}" for {identity}; '
-            "name those to keep"
+            "cleaning.no_languages",
+            'found none, but language_filter returned the code "{code}" for the document '
+            "{document}. List the codes to keep.",
+            place="examples.cleaning.languages",
+            code=answer,
+            document=identity,
         )
     return answer in languages
 

@@ -29,6 +29,9 @@ _DIRECT: Final = "DirectRunner"
 # Beam looks for a name without a dot among its own list, from which this one is missing.
 _FULL_NAMES: Final = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 
+_OPTIONS: Final = "examples.beam.options"
+_RUNNER: Final = "examples.beam.runner"
+
 _STAGE: Final = "beam-"  # directory of one list of jobs, with the files below
 _JOBS: Final = "jobs.pickle"
 _STOP: Final = "stop"
@@ -59,9 +62,11 @@ class BeamSection(Section):
             if (value and secret) or _IN_ADDRESS.search(option):
                 # Not a ValueError, whose message would show the value.
                 raise UserError(
-                    f"beam.options: found a secret in {name if equals else option.split('//')[0]}, "
-                    "which would be written down with the run; allowed: a name in the environment, "
-                    "such as --password=$PASSWORD"
+                    "beam.secret",
+                    "found a secret in {found}, which would be saved with the run. Use an "
+                    "environment variable, such as --password=$PASSWORD.",
+                    place=_OPTIONS,
+                    found=name if equals else option.split("//")[0],
                 )
         return options
 
@@ -134,8 +139,13 @@ class BeamEngine:
             raise error or failed[0]
         if open_jobs:
             raise UserError(
-                f"{self._directory}: {len(open_jobs)} of {len(jobs)} jobs left no result; allowed: "
-                f"an output that all workers of {self._runner} reach under this name"
+                "beam.no_result",
+                "{missing} of {jobs} jobs left no result. Use an output that all workers of "
+                "{runner} can reach by this path.",
+                place=self._directory,
+                missing=len(open_jobs),
+                jobs=len(jobs),
+                runner=self._runner,
             )
 
     def _run_pipeline(self, stage: epath.Path, count: int, failed: list[BaseException]) -> None:
@@ -199,12 +209,20 @@ def _results(stage: epath.Path, pipeline: threading.Thread) -> Iterator[tuple[in
 def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
     given = {option.partition("=")[0] for option in section.options}
     if "--runner" in given:
-        raise UserError("beam.options: found --runner, allowed: beam.runner for that")
+        raise UserError(
+            "beam.runner_option",
+            "found --runner, allowed: the setting examples.beam.runner",
+            place=_OPTIONS,
+        )
     if section.runner != _DIRECT:
         if workers is not None:
             raise UserError(
-                f"workers: found {workers}, but beam.runner is {section.runner}; allowed: leave "
-                "workers out, and that runner's own option in beam.options"
+                "beam.workers_ignored",
+                "found {found}, but beam.runner is {runner}. Remove workers and set that runner's "
+                "own option in beam.options.",
+                place="workers",
+                found=workers,
+                runner=section.runner,
             )
         # Dask's bags hold 128 elements by default, and a job takes about a minute.
         own = {"--dask_partition_size", "--dask_npartitions"}
@@ -212,8 +230,10 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
         return ["--dask_partition_size=1"] if is_dask and not given & own else []
     if workers is not None and "--direct_num_workers" in given:
         raise UserError(
-            f"workers: found {workers}, but beam.options has --direct_num_workers; allowed: one of "
-            "them"
+            "beam.workers_twice",
+            "found {found}, but beam.options has --direct_num_workers. Set only one of them.",
+            place="workers",
+            found=workers,
         )
     defaults = {
         "--direct_running_mode": "multi_processing",
@@ -230,15 +250,25 @@ def _make_runner(name: str) -> Any:
     allowed = sorted({*known, *_FULL_NAMES})
     if "." not in name and name not in allowed:
         raise UserError(
-            f'beam.runner: found "{name}"{did_you_mean(name, allowed)}; allowed: '
-            f"{', '.join(allowed)}, or module.Class"
+            "beam.runner",
+            'found "{found}", allowed: {allowed:or}{hint}',
+            place=_RUNNER,
+            found=name,
+            allowed=[*allowed, "module.Class"],
+            hint=did_you_mean(name, allowed),
         )
     if "." in name:
-        check_module(name, key="beam.runner", found=name, allowed=("apache_beam",))
+        check_module(name, key=_RUNNER, found=name, allowed=("apache_beam",))
     try:
         return beam.runners.runner.create_runner(_FULL_NAMES.get(name, name))
     except (ImportError, AttributeError) as error:
-        raise UserError(f"beam.runner: {name} cannot be imported ({first_line(error)})") from error
+        raise UserError(
+            "beam.runner_import",
+            "{found} cannot be imported ({reason})",
+            place=_RUNNER,
+            found=name,
+            reason=first_line(error),
+        ) from error
 
 
 def _check_flags(flags: list[str], *, runner: Any) -> None:
@@ -246,16 +276,22 @@ def _check_flags(flags: list[str], *, runner: Any) -> None:
     beam = _import_beam()
 
     def refuse(message: str) -> None:
-        raise UserError(f"beam.options: {message}")
+        raise UserError(
+            "beam.option", "Apache Beam refuses them: {reason}", place=_OPTIONS, reason=message
+        )
 
     def check(parser: Any) -> None:
         parser.error = refuse
         if unknown := parser.parse_known_args(flags)[1]:
             name = unknown[0].partition("=")[0]
             names = [f"--{option}" for option in vars(parser.parse_known_args([])[0])]
-            refuse(
-                f'found "{name}"{did_you_mean(name, names)}; allowed: the options of Apache Beam '
-                f"{beam.__version__}"
+            raise UserError(
+                "beam.option_unknown",
+                'found "{found}", allowed: the options of Apache Beam {version}{hint}',
+                place=_OPTIONS,
+                found=name,
+                version=beam.__version__,
+                hint=did_you_mean(name, names),
             )
 
     if isinstance(runner, beam.runners.portability.portable_runner.PortableRunner):
@@ -269,7 +305,13 @@ def _from_environment(option: str) -> str:
     if not _IN_ENVIRONMENT(value):
         return option
     if (found := os.environ.get(value[1:])) is None:
-        raise UserError(f"beam.options: {name} is to be {value}, which is not in the environment")
+        raise UserError(
+            "beam.environment",
+            "found {name}={found}, but the environment has no such variable",
+            place=_OPTIONS,
+            name=name,
+            found=value,
+        )
     return f"{name}{equals}{found}"
 
 

@@ -67,8 +67,10 @@ class WorkerPool:
                 yield futures[future], future.result()
         except BrokenProcessPool as error:
             raise RunStopped(
-                "a worker process was killed, as systems do when memory runs out; run again, with "
-                f"fewer workers than {self._count}: finished parts stay"
+                "examples.worker_killed",
+                "the system killed a worker process, probably because memory ran out. Run the same "
+                "command again with fewer than {workers} workers to resume.",
+                workers=self._count,
             ) from error
 
 

@@ -54,14 +54,20 @@ def _check(dataset: Dataset, rows: MaskingTransform) -> None:
     kind = dataset.provenance.pairing.kind
     if kind != "nsp":
         raise UserError(
-            f"{dataset.directory}: was made with pairing kind {kind}, allowed: nsp, since each row "
-            "of google-research/bert's TFRecords has a next sentence label"
+            "tfrecords.pairing",
+            "made with pairing kind {found}, allowed: nsp, because each row of "
+            "google-research/bert's TFRecords has a next-sentence label",
+            place=dataset.directory,
+            found=kind,
         )
     longest = int(dataset.lengths.max())
     if longest > rows.seq_length:
         raise UserError(
-            f"{dataset.directory}: found an example of {longest} tokens, allowed: up to "
-            f"{rows.seq_length} in a row"
+            "tfrecords.too_long",
+            "found an example of {found} tokens, allowed: at most {allowed}",
+            place=dataset.directory,
+            found=longest,
+            allowed=rows.seq_length,
         )
 
 

@@ -25,12 +25,21 @@ def check_languages(section: ExamplesSection, languages: Mapping[str, LanguageCo
         held = language.tally.held
         if not held.total():
             raise UnusableText(
-                f"input: no document in the files of {name}, allowed: at least 2 documents"
+                "text.language_empty",
+                "found no document in the files of {language}, allowed: at least 2",
+                place="input",
+                language=name,
             )
         if held["train"] < least:
             raise UserError(
-                f"input: {name} has {held['train']} document(s) for training, kind: "
-                f"{section.kind} needs at least {least} of each language"
+                "text.language_small",
+                "found {found} training documents in {language}, allowed: at least {allowed} with "
+                "kind {pairing}",
+                place="input",
+                found=held["train"],
+                language=name,
+                allowed=least,
+                pairing=section.kind,
             )
 
 

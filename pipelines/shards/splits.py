@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.data.dataset.provenance import SplitRecord
 from bert_jax.data.dataset.schema import lengths_name, shard_name
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, counted
 from bert_jax.files.atomic import whole_file
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import each, load_array
@@ -37,16 +37,29 @@ def count_shards(
     least = section.min_documents
     if total < least:
         raise UnusableText(
-            f"input: {total} document, kind: {section.kind} needs at least {least}; separate "
-            f'documents as documents: "{section.documents}" says, or choose another of its values'
+            "text.few_documents",
+            "found {found} document, allowed: at least {allowed} with kind {pairing}. Are the "
+            "documents separated as documents: {separator} expects?",
+            place="input",
+            found=total,
+            allowed=least,
+            pairing=section.kind,
+            separator=section.documents,
         )
     shards = {}
     for split in SPLITS if section.validation_fraction else ("train",):
         most = max(tally.held[split] for tally in tallies)
         if most < least:
             raise UserError(
-                f"validation_fraction: {section.validation_fraction} of {total} documents leaves "
-                f"{most} for {split}, which needs {least}; allowed: another fraction, or 0"
+                "examples.validation_fraction",
+                "found {found}, which leaves {left} of {documents} documents for {split}, allowed: "
+                "a fraction that leaves at least {least}, or 0",
+                place="validation_fraction",
+                found=section.validation_fraction,
+                left=most,
+                documents=total,
+                split=split,
+                least=least,
             )
         tokens = sum(tally.tokens[split] for tally in tallies)
         shards[split] = default_shards(documents=most, tokens=tokens)
@@ -54,8 +67,14 @@ def count_shards(
         most = max(tally.held["train"] for tally in tallies)
         if section.num_shards > most // least:
             raise UserError(
-                f"num_shards: {section.num_shards}, allowed: at most {most // least}, "
-                f"{least} of the {most} training documents in each"
+                "examples.num_shards",
+                "found {found}, allowed: at most {allowed}. The {documents} training documents "
+                "must give each shard at least {least}.",
+                place="num_shards",
+                found=section.num_shards,
+                allowed=most // least,
+                documents=most,
+                least=least,
             )
         shards["train"] = section.num_shards
     return shards
@@ -75,7 +94,7 @@ def write_splits(
         for name in (name for name in languages if name not in of_split.paired):
             found = languages[name].tally.held[split]
             build.say(
-                f"{split}: without {name}, which has too few documents for examples ({found})"
+                f"{split}: skipping {name}: {counted(found, 'document')}, too few for examples"
             )
     jobs = []
     for split, count in counts.items():

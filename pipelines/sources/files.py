@@ -100,14 +100,25 @@ def open_text(path: str) -> Iterator[BinaryIO]:
         # The libraries' own complaints about content have no number of the system's.
         number = getattr(error, "errno", None)
         if packing is not None and number is None:
-            raise UserError(f"{path}: damaged {packing} file ({error})") from error
+            raise UserError(
+                "text.damaged",
+                "damaged {packing} file ({reason})",
+                place=path,
+                packing=packing,
+                reason=str(error),
+            ) from error
         if not isinstance(error, OSError):
             raise
-        reason = os.strerror(number).lower() if number else error
-        raise UserError(f"{path}: cannot be read ({reason})") from error
+        raise unreadable(path, error) from error
 
 
-def find_files(patterns: Sequence[str]) -> list[str]:
+def unreadable(path: str, error: OSError) -> UserError:
+    """Returns the error for a file that the system cannot read."""
+    reason = os.strerror(error.errno).lower() if error.errno else str(error)
+    return UserError("text.unreadable", "cannot be read ({reason})", place=path, reason=reason)
+
+
+def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
     """Returns the files that patterns name: ``["data/*.txt"] -> ["data/a.txt", "data/b.txt"]``.
 
     Patterns are file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
@@ -115,23 +126,51 @@ def find_files(patterns: Sequence[str]) -> list[str]:
     Raises UserError: a missing file, a glob that matches no file, a directory, or no pattern.
     """
     if not patterns:
-        raise UserError("input: no file given; allowed: files and globs, also packed")
-    return sorted({path for pattern in patterns for path in _expand(pattern)})
+        raise UserError(
+            "input.empty", "found no file, allowed: files and globs, also packed", place=key
+        )
+    return sorted({path for pattern in patterns for path in _expand(pattern, key)})
 
 
-def _expand(pattern: str) -> list[str]:
+def _expand(pattern: str, key: str) -> list[str]:
     if is_remote(pattern) and "**" in pattern:  # epath refuses it: it would list a whole bucket
-        raise UserError(f"input: {pattern}: ** is for local files; use * for each directory")
+        raise UserError(
+            "input.remote_glob",
+            "found {found}, but ** works only for local files. Use * for each directory.",
+            place=key,
+            found=pattern,
+        )
     path = epath.Path(pattern).expanduser()
     if path.is_dir():
-        raise UserError(f"input: {pattern} is a directory; name its files: {path}/*.txt")
+        raise UserError(
+            "input.directory",
+            "found the directory {found}. Name its files, such as {found}/*.txt.",
+            place=key,
+            found=path,
+        )
     if path.exists():  # also a file that has a bracket in its name
         return [str(path)]
     if _GLOB_CHARACTERS.isdisjoint(pattern):
-        raise UserError(f"input: no file {pattern}{_nearest_name(path)}")
+        if not path.parent.is_dir():
+            raise UserError(
+                "input.no_directory",
+                "found no directory {missing} for {found}",
+                place=key,
+                missing=path.parent,
+                found=pattern,
+            )
+        raise UserError(
+            "input.no_file",
+            "found no file {found}{hint}",
+            place=key,
+            found=pattern,
+            hint=did_you_mean(path.name, (each.name for each in path.parent.iterdir())),
+        )
     matches = [name for name in _glob(str(path)) if epath.Path(name).is_file()]
     if not matches:
-        raise UserError(f"input: {pattern} matches no file")
+        raise UserError(
+            "input.no_match", "found no file that matches {found}", place=key, found=pattern
+        )
     return matches
 
 
@@ -141,12 +180,6 @@ def _glob(pattern: str) -> list[str]:
     parts = epath.Path(pattern).parts
     first = next(i for i, part in enumerate(parts) if not _GLOB_CHARACTERS.isdisjoint(part))
     return [str(path) for path in epath.Path(*parts[:first]).glob("/".join(parts[first:]))]
-
-
-def _nearest_name(path: epath.Path) -> str:
-    if not path.parent.is_dir():
-        return f" (there is no directory {path.parent})"
-    return did_you_mean(path.name, (p.name for p in path.parent.iterdir()))
 
 
 def read_lines(
@@ -177,8 +210,12 @@ def read_lines(
                 if len(raw) == limit:  # cut in the middle of a character
                     raise _too_long(path, offset, max_line_length, setting) from error
                 raise UserError(
-                    f"{path}: byte {offset + error.start} is not UTF-8 "
-                    f"(0x{raw[error.start]:02x}: {error.reason}); convert the file to UTF-8"
+                    "text.not_utf8",
+                    "found 0x{found:02x} at byte {byte} ({reason}), allowed: UTF-8",
+                    place=path,
+                    found=raw[error.start],
+                    byte=offset + error.start,
+                    reason=error.reason,
                 ) from error
             if len(text) >= max_line_length:
                 raise _too_long(path, offset, max_line_length, setting)
@@ -211,8 +248,12 @@ def line_number(path: str, offset: int) -> int:
 
 def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
     return UserError(
-        f"{path}: line {line_number(path, offset)} has {limit:,} characters or more "
-        f"({setting}); is it text with a sentence or paragraph per line?"
+        "text.line_too_long",
+        "found {limit:,} characters or more ({setting}). Does each line have one sentence or "
+        "paragraph?",
+        place=f"{path}: line {line_number(path, offset)}",
+        limit=limit,
+        setting=setting,
     )
 
 
@@ -231,7 +272,13 @@ def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
         shared = epath.Path(root).expanduser().parts
     for path, parts in zip(paths, split, strict=True):
         if parts[: len(shared)] != shared:
-            raise UserError(f"input_root: {path} does not lie below {root}")
+            raise UserError(
+                "input.outside_root",
+                "found {found}, but {file} is not below it",
+                place="input_root",
+                found=root,
+                file=path,
+            )
     return ["/".join(parts[len(shared) :]) for parts in split]
 
 

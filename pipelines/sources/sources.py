@@ -16,6 +16,7 @@ from bert_jax.pipelines.sources.files import (
     open_text,
     read_lines,
     relative_names,
+    unreadable,
 )
 from bert_jax.pipelines.sources.readers import (
     parquet,
@@ -94,11 +95,20 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
     datasets: dict[str, str | None] = {}
     for language, names in section.by_language.items():
         if language == "false":
-            raise UserError('input: YAML takes a bare no for false; for Norwegian write "no"')
+            raise UserError(
+                "input.norwegian",
+                'found false, because YAML reads a bare no as false. Write "no" for Norwegian.',
+                place="input",
+            )
         if language is not None:
             check_language(language, key="input")
             if not names:
-                raise UserError(f"input: {language} has no file, allowed: files and globs")
+                raise UserError(
+                    "input.language_empty",
+                    "found no file for {language}, allowed: files and globs",
+                    place="input",
+                    language=language,
+                )
         held = [
             name
             for name in names
@@ -117,8 +127,7 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
             form = _format(path, section)
             found.append(Source(path, name, form, stat.length, stat.mtime, language))
         except OSError as error:
-            unread = UserError(f"{path}: cannot be read ({error.strerror or error})")
-            tally.skip(unread, on_error=section.on_error)
+            tally.skip(unreadable(path, error), on_error=section.on_error)
         except UserError as error:
             tally.skip(error, on_error=section.on_error)
     for path, language in datasets.items():
@@ -178,7 +187,11 @@ def _add(seen: dict[str, str | None], paths: Sequence[str], language: str | None
     for path in paths:
         if path in seen:
             raise UserError(
-                f"input: {path} is given for {seen[path]} and for {language}, allowed: one language"
+                "input.two_languages",
+                "found {found} for {languages:and}, allowed: one language",
+                place="input",
+                found=path,
+                languages=[seen[path], language],
             )
         seen[path] = language
 

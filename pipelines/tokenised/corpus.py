@@ -65,7 +65,7 @@ class Corpus(NamedTuple):
         tokens = int(counts.sum())
         if not tokens:
             raise UnusableText(
-                "input: no document in any of its files; allowed: at least 2 documents"
+                "text.empty", "found no document in any file, allowed: at least 2", place="input"
             )
         return CorpusRecord(
             documents=self.tally.held.total(),
@@ -174,9 +174,12 @@ def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
                 continue
             if identity in seen:
                 raise UnusableText(
-                    f"input: found {len(alike)} documents with the id of another, such as "
-                    f"{identity}, allowed: each id once in a file (of two dumps joined in one "
-                    f"file, give each as a file of its own)"
+                    "text.equal_ids",
+                    "found {found} documents with the id of another, such as {example}, allowed: "
+                    "each id once in a file. If a file joins two dumps, split it.",
+                    place="input",
+                    found=len(alike),
+                    example=identity,
                 )
             seen.add(identity)
 

@@ -84,7 +84,12 @@ def sample_mixture(
     """
     sizes = {language: measure(open_lines()) for language, open_lines in languages.items()}
     if empty := [language for language, size in sizes.items() if not size.bytes]:
-        raise UserError(f"input: found no text in the files of {', '.join(empty)}")
+        raise UserError(
+            "vocab.language_empty",
+            "found no text in the files of {languages:and}",
+            place="input",
+            languages=empty,
+        )
     wanted = _wanted(sizes, smoothing=smoothing, max_lines=max_lines, max_bytes=max_bytes)
     sample: list[str] = []
     for language, open_lines in languages.items():

@@ -95,7 +95,12 @@ def _sample(section: VocabSection) -> list[str]:
     if section.mixture is None:
         lines = sample_lines(iter_text(section), seed=section.seed, **bounds)
         if not lines:
-            raise UserError(f"vocab.input: found no text in {', '.join(section.names)}")
+            raise UserError(
+                "vocab.no_text",
+                "found no text in {files:or}",
+                place="input",
+                files=section.names,
+            )
         return lines
     languages = {
         str(language): functools.partial(iter_text, section, language=language)
@@ -175,16 +180,26 @@ def _padding(section: VocabSection, *, found: int) -> int:
 
 def _too_large(section: VocabSection, found: int) -> UserError:
     return UserError(
-        f"vocab.size: found {section.size}, allowed: at most {found}, all that the text in "
-        f"{', '.join(section.names)} gives with these settings"
+        "vocab.too_large",
+        "found {found}, allowed: at most {allowed}, the number of pieces in {files:and} with these "
+        "settings",
+        place="size",
+        found=section.size,
+        allowed=found,
+        files=section.names,
     )
 
 
 def _too_small(section: VocabSection, needed: int) -> UserError:
     return UserError(
-        f"vocab.size: found {section.size}, allowed: at least {needed}, for the special pieces, "
-        f"{section.unused_slots} vocab.unused_slots and the characters at "
-        f"vocab.character_coverage {section.character_coverage:g}"
+        "vocab.too_small",
+        "found {found}, allowed: at least {allowed}, for the special pieces, {slots} unused_slots "
+        "and the characters at character_coverage {coverage:g}",
+        place="size",
+        found=section.size,
+        allowed=needed,
+        slots=section.unused_slots,
+        coverage=section.character_coverage,
     )
 
 
@@ -198,9 +213,9 @@ def _lost_marks(lines: Iterable[str]) -> str | None:
         return None
     shown = " ".join(c for c, _ in changed.most_common(5))
     return (
-        f"vocab.lower_case drops accents, which changes {share:.0%} of "
-        f"this text's letters ({shown} …; Hangul syllables come apart): if they tell words apart, "
-        f"set vocab.strip_accents: false"
+        f"vocab.lower_case drops accents, which changes {share:.0%} of this text's letters "
+        f"({shown} …; Hangul syllables are split). If accents distinguish words, set "
+        "vocab.strip_accents: false"
     )
 
 

@@ -17,7 +17,6 @@ from bert_jax.data.google_bert import tf_example
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.tables import RowErrors, read_table
-from bert_jax.errors import UserError
 from bert_jax.pipelines.cleaning.contamination import evaluation_texts
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.readers.wikipedia_xml import wikitext_paragraphs
@@ -30,6 +29,7 @@ from bert_jax.tasks.table import TableSection, text_rows
 from bert_jax.tasks.tokens.conll import read_conll
 from tests.corpus import make_dataset
 from tests.fuzz.harness import both_forms, damaged, flipped, json_of, survives
+from tests.project import refuses
 
 TSV = "sentence\tlabel\tid\na good one\t1\t0\nbäd\t0\t1\n"
 CSV = 'sentence,label,id\n"a ""good"", one",1,0\nbäd,0,1\n'
@@ -248,11 +248,18 @@ def test_a_page_without_an_end_uses_little_memory(tmp_path: Path) -> None:
     packed = bz2.compress(start) + bz2.compress(b"x" * (1 << 20)) * 80
     epath.Path(path).write_bytes(packed)
     section = SourcesSection(input=(str(path),), max_document_length=1000)
-    with pytest.raises(UserError, match="without the end of a page"):
+    with refuses("wikipedia.page_unended", place=path):
         list(iter_text(section))
 
 
-@pytest.mark.parametrize("text", ["{{a|b=" * 4000, "{{" * 4000 + "}}" * 4000, "<a b='" * 4000])
-def test_unclosed_wikitext_is_refused_quickly(text: str) -> None:
-    with pytest.raises(UserError, match="wikitext"):
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("{{a|b=" * 4000, "wikipedia.brackets"),
+        ("{{" * 4000 + "}}" * 4000, "wikipedia.wikitext"),
+        ("<a b='" * 4000, "wikipedia.brackets"),
+    ],
+)
+def test_unclosed_wikitext_is_refused_quickly(text: str, key: str) -> None:
+    with refuses(key):
         wikitext_paragraphs(text, dropped_namespaces=())

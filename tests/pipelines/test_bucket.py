@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from tests.corpus import section, stop_at, write_corpus, write_tokenizer
+from tests.project import refuses
 from tests.storage.cloud import Cloud, _calm, _server, cloud  # noqa: F401
 
 
@@ -42,7 +42,7 @@ def test_a_stopped_run_resumes_in_the_bucket(wanted: ExamplesSection, tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         make_examples(wanted, progress=stop_at("shard 2 "))
     assert "provenance.json" not in files(wanted.output)
-    with pytest.raises(UserError, match="seed was 11, now 12"):
+    with refuses("examples.unfinished", change="examples.seed was 11, now 12"):
         make_examples(wanted.model_copy(update={"seed": 12}))
     made = make_examples(wanted)
     assert files(wanted.output) == files(here.output)
@@ -51,5 +51,5 @@ def test_a_stopped_run_resumes_in_the_bucket(wanted: ExamplesSection, tmp_path: 
 
 def test_other_files_in_the_bucket_are_never_overwritten(wanted: ExamplesSection) -> None:
     (epath.Path(wanted.output) / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="holds other files"):
+    with refuses("examples.output_has_files", found=wanted.output):
         make_examples(wanted)

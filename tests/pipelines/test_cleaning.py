@@ -16,6 +16,7 @@ from bert_jax.pipelines.cleaning.rules import DocumentRules, prose_lines
 from bert_jax.pipelines.cleaning.words import ngram_hashes, word_hashes
 from bert_jax.pipelines.section import BoilerplateSection, CleaningSection, ContaminationSection
 from bert_jax.pipelines.tally import Tally
+from tests.project import refuses
 
 PROSE = "The quick brown fox jumps over the lazy dog."
 
@@ -92,19 +93,24 @@ def test_a_users_function_selects_documents(filters: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "key", "values"),
     [
-        ("has_the", r'"has_the", allowed: module:function'),
-        ("no_such_module:f", r'"no_such_module:f", but no_such_module cannot be imported'),
-        ("my_filters:has_teh", r'has no function "has_teh"; did you mean "has_the"'),
-        ("my_filters:code", r'languages: empty, but the filter returns codes, "en" for a:0'),
-        ("my_filters:number", r"found 3 for a:0, allowed: True, False or a language code"),
-        ("my_filters:fails", r"ValueError on a:0: no"),
+        ("code", "cleaning.no_languages", {"code": "en"}),
+        ("number", "cleaning.filter_answer", {"found": "3"}),
+        ("fails", "cleaning.filter_failed", {"error": "ValueError", "reason": "no"}),
     ],
 )
-def test_a_failing_filter_is_named(filters: str, name: str, message: str) -> None:
+def test_a_failing_filter_is_named(
+    filters: str, name: str, key: str, values: dict[str, Any]
+) -> None:
+    with refuses(key, document="a:0", **values):
+        apply(["text"], language_filter=f"{filters}:{name}")
+
+
+@pytest.mark.parametrize("name", ["has_the", "no_such_module:f", "my_filters:has_teh"])
+def test_a_missing_filter_is_named(filters: str, name: str) -> None:
     del filters
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f'^examples.cleaning.language_filter: .*"{name}"'):
         apply(["text"], language_filter=name)
 
 

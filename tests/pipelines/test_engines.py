@@ -18,7 +18,7 @@ from bert_jax.pipelines.engines.beam import BeamEngine, BeamSection
 from bert_jax.pipelines.engines.local import WorkerPool
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from tests.corpus import hashes, section, sentences, write_corpus, write_tokenizer
-from tests.project import environment, refused, write_config
+from tests.project import environment, refused, refuses, write_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +86,10 @@ def test_any_number_of_workers_and_parts_gives_the_same_bytes(
     assert not parts[-1].endswith(" left")
 
 
+def meant(name: str) -> str:
+    return f'; did you mean "{name}"?'
+
+
 IN_MEMORY = ("--direct_running_mode=in_memory", "--direct_num_workers=1")
 
 
@@ -115,29 +119,41 @@ def test_a_users_mistake_in_a_beam_worker_is_one_line(corpus: Path, tmp_path: Pa
         output=str(tmp_path / "dataset"),
     )
     config = write_config(tmp_path / "run.yaml", {"examples": settings.model_dump(mode="json")})
-    assert f"text.txt: byte {size + 1} is not UTF-8" in refused("examples", config)
+    line = refused("examples", config)
+    assert line.key == "text.not_utf8"
+    assert (line.values["place"], line.values["byte"]) == (str(bad), size + 1)
     assert not (tmp_path / "dataset").exists()
 
 
 @pytest.mark.parametrize(
-    ("beam", "workers", "message"),
+    ("name", "value", "workers", "key", "values"),
     [
-        ({"runner": "DirektRunner"}, None, r'beam\.runner: found "DirektRunner"; did you mean '),
-        ({"runner": "nowhere.Runner"}, None, r"beam\.runner: nowhere\.Runner cannot be imported"),
-        ({"runner": "DaskRunner"}, 3, r"workers: found 3, but beam\.runner is DaskRunner"),
-        ({"options": ["--direct_num_workers=2"]}, 3, r"workers: found 3, but beam\.options has"),
-        ({"options": ["--direct_num_worker=2"]}, None, r'found "--direct_num_worker"; did you'),
-        ({"options": ["--direct_num_workers=two"]}, None, r"beam\.options: .*invalid int value"),
-        ({"runner": "os.system"}, None, "found .*os belongs to Python's standard library"),
-        ({"options": ["--project=$NOT_THERE"]}, None, "is to be .NOT_THERE, which is not in"),
-        ({"options": ["--runner=FlinkRunner"]}, None, r"beam\.options: found --runner, allowed"),
+        ("runner", "DirektRunner", None, "beam.runner", {"hint": meant("DirectRunner")}),
+        ("runner", "nowhere.Runner", None, "beam.runner_import", {"found": "nowhere.Runner"}),
+        ("runner", "DaskRunner", 3, "beam.workers_ignored", {"place": "workers", "found": 3}),
+        ("options", "--direct_num_workers=2", 3, "beam.workers_twice", {"place": "workers"}),
+        (
+            *("options", "--direct_num_worker=2", None, "beam.option_unknown"),
+            {"found": "--direct_num_worker", "hint": meant("--direct_num_workers")},
+        ),
+        ("options", "--direct_num_workers=two", None, "beam.option", {}),
+        ("options", "--project=$NOT_THERE", None, "beam.environment", {"found": "$NOT_THERE"}),
+        ("options", "--runner=FlinkRunner", None, "beam.runner_option", {}),
+        ("options", "--db_password=hello", None, "beam.secret", {"found": "--db_password"}),
     ],
 )
 def test_impossible_beam_settings_are_named(
-    tmp_path: Path, beam: dict[str, Any], workers: int | None, message: str
+    tmp_path: Path, name: str, value: str, workers: int | None, key: str, values: dict[str, Any]
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    beam: dict[str, Any] = {name: (value,) if name == "options" else value}
+    values = {"place": f"examples.beam.{name}"} | values
+    with refuses(key, **values):
         BeamEngine(BeamSection(**beam), workers=workers, directory=tmp_path)
+
+
+def test_a_runner_of_the_standard_library_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^examples\.beam\.runner: .*os\.system"):
+        BeamEngine(BeamSection(runner="os.system"), workers=None, directory=tmp_path)
 
 
 def die(job: int) -> None:
@@ -146,7 +162,8 @@ def die(job: int) -> None:
 
 
 def test_a_worker_killed_by_the_system_is_one_line() -> None:
-    with WorkerPool(2) as pool, pytest.raises(RunStopped, match="a worker process was killed"):
+    killed = refuses("examples.worker_killed", kind=RunStopped, workers=2)
+    with WorkerPool(2) as pool, killed:
         list(pool.run(die, [1, 2]))
 
 
@@ -186,7 +203,7 @@ def test_missing_results_are_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
     with (
         BeamEngine(BeamSection(options=IN_MEMORY), workers=None, directory=tmp_path) as engine,
-        pytest.raises(UserError, match="2 of 2 jobs left no result; allowed: an output that all"),
+        refuses("beam.no_result", place=tmp_path, missing=2, jobs=2),
     ):
         list(engine.run(len, ["a", "b"]))
 

@@ -6,17 +6,17 @@ import re
 import resource
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import UserError
-from bert_jax.pipelines.examples import make_examples
+from bert_jax.pipelines.examples import ExamplesSection, make_examples
 from bert_jax.pipelines.workspace import Workspace
 from bert_jax.text import Tokenizer, load_tokenizer
 from tests.corpus import hashes, marker, section, sentences, stop_at, write_corpus, write_tokenizer
+from tests.project import refuses
 
 SHARD = re.compile(r"array_record-\d{5}-of-\d{5}$")
 
@@ -144,22 +144,23 @@ def test_a_stopped_run_resumes_and_remakes_damaged_shards(corpus: Path) -> None:
 def test_an_unfinished_run_is_not_mixed_with_another(corpus: Path) -> None:
     partial = stop(corpus)
     before = sorted(partial.rglob("*"))
-    with pytest.raises(UserError, match=r"dataset\.partial: .* examples\.seed was 11, now 12"):
-        make_examples(section(corpus, seed=12))
-    with pytest.raises(UserError, match=r"unfinished run with other settings: .*max_seq_length"):
-        make_examples(section(corpus, max_seq_length=32))
+
+    def assert_refused(change: str, **changes: int) -> None:
+        with refuses("examples.unfinished", place=partial) as caught:
+            make_examples(section(corpus, **changes))
+        assert re.fullmatch(change, caught.value.values["change"])
+
+    assert_refused(r"examples\.seed was 11, now 12", seed=12)
+    assert_refused(r"examples\.max_seq_length was 48, now 32", max_seq_length=32)
     settings = partial / "work" / "settings.json"
     held = settings.read_text()
     settings.write_text(json.dumps({**json.loads(held), "work_version": -1}))
-    with pytest.raises(UserError, match=r"with other settings: work_version was -1, now \d"):
-        make_examples(section(corpus))
+    assert_refused(r"work_version was -1, now \d+")
     settings.write_text(held)
     os.utime(corpus / "text.txt", (1, 1))
-    with pytest.raises(UserError, match=r"examples\.input: text\.txt was written again since"):
-        make_examples(section(corpus))
+    assert_refused(r"examples\.input: text\.txt was written again")
     (corpus / "text.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"examples\.input: text\.txt had [\d,]+ bytes, now 0;"):
-        make_examples(section(corpus))
+    assert_refused(r"examples\.input: text\.txt had [\d,]+ bytes, now 0")
     assert sorted(partial.rglob("*")) == before
 
 
@@ -170,7 +171,7 @@ def test_a_finished_dataset_is_not_changed(corpus: Path) -> None:
     assert make_examples(section(corpus, workers=2), progress=lines.append) == made
     assert lines == [f"{corpus / 'dataset'} is already made"]
     assert {p.name: p.stat().st_mtime_ns for p in (corpus / "dataset").iterdir()} == before
-    with pytest.raises(UserError, match=r"examples\.seed was 11, now 12"):
+    with refuses("examples.other_settings", place="output", change="examples.seed was 11, now 12"):
         make_examples(section(corpus, seed=12))
 
 
@@ -210,37 +211,41 @@ def test_a_full_disk_is_one_line_without_partial_files(
 
 
 @pytest.mark.parametrize(
-    ("changes", "named"),
+    ("name", "value", "key"),
     [
-        ({"language": "english"}, "language"),
-        ({"input_root": "/nowhere"}, "input_root"),
-        ({"validation_fraction": 0.001}, "validation_fraction"),
-        ({"num_shards": 1000}, "num_shards"),
+        ("input_root", "/nowhere", "input.outside_root"),
+        ("validation_fraction", 0.001, "examples.validation_fraction"),
+        ("num_shards", 1000, "examples.num_shards"),
     ],
 )
-def test_impossible_settings_are_named(corpus: Path, changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=f"^{named}: "):
-        make_examples(section(corpus, **changes))
+def test_impossible_settings_are_named(corpus: Path, name: str, value: object, key: str) -> None:
+    with refuses(key, place=name, found=value):
+        make_examples(section(corpus, **{name: value}))
+
+
+def test_an_impossible_language_is_named(corpus: Path) -> None:
+    with pytest.raises(UserError, match=r"^language: .*english"):
+        make_examples(section(corpus, language="english"))
 
 
 @pytest.mark.parametrize(
-    ("text", "on_error"),
+    ("text", "on_error", "key"),
     [
-        (b"", "fail"),
-        (b"a single document .\nof two sentences .\n", "fail"),
-        (b"A sentence.\n\xff\n", "fail"),
-        (b"A sentence.\n\xff\n", "skip"),
+        (b"", "fail", "text.empty"),
+        (b"a single document .\nof two sentences .\n", "fail", "text.few_documents"),
+        (b"A sentence.\n\xff\n", "fail", "text.not_utf8"),
+        (b"A sentence.\n\xff\n", "skip", "text.empty"),
     ],
 )
 def test_an_empty_failed_run_does_not_block_the_next(
-    corpus: Path, text: bytes, on_error: str
+    corpus: Path, text: bytes, on_error: str, key: str
 ) -> None:
     good = (corpus / "text.txt").read_bytes()
     (corpus / "text.txt").write_bytes(text)
     before = sorted(corpus.iterdir())
     evaluation = {"files": (str(corpus / "tokenizer.txt"),), "ngram": 3}  # read before the text
     asked = section(corpus, on_error=on_error, cleaning={"contamination": evaluation})
-    with pytest.raises(UserError):
+    with refuses(key):
         make_examples(asked)
     assert sorted(corpus.iterdir()) == before
     (corpus / "text.txt").write_bytes(good)
@@ -254,28 +259,26 @@ def test_differences_from_a_finished_dataset_are_named(corpus: Path) -> None:
         write_corpus(corpus / f"text{number}.txt", documents=range(50, 60))
     write_tokenizer(corpus / "other", documents=100)
     write_corpus(corpus / "elsewhere.txt", documents=range(40))
-    for changes, said in [
-        ({}, r"examples\.input: text0\.txt is new, text1\.txt is new, .*, and 2 more"),
-        ({"input": (f"{corpus}/text0.txt",)}, r"examples\.input: text\.txt is gone, text0"),
-    ]:
-        with pytest.raises(UserError, match=f"made with other settings: {said}"):
-            make_examples(made.model_copy(update=changes))
+
+    def assert_refused(change: str, asked: ExamplesSection, **changes: object) -> None:
+        with refuses("examples.other_settings", place="output", found=made.output) as caught:
+            make_examples(asked.model_copy(update=changes))
+        assert re.fullmatch(change, caught.value.values["change"])
+
+    more = r"examples\.input: text0\.txt is new, text1\.txt is new, .*, and 2 more"
+    assert_refused(more, made)
+    fewer = r"examples\.input: text\.txt is gone, text0\.txt is new"
+    assert_refused(fewer, made, input=(f"{corpus}/text0.txt",))
     only = made.model_copy(update={"input": (f"{corpus}/text.txt",)})
-    for changes, said in [
-        ({"tokenizer": f"{corpus}/other"}, r"examples\.tokenizer was another one \(\w{12}…, now"),
-        ({"max_seq_length": 32}, r"examples\.max_seq_length was 48, now 32;"),
-        ({"layout": "prose"}, r'examples\.layout was "sentences", now "prose";'),
-        (
-            {"cleaning": made.cleaning.model_copy(update={"unicode": "nfc"})},
-            r'examples\.cleaning\.unicode was "?\w+"?, now "nfc";',
-        ),
-    ]:
-        with pytest.raises(UserError, match=f"made with other settings: {said}"):
-            make_examples(only.model_copy(update=changes))
+    tokenizer = r"examples\.tokenizer had the hash \w{12}…, now \w{12}…"
+    assert_refused(tokenizer, only, tokenizer=f"{corpus}/other")
+    assert_refused(r"examples\.max_seq_length was 48, now 32", only, max_seq_length=32)
+    assert_refused(r'examples\.layout was "sentences", now "prose"', only, layout="prose")
+    cleaning = made.cleaning.model_copy(update={"unicode": "nfc"})
+    assert_refused(r'examples\.cleaning\.unicode was null, now "nfc"', only, cleaning=cleaning)
     with (corpus / "tokenizer.txt").open("a") as file:
         file.write("one more line\n")
-    with pytest.raises(UserError, match=r"contamination\.files had other contents"):
-        make_examples(only)
+    assert_refused(r"examples\.cleaning\.contamination\.files had other contents", only)
 
 
 def test_other_files_are_never_overwritten(corpus: Path) -> None:
@@ -286,7 +289,7 @@ def test_other_files_are_never_overwritten(corpus: Path) -> None:
     make_examples(section(corpus))  # an empty directory is no obstacle
     (corpus / "other").mkdir()
     (corpus / "other" / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match="holds other files"):
+    with refuses("examples.output_has_files", place="output", found=corpus / "other"):
         make_examples(section(corpus, output=str(corpus / "other")))
-    with pytest.raises(UserError, match="is a file"):
+    with refuses("examples.output_is_file", place="output", found=corpus / "text.txt"):
         make_examples(section(corpus, output=str(corpus / "text.txt")))

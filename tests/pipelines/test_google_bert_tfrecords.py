@@ -10,11 +10,11 @@ from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.errors import UserError
 from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.google_bert_writer import read_release
+from tests.project import refuses
 
 LENGTH = 48
 
@@ -86,6 +86,6 @@ def test_written_splits_are_read_back(made: Path, tmp_path: Path) -> None:
 def test_datasets_the_release_cannot_express_are_refused(tmp_path: Path) -> None:
     make_dataset(tmp_path, kind="sop")
     dataset = open_dataset(tmp_path / "dataset", "train")
-    with pytest.raises(UserError, match="pairing kind sop, allowed: nsp"):
+    with refuses("tfrecords.pairing", place=tmp_path / "dataset", found="sop"):
         write_tfrecords([dataset], tmp_path / "out", rows=rows_of(tmp_path), seed=3)
     assert not (tmp_path / "out").exists()

@@ -1,6 +1,5 @@
 """Several languages in one dataset: shares, pairs within a language, refusals."""
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from bert_jax.text import load_wordpiece
 from tests.corpus import SPECIAL, hashes
 from tests.corpus import section as plain_section
 from tests.data.numbered import numbered, token_owner
+from tests.project import refuses
 
 DOCUMENTS = {"en": 540, "is": 20, "zh": 40}
 WORDS = 30
@@ -154,8 +154,7 @@ def test_validation_omits_languages_with_one_document(corpus: Path, tmp_path: Pa
         section(corpus, tmp_path / "dataset", validation_fraction=0.05), progress=lines.append
     )
     assert [line for line in lines if "too few" in line] == [
-        f"validation: without {name}, which has too few documents for examples (1)"
-        for name in ("is", "zh")
+        f"validation: skipping {name}: 1 document, too few for examples" for name in ("is", "zh")
     ]
     languages = made.splits["validation"].languages
     assert languages is not None
@@ -165,40 +164,47 @@ def test_validation_omits_languages_with_one_document(corpus: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "key", "values"),
     [
-        ({"english": "en"}, 'input: "english" is not a lower-case ISO 639 code'),
-        ({"false": "en"}, 'input: YAML takes a bare no for false; for Norwegian write "no"'),
-        ({"en": "en", "de": "en"}, r"input: .*en\.txt is given for de and for en"),
-        ({"en": "en", "de": "blank"}, "input: no document in the files of de"),
-        ({"en": "en", "de": "one"}, r"input: de has 1 document\(s\) for training, kind: nsp"),
+        ({"false": "en"}, "input.norwegian", {}),
+        ({"en": "en", "de": "en"}, "input.two_languages", {"languages": ["de", "en"]}),
+        ({"en": "en", "de": "blank"}, "text.language_empty", {"language": "de"}),
+        ({"en": "en", "de": "one"}, "text.language_small", {"language": "de", "found": 1}),
     ],
 )
 def test_unavailable_languages_are_named(
-    corpus: Path, tmp_path: Path, changes: dict[str, str], message: str
+    corpus: Path, tmp_path: Path, changes: dict[str, str], key: str, values: dict[str, Any]
 ) -> None:
     (tmp_path / "blank.txt").write_text("\n \n")
     (tmp_path / "one.txt").write_text("enw1 enw2\nenw3\n")
     (tmp_path / "en.txt").write_bytes((corpus / "en.txt").read_bytes())
     files = {language: (f"{tmp_path}/{name}.txt",) for language, name in changes.items()}
     changed = section(corpus, tmp_path / "dataset", input=files, validation_fraction=0.0)
-    with pytest.raises(UserError, match=f"^{message}"):
+    with refuses(key, place="input", **values):
         make_examples(changed)
     assert not (tmp_path / "dataset").exists()
 
 
+def test_an_unknown_language_is_named(corpus: Path, tmp_path: Path) -> None:
+    files = {"english": (f"{corpus}/en.txt",)}
+    with pytest.raises(UserError, match=r"^input: .*english"):
+        make_examples(section(corpus, tmp_path / "dataset", input=files))
+
+
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "key", "found"),
     [
-        ("examples.input=[a.txt]", "test: examples.mixture: found {}, allowed: only where input"),
-        ("examples.language=zh", 'override examples.language: found "zh", allowed: no'),
-        ("examples.input=7", "override examples.input: found 7, allowed: a list of files"),
-        ("examples.mixture.smoothing=1.2", "override examples.mixture.smoothing: found 1.2, "),
+        ("mixture.smoothing=1.2", "setting.value", {"found": "1.2"}),
+        ("language=zh", "input.language_twice", {"found": "zh"}),
+        ("input=7", "input.form", {"found": "7"}),
+        ("input=[a.txt]", "input.mixture", {"place": "test: examples.mixture"}),
     ],
 )
-def test_incompatible_settings_are_named(override: str, message: str) -> None:
+def test_incompatible_settings_are_named(override: str, key: str, found: dict[str, Any]) -> None:
     values = {"input": {"en": ["a.txt"]}, "mixture": {}, "tokenizer": "t", "output": "o"}
-    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+    override = f"examples.{override}"
+    found = {"place": f"override {override.partition('=')[0]}"} | found
+    with refuses(key, **found):
         parse_config({"examples": values}, [override], source="test")
 
 

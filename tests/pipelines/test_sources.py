@@ -1,12 +1,12 @@
 """Files: their names, lines and documents, for any division into parts."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import (
     Document,
@@ -24,6 +24,7 @@ from bert_jax.pipelines.sources.files import (
     read_part,
 )
 from bert_jax.pipelines.sources.sources import iter_text
+from tests.project import refuses
 
 
 def cut(path: Path, part_bytes: int) -> list[FilePart]:
@@ -41,22 +42,28 @@ def test_patterns_give_every_file_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("patterns", "message"),
+    ("pattern", "key", "values"),
     [
-        (["{}/corpsu.txt"], r'no file .*corpsu\.txt; did you mean "corpus\.txt"'),
-        (["{}/none/corpus.txt"], "there is no directory"),
-        (["{}/*.md"], r"\*\.md matches no file"),
-        (["gs://bucket/**/a.txt"], "is for local files"),
-        (["{}"], "is a directory"),
-        ([], "no file given"),
+        ("{}/corpsu.txt", "input.no_file", {"hint": '; did you mean "corpus.txt"?'}),
+        ("{}/none/corpus.txt", "input.no_directory", {"missing": "{}/none"}),
+        ("{}/*.md", "input.no_match", {}),
+        ("gs://bucket/**/a.txt", "input.remote_glob", {}),
+        ("{}", "input.directory", {}),
     ],
 )
 def test_patterns_without_files_are_named(
-    tmp_path: Path, patterns: list[str], message: str
+    tmp_path: Path, pattern: str, key: str, values: dict[str, Any]
 ) -> None:
     (tmp_path / "corpus.txt").write_text("x")
-    with pytest.raises(UserError, match=message):
-        find_files([pattern.format(tmp_path) for pattern in patterns])
+    wanted = {name: value.format(tmp_path) for name, value in values.items()}
+    pattern = pattern.format(tmp_path)
+    with refuses(key, place="input", found=pattern, **wanted):
+        find_files([pattern])
+
+
+def test_no_pattern_is_an_error() -> None:
+    with refuses("input.empty", place="input"):
+        find_files([])
 
 
 @pytest.mark.parametrize("character", ["x", "é", "語", "🜁"])
@@ -67,7 +74,7 @@ def test_a_line_at_the_limit_is_refused_with_its_number(tmp_path: Path, characte
     def lines(limit: int) -> list[str]:
         return list(iter_text(SourcesSection(input=(str(path),), max_line_length=limit)))
 
-    with pytest.raises(UserError, match=r"long\.txt: line 4 has 100 characters"):
+    with refuses("text.line_too_long", place=f"{path}: line 4", limit=100):
         lines(100)
     assert len(lines(101)) == 4
 
@@ -81,7 +88,7 @@ def test_an_endless_line_is_refused_before_its_end(
     monkeypatch.setattr("bert_jax.pipelines.sources.files._MAX_UNENDED_BYTES", 8 << 20)
     parts = cut(path, 1 << 20)
     assert [(part.start, part.stop) for part in parts] == [(0, 2 << 40)]
-    with pytest.raises(UserError, match="line 1 has 1,000,000 characters"):
+    with refuses("text.line_too_long", place=f"{path}: line 1", limit=1_000_000):
         list(read_part(parts[0]))
 
 
@@ -111,9 +118,9 @@ def test_line_numbers_count_from_the_files_start(tmp_path: Path) -> None:
     path.write_bytes(b"one\n\n" * 20 + b"x" * 50 + b"\n\n" + b"\xff\n")
     parts = cut(path, 40)
     assert len(parts) >= 3
-    with pytest.raises(UserError, match="line 41 has 50 characters"):
+    with refuses("text.line_too_long", place=f"{path}: line 41", limit=50):
         [list(read_part(part, max_line_length=50)) for part in parts]
-    with pytest.raises(UserError, match=r"a\.txt: byte 152 is not UTF-8 \(0xff"):
+    with refuses("text.not_utf8", place=path, byte=152, found=0xFF):
         [list(read_part(part)) for part in parts]
 
 

@@ -104,22 +104,26 @@ def test_a_section_that_a_verb_needs_is_named(tmp_path: Path, config: dict[str, 
     assert "vocab: missing" in mistake(tmp_path, "vocab", config)
 
 
-TEXTS: list[tuple[str, bytes | None, list[str]]] = [
-    ("missing file", None, ["examples.input: no file", "text.txt"]),
-    ("empty corpus", b"\n\n  \n\n", ["examples.input: no document", "at least 2"]),
+TEXTS: list[tuple[bytes | None, str, dict[str, Any]]] = [
+    (None, "input.no_file", {"place": "examples.input", "found": "{}"}),
+    (b"\n\n  \n\n", "text.empty", {"place": "examples.input"}),
     (
-        "one document",
         b"a sentence .\nanother one .\n",
-        ["examples.input: 1 document", "at least 2"],
+        "text.few_documents",
+        {"place": "examples.input", "found": 1, "allowed": 2},
     ),
-    ("not UTF-8", b"fine\nnot \xff fine\n\nmore\n", ["text.txt", "byte 9", "UTF-8"]),
-    ("a line of a million characters", b"x " * 600_000 + b"\n\nmore\n", ["text.txt", "line"]),
+    (b"fine\nnot \xff fine\n\nmore\n", "text.not_utf8", {"place": "{}", "byte": 9, "found": 0xFF}),
+    (b"x " * 600_000 + b"\n\nmore\n", "text.line_too_long", {"place": "{}: line 1"}),
 ]
 
 
-@pytest.mark.parametrize(("content", "expected"), [t[1:] for t in TEXTS], ids=[t[0] for t in TEXTS])
+@pytest.mark.parametrize(("content", "key", "values"), TEXTS, ids=[text[1] for text in TEXTS])
 def test_bad_text_is_named_and_leaves_no_dataset(
-    tmp_path: Path, config: dict[str, Any], content: bytes | None, expected: list[str]
+    tmp_path: Path,
+    config: dict[str, Any],
+    content: bytes | None,
+    key: str,
+    values: dict[str, Any],
 ) -> None:
     text = tmp_path / "text.txt"
     if content is not None:
@@ -127,8 +131,10 @@ def test_bad_text_is_named_and_leaves_no_dataset(
     output = tmp_path / "dataset"
     config["examples"] |= {"input": [str(text)], "output": str(output), "validation_fraction": 0}
     line = mistake(tmp_path, "examples", config)
-    for part in expected:
-        assert part in line
+    assert line.key == key
+    for name, value in values.items():
+        wanted = value.format(text) if isinstance(value, str) else value
+        assert line.values[name] == wanted
     assert not any(tmp_path.glob("dataset*"))
 
 

@@ -27,7 +27,13 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
         kind = schema.field(field).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            raise UserError(f'{path}: column "{field}" holds {kind}, allowed: string (text_field)')
+            raise UserError(
+                "parquet.column_type",
+                'column "{column}" (text_field) has the type {found}, allowed: string',
+                place=path,
+                column=field,
+                found=str(kind),
+            )
         metadata = file.metadata
         # Not its place in the schema: nested columns before it have several leaves.
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]

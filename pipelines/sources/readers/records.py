@@ -43,7 +43,7 @@ class PartReading(NamedTuple):
                     continue
                 _check_lengths(found, self.section)
             except UserError as error:
-                named = UserError(f"{self.part.path}: {place(record)}: {error}")
+                named = error.located(f"{self.part.path}: {place(record)}")
                 self.tally.skip(named, on_error=self.section.on_error)
                 continue
             yield found
@@ -72,11 +72,19 @@ class PartReading(NamedTuple):
             found = _field(record, id_field)
             if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
                 raise UserError(
-                    f'"{id_field}": found {found!r:.60}, allowed: a string or an integer'
+                    "record.id",
+                    "found {found}, allowed: a string or an integer",
+                    place=f'"{id_field}"',
+                    found=f"{found!r:.60}",
                 )
             given = str(found)
         if text is not None and not isinstance(text, str):
-            raise UserError(f'"{text_field}": found {text!r:.60}, allowed: a string')
+            raise UserError(
+                "record.text",
+                "found {found}, allowed: a string",
+                place=f'"{text_field}"',
+                found=f"{text!r:.60}",
+            )
         lines = text_lines(text or "")
         return Document(place, lines, given) if lines else None
 
@@ -102,27 +110,48 @@ def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], 
     for setting, name in named_fields(section).items():
         if name not in names:
             raise UserError(
-                f'{path}: found no {kind} "{name}" ({setting}), allowed: '
-                f"{', '.join(names)}{did_you_mean(name, names)}"
+                "input.no_field",
+                'found no {field} "{missing}" ({setting}), allowed: {allowed}{hint}',
+                place=path,
+                field=kind,
+                missing=name,
+                setting=setting,
+                allowed=names,
+                hint=did_you_mean(name, names),
             )
 
 
 def _check_lengths(document: Document, section: SourcesSection) -> None:
     lengths = list(map(len, document.lines))
-    for what, found, setting in (
+    for unit, found, setting in (
         ("paragraph", max(lengths), "max_line_length"),
         ("document", sum(lengths), "max_document_length"),
     ):
-        if found >= (limit := getattr(section, setting)):
-            raise UserError(
-                f"a {what} has {found:,} characters, allowed: fewer than {limit:,} ({setting})"
-            )
+        if found >= getattr(section, setting):
+            raise too_long(unit, found, section, setting)
+
+
+def too_long(unit: str, found: int, section: SourcesSection, setting: str) -> UserError:
+    """Returns the error for a unit of text, such as a page, that exceeds a limit of length."""
+    return UserError(
+        "text.too_long",
+        "found a {unit} of {found:,} characters, allowed: fewer than {limit:,} ({setting})",
+        unit=unit,
+        found=found,
+        limit=getattr(section, setting),
+        setting=setting,
+    )
 
 
 def _field(record: Mapping[str, Any], name: str) -> Any:
     if name not in record:
-        found = ", ".join(record) or "none"
-        raise UserError(f'found no field "{name}", only {found:.200}{did_you_mean(name, record)}')
+        raise UserError(
+            "record.no_field",
+            'found no field "{missing}", only {found}{hint}',
+            missing=name,
+            found=f"{', '.join(record) or 'none':.200}",
+            hint=did_you_mean(name, record),
+        )
     return record[name]
 
 

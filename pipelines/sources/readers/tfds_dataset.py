@@ -46,11 +46,22 @@ def find_dataset(name: str) -> str:
         directory = str(tfds.builder(name, try_gcs=False).data_dir)
     except Exception as error:  # its registry raises anything
         raise UserError(
-            f"input: {name}: found no TFDS dataset ({first_line(error)}), allowed: a directory "
-            f"with {_INFO} in it, or the name of a prepared dataset"
+            "tfds.not_found",
+            "found no TFDS dataset {found} ({reason}), allowed: a directory with {file}, or the "
+            "name of a prepared dataset",
+            place="input",
+            found=name,
+            reason=first_line(error),
+            file=_INFO,
         ) from error
     if not is_dataset(directory):
-        raise UserError(f"input: {name}: is not prepared in {directory}; run: tfds build {name}")
+        raise UserError(
+            "tfds.not_prepared",
+            "found no prepared dataset {found} in {directory}. Run `tfds build {found}`.",
+            place="input",
+            found=name,
+            directory=directory,
+        )
     return directory
 
 
@@ -65,8 +76,12 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
     splits = builder.info.splits
     if section.tfds_split not in splits:
         raise UserError(
-            f'{path}: found no split "{section.tfds_split}" (tfds_split), allowed: '
-            f"{', '.join(splits)}{did_you_mean(section.tfds_split, splits)}"
+            "tfds.no_split",
+            'found no split "{missing}" (tfds_split), allowed: {allowed}{hint}',
+            place=path,
+            missing=section.tfds_split,
+            allowed=list(splits),
+            hint=did_you_mean(section.tfds_split, splits),
         )
     features: Any = builder.info.features
     check_fields(path, section, allowed=features, kind="feature")
@@ -138,7 +153,10 @@ def _readable(path: str) -> Iterator[None]:
         raise
     except Exception as error:  # of either library's many kinds
         raise UserError(
-            f"{path}: cannot be read as a TFDS dataset ({first_line(error)})"
+            "tfds.unreadable",
+            "cannot be read as a TFDS dataset ({reason})",
+            place=path,
+            reason=first_line(error),
         ) from error
 
 
@@ -161,7 +179,12 @@ def _only_features_of_tfds(path: epath.Path) -> None:
         if isinstance(node, dict):
             name = str(node.get("pythonClassName", node.get("type", _TFDS)))
             if not name.startswith((_TFDS, "tensorflow_datasets.public_api.")) and "." in name:
-                raise UserError(f"{path}: found the class {name:.80}, allowed: features of TFDS")
+                raise UserError(
+                    "tfds.foreign_class",
+                    "found the class {found}, allowed: features of TFDS",
+                    place=path,
+                    found=f"{name:.80}",
+                )
             waiting += node.values()
         elif isinstance(node, list):
             waiting += node

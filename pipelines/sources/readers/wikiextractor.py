@@ -69,16 +69,29 @@ def _articles(part: files.FilePart, section: SourcesSection) -> Iterator[_Articl
             if header:
                 start = line
             elif text:
-                raise UserError(f"{_place(part, line)}: found {text!r:.40}, allowed: <doc id=…>")
+                raise UserError(
+                    "wikiextractor.outside",
+                    "found {found}, allowed: <doc id=…>",
+                    place=_place(part, line),
+                    found=f"{text!r:.40}",
+                )
         elif text == _CLOSE and header:
             yield _Article(start, line, header, held)
             start, held = None, []
         elif _OPEN.match(text):
-            raise UserError(f"{_place(part, line)}: found <doc …> before {_CLOSE}")
+            raise UserError(
+                "wikiextractor.nested",
+                "found <doc …> inside a document, allowed: only after </doc>",
+                place=_place(part, line),
+            )
         elif text:
             held.append(text)
     if start is not None:
-        raise UserError(f"{_place(part, start)}: found no {_CLOSE} for it; is the file cut short?")
+        raise UserError(
+            "wikiextractor.unended",
+            "found no </doc> for this document. Is the file cut short?",
+            place=_place(part, start),
+        )
 
 
 def _document(article: _Article) -> Document | None:

@@ -11,7 +11,7 @@ from bert_jax.files.read import shown
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.sources.files import FilePart, cut_file, open_text
-from bert_jax.pipelines.sources.readers.records import PartReading
+from bert_jax.pipelines.sources.readers.records import PartReading, too_long
 
 _LIST_MARKS: Final = frozenset("*#:;")
 _DROPPED_TAGS: Final = frozenset(
@@ -51,7 +51,11 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
         code = mwparserfromhell.parse(wikitext, skip_style_tags=False)
         text = "".join(_visible(code, dropped_namespaces))
     except (RecursionError, mwparserfromhell.parser.ParserError) as error:
-        raise UserError(f"found wikitext that cannot be parsed ({first_line(error)})") from None
+        raise UserError(
+            "wikipedia.wikitext",
+            "found wikitext that cannot be parsed ({reason})",
+            reason=first_line(error),
+        ) from None
     text = _MAGIC_WORD.sub("", _EMPTY_BRACKETS.sub("", text))
     lines = (_SPACES.sub(" ", line).strip() for line in text.split("\n"))
     return [line for line in lines if any(map(str.isalnum, line))]
@@ -70,8 +74,11 @@ def _refuse_unended(wikitext: str) -> None:
             open_ones[_PAIRS[token]] = max(0, open_ones[_PAIRS[token]] - 1)
     if (unended := sum(open_ones.values())) * len(wikitext) > _MOST_WORK:
         raise UserError(
-            f"found {unended:,} brackets without an end in {len(wikitext):,} characters of "
-            "wikitext, allowed: few"
+            "wikipedia.brackets",
+            "found {found:,} unclosed brackets in {characters:,} characters of wikitext, allowed: "
+            "few",
+            found=unended,
+            characters=len(wikitext),
         )
 
 
@@ -130,7 +137,7 @@ def read(reading: PartReading) -> Iterator[Document]:
     dropped, most = {"file", "image", "category"}, reading.section.max_document_length
     return reading.documents(
         _pages(reading.part.path, dropped, most=most),
-        lambda page: _article(page, dropped, most=most),
+        lambda page: _article(page, dropped, reading.section),
         place=lambda page: f'page "{_text(page, "title")}"',
     )
 
@@ -150,8 +157,11 @@ class _Bounded:
         self.unended += len(content)
         if self.unended > self._limit:
             raise UserError(
-                f"{self._path}: found more than {self._limit:,} bytes without the end of a page, "
-                "allowed: pages of max_document_length"
+                "wikipedia.page_unended",
+                "found no end of a page in {limit:,} bytes, allowed: pages up to "
+                "max_document_length",
+                place=self._path,
+                limit=self._limit,
             )
         return content
 
@@ -165,7 +175,10 @@ def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
             _, root = next(events)
             if _name(root) != "mediawiki":
                 raise UserError(
-                    f"{path}: found <{_name(root)}>, allowed: <mediawiki>, a Wikipedia dump"
+                    "wikipedia.root",
+                    "found <{found}>, allowed: <mediawiki>, a Wikipedia dump",
+                    place=path,
+                    found=_name(root),
                 )
             for event, element in events:
                 if event == "start":
@@ -178,21 +191,27 @@ def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
                     file.unended = 0
         # The last two: of an encoding that is not known, or not to the parser.
         except (ET.ParseError, StopIteration, LookupError, ValueError) as error:
-            raise UserError(f"{path}: damaged or cut short XML ({error})") from error
+            raise UserError(
+                "wikipedia.xml",
+                "damaged or truncated XML ({reason})",
+                place=path,
+                reason=str(error),
+            ) from error
 
 
-def _article(page: ET.Element, dropped: set[str], *, most: int) -> Document | None:
+def _article(page: ET.Element, dropped: set[str], section: SourcesSection) -> Document | None:
     if _text(page, "ns") != _ARTICLES or page.find("{*}redirect") is not None:
         return None
     number = _text(page, "id")
     wikitext = _text(page, "revision/{*}text")
     if not _PAGE_ID.fullmatch(number):
-        raise UserError(f"found the <id> {shown(number)}, allowed: a page id, a number")
-    if len(wikitext) >= most:
         raise UserError(
-            f"a page has {len(wikitext):,} characters, allowed: fewer than {most:,} "
-            "(max_document_length)"
+            "wikipedia.page_id",
+            "found the <id> {found}, allowed: a page id, a number",
+            found=shown(number),
         )
+    if len(wikitext) >= section.max_document_length:
+        raise too_long("page", len(wikitext), section, "max_document_length")
     lines = wikitext_paragraphs(wikitext, dropped_namespaces=dropped)
     return Document(int(number), lines, number) if lines else None
 
