@@ -131,19 +131,32 @@ def read_assignment(host: HostEnvironment) -> Assignment:
     files, job = host.files, read_job(host.files)
     if job.version != __version__:
         raise UserError(
-            f"this host has bert-jax {__version__}, the job was submitted with {job.version}; "
-            "allowed: the same; make the container anew, or submit with its version"
+            "job.version",
+            "submitted with bert-jax {expected}, but this host has {found}. Build the container "
+            "with {expected}, or submit the job with {found}.",
+            place=files.job,
+            found=__version__,
+            expected=job.version,
         )
     records = [record for record in read_state(files).attempts if record.number == host.attempt]
     if not records:
-        raise UserError(f"BERT_JAX_ATTEMPT: found {host.attempt}, which {job.name} has not begun")
+        raise UserError(
+            "host.attempt",
+            "found {found}, but job {job} has no such attempt",
+            place="BERT_JAX_ATTEMPT",
+            found=host.attempt,
+            job=job.name,
+        )
     attempt = records[0].of(job)
     if host.worker >= attempt.hosts:
         raise UserError(
-            f"BERT_JAX_WORKER: found {host.worker}, allowed: 0 to {attempt.hosts - 1} of "
-            f"{attempt.hosts} hosts"
+            "host.worker",
+            "found {found}, allowed: a number below {hosts}, the number of hosts",
+            place="BERT_JAX_WORKER",
+            found=host.worker,
+            hosts=attempt.hosts,
         )
     config = read_yaml(files.config)
     if not isinstance(config, dict):
-        raise UserError(f"{files.config}: found no keys, allowed: a configuration")
+        raise UserError("job.config", "found no keys, allowed: a configuration", place=files.config)
     return Assignment(host, attempt, config)

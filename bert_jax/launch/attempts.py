@@ -165,9 +165,9 @@ def machines_verdict(
     if seen.state is State.SUSPENDED:
         return Verdict("taken", f"suspended{detail}")
     if seen.state is State.ABSENT and waited_seconds > pace.settle:
-        return Verdict("taken", "deleted by somebody else")
+        return Verdict("taken", "deleted from outside")
     if seen.state is State.WAITING and waited and record.bills_from is None:
-        return Verdict("capacity", f"none within {patience:g} h{detail}")
+        return Verdict("capacity", f"no capacity within {patience:g} h{detail}")
     if seen.state is State.FAILED:
         never = expired and record.bills_from is None
         return Verdict("capacity" if never else "broken", f"failed{detail}")
@@ -210,7 +210,7 @@ def reason_to_give_up(job: Job, state: SupervisorState) -> str | None:
     alike = len(list(itertools.takewhile(lambda kind: kind == kinds[0], kinds)))
     if last.bills_from is None:
         most = _MAX_EMPTY_ROUNDS * len(job.placements)
-        return f"{most} requests in a row came to nothing" if alike >= most else None
+        return f"{most} requests in a row failed" if alike >= most else None
     if alike < 2:
         return None
     where = "before its first step" if last.step is None else f"at step {last.step}"
@@ -228,7 +228,7 @@ def limit_hit(job: Job, state: SupervisorState, *, now: float, margin_seconds: f
         last = state.restarts[-1]
         return f"limits.retries: {restarts} attempts have ended, the last: {last.reason}"
     if limits.hours is not None and state.hours(now) >= limits.hours:
-        return f"limits.hours: {limits.hours:g} have passed since the first request"
+        return f"limits.hours: {limits.hours:g} h have passed since the first request"
     soon = now + margin_seconds if state.current is not None else now
     if limits.cost is not None and state.dollars(job.placements, soon) >= limits.cost:
         spent = state.dollars(job.placements, now)
@@ -253,5 +253,5 @@ def next_placement(job: Job, state: SupervisorState) -> int | str:
             f"{place.on}{f' in {place.zone}' if place.zone else ''}: {reason}"
             for place, reason in tried
         ]
-        return f"no machines could be had ({'; '.join(places)})"
+        return f"no machines are available ({'; '.join(places)})"
     return (state.attempts[-1].placement + 1) % count

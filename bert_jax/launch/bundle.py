@@ -48,7 +48,9 @@ def stage(job: Job, config: str) -> JobFiles:
     """
     files = JobFiles(job.directory)
     if files.job.exists():
-        raise UserError(f"{job.directory}: there is such a job already; allowed: another --name")
+        raise UserError(
+            "job.exists", "This job exists. Choose another --name.", place=job.directory
+        )
     staged = software()
     for name, raw in staged.items():
         write_whole(files.software / name, raw)
@@ -111,13 +113,19 @@ def _distribution() -> metadata.Distribution:
         installed = metadata.distribution("bert-jax")
     except metadata.PackageNotFoundError:
         raise UserError(
-            "bert-jax is on the path and not installed, so a host could not be told what it needs; "
-            "allowed: pip install . in the checkout of bert_jax"
+            "install.requirements",
+            "imported but not installed, so the requirements of the hosts are unknown. "
+            "Run pip install . in the checkout of bert_jax.",
+            place="bert-jax",
         ) from None
     if installed.version != __version__:
         raise UserError(
-            f"bert-jax: found {installed.version} installed and {__version__} imported, allowed: "
-            "one version; install it again: pip install -e ."
+            "install.two_versions",
+            "found version {found} installed and {imported} imported, allowed: one version. "
+            "Run pip install -e . in the checkout of bert_jax.",
+            place="bert-jax",
+            found=installed.version,
+            imported=__version__,
         )
     return installed
 

@@ -8,7 +8,7 @@ from google.cloud import cloudquotas_v1, tpu_v2
 from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job
-from bert_jax.launch.preflight import PreflightFinding
+from bert_jax.launch.preflight import PreflightFinding, wrong
 from bert_jax.launch.retries import Pace
 from bert_jax.launch.tpu_launcher import parent
 
@@ -31,16 +31,21 @@ def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[Prefli
             offered[zone] = _types(service, parent(project, zone), zone)
         kind = topology.accelerator_type
         if kind in offered[zone]:
-            yield PreflightFinding("fine", f"{kind} is offered in {zone}", placement)
+            yield PreflightFinding("fine", f"{zone} offers {kind}", placement)
             continue
         known = topology.accelerator.zones
-        there = ", ".join(offered[zone]) or "no TPU"
-        yield PreflightFinding(
-            "wrong",
-            f'submit.zone: found "{zone}", which offers {there} and no {kind}; '
-            f"{topology.accelerator.name} is in {', '.join(known)}{did_you_mean(zone, known)}",
-            placement,
+        error = UserError(
+            "submit.zone_without",
+            'found "{found}", which offers no {accelerator} (only: {offered}). '
+            "Allowed zones: {allowed}{hint}",
+            place="submit.zone",
+            found=zone,
+            accelerator=kind,
+            offered=offered[zone] or "nothing",
+            allowed=known,
+            hint=did_you_mean(zone, known),
         )
+        yield wrong(error, placement)
 
 
 def _types(service: GoogleService, location: str, zone: str) -> list[str]:
@@ -64,25 +69,32 @@ def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFin
         quota = topology.accelerator.quota(topology.chips)
         if quota is None:
             kind = topology.accelerator_type
-            line = f"quota of {kind}: Google publishes no name for it; look yourself: {_QUOTAS}"
+            line = f"quota of {kind}: Google publishes no name for it. See {_QUOTAS}"
             yield PreflightFinding("unknown", f"{line}?project={project}", placement)
             continue
         name = quota.spot if submit.provisioning == "spot" else quota.on_demand
         needed = topology.chips * placement.slices * quota.per_chip
-        verdict, line = "fine", f"quota {name} in {zone}"
         try:
             limit = _limit(service, project, name, zone)
         except (UserError, RunStopped) as error:
-            verdict, line = "unknown", f"quota {name}: {first_line(error)}"
+            line = f"quota {name}: {first_line(error)}"
+            yield PreflightFinding("unknown", line, placement)
+            continue
+        if limit is None:
+            yield PreflightFinding("unknown", f"quota {name}: no value for {zone}", placement)
+        elif 0 <= limit < needed:
+            error = UserError(
+                "submit.quota",
+                "found {found}, needed {expected}. Request more at {page}.",
+                place=f"quota {name} in {zone}",
+                found=limit,
+                expected=needed,
+                page=_QUOTAS,
+            )
+            yield wrong(error, placement)
         else:
-            if limit is None:
-                verdict, line = "unknown", f"quota {name}: no figure for {zone}"
-            elif 0 <= limit < needed:
-                verdict = "wrong"
-                line += f": found {limit}, needed {needed}; ask for more: {_QUOTAS}"
-            else:
-                line += f": {limit}, needed {needed}"
-        yield PreflightFinding(verdict, line, placement)
+            line = f"quota {name} in {zone}: {limit}, needed {needed}"
+            yield PreflightFinding("fine", line, placement)
 
 
 def _limit(service: GoogleService, project: str, quota: str, zone: str) -> int | None:

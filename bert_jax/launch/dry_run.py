@@ -12,11 +12,11 @@ from bert_jax.launch.launcher import Launcher
 from bert_jax.launch.preflight import TABLE_DATE
 
 UNCHECKED: Final = (
-    "credentials, permissions and that the APIs are enabled",
-    f"the accelerators of the zone today (the table is of {TABLE_DATE}), and the quota for them",
-    "that the bucket exists, can be written and lies in the zone's region",
-    "that dataset and tokenizer are there and match their hashes",
-    "whether there is capacity now",
+    "credentials, permissions and enabled APIs",
+    f"the zone's accelerators (the built-in table dates from {TABLE_DATE}) and their quota",
+    "existence, permissions and region of the bucket",
+    "existence and hashes of dataset and tokenizer",
+    "capacity",
 )
 """Checks that only the cloud can make."""
 
@@ -37,23 +37,23 @@ def dry_run(
     placements. Raises UserError if the launcher cannot make the machines.
     """
     requests = list(_requests(job, launcher))  # always: the launcher may refuse the machines
-    lines = [f"Dry run of job {job.name}: nothing is made, nothing is asked for.", ""]
+    lines = [f"Dry run of job {job.name}: creates no files and requests no machines.", ""]
     lines += [f"{name:<10}{text}" for name, text in _summary(job, uploads, software)]
     lines += [*warnings, _title("Not checked"), *(f"- {line}" for line in UNCHECKED)]
     if full:
         lines += [*_written(job, software, uploads), *requests]
-        lines += [_title("config.yaml, which hosts get"), _indented(config)]
+        lines += [_title("config.yaml for the hosts"), _indented(config)]
         script = software["startup.sh"].decode()
-        lines += [_title("startup.sh, which hosts run"), _indented(script)]
+        lines += [_title("startup.sh for the hosts"), _indented(script)]
     else:
-        lines += ["", "--full shows the files and requests too."]
+        lines += ["", "Use --full to show all files and requests."]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def money(placement: JobPlacement) -> str:
     """Returns hours and dollars of a run on one placement: ``about 31.5 h, $19.20 an hour, …``."""
     hours, rate = placement.estimated_hours, placement.dollars_per_hour
-    parts = [f"about {hours:.1f} h" if hours is not None else "hours not planned"]
+    parts = [f"about {hours:.1f} h" if hours is not None else "hours unknown"]
     parts += [f"${rate:,.2f} an hour" if rate is not None else "no price in the list"]
     if hours is not None and rate is not None:
         parts += [f"about ${hours * rate:,.0f}"]
@@ -67,19 +67,19 @@ def _summary(
     hosts = counted(job.hosts(first), "host")
     yield "machines", f"{first.place}, {hosts}, {job.submit.provisioning}"
     for other in others:
-        yield "", f"if that has no quota or capacity: {other.place}, {money(other)}"
+        yield "", f"without quota or capacity: {other.place}, {money(other)}"
     plan = "" if first.on == "local" else f" (`bert-jax plan CONFIG --topology {first.on}`)"
     yield "cost", money(first) + (plan if first.estimated_hours is None else "")
     limits = job.submit.limits
     if limits.cost is not None:
         rate = first.dollars_per_hour
-        duration = f", enough for {limits.cost / rate:,.1f} h of the first machines" if rate else ""
+        duration = f", enough for {limits.cost / rate:,.1f} h on the first machines" if rate else ""
         yield "limits", f"stops at ${limits.cost:,.2f}{duration}"
     else:
-        needed = "" if first.on == "local" else ": submit needs --max-cost DOLLARS, or --no-limit"
-        yield "limits", f"no limit on dollars{needed}"
-    yield "", f"stops after {limits.hours:g} h" if limits.hours else "no limit on hours"
-    yield "", f"asks for machines again at most {limits.retries} times"
+        needed = "" if first.on == "local" else ": submit needs --max-cost DOLLARS or --no-limit"
+        yield "limits", f"no cost limit{needed}"
+    yield "", f"stops after {limits.hours:g} h" if limits.hours else "no time limit"
+    yield "", f"replaces lost machines at most {limits.retries} times"
     yield "run", job.run_dir
     size = sum(len(raw) for raw in software.values())
     size += sum(path.stat().st_size for upload in uploads for path in upload.files.values())
@@ -100,13 +100,13 @@ def _written(job: Job, software: Mapping[str, bytes], uploads: Sequence[Upload])
 
 def _requests(job: Job, launcher: Launcher) -> Iterator[str]:
     for number, placement in enumerate(job.placements, start=1):
-        which = "First" if number == 1 else "If that has no quota or capacity"
+        which = "First" if number == 1 else "Without quota or capacity"
         yield _title(f"{which}: {placement.place}")
         yield money(placement)
         for request in launcher.render(Attempt(job, number, placement)):
             yield f"\n{request.what}:\n\n{_indented(request.body)}"
             if request.command:
-                yield f"\nThe same as a command:\n\n{_indented(request.command)}"
+                yield f"\nAs a command:\n\n{_indented(request.command)}"
 
 
 def _title(text: str) -> str:

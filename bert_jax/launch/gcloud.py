@@ -72,4 +72,9 @@ def require_credentials(path: str) -> None:
     try:
         google.auth.default()
     except google.auth.exceptions.DefaultCredentialsError as error:
-        raise NoCredentials(f"{path}: no credentials for Google Cloud; {LOGIN}") from error
+        raise NoCredentials(
+            "gcp.no_credentials",
+            "no credentials for Google Cloud; {login}",
+            place=path,
+            login=LOGIN,
+        ) from error

@@ -10,7 +10,7 @@ import kubernetes
 import urllib3.exceptions
 from kubernetes.client.exceptions import ApiException
 
-from bert_jax.errors import NoCredentials, UserError
+from bert_jax.errors import NoCredentials, UserError, first_line
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.launch import launcher
 from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, VERSION, jobset
@@ -105,8 +105,11 @@ class GkeJobSets:
 
     def _no_jobset(self) -> UserError:
         return UserError(
-            f"cluster {self._cluster or 'of the current context'}: it has no JobSet, or no "
-            f"namespace {self._namespace}; install JobSet: {_INSTALL}"
+            "gke.no_jobset",
+            "The cluster has no JobSet, or no namespace {namespace}. Install JobSet: {command}",
+            place=self._cluster or "kubectl's current context",
+            namespace=self._namespace,
+            command=_INSTALL,
         )
 
     @functools.cached_property
@@ -116,8 +119,12 @@ class GkeJobSets:
             kubernetes.config.load_kube_config(context=self._context, client_configuration=settings)
         except kubernetes.config.ConfigException as error:
             raise UserError(
-                f"Kubernetes: no configuration of a cluster ({error}); make one: "
-                f"gcloud container clusters get-credentials {self._cluster or 'CLUSTER'}"
+                "gke.no_cluster",
+                "no cluster is configured ({reason}). "
+                "Run gcloud container clusters get-credentials {cluster}.",
+                place="kubectl",
+                reason=first_line(error),
+                cluster=self._cluster or "CLUSTER",
             ) from error
         settings.retries = False  # `persistently` retries
         return kubernetes.client.ApiClient(settings)
@@ -136,9 +143,12 @@ class GkeJobSets:
         fits = fits or [name for name in names if name.endswith(f"_{self._cluster}")]
         if len(fits) != 1:
             raise UserError(
-                f'submit.cluster: found "{self._cluster}", allowed: one of kubectl\'s contexts: '
-                f"{', '.join(names) or 'none'}; get it: gcloud container clusters "
-                f"get-credentials {self._cluster}"
+                "gke.cluster",
+                'found "{found}", allowed: {allowed} (contexts of kubectl). '
+                "Run gcloud container clusters get-credentials {found}.",
+                place="submit.cluster",
+                found=self._cluster,
+                allowed=names or "none",
             )
         return fits[0]
 
@@ -181,7 +191,7 @@ class GkeJobSets:
             why = [item.get("message", "") for item in conditions if item.get("type") == "Failed"]
             return Observation(State.FAILED, why[-1] if why else "")
         if status.get("terminalState") == "Completed":
-            return Observation(State.ACTIVE, "its hosts have ended")
+            return Observation(State.ACTIVE, "the hosts have ended")
         wanted = found["spec"]["replicatedJobs"][0]["replicas"]
         ready = sum(jobs.get("ready", 0) for jobs in status.get("replicatedJobsStatus", []))
         if ready >= wanted:
@@ -199,7 +209,7 @@ class GkeJobSets:
         ).items
         if not pods:
             made = datetime.datetime.fromisoformat(jobset["creationTimestamp"])
-            return Observation(State.WAITING, "its pods are not made yet", made.timestamp())
+            return Observation(State.WAITING, "pods not created yet", made.timestamp())
         for pod in pods:
             for condition in pod.status.conditions or []:
                 if condition.type == "PodScheduled" and condition.status == "False":
@@ -245,9 +255,14 @@ def _judge(error: Exception, what: str, expected: tuple[int, ...]) -> float | Ex
         after = (error.headers or {}).get("Retry-After", "")
         return float(after) if str(after).isdecimal() else 0.0
     if status == 401:
-        return NoCredentials(f"{what}: credentials refused ({reason}); run `gcloud auth login`")
+        return NoCredentials(
+            "gke.credentials",
+            "credentials refused ({reason}). Run `gcloud auth login`.",
+            place=what,
+            reason=reason,
+        )
     if status == 403 and "exceeded quota" in reason:
-        return launcher.OutOfQuota(f"{what}: {reason}")
+        return launcher.OutOfQuota("cloud.quota", "no quota: {reason}", place=what, reason=reason)
     if status == 403:
-        return UserError(f"{what}: no permission ({reason}); needed: roles/container.developer")
-    return UserError(f"{what}: the cluster refuses it: {reason}")
+        return launcher.no_permission(what, reason, needed="roles/container.developer")
+    return UserError("cloud.refused", "request refused: {reason}", place=what, reason=reason)

@@ -5,6 +5,7 @@ from typing import Any, Final
 from bert_jax.errors import UserError
 from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.job import Attempt
+from bert_jax.launch.launcher import reservation_of
 from bert_jax.parallel.accelerators import ACCELERATORS
 from bert_jax.parallel.topology import TpuTopology
 
@@ -36,14 +37,19 @@ def jobset(attempt: Attempt) -> dict[str, Any]:
     """
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.gke_slice is None:
-        known = ", ".join(name for name, chip in ACCELERATORS.items() if chip.gke_slice)
         raise UserError(
-            f'submit.on: found "{attempt.placement.on}", allowed with submit.launcher: gke: {known}'
+            "submit.on_gke",
+            'found "{found}", allowed with submit.launcher: gke: {allowed}',
+            place="submit.on",
+            found=attempt.placement.on,
+            allowed=[name for name, chip in ACCELERATORS.items() if chip.gke_slice],
         )
     if submit.image is None:
         raise UserError(
-            "submit.image: missing; submit.launcher: gke needs a container, which "
-            "tpu_setup/Dockerfile makes"
+            "submit.image_missing",
+            "missing, but submit.launcher: gke needs a container. "
+            "Build it with tpu_setup/Dockerfile.",
+            place="submit.image",
         )
     hosts = topology.hosts(gke=True)
     exclusive = {_EXCLUSIVE: _POOL} if hosts > 1 else {}
@@ -127,9 +133,7 @@ def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
     if submit.provisioning == "spot":
         selector["cloud.google.com/gke-spot"] = "true"
     if submit.provisioning == "reservation":
-        if submit.reservation is None:
-            raise UserError("submit.reservation: missing; provisioning: reservation needs its name")
-        selector["cloud.google.com/reservation-name"] = submit.reservation
+        selector["cloud.google.com/reservation-name"] = reservation_of(submit)
         selector["cloud.google.com/reservation-affinity"] = "specific"
     return selector
 

@@ -16,7 +16,7 @@ from google.rpc import error_details_pb2
 
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.patience import LOGIN, reason_of
-from bert_jax.launch.launcher import OutOfQuota, Unavailable
+from bert_jax.launch.launcher import OutOfQuota, Unavailable, no_permission
 from bert_jax.launch.retries import Pace, persistently
 
 # The smallest sufficient roles; tpu_setup/README.md lists them as a custom role.
@@ -86,34 +86,48 @@ class GoogleService:
         """Returns the seconds to wait before a retry, or the exception to raise."""
         if isinstance(error, expected):
             return error
+        reason = reason_of(error)
         # TooManyRequests includes RESOURCE_EXHAUSTED.
         too_many = isinstance(error, exceptions.TooManyRequests)
         if isinstance(error, _RETRIED_ERRORS) or (too_many and _is_rate(error)):
             return _retry_after(error)
         if too_many:
-            return OutOfQuota(f"{what}: {reason_of(error)}")
+            return OutOfQuota("cloud.quota", "no quota: {reason}", place=what, reason=reason)
         if isinstance(error, auth_errors.GoogleAuthError | exceptions.Unauthenticated):
-            return NoCredentials(f"{self._address}: no credentials ({reason_of(error)}); {LOGIN}")
+            return NoCredentials(
+                "gcp.credentials",
+                "no valid credentials ({reason}); {login}",
+                place=self._address,
+                reason=reason,
+                login=LOGIN,
+            )
         if isinstance(error, exceptions.Forbidden):
-            return UserError(self._forbidden(error))
+            return self._forbidden(error)
         if isinstance(error, exceptions.ClientError):
-            return UserError(f"{what}: the service refuses the request: {reason_of(error)}")
+            return UserError(
+                "cloud.refused", "request refused: {reason}", place=what, reason=reason
+            )
         if isinstance(error, exceptions.GoogleAPIError):
             return _retry_after(error)
         return error
 
-    def _forbidden(self, error: exceptions.GoogleAPICallError) -> str:
+    def _forbidden(self, error: exceptions.GoogleAPICallError) -> UserError:
         reason, where = reason_of(error), f"project {self._project}"
         if error.reason in _DISABLED or "has not been used in project" in reason:
-            return (
-                f"{where}: {self._address} is not enabled; enable it: "
-                f"gcloud services enable {self._address} --project {self._project}"
+            return UserError(
+                "gcp.api_disabled",
+                "{api} is disabled. Run gcloud services enable {api} --project {project}.",
+                place=where,
+                api=self._address,
+                project=self._project,
             )
         if error.reason == "BILLING_DISABLED":
-            return f"{where}: billing is not enabled ({reason})"
+            return UserError(
+                "gcp.billing", "billing is disabled ({reason})", place=where, reason=reason
+            )
         found = _PERMISSION.search(reason)
         role = _ROLES.get(found[1] if found else self._address.partition(".")[0], _ROLES["tpu"])
-        return f"{where}: no permission ({reason}); needed: {role}"
+        return no_permission(where, reason, needed=role)
 
 
 def _is_rate(error: exceptions.GoogleAPICallError) -> bool:

@@ -111,7 +111,7 @@ class Reports:
             write_whole(self._path, status.model_dump_json(indent=1))
         except (UserError, RunStopped, OSError) as error:
             if (line := first_line(error)) != self._last_error:
-                sys.stderr.write(f"bert-jax: no heartbeat could be written: {line}\n")
+                sys.stderr.write(f"bert-jax: cannot write the heartbeat: {line}\n")
                 self._last_error = line
 
     def _upload_log(self) -> None:
@@ -150,13 +150,13 @@ class Agent:
         """
         before = self._reports.status
         if before.state in ("done", "failed") and before.exit_code is not None:
-            self._reports.say(f"{before.state} before this machine was started again")
+            self._reports.say(f"{before.state} before this machine restarted")
             return before.exit_code
         machine_failed = False
         try:
             verdict = self._run_until_end(read_assignment(self._host))
         except UserError as error:
-            verdict = RestartDecision("failed", _MISTAKE, str(error))
+            verdict = RestartDecision("failed", _MISTAKE, error.line())
         except _Stopped:
             verdict = RestartDecision("stopped", INTERRUPTED, "SIGTERM")
         except Exception as error:  # such as a bucket without an answer, or a full disk
@@ -189,7 +189,7 @@ class Agent:
                     return verdict
                 return RestartDecision("stopped", INTERRUPTED, ending.message)
             self._reports.say(
-                f"exit code {ending.exit_code}: {ending.message}; again in {verdict.pause:g} s"
+                f"exit code {ending.exit_code}: {ending.message}; restarting in {verdict.pause:g} s"
             )
             restarts = self._reports.status.restarts + 1
             self._reports.update(
@@ -266,7 +266,7 @@ def main() -> int:
     try:
         host = read_environment(os.environ)
     except UserError as error:
-        sys.stderr.write(f"bert-jax: {error}\n")
+        sys.stderr.write(f"bert-jax: {error.line()}\n")
         return _MISTAKE
     with tempfile.TemporaryDirectory(prefix="bert_jax_host_") as directory:
         return run_agent(host, Path(directory))

@@ -31,8 +31,12 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
         return path
     if path.startswith(("/", "~")) or ".." in path.split("/"):
         raise UserError(
-            f"{key}: found {path}, which hosts cannot reach; allowed: gs://…, or a path below the "
-            f"bucket, such as data/{path.rstrip('/').rpartition('/')[2]}"
+            "submit.local_path",
+            "found {found}, which hosts cannot read. Use gs://…, or a path relative to the bucket, "
+            "such as data/{name}.",
+            place=key,
+            found=path,
+            name=path.rstrip("/").rpartition("/")[2],
         )
     return f"{bucket.rstrip('/')}/{path.removeprefix('./')}"
 
@@ -102,9 +106,13 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
         total += sum(file.stat().st_size for file in files.values())
         if total > LARGEST_BYTES:
             raise UserError(
-                f"finetune.task.{key}: found {total / 2**20:,.1f} MiB with {path}; allowed "
-                f"to be uploaded with a job: {LARGEST_BYTES / 2**20:,.0f} MiB; copy them to the "
-                "bucket and name them gs://…"
+                "submit.upload_size",
+                "found {found:,.1f} MiB with {path}, allowed: {allowed:,} MiB. "
+                "Copy the files to the bucket, and use gs://… paths.",
+                place=f"finetune.task.{key}",
+                found=total / 2**20,
+                path=path,
+                allowed=LARGEST_BYTES >> 20,
             )
         target = f"{bucket.rstrip('/')}/files/{CHECKED}{sha256_of_files(files)}"
         name, first = next(iter(files.items()))

@@ -183,15 +183,24 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
         directory = job_directory(bucket, job)
     else:
         raise UserError(
-            f"{job}: the job's bucket is not known; allowed: --bucket gs://…, the environment's "
-            f"{BUCKET}, or the job's directory in place of its name: gs://…/jobs/{job}"
+            "job.bucket_missing",
+            "The job's bucket is unknown. Use --bucket gs://…, set {variable}, "
+            "or give the job's directory: gs://…/jobs/{place}.",
+            place=job,
+            variable=BUCKET,
         )
     require_credentials(str(directory))
     files = JobFiles(directory)
     if not files.job.exists():
         others = _names(directory.parent)
-        known = f"; there are: {', '.join(others[:20])}" if others else ""
-        raise UserError(f"{directory}: no such {what}{did_you_mean(directory.name, others)}{known}")
+        raise UserError(
+            "job.unknown",
+            "no such {what}; jobs here: {allowed}{hint}",
+            place=directory,
+            what=what,
+            allowed=others[:20] or "none",
+            hint=did_you_mean(directory.name, others),
+        )
     return files
 
 
@@ -211,16 +220,25 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     `on` is missing, `local` is one of several, or a cost limit is set without a price.
     """
     if not section.on:
-        raise UserError("--on: missing; such as v5litepod-16, or local for this machine")
+        raise UserError(
+            "submit.on_missing",
+            "missing. Use a topology such as v5litepod-16, or local for this machine.",
+            place="--on",
+        )
     if "local" in section.on:
         if len(section.on) > 1 or section.slices != (1,):
             raise UserError(
-                f"submit.on: found {', '.join(section.on)} with {max(section.slices)} slices, "
-                "allowed: local alone, and --hosts"
+                "submit.local_alone",
+                "found {found} with {slices} slices, allowed: local alone, with --hosts",
+                place="submit.on",
+                found=section.on,
+                slices=max(section.slices),
             )
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
     if not section.zone and section.launcher != "gke":
-        raise UserError("--zone: missing; such as us-central1-a")
+        raise UserError(
+            "submit.zone_missing", "missing. Use a zone such as us-central1-a.", place="--zone"
+        )
     found = []
     zones = section.zone or (None,)  # a cluster has its own zones
     for name, zone, slices in itertools.product(section.on, zones, section.slices):
@@ -233,7 +251,9 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
     unpriced = [placement.on for placement in found if placement.dollars_per_hour is None]
     if section.limits.cost is not None and unpriced:
         raise UserError(
-            f"submit.limits.cost: {unpriced[0]} has no price by which it could be kept; allowed: a "
-            "price list of your own, --prices FILE, or --no-limit"
+            "submit.cost_unpriced",
+            "{found} has no price. Use your own price list with --prices FILE, or --no-limit.",
+            place="submit.limits.cost",
+            found=unpriced[0],
         )
     return tuple(found)

@@ -125,12 +125,38 @@ def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str
     `what` and `where` are for messages: ``queued resource base-1``, ``us-west4-a``.
     """
     if owner is None:
-        raise Unavailable(f"{what}: one of that name has just been deleted")
+        raise Unavailable("cloud.just_deleted", "deleted a moment ago", place=what)
     if not owner.is_job(Owner.of(attempt)):
         raise NotOurs(
-            f"submit.name: {attempt.resource} exists in {where} and is not of job "
-            f"{attempt.job.directory}; give the job another name"
+            "submit.name_taken",
+            "{found} in {where} belongs to another job ({owner}). Choose another --name.",
+            place="submit.name",
+            found=attempt.resource,
+            where=where,
+            owner=owner.directory or owner.job,
         )
+
+
+def no_permission(place: str, reason: str, *, needed: str) -> UserError:
+    """Returns the error for a refused request, with the role that it needs."""
+    return UserError(
+        "cloud.permission",
+        "no permission ({reason}). Needed: {needed}.",
+        place=place,
+        reason=reason,
+        needed=needed,
+    )
+
+
+def reservation_of(section: SubmitSection) -> str:
+    """Returns the name of the reservation. Raises UserError if it is missing."""
+    if section.reservation is None:
+        raise UserError(
+            "submit.reservation_missing",
+            "missing, but provisioning: reservation needs its name",
+            place="submit.reservation",
+        )
+    return section.reservation
 
 
 @contextlib.contextmanager
@@ -160,7 +186,9 @@ def launcher_for(section: SubmitSection) -> Launcher:
             return GkeJobSets(cluster=section.cluster, namespace=section.namespace)
         from bert_jax.launch.tpu_launcher import QueuedResources
     if section.project is None:
-        raise UserError("--project: missing; Google Cloud's, in which machines are made")
+        raise UserError(
+            "submit.project_missing", "missing. Set a Google Cloud project.", place="--project"
+        )
     return QueuedResources(section.project)
 
 
@@ -170,8 +198,8 @@ def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> It
     configs = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     has_cluster = any(Path(path).is_file() for path in configs.split(os.pathsep))
     for name, known, missing in (
-        ("queued-resources", section.project is not None, "--project is not known"),
-        ("gke", has_cluster, "kubectl's configuration names no cluster"),
+        ("queued-resources", section.project is not None, "--project is missing"),
+        ("gke", has_cluster, "kubectl has no cluster"),
     ):
         if not known:
             say(f"{name}: not listed: {missing}")

@@ -23,7 +23,14 @@ from bert_jax.files.read import read_json_object
 from bert_jax.launch.assignment import host_variables, variables
 from bert_jax.launch.bundle import startup_script
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.launcher import Existing, NotOurs, Observation, Owner, Request, State
+from bert_jax.launch.launcher import (
+    Existing,
+    Observation,
+    Owner,
+    Request,
+    State,
+    require_ours,
+)
 
 _RECORD: Final = "machine.json"
 
@@ -159,10 +166,8 @@ class LocalLauncher:
             directory.mkdir(parents=True, exist_ok=True)
             write_whole(script, startup_script())
             write_whole(directory / _RECORD, json.dumps(found))
-        elif not _owner(found).is_job(owner):
-            raise NotOurs(
-                f"{attempt.resource}: is a machine of {found['directory']}; allowed: another --name"
-            )
+        else:
+            require_ours(attempt, _owner(found), attempt.resource, where="this machine")
         hosts = LocalMachine(directory)
         for worker in range(attempt.hosts):
             values = _process_variables(attempt, worker, port=found["port"])
@@ -199,7 +204,7 @@ class LocalLauncher:
         hosts = LocalMachine(directory)
         if any(hosts.alive(worker) for worker in range(found["hosts"])):
             return Observation(State.ACTIVE)
-        return Observation(State.FAILED, "no process of it lives")
+        return Observation(State.FAILED, "no process is running")
 
     def _delete(self, resource: str, owner: Owner) -> None:
         directory = self._directory / resource

@@ -32,8 +32,8 @@ _PART: Final = r"[a-z0-9]([-_a-z0-9]{0,61}[a-z0-9])?"
 _BUCKET: Final = re.compile(rf"{_PART}(\.{_PART})*")
 
 _ALTERNATIVES: Final = {
-    "finetune.init_from": ", or a model on a hub: hf://owner/name",
-    "finetune.task": ", or on this machine, from where it is uploaded",
+    "finetune.init_from": "a model on a hub: hf://owner/name",
+    "finetune.task": "a file on this machine, which is then uploaded",
 }
 
 
@@ -45,6 +45,12 @@ class PreflightFinding:
     verdict: Literal["fine", "warning", "wrong", "unknown"]
     line: str  # message for the user
     placement: JobPlacement | None = None  # unset if the finding concerns the whole job
+    error: UserError | None = None  # error of a `wrong` finding
+
+
+def wrong(error: UserError, placement: JobPlacement | None = None) -> PreflightFinding:
+    """Returns the finding that a placement, or the whole job, has an error."""
+    return PreflightFinding("wrong", str(error), placement, error)
 
 
 def refuse(
@@ -54,11 +60,11 @@ def refuse(
 
     Raises UserError if a `wrong` finding concerns the whole job, or if no placement is left.
     """
-    wrong = [finding for finding in findings if finding.verdict == "wrong"]
-    excluded = [finding.placement for finding in wrong]
+    errors = [(each.placement, each.error) for each in findings if each.error is not None]
+    excluded = [placement for placement, _ in errors]
     left = tuple(placement for placement in placements if placement not in excluded)
     if None in excluded or not left:
-        raise UserError(wrong[excluded.index(None) if None in excluded else 0].line)
+        raise errors[excluded.index(None) if None in excluded else 0][1]
     return left
 
 
@@ -71,24 +77,36 @@ def check_zones(job: Job) -> Iterator[PreflightFinding]:
         if (zone := placement.zone) is None or placement.topology is None:
             continue
         accelerator = placement.topology.accelerator
-        known, found = accelerator.zones, f'submit.zone: found "{zone}"'
+        known = accelerator.zones
         if zone in known:
             continue
-        near = did_you_mean(zone, known)
         if _ZONE.fullmatch(zone) is None:
-            there = [name for name in known if name.startswith(f"{zone}-")]
-            offered = f"a zone that offers {accelerator.name}: {', '.join(there or known)}"
-            yield PreflightFinding("wrong", f"{found}, allowed: {offered}{near}")
-        elif job.submit.unlisted_zones:
-            line = f"{found}, where {accelerator.name} is not in Google's table of {TABLE_DATE}"
-            yield PreflightFinding("warning", line, placement)
-        else:
-            line = (
-                f"{found}, where Google's table of {TABLE_DATE} has no {accelerator.name}; "
-                f"allowed: {', '.join(known)}, or submit.unlisted_zones=true to ask for it all "
-                f"the same{near}"
+            error = UserError(
+                "submit.zone_unknown",
+                'found "{found}", allowed zones with {accelerator}: {allowed}{hint}',
+                place="submit.zone",
+                found=zone,
+                accelerator=accelerator.name,
+                allowed=[name for name in known if name.startswith(f"{zone}-")] or known,
+                hint=did_you_mean(zone, known),
             )
-            yield PreflightFinding("wrong", line, placement)
+            yield wrong(error)
+            continue
+        error = UserError(
+            "submit.zone_unlisted",
+            'found "{found}", where Google\'s table of {date} has no {accelerator}; '
+            "allowed: {allowed}, or any zone with submit.unlisted_zones=true{hint}",
+            place="submit.zone",
+            found=zone,
+            date=TABLE_DATE,
+            accelerator=accelerator.name,
+            allowed=known,
+            hint=did_you_mean(zone, known),
+        )
+        if job.submit.unlisted_zones:
+            yield PreflightFinding("warning", str(error), placement)
+        else:
+            yield wrong(error, placement)
 
 
 def check_layout(
@@ -115,9 +133,15 @@ def check_layout(
                 check_batch(key, rows, parts=parts, accumulation=accumulation)
                 # With a tensor axis, hosts may share rows.
                 if not devices and mesh.tensor == 1 and rows % hosts:
-                    raise UserError(f"{key}: found {rows}, allowed: a multiple of {hosts} hosts")
+                    raise UserError(
+                        "submit.batch_of_hosts",
+                        "found {found}, allowed: a multiple of {hosts}, the number of hosts",
+                        place=key,
+                        found=rows,
+                        hosts=hosts,
+                    )
         except UserError as error:
-            yield PreflightFinding("wrong", str(error), placement)
+            yield wrong(error, placement)
 
 
 def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
@@ -128,15 +152,28 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
     for placement in job.placements:
         if placement.topology is None:
             if (line := missing_platform(mesh.platform)) is not None:
-                yield PreflightFinding("wrong", line, placement)
+                yield wrong(UserError("submit.platform_missing", "{line}", line=line), placement)
             continue
-        idle = f"its hosts would train on their CPUs, and {placement.on} would bill for nothing"
+        # Otherwise hosts would train on their CPUs, and their TPUs would cost money for nothing.
         if mesh.platform not in ("auto", "tpu"):
-            line = f'mesh.platform: found "{mesh.platform}", allowed on {placement.on}: auto, tpu'
-            yield PreflightFinding("wrong", f"{line}; {idle}", placement)
+            error = UserError(
+                "submit.platform",
+                'found "{found}", allowed on {on}: {allowed}',
+                place="mesh.platform",
+                found=mesh.platform,
+                on=placement.on,
+                allowed=["auto", "tpu"],
+            )
+            yield wrong(error, placement)
         elif mesh.simulated_devices is not None:
-            line = f"mesh.simulated_devices: found {mesh.simulated_devices}, allowed on "
-            yield PreflightFinding("wrong", f"{line}{placement.on}: null; {idle}", placement)
+            error = UserError(
+                "submit.simulated_devices",
+                "found {found}, allowed on {on}: null",
+                place="mesh.simulated_devices",
+                found=mesh.simulated_devices,
+                on=placement.on,
+            )
+            yield wrong(error, placement)
 
 
 def check_bucket_name(bucket: str) -> None:
@@ -145,14 +182,20 @@ def check_bucket_name(bucket: str) -> None:
     longest = 222 if "." in name else 63
     if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:
         raise UserError(
-            f'--bucket: found "{bucket}", allowed: gs:// and 3 to 63 lowercase letters, digits, '
-            '"-", "_" and ".", with a letter or digit at both ends'
+            "bucket.name",
+            'found "{found}", allowed: gs:// and 3 to 63 lowercase letters, digits, "-", "_" and '
+            '".", with a letter or digit at both ends',
+            place="--bucket",
+            found=bucket,
         )
     is_address = re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name) is not None
     if name.startswith("goog") or "google" in name or is_address:
         raise UserError(
-            f'--bucket: found "{bucket}", allowed: a name that is no address, does not begin with '
-            '"goog" and does not contain "google"'
+            "bucket.name_reserved",
+            'found "{found}". The name must not be an IP address, begin with "goog" or contain '
+            '"google".',
+            place="--bucket",
+            found=bucket,
         )
 
 
@@ -162,7 +205,7 @@ def _errors_as_findings(key: str, findings: list[PreflightFinding]) -> Iterator[
     try:
         yield
     except UserError as error:
-        findings.append(PreflightFinding("wrong", f"{key}: {error}"))
+        findings.append(wrong(error.located(key)))
     except RunStopped as error:
         findings.append(PreflightFinding("unknown", f"{key}: {error}"))
 
@@ -180,13 +223,13 @@ def check_bucket(job: Job) -> list[PreflightFinding]:
             probe.delete(generation=generation)
         where = probe.location()
         if where is None:
-            line = f"where {bucket} lies: no permission storage.buckets.get"
+            line = f"region of {bucket}: no permission storage.buckets.get"
             return [PreflightFinding("unknown", line)]
-        found.append(PreflightFinding("fine", f"{bucket} can be written; it lies in {where}"))
+        found.append(PreflightFinding("fine", f"{bucket} in {where} is writable"))
         for placement in job.placements:
             if placement.zone is not None and not _near(where, placement.zone):
-                line = f"{bucket} lies in {where}: reading it from {placement.zone} is slow and "
-                found.append(PreflightFinding("warning", f"{line}costs", placement))
+                line = f"{bucket} is in {where}. Reading it from {placement.zone} is slow and costs"
+                found.append(PreflightFinding("warning", f"{line} extra.", placement))
     return found
 
 
@@ -217,14 +260,19 @@ def check_inputs(
         with _errors_as_findings(key, found):
             if not epath.Path(path).exists():
                 instead = [text for name, text in _ALTERNATIVES.items() if key.startswith(name)]
-                raise UserError(f"{path}: not there; allowed: what is in the bucket{instead[0]}")
+                raise UserError(
+                    "submit.input_missing",
+                    "missing. Use a path in the bucket, or {instead}.",
+                    place=path,
+                    instead=instead[0],
+                )
             found.append(PreflightFinding("fine", f"{key}: {path}"))
     return found
 
 
 def _dataset(key: str, path: str, tokenizer: str | None) -> PreflightFinding:
     if is_google_bert(path):
-        line = f"{key}: {path}: TFRecords; which tokenizer made them is unknown"
+        line = f"{key}: {path}: TFRecords of an unknown tokenizer"
         return PreflightFinding("fine", line)
     found = read_provenance(path)
     check_files(path)

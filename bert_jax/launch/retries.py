@@ -63,14 +63,23 @@ def persistently(
                 raise
             if isinstance(verdict, NoCredentials) and tries:
                 # An earlier try may have succeeded although its answer was lost.
-                raise Unavailable(f"{what}: no answer, and then {verdict}") from error
+                raise Unavailable(
+                    "cloud.login_expired",
+                    "no answer, and then expired credentials: {reason}",
+                    place=what,
+                    reason=str(verdict),
+                ) from error
             if isinstance(verdict, Exception):
                 raise verdict from error
             waited = pace.clock() - began
             pause = max(verdict, longest * pace.draw())
             if waited + pause > pace.give_up:
                 raise Unavailable(
-                    f"{what}: no answer for {waited:.0f} s ({reason_of(error)})"
+                    "cloud.no_answer",
+                    "no answer for {seconds:.0f} s ({reason})",
+                    place=what,
+                    seconds=waited,
+                    reason=reason_of(error),
                 ) from error
             say_waiting(what, waited, error)
         tries += 1
@@ -92,5 +101,8 @@ def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
             printed_at = now
         pace.sleep(pace.poll)
     raise Unavailable(
-        f"{what}: not deleted after {pace.delete / 60:.0f} min; it may bill, look: bert-jax jobs"
+        "cloud.not_deleted",
+        "not deleted within {minutes:.0f} min. It may cost money; check with `bert-jax jobs`.",
+        place=what,
+        minutes=pace.delete / 60,
     )

@@ -75,7 +75,7 @@ class RunProcess:
             message = self._last  # the traceback's last line
         if code == -signal.SIGABRT and self._coordinator_gone:
             code = PEER_LOST
-            message = self._last_error or "process 0 of the job is gone, or its machine"
+            message = self._last_error or "lost process 0 of the job or its machine"
         if code < 0:
             message = f"killed by {signal.Signals(-code).name}{f': {message}' if message else ''}"
             code = 128 - code
@@ -154,7 +154,7 @@ class Restarts:
             if ending.step in self._crash_steps:
                 step = ending.step
                 where = "before its first report" if step is None else f"at step {step}"
-                return RestartDecision("failed", 1, f"the run died twice {where}: {message}")
+                return RestartDecision("failed", 1, f"the run crashed twice {where}: {message}")
             self._crash_steps.add(ending.step)
         pause = self._pause
         self._pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

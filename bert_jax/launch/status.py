@@ -236,7 +236,7 @@ def _observe(
     try:
         return launcher.observe(attempt), now
     except (UserError, RunStopped) as error:  # such as missing credentials
-        message = f"last seen so; it cannot be asked from here: {first_line(error)}"
+        message = f"at the last poll; the current state is unavailable: {first_line(error)}"
         return dataclasses.replace(last_seen, message=message), state.seen or None
 
 

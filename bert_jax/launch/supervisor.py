@@ -32,7 +32,7 @@ from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 # Temporary errors of a bucket or service, such as expired credentials. The supervisor keeps the job
 # and its machines, and retries.
 _TEMPORARY_ERRORS = (RunStopped, UserError, OSError)
-UNFORESEEN: Final = "trying again after what nobody foresaw"
+UNFORESEEN: Final = "retrying after an unexpected error"
 """Start of the line on an unexpected error."""
 
 _LINE_SECONDS: Final = 60.0
@@ -134,7 +134,7 @@ class Supervisor:
         except LockLost:
             raise
         except _TEMPORARY_ERRORS as error:  # without the bucket, `_begin` fails before its request
-            self._print_change(f"trying again: {error}")
+            self._print_change(f"retrying: {error}")
         with self._errors_logged():
             if self.state.outcome is None:
                 self._advance()
@@ -185,7 +185,7 @@ class Supervisor:
             if not asked or isinstance(error, NotOurs):  # no machines of this attempt exist
                 self._change(end="over", reason=str(error), deleted=self._clock())
             return self._finish("failed", str(error))
-        self._print_change(f"attempt {record.number}: asked for {attempt.placement.place}")
+        self._print_change(f"attempt {record.number}: requested {attempt.placement.place}")
         return self._change(created=self._clock(), state=State.WAITING)
 
     def _observe(self, record: AttemptRecord) -> None:
@@ -219,7 +219,7 @@ class Supervisor:
         try:
             hosts = read_hosts(self._files, record.of(self.job))
         except _TEMPORARY_ERRORS as error:
-            self._print_change(f"what its hosts say cannot be read: {error}")
+            self._print_change(f"cannot read the reports of the hosts: {error}")
             self._ages.reset()
             self._had_error = True
             return None
@@ -253,14 +253,18 @@ class Supervisor:
     def _delete(self, record: AttemptRecord) -> None:
         if record.created is not None and record.state is not State.DELETING:
             self._change(state=State.DELETING)
-            self._print_change("deleting its machines")
+            self._print_change("deleting the machines")
         try:
             self._launcher.delete(record.of(self.job))
         except UserError as error:
-            raise UserError(f"cannot be deleted and may bill: {error}") from error
+            raise UserError(
+                "job.not_deleted",
+                "cannot delete the machines, which may cost money: {reason}",
+                reason=str(error),
+            ) from error
         self._change(deleted=self._clock(), state=State.ABSENT)
         if record.created is not None:
-            self._print_change("deleted")
+            self._print_change("machines deleted")
 
     def _is_asked_to_stop(self) -> bool:
         with contextlib.suppress(*_TEMPORARY_ERRORS):
@@ -285,10 +289,10 @@ class Supervisor:
             yield
         except _TEMPORARY_ERRORS as error:
             self._had_error = True
-            self._print_change(f"trying again: {error}")
+            self._print_change(f"retrying: {error}")
         except Exception as error:  # a bug in this program or in a client library
             self._had_error = True
-            _log.debug("a look has failed", exc_info=True)
+            _log.debug("a poll failed", exc_info=True)
             self._print_change(f"{UNFORESEEN}: {type(error).__name__}: {first_line(error)}")
 
     def _save_state(self) -> None:

@@ -162,9 +162,11 @@ class QueuedResources:
         for page in self._service.pages(f"list_{kind}", where, what=what):
             yield from getattr(page, kind)
             if page.unreachable and location is not None:
-                raise launcher.Unavailable(f"{what}: {location} does not answer")
+                raise launcher.Unavailable(
+                    "cloud.zone_silent", "{zone} does not answer", place=what, zone=location
+                )
             if page.unreachable:
-                _log.warning("zones that did not answer: %s", ", ".join(page.unreachable))
+                _log.warning("no answer from zones: %s", ", ".join(page.unreachable))
 
 
 def _last(name: str) -> str:
@@ -192,7 +194,7 @@ def _reason(resource: tpu_v2.QueuedResource) -> str:
         return first_line(Exception(state.failed_data.error.message or "no reason given"))
     if state.state in (_Phase.SUSPENDING, _Phase.SUSPENDED):
         by = tpu_v2.QueuedResourceState.StateInitiator.USER
-        return "suspended by a user" if state.state_initiator == by else "taken back by the service"
+        return "suspended by a user" if state.state_initiator == by else "preempted by the service"
     return ""
 
 
@@ -218,8 +220,7 @@ def creation(attempt: Attempt, location: str, script: str) -> tpu_v2.CreateQueue
     if submit.provisioning == "spot":
         wanted.spot = tpu_v2.QueuedResource.Spot()
     elif submit.provisioning == "reservation":
-        if (name := submit.reservation) is None:
-            raise UserError("submit.reservation: missing; provisioning: reservation needs its name")
+        name = launcher.reservation_of(submit)
         wanted.guaranteed = tpu_v2.QueuedResource.Guaranteed()
         wanted.reservation_name = name if "/" in name else f"{location}/reservations/{name}"
     if (hours := submit.limits.wait_hours) is not None:
@@ -235,8 +236,10 @@ def _node(attempt: Attempt, location: str, script: str) -> tpu_v2.Node:
     topology, submit = attempt.placement.topology, attempt.job.submit
     if topology is None or topology.accelerator.runtime_version is None:
         raise UserError(
-            f'submit.on: found "{attempt.placement.on}", which Cloud TPU offers on GKE alone; '
-            "allowed: submit.launcher: gke"
+            "submit.on_queued",
+            'found "{found}", which Cloud TPU offers only on GKE. Use submit.launcher: gke.',
+            place="submit.on",
+            found=attempt.placement.on,
         )
     node = tpu_v2.Node(
         accelerator_type=topology.accelerator_type,

@@ -161,11 +161,16 @@ def _plan(
         except (CannotPlan, RunStopped) as error:
             yield PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
         except UserError as error:  # hosts would raise it too
-            yield PreflightFinding("wrong", f"plan: {first_line(error)}", placement)
+            yield preflight.wrong(error.located("plan"), placement)
         else:
             if not found.fits:
-                line = "plan: the run does not fit, see `bert-jax plan … --topology "
-                yield PreflightFinding("wrong", f"{line}{placement.on}`", placement)
+                error = UserError(
+                    "submit.does_not_fit",
+                    "The run does not fit. See `bert-jax plan … --topology {on}`.",
+                    place="plan",
+                    on=placement.on,
+                )
+                yield preflight.wrong(error, placement)
             elif found.hours is not None:
                 hours[placement] = found.hours
                 yield PreflightFinding("fine", "plan: it fits", placement)

@@ -31,7 +31,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 def bucket_outage() -> tuple[Callable[[], None], Callable[[], None]]:
     """Returns functions that start and end a bucket outage for the supervisor."""
-    fail = raising(RunStopped("gs://b: no answer for 60 s (503 try again)"))
+    fail = raising(RunStopped("test.bucket", "no answer for 60 s"))
     down = pytest.MonkeyPatch()
 
     def begin() -> None:
@@ -109,7 +109,7 @@ class ScriptedLauncher:
     def _count(self, method: str) -> None:
         self.requests[method] += 1
         if self.down:
-            raise Unavailable("503 the service is unavailable")
+            raise Unavailable("test.down", "503")
 
     def become(self, resource: str, state: State, message: str = "") -> None:
         self.machines[resource].state, self.machines[resource].message = state, message

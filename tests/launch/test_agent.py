@@ -81,7 +81,7 @@ def test_the_agent_restarts_the_run_and_records_reasons(host: Host) -> None:
     assert told == [(code, step, "because") for code, step in endings]
     log = host.files.log(1, 0).read_text()
     assert log.count("bert-jax: because") == 5
-    assert "exit code 43: because; again in 0.02 s" in log
+    assert "exit code 43: because; restarting in 0.02 s" in log
 
 
 def test_permanent_errors_end_the_agent(host: Host) -> None:
@@ -168,7 +168,7 @@ def test_a_silent_bucket_delays_only_heartbeats(
     assert host.run((3, 2), (0, 4)) == 0
     assert host.status.state == "done"
     assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2
-    assert capsys.readouterr().err.count("no heartbeat could be written: no route to host") == 1
+    assert capsys.readouterr().err.count("heartbeat: no route to host") == 1
 
 
 def test_jaxs_abort_without_process_0_is_one_line_and_code_4(tmp_path: Path) -> None:
@@ -181,7 +181,8 @@ def test_jaxs_abort_without_process_0_is_one_line_and_code_4(tmp_path: Path) -> 
         log=lambda _: None,
     )
     ending = process.wait()
-    assert (ending.exit_code, ending.message) == (4, "process 0 of the job is gone, or its machine")
+    assert ending.exit_code == 4
+    assert "process 0" in ending.message
 
 
 def ending(code: int, step: int | None = None) -> Ending:
@@ -197,13 +198,13 @@ def ending(code: int, step: int | None = None) -> Ending:
         # A signal or a lost peer does not count against the step.
         ([(3, 7), (4, 7), (3, 7), (4, 7), (4, 7)], None),
         *[
-            ([(code, 7), (4, 6), (code, 7)], "the run died twice at step 7: said {code}")
+            ([(code, 7), (4, 6), (code, 7)], "the run crashed twice at step 7: said {code}")
             for code in (43, 137, 134, 5)
         ],
         # Progress excuses a death before the first report.
         (
             [(137, None), (137, 9), (137, None), (137, None)],
-            "the run died twice before its first report: said 137",
+            "the run crashed twice before its first report: said 137",
         ),
     ],
     ids=str,

@@ -5,13 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from bert_jax.errors import UserError
 from bert_jax.launch.assignment import JAX_CACHE, Assignment, read_assignment, read_environment
 from bert_jax.launch.job import JobPlacement
 from tests.launch.jobs import write_job
-from tests.project import ROOT
+from tests.project import ROOT, refuses
 from tests.storage.cloud import Cloud
 
 
@@ -56,7 +53,7 @@ def test_local_processes_get_their_meeting_address(tmp_path: Path) -> None:
 
 
 def test_a_host_outside_the_attempt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="BERT_JAX_WORKER: found 3, allowed: 0 to 2 of 3 hosts"):
+    with refuses("host.worker", place="BERT_JAX_WORKER", found=3, hosts=3):
         assignment(tmp_path, JobPlacement(on="local"), worker=3)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from bert_jax.errors import NoCredentials, UserError
+from bert_jax.errors import KeyedError, NoCredentials, UserError
 from bert_jax.launch.gke_launcher import GkeJobSets
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.launcher import OutOfQuota, Owner, State, Unavailable
+from bert_jax.launch.launcher import NotOurs, OutOfQuota, Owner, State, Unavailable
 from tests.launch.cloud_jobs import Clock, make_attempt
 from tests.launch.cluster import Cluster, check_manifest
 from tests.launch.manifests import GOLDEN, IMAGE, texts
+from tests.project import refuses
 
 BUCKET = "gs://bucket"
 
@@ -74,15 +75,17 @@ def test_pods_are_the_attempts_hosts_with_all_chips(
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "key", "values"),
     [
-        ({"on": "v2:4x4"}, r'submit\.on: found "v2:4x4", allowed with submit\.launcher: gke: v3,'),
-        ({"image": None}, r"submit\.image: missing"),
-        ({"provisioning": "reservation"}, r"submit\.reservation: missing"),
+        ({"on": "v2:4x4"}, "submit.on_gke", {"place": "submit.on", "found": "v2:4x4"}),
+        ({"image": None}, "submit.image_missing", {"place": "submit.image"}),
+        ({"provisioning": "reservation"}, "submit.reservation_missing", {}),
     ],
 )
-def test_slices_missing_on_gke_are_refused(changes: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError, match=line):
+def test_slices_missing_on_gke_are_refused(
+    changes: dict[str, Any], key: str, values: dict[str, Any]
+) -> None:
+    with refuses(key, **values):
         manifest(**changes)
 
 
@@ -179,25 +182,25 @@ def test_transient_cluster_errors_are_retried_after_a_pause(world: World) -> Non
 
 def test_an_unreachable_cluster_is_an_error(world: World) -> None:
     world.cluster.errors = [(503, {}, "try again")] * 100
-    with pytest.raises(Unavailable, match=r"JobSet base-1: no answer for \d+ s"):
+    with refuses("cloud.no_answer", kind=Unavailable, place="JobSet base-1"):
         world.launcher.observe(gke_attempt())
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "line"),
+    ("status", "reason", "kind", "key"),
     [
-        ((401, {}, "Unauthorized"), NoCredentials, r"credentials refused \(Unauthorized\)"),
-        ((403, {}, "cannot create"), UserError, r"\(cannot create\); needed: roles/container"),
-        ((403, {}, "exceeded quota: chips"), OutOfQuota, "JobSet base-1: exceeded quota: chips"),
-        ((422, {}, "name is too long"), UserError, "the cluster refuses it: name is too long"),
-        ((418, {}, "a teapot"), UserError, "the cluster refuses it: a teapot"),
+        (401, "Unauthorized", NoCredentials, "gke.credentials"),
+        (403, "cannot create", UserError, "cloud.permission"),
+        (403, "exceeded quota: chips", OutOfQuota, "cloud.quota"),
+        (422, "name is too long", UserError, "cloud.refused"),
+        (418, "a teapot", UserError, "cloud.refused"),
     ],
 )
 def test_a_clusters_refusal_is_one_line_at_once(
-    world: World, answer: tuple[int, dict[str, str], str], kind: type[Exception], line: str
+    world: World, status: int, reason: str, kind: type[KeyedError], key: str
 ) -> None:
-    world.cluster.errors = [answer]
-    with pytest.raises(kind, match=line):
+    world.cluster.errors = [(status, {}, reason)]
+    with refuses(key, kind=kind, place="JobSet base-1", reason=reason):
         world.launcher.create(gke_attempt())
     assert world.clock.slept == []
     assert world.cluster.jobsets == {}
@@ -232,7 +235,7 @@ def test_one_permitted_namespace_is_enough(world: World) -> None:
     (found,) = world.launcher.existing()
     assert found.zone == "pool/team"
     world.cluster.installed = False
-    with pytest.raises(UserError, match=r"cluster pool: it has no JobSet"):
+    with refuses("gke.no_jobset", place="pool", namespace="default"):
         world.launcher.existing()
 
 
@@ -241,7 +244,7 @@ def test_another_jobs_machines_are_left_alone(
 ) -> None:
     world.launcher.create(gke_attempt())
     mine = make_attempt("gs://mine", image=IMAGE)
-    with pytest.raises(UserError, match=r"base-1 exists in .* is not of job gs://mine/jobs/base;"):
+    with refuses("submit.name_taken", kind=NotOurs, found="base-1", owner=f"{BUCKET}/jobs/base"):
         world.launcher.create(mine)
     assert world.launcher.observe(mine).state is State.ABSENT
     world.launcher.delete(mine)
@@ -254,5 +257,6 @@ def test_another_jobs_machines_are_left_alone(
 
 
 def test_a_cluster_unknown_to_kubectl_is_named(world: World) -> None:
-    with pytest.raises(UserError, match=r'submit\.cluster: found "other", .*_pool; get it'):
+    with refuses("gke.cluster", place="submit.cluster", found="other") as caught:
         GkeJobSets(cluster="other").observe(gke_attempt())
+    assert all(name.endswith("_pool") for name in caught.value.values["allowed"])

@@ -8,13 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.launch import local_launcher as local
 from bert_jax.launch.job import Attempt, Job, JobPlacement
-from bert_jax.launch.launcher import State
+from bert_jax.launch.launcher import NotOurs, State
 from bert_jax.launch.local_launcher import LocalLauncher
 from bert_jax.launch.section import SubmitSection
-from tests.project import ok, project_config, write_config
+from tests.project import ok, project_config, refuses, write_config
 
 # A host whose run has its own session, beyond a signal to the host's group.
 SCRIPT = """
@@ -114,7 +113,8 @@ def test_another_directorys_hosts_are_left_alone(
     launcher.create(attempt)
     other = job_in(tmp_path / "other")
     theirs = Attempt(other, 1, other.placements[0])
-    with pytest.raises(UserError, match=r"^base-1: is a machine of .*; allowed: another --name$"):
+    owner = str(attempt.job.directory)
+    with refuses("submit.name_taken", kind=NotOurs, found="base-1", owner=owner):
         launcher.create(theirs)
     assert launcher.observe(theirs).state is State.ABSENT
     launcher.delete(theirs)
@@ -143,7 +143,7 @@ def test_a_local_job_is_submitted_watched_and_deleted(
     options = ("--on", "local", "--hosts", 2, "--bucket", tmp_path / "b", "--watch", "--yes")
     said = ok("submit", config, *options)
     assert said.splitlines()[-1].startswith("run: done after 0:0"), said
-    assert "no process of it lives" not in said
+    assert "no process is running" not in said
     assert ok("jobs").splitlines()[-1] == "no machines"
     shown = ok("status", tmp_path / "run")
     assert shown.startswith(f"job        run ({tmp_path}/b/jobs/run)\n")

@@ -59,7 +59,7 @@ def test_every_submit_of_the_pages_passes_a_dry_run(monkeypatch: pytest.MonkeyPa
                 continue
             options = [word for word in words if word != "--watch"]
             said = ok("submit", *options, "--dry-run", "--project", "my-project")
-            assert re.match(r"Dry run of job (base|tiny|mine): nothing is made", said), words
+            assert re.match(r"Dry run of job (base|tiny|mine): ", said), words
             assert "submit needs --max-cost" not in said, words
             count += 1
     assert count >= 4

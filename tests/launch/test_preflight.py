@@ -15,11 +15,13 @@ from bert_jax.launch.preflight import (
     check_layout,
     check_platform,
     refuse,
+    wrong,
 )
 from bert_jax.parallel.section import MeshSection
 from tests.launch import tpu_service
 from tests.launch.cloud_jobs import Clock, make_attempt
 from tests.launch.tpu_service import TpuService
+from tests.project import refuses
 from tests.storage.cloud import Cloud
 
 
@@ -37,6 +39,13 @@ def job_on(*places: tuple[str, str, int], bucket: str = "gs://b", **submit: Any)
     return job.model_copy(update={"placements": placements})
 
 
+def only_error(finding: PreflightFinding, key: str) -> UserError:
+    """Returns the error of a finding; asserts its key."""
+    assert (finding.verdict, finding.error and finding.error.key) == ("wrong", key), finding
+    assert finding.error is not None
+    return finding.error
+
+
 PACE = Clock().pace
 
 
@@ -44,13 +53,13 @@ def test_a_zone_without_the_accelerator_names_others(
     service: TpuService,
 ) -> None:
     job = job_on(("v5e:4x4", "us-west4-a", 1), ("v6e:4x4", "us-west4-a", 1), ("v6e:4x4", "x-y", 1))
-    fine, *wrong = check_accelerators(job, pace=PACE)
-    assert [finding.verdict for finding in (fine, *wrong)] == ["fine", "wrong", "wrong"]
-    assert wrong[0].line.startswith(
-        'submit.zone: found "us-west4-a", which offers v5litepod-4, v5litepod-16 and no v6e-16; '
-        "v6e is in us-central1-b, us-east1-d"
-    )
-    assert wrong[1].line.startswith('submit.zone: found "x-y", which offers no TPU and no')
+    fine, *others = check_accelerators(job, pace=PACE)
+    assert [finding.verdict for finding in (fine, *others)] == ["fine", "wrong", "wrong"]
+    offers, empty = (only_error(finding, "submit.zone_without").values for finding in others)
+    assert (offers["found"], offers["accelerator"]) == ("us-west4-a", "v6e-16")
+    assert offers["offered"] == ["v5litepod-4", "v5litepod-16"]
+    assert list(offers["allowed"][:2]) == ["us-central1-b", "us-east1-d"]
+    assert (empty["found"], empty["offered"]) == ("x-y", "nothing")
     assert service.requests == {"ListAcceleratorTypes": 2}  # once per zone
 
 
@@ -58,9 +67,9 @@ def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
     places = [("v5e:4x4", "us-west4-a", slices) for slices in (1, 2, 3)]
     found = list(check_quotas(job_on(*places), pace=PACE))
     assert [finding.verdict for finding in found] == ["fine", "fine", "wrong"]
-    assert found[2].line.startswith(
-        "quota TPUV5sLitepodPerProjectPerZoneForTPUAPI in us-west4-a: found 32, needed 48; ask"
-    )
+    values = only_error(found[2], "submit.quota").values
+    assert values["place"] == "quota TPUV5sLitepodPerProjectPerZoneForTPUAPI in us-west4-a"
+    assert (values["found"], values["expected"]) == (32, 48)
     # A listed zone without a value has no quota; v5p counts TensorCores.
     (finding,) = check_quotas(job_on(("v6e:4x4", "us-east5-b", 1)), pace=PACE)
     assert finding.verdict == "wrong"
@@ -74,11 +83,11 @@ def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
 def test_an_unreadable_quota_is_unknown(service: TpuService) -> None:
     (finding,) = check_quotas(job_on(("v2:2x2", "us-central1-b", 1)), pace=PACE)
     assert finding.verdict == "unknown"
-    assert finding.line.startswith("quota of v2-8: Google publishes no name for it; look yourself")
+    assert finding.line.startswith("quota of v2-8: ")
     service.faults.next_errors["GetQuotaInfo"] = [tpu_service.denied("cloudquotas.quotas.get")]
     (finding,) = check_quotas(job_on(("v5e:4x4", "us-west4-a", 1)), pace=PACE)
     assert finding.verdict == "unknown"
-    assert "needed: roles/cloudquotas.viewer" in finding.line
+    assert "roles/cloudquotas.viewer" in finding.line
 
 
 def test_a_bucket_is_tried_and_its_location_compared(cloud: Cloud) -> None:
@@ -87,7 +96,7 @@ def test_a_bucket_is_tried_and_its_location_compared(cloud: Cloud) -> None:
         ("v5e:4x4", "us-central1-a", 1), ("v5e:4x4", "europe-west4-b", 1), bucket=str(bucket)
     )
     fine, warning = check_bucket(job)
-    assert fine.line == f"{bucket} can be written; it lies in US-CENTRAL1"
+    assert fine.line.startswith(f"{bucket} in US-CENTRAL1 ")
     assert warning.verdict == "warning"
     assert warning.placement == job.placements[1]
     assert list(epath.Path(bucket).iterdir()) == []  # the test file is deleted
@@ -104,28 +113,27 @@ def test_batch_and_mesh_must_fit_hosts_and_devices() -> None:
     sizes = {"train.phases.0.batch_size": (256, 1)}
     (finding,) = check_layout(job, MeshSection(fsdp=4), sizes)
     assert finding.placement == job.placements[1]
-    assert finding.line == (
-        "train.phases.0.batch_size: found 256, allowed: a multiple of 48 (data × fsdp = 48, "
-        "accumulation 1)"
-    )
+    assert finding.line.startswith("train.phases.0.batch_size: found 256, ")
+    assert "48" in finding.line
     one = job_on(("v5e:4x4", "z", 1))
     (finding,) = check_layout(one, MeshSection(data=4, fsdp=2), {})
-    assert finding.line.startswith("mesh: data 4 × fsdp 2 × tensor 1 does not make 16, the number")
+    assert finding.line.startswith("mesh: data 4 × fsdp 2 × tensor 1 ")
+    assert finding.verdict == "wrong"
     # Hosts read the same rows if the tensor axis spans them.
     assert list(check_layout(one, MeshSection(tensor=8), {"finetune.batch_size": (2, 1)})) == []
 
 
 @pytest.mark.parametrize(
-    ("mesh", "said"),
+    ("mesh", "key", "found"),
     [
-        (MeshSection(platform="gpu"), 'mesh.platform: found "gpu", allowed on v5e:4x4: auto, tpu;'),
-        (MeshSection(simulated_devices=8), "mesh.simulated_devices: found 8, allowed on v5e:4x4: "),
+        (MeshSection(platform="gpu"), "submit.platform", "gpu"),
+        (MeshSection(simulated_devices=8), "submit.simulated_devices", 8),
     ],
 )
-def test_cpu_training_on_a_slice_is_refused(mesh: MeshSection, said: str) -> None:
+def test_cpu_training_on_a_slice_is_refused(mesh: MeshSection, key: str, found: object) -> None:
     (finding,) = check_platform(job_on(("v5e:4x4", "z", 1)), mesh)
-    assert finding.verdict == "wrong"
-    assert finding.line.startswith(said)
+    values = only_error(finding, key).values
+    assert (values["found"], values["on"]) == (found, "v5e:4x4")
 
 
 def test_the_slices_or_local_platform_is_accepted() -> None:
@@ -135,14 +143,16 @@ def test_the_slices_or_local_platform_is_accepted() -> None:
     for mesh in (MeshSection(), MeshSection(platform="cpu", simulated_devices=8)):
         assert list(check_platform(here, mesh)) == []
     (finding,) = check_platform(here, MeshSection(platform="tpu"))
-    assert finding.line.startswith('mesh.platform: "tpu" was asked for, found only ')
+    assert finding.verdict == "wrong"
+    assert finding.line.startswith('mesh.platform: "tpu"')
 
 
 def test_a_job_goes_to_the_first_place_without_errors() -> None:
     here, there = JobPlacement(on="v5e:4x4", zone="a"), JobPlacement(on="v5e:4x4", zone="b")
-    findings = [PreflightFinding("wrong", "quota", here), PreflightFinding("warning", "far", there)]
+    quota, zone, tokenizer = (UserError(f"test.{kind}", "wrong") for kind in ("a", "b", "c"))
+    findings = [wrong(quota, here), PreflightFinding("warning", "far", there)]
     assert refuse(findings, [here, there]) == (there,)
-    with pytest.raises(UserError, match="quota"):
-        refuse([*findings, PreflightFinding("wrong", "zone", there)], [here, there])
-    with pytest.raises(UserError, match="no tokenizer"):
-        refuse([PreflightFinding("wrong", "no tokenizer")], [here])
+    with refuses("test.a"):
+        refuse([*findings, wrong(zone, there)], [here, there])
+    with refuses("test.c"):
+        refuse([wrong(tokenizer)], [here])

@@ -6,18 +6,20 @@ import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.cloud import tpu_v2
 from google.rpc import code_pb2
 
-from bert_jax.errors import NoCredentials, UserError
+from bert_jax.errors import NoCredentials
 from bert_jax.launch.job import Attempt
-from bert_jax.launch.launcher import OutOfQuota, Owner, State, Unavailable
+from bert_jax.launch.launcher import NotOurs, OutOfQuota, Owner, State, Unavailable
 from bert_jax.launch.tpu_launcher import QueuedResources
 from tests.launch import tpu_service
 from tests.launch.cloud_jobs import Clock, make_attempt, stage
 from tests.launch.tpu_service import PROJECT, TpuService
+from tests.project import refuses
 
 SCRIPT = "#!/bin/sh\necho started\n"
 
@@ -141,7 +143,8 @@ def test_another_jobs_machines_are_left_alone(world: World, tmp_path: Path) -> N
     world.wait_for(theirs, State.ACTIVE)
     before = world.service.billing()
     mine = stage(make_attempt(str(tmp_path / "mine")), SCRIPT)
-    with pytest.raises(UserError, match=r"base-1 exists in us-west4-a and is not of job .*/mine/"):
+    owner = theirs.job.directory
+    with refuses("submit.name_taken", kind=NotOurs, where="us-west4-a", owner=str(owner)):
         world.launcher.create(mine)
     assert world.launcher.observe(mine).state is State.ABSENT
     world.launcher.delete(mine)
@@ -184,7 +187,7 @@ def test_a_suspended_resource_names_its_cause_and_is_deleted(world: World) -> No
     world.wait_for(attempt, State.ACTIVE)
     world.service.suspend("base-1")
     found = world.launcher.observe(attempt)
-    assert (found.state, found.message) == (State.SUSPENDED, "taken back by the service")
+    assert (found.state, found.message) == (State.SUSPENDED, "preempted by the service")
     world.launcher.delete(attempt)
     assert world.service.phase("base-1") is None
 
@@ -192,8 +195,9 @@ def test_a_suspended_resource_names_its_cause_and_is_deleted(world: World) -> No
 def test_missing_quota_is_not_a_rate_limit(world: World) -> None:
     world.service.faults.next_errors["CreateQueuedResource"] = [tpu_service.too_fast(40)]
     world.service.faults.quota = 8
-    with pytest.raises(OutOfQuota, match=r"queued resource base-1: .*Limit: 8 in zone us-west4-a"):
+    with refuses("cloud.quota", kind=OutOfQuota, place="queued resource base-1") as caught:
         world.launcher.create(world.attempt())
+    assert "Limit: 8 in zone us-west4-a" in caught.value.values["reason"]
     assert world.clock.slept == [40]
     assert world.service.requests["CreateQueuedResource"] == 2
 
@@ -218,33 +222,34 @@ def test_waiting_for_capacity_ends_with_the_request(world: World) -> None:
     assert (found.state, found.message) == (State.FAILED, "valid-until has passed")
 
 
-DENIED = (
-    r"project test-project: no permission \(.*tpu\.nodes\.create.*\); needed: roles/tpu\.admin$"
-)
-ENABLE = (
-    r"is not enabled; enable it: gcloud services enable tpu\.googleapis\.com --project test-pro"
-)
-LOGIN = r"no credentials \(token expired\); run `gcloud auth application-default login`"
+NO_NETWORK = tpu_service.status(code_pb2.INVALID_ARGUMENT, "no such network")
 EXPIRED = tpu_service.status(code_pb2.UNAUTHENTICATED, "token expired")
+SHOWN = f"project {PROJECT}"
 
 
 @pytest.mark.parametrize(
-    ("answer", "line"),
+    ("answer", "key", "place", "text"),
     [
-        (tpu_service.denied("tpu.nodes.create"), DENIED),
-        (tpu_service.denied("iam.serviceAccounts.actAs"), r"needed: roles/iam\.serviceAccountUser"),
-        (tpu_service.not_enabled(), ENABLE),
-        (tpu_service.status(code_pb2.INVALID_ARGUMENT, "no such network"), "the request: no such"),
-        (EXPIRED, LOGIN),
+        (tpu_service.denied("tpu.nodes.create"), "cloud.permission", SHOWN, "roles/tpu.admin"),
+        (
+            tpu_service.denied("iam.serviceAccounts.actAs"),
+            *("cloud.permission", SHOWN, "roles/iam.serviceAccountUser"),
+        ),
+        (
+            tpu_service.not_enabled(),
+            *("gcp.api_disabled", SHOWN, f"tpu.googleapis.com --project {PROJECT}"),
+        ),
+        (NO_NETWORK, "cloud.refused", "queued resource base-1", "no such network"),
+        (EXPIRED, "gcp.credentials", "tpu.googleapis.com", "application-default login"),
     ],
 )
 def test_a_users_error_is_one_line_at_once(
-    world: World, answer: tpu_service.status_pb2.Status, line: str
+    world: World, answer: tpu_service.status_pb2.Status, key: str, place: str, text: str
 ) -> None:
     world.service.faults.next_errors["CreateQueuedResource"] = [answer]
-    with pytest.raises(UserError, match=line) as raised:
+    with refuses(key, place=place) as caught:
         world.launcher.create(world.attempt())
-    assert "\n" not in str(raised.value)
+    assert text in str(caught.value)
     assert world.clock.slept == []
     assert world.service.made == []
 
@@ -274,8 +279,10 @@ def test_expired_credentials_leave_a_creation_uncertain(
 ) -> None:
     lost = tpu_service.status(code_pb2.UNAVAILABLE, "try again")
     world.service.faults.next_errors["CreateQueuedResource"] = [lost, EXPIRED]
-    with pytest.raises(Unavailable, match=r"queued resource base-1: no answer, and then .*expired"):
+    place = "queued resource base-1"
+    with refuses("cloud.login_expired", kind=Unavailable, place=place) as caught:
         world.launcher.create(world.attempt())
+    assert "token expired" in caught.value.values["reason"]
 
 
 def test_the_next_request_uses_a_new_login(world: World) -> None:
@@ -294,10 +301,10 @@ def test_the_next_request_uses_a_new_login(world: World) -> None:
 def test_a_silent_service_is_an_error_after_ten_minutes(world: World) -> None:
     attempt = world.attempt()
     world.service.faults.share_unavailable = 1.0
-    with pytest.raises(
-        Unavailable, match=r"queued resource base-1: no answer for \d+ s \(try again"
-    ):
+    place = "queued resource base-1"
+    with refuses("cloud.no_answer", kind=Unavailable, place=place) as caught:
         world.launcher.observe(attempt)
+    assert "try again" in caught.value.values["reason"]
     assert 500 < sum(world.clock.slept) <= 600
     assert world.service.requests["GetQueuedResource"] < 30
 
@@ -307,7 +314,7 @@ def test_an_endless_deletion_warns_of_billing(world: World) -> None:
     world.launcher.create(attempt)
     busy = tpu_service.status(code_pb2.FAILED_PRECONDITION, "in use")
     world.service.faults.next_errors["DeleteQueuedResource"] = [busy] * 1000
-    with pytest.raises(Unavailable, match="not deleted after 30 min; it may bill"):
+    with refuses("cloud.not_deleted", kind=Unavailable, minutes=30):
         world.launcher.delete(attempt)
 
 
@@ -334,15 +341,15 @@ def test_all_existing_machines_are_found_and_removable(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "key", "values"),
     [
-        ({"on": "v7x:2x2x1"}, r'submit\.on: found "v7x:2x2x1", which .* offers on GKE alone'),
-        ({"provisioning": "reservation"}, r"submit\.reservation: missing"),
+        ({"on": "v7x:2x2x1"}, "submit.on_queued", {"place": "submit.on", "found": "v7x:2x2x1"}),
+        ({"provisioning": "reservation"}, "submit.reservation_missing", {}),
     ],
 )
 def test_impossible_requests_are_refused_before_any(
-    world: World, changes: dict[str, object], line: str
+    world: World, changes: dict[str, object], key: str, values: dict[str, Any]
 ) -> None:
-    with pytest.raises(UserError, match=line):
+    with refuses(key, **values):
         world.launcher.create(world.attempt(**changes))
     assert not world.service.requests

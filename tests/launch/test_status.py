@@ -129,14 +129,13 @@ def test_the_lines_of_a_running_job(files: JobFiles) -> None:
 def test_without_credentials_the_last_known_state_is_shown(
     files: JobFiles,
 ) -> None:
-    broken = cast("Launcher", Seen(UserError("no credentials")))
+    broken = cast("Launcher", Seen(UserError("test.login", "no credentials")))
     status = read_status(files, broken, now=T0 + 3 * HOUR)
     assert status.job is not None
     assert status.job.machines is State.STARTING
     (line,) = (line for line in describe_status(status) if line.startswith("machines"))
-    assert line.endswith(
-        "starting (last seen so; it cannot be asked from here: no credentials), 0:36:00 ago"
-    )
+    assert "starting (" in line
+    assert line.endswith(": no credentials), 0:36:00 ago")
 
 
 def test_an_ended_job_shows_its_end_and_cost(files: JobFiles) -> None:
@@ -215,12 +214,11 @@ def test_a_job_is_found_by_run_directory_and_name(files: JobFiles, tmp_path: Pat
 
 def test_missing_jobs_are_named(files: JobFiles, tmp_path: Path) -> None:
     (tmp_path / "neighbour").mkdir()
-    nowhere = run("status", str(tmp_path / "neighbur"))
-    assert nowhere.exit_code == 2
-    assert nowhere.stderr == f"bert-jax: {tmp_path}/neighbur: no such run or job\n"
-    missing = run("status", "tinny", "--bucket", str(tmp_path))
-    assert missing.exit_code == 2
-    assert 'did you mean "tiny"?' in missing.stderr
+    nowhere = refused("status", tmp_path / "neighbur")
+    assert (nowhere.key, nowhere.values["place"]) == ("job.unknown", f"{tmp_path}/neighbur")
+    missing = refused("status", "tinny", "--bucket", tmp_path)
+    assert (missing.key, missing.values["allowed"]) == ("job.unknown", ["tiny"])
+    assert 'did you mean "tiny"?' in missing.values["hint"]
     (tmp_path / "run" / "config.yaml").write_text("{}")
     by_hand = refused("logs", tmp_path / "run")
     assert (by_hand.key, by_hand.values["place"]) == ("job.not_submitted", str(tmp_path / "run"))
@@ -259,4 +257,4 @@ def test_a_damaged_heartbeat_does_not_hide_billing(world: World) -> None:
     world.files.host(1, 1).write_text("{")
     assert found(world).orphan == ""
     assert found(world).note.startswith("not watched, its hosts' reports are unreadable: ")
-    assert world.said == ["base-1: attempt 1: asked for v4:2x2x2 in us-west4-a"]
+    assert world.said == ["base-1: attempt 1: requested v4:2x2x2 in us-west4-a"]

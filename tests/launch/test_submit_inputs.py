@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.launch.host_paths import for_hosts
 from bert_jax.launch.section import SubmitSection
 from tests.launch.scripted import EIGHT, Provider
-from tests.project import invoke, ok
+from tests.project import invoke, ok, refuses
 
 
 def _shard(root: Path) -> Path:
@@ -124,5 +124,5 @@ def test_hosts_can_reach_every_path_of_a_run() -> None:
         "gs://other/b",
     ]
     values["tokenizer"] = "/tmp/tok"
-    with pytest.raises(UserError, match=r"^tokenizer: found /tmp/tok, which hosts"):
+    with refuses("submit.local_path", place="tokenizer", found="/tmp/tok"):
         for_hosts(values, "gs://b")

@@ -124,14 +124,14 @@ def test_submitted_fine_tuning_reads_the_submitters_files(
     options = ("--verb", "finetune", "--on", "v5e-8", "--zone", "us-west4-a", "--project", "p")
     options += ("--bucket", bucket, "--yes", "--no-limit", "--name", "tune")
     missing = refused("submit", path, *options, "finetune.init_from=google-bert/bert-base-uncased")
-    assert "not there; allowed: what is in the bucket, or a model on a hub: hf://" in missing
+    assert missing.key == "submit.input_missing"
+    assert "hf://owner/name" in missing
     missing = refused("submit", path, *options, "finetune.task.dev=tables/deb.csv")
-    assert f"finetune.task.dev: {bucket}/tables/deb.csv: not there; allowed" in missing
+    assert missing.key == "submit.input_missing"
+    assert missing.values["place"] == f"finetune.task.dev: {bucket}/tables/deb.csv"
     with monkeypatch.context() as patch:
         patch.setattr(host_paths, "LARGEST_BYTES", 100)
-        assert "MiB; copy them to the bucket and name them gs://…" in refused(
-            "submit", path, *options
-        )
+        assert refused("submit", path, *options).key == "submit.upload_size"
     assert not (bucket / "files").exists()
 
     shown = ok("submit", path, *options, "--dry-run", "--full")
