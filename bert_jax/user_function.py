@@ -35,7 +35,12 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
     """
     spelled = _SPELLING.fullmatch(path)
     if spelled is None:
-        raise UserError(f'{key}: found "{path:.60}", allowed: module:function, such as jieba:lcut')
+        raise UserError(
+            "function.spelling",
+            'found "{found}", allowed: module:function, such as jieba:lcut',
+            place=key,
+            found=f"{path:.60}",
+        )
     module_name, name = spelled.groups()
     if not checked:
         check_module(module_name, key=key, found=path)
@@ -43,14 +48,24 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
         module = importlib.import_module(module_name)
     except Exception as error:  # a module's own code may raise anything
         raise UserError(
-            f'{key}: found "{path}", but {module_name} cannot be imported ({first_line(error)})'
+            "function.import_failed",
+            'found "{found}", but {module} cannot be imported ({reason})',
+            place=key,
+            found=path,
+            module=module_name,
+            reason=first_line(error),
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
         names = [each for each, value in vars(module).items() if callable(value)]
         raise UserError(
-            f'{key}: found "{path}", but {module_name} has no function "{name}"'
-            f"{did_you_mean(name, names)}"
+            "function.unknown",
+            'found "{found}", but {module} has no function "{name}"{hint}',
+            place=key,
+            found=path,
+            module=module_name,
+            name=name,
+            hint=did_you_mean(name, names),
         )
     if not checked:  # the user's module may have imported the function
         check_module(getattr(function, "__module__", None) or module_name, key=key, found=path)
@@ -66,16 +81,24 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
     if top in (*_trusted(), *allowed):
         return
     if top in _FORBIDDEN:
-        owner = "Python's standard library"
-    elif top == __name__.partition(".")[0] or _is_installed(top):
-        owner = "an installed package"
-    else:
-        return
-    hint = "" if top in _FORBIDDEN else f", or {top} in {TRUSTED}"
-    raise UserError(
-        f'{key}: found "{found:.60}", but {top} belongs to {owner}; '
-        f"allowed: a module of your own{hint}"
-    )
+        raise UserError(
+            "function.standard_library",
+            'found "{found}", but {module} belongs to Python\'s standard library, allowed: a '
+            "module of your own",
+            place=key,
+            found=f"{found:.60}",
+            module=top,
+        )
+    if top == __name__.partition(".")[0] or _is_installed(top):
+        raise UserError(
+            "function.installed_package",
+            'found "{found}", but {module} is an installed package, allowed: a module of your '
+            "own, or {module} in {variable}",
+            place=key,
+            found=f"{found:.60}",
+            module=top,
+            variable=TRUSTED,
+        )
 
 
 def only_trusted(path: str | None, *, key: str, source: object) -> None:
@@ -86,8 +109,11 @@ def only_trusted(path: str | None, *, key: str, source: object) -> None:
     top = (path or "").partition(":")[0].partition(".")[0]
     if path is not None and top not in _trusted():
         raise UserError(
-            f'{source}: {key}: found "{path:.60}", which would run code; if you trust that module, '
-            f"say so: {TRUSTED}={top:.60}"
+            "function.untrusted",
+            'found "{found}", which would run code. If you trust that module, set {trust}.',
+            place=f"{source}: {key}",
+            found=f"{path:.60}",
+            trust=f"{TRUSTED}={top:.60}",
         )
 
 

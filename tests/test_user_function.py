@@ -1,5 +1,6 @@
 """A configuration can run functions of the user's modules only."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.readers.tfds_dataset import describe
 from bert_jax.user_function import TRUSTED, load_function, only_trusted
+from tests.project import refuses
 
 
 @pytest.fixture
@@ -25,28 +27,31 @@ def test_a_users_function_is_run(own: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "key", "module"),
     [
-        ("os:system", "os belongs to Python's standard library"),
-        ("subprocess:run", "Python's standard library"),
-        ("posix:system", "Python's standard library"),
-        ("builtins:eval", "Python's standard library"),
-        ("importlib.util:find_spec", "Python's standard library"),
-        ("numpy:load", "numpy belongs to an installed package"),
-        ("yaml:unsafe_load", "an installed package"),
-        ("bert_jax.files.atomic:write_whole", "an installed package"),
-        ("own_words:system", "Python's standard library"),
-        ("own_words:rmtree", "Python's standard library"),
-        ("own_words:os.system", "allowed: module:function"),
-        ("..own_words:cut", "allowed: module:function"),
-        ("own words:cut", "allowed: module:function"),
-        ("__main__:x", "Python's standard library"),
+        ("os:system", "standard_library", "os"),
+        ("subprocess:run", "standard_library", "subprocess"),
+        ("posix:system", "standard_library", "posix"),
+        ("builtins:eval", "standard_library", "builtins"),
+        ("importlib.util:find_spec", "standard_library", "importlib"),
+        ("numpy:load", "installed_package", "numpy"),
+        ("yaml:unsafe_load", "installed_package", "yaml"),
+        ("bert_jax.files.atomic:write_whole", "installed_package", "bert_jax"),
+        ("own_words:system", "standard_library", os.system.__module__),
+        ("own_words:rmtree", "standard_library", "shutil"),
+        ("own_words:os.system", "spelling", None),
+        ("..own_words:cut", "spelling", None),
+        ("own words:cut", "spelling", None),
+        ("__main__:x", "standard_library", "__main__"),
     ],
 )
-def test_a_function_of_another_package_is_refused(own: str, path: str, message: str) -> None:
+def test_a_function_of_another_package_is_refused(
+    own: str, path: str, key: str, module: str | None
+) -> None:
     del own
-    with pytest.raises(UserError, match=message):
-        load_function(path, key="examples.cleaning.language_filter")
+    place = "examples.cleaning.language_filter"
+    with refuses(f"function.{key}", place=place, found=path, module=module):
+        load_function(path, key=place)
 
 
 def test_a_module_that_fails_on_import_is_one_line(
@@ -54,14 +59,14 @@ def test_a_module_that_fails_on_import_is_one_line(
 ) -> None:
     (tmp_path / "broken_words.py").write_text("1/0")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match=r"cannot be imported \(division by zero\)"):
+    with refuses("function.import_failed", module="broken_words", reason="division by zero"):
         load_function("broken_words:cut", key="k")
 
 
 def test_a_run_directory_needs_trust_for_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     only_trusted(None, key="k", source="run")
     only_trusted("jieba:lcut", key="k", source="run")
-    with pytest.raises(UserError, match=f"run: k: .* which would run code.*{TRUSTED}=own_words"):
+    with refuses("function.untrusted", place="run: k", trust=f"{TRUSTED}=own_words"):
         only_trusted("own_words:cut", key="k", source="run")
     monkeypatch.setenv(TRUSTED, "own_words")
     only_trusted("own_words:cut", key="k", source="run")

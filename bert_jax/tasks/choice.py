@@ -25,7 +25,7 @@ from bert_jax.data.tables import (
     read_fields,
     read_table,
 )
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import SettingError, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.tasks.family import (
     DataRequest,
@@ -37,9 +37,11 @@ from bert_jax.tasks.family import (
     content_hash,
     count_notes,
     needs_labels,
+    no_rows,
     row_errors,
     task_heads,
 )
+from bert_jax.tasks.labels import unknown_label
 from bert_jax.text.tokenizer import Tokenizer
 
 # SWAG (github.com/rowanz/swagaf, data/train.csv) and CODAH (github.com/Websail-NU/CODAH,
@@ -88,16 +90,34 @@ class MultipleChoiceSection(FilesSection):
             own = (*_NEEDED, "stem", "header", "label_is")
             fields = type(self).model_fields
             if given := [name for name in own if getattr(self, name) != fields[name].default]:
-                raise ValueError(f"{given[0]}: found with format {self.format}, which has its own")
+                raise SettingError(
+                    "choice.preset",
+                    "found with format {format}, which sets it. Remove this setting.",
+                    place=given[0],
+                    format=self.format,
+                )
             return self
         for name in _NEEDED:
             if getattr(self, name) is None:
-                raise ValueError(f"{name}: found nothing, allowed: names of columns")
+                raise SettingError(
+                    "choice.column_missing", 'missing, but format "columns" needs it', place=name
+                )
         count = len(self.choices or ())
         if count < 2 or len({*(self.choices or ())}) != count:
-            raise ValueError("choices: allowed: two or more different columns")
+            raise SettingError(
+                "choice.columns",
+                "found {found}, allowed: two or more different columns",
+                place="choices",
+                found=self.choices,
+            )
         if isinstance(self.label_is, tuple) and len({*self.label_is}) != count:
-            raise ValueError(f"label_is: allowed: {count} different names, as there are choices")
+            raise SettingError(
+                "choice.label_names",
+                "found {found}, allowed: {count} different names, one for each choice",
+                place="label_is",
+                found=self.label_is,
+                count=count,
+            )
         return self
 
     @property
@@ -232,7 +252,9 @@ def read_choices(
         row.require(asked)
         found = _question(row, columns)
         if labelled and found.label is None:
-            raise RowError(f"{row.place}: found no label, allowed: one in each line")
+            raise RowError(
+                "choice.no_label", "found no label, allowed: one in each row", place=row.place
+            )
         return found
 
     table: Iterable[TableRow]
@@ -245,8 +267,7 @@ def read_choices(
         table = _read_bare(path, section.delimiter, errors)
     questions = errors.kept(table, question)
     if not questions:
-        (found,) = errors.note(path, kept=0) or (f"{path}: found no question",)
-        raise UserError(f"{found}, allowed: one in each line")
+        raise no_rows(path, errors)
     return questions
 
 
@@ -254,7 +275,10 @@ def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
     """Yields the rows of a table without a header, with numbers for names."""
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(
-            f"{path}: found {path.suffix or 'no suffix'} with header: false, allowed: .csv, .tsv"
+            "choice.header",
+            "found {found} with header: false, allowed: .csv, .tsv",
+            place=path,
+            found=path.suffix or "no suffix",
         )
     width = None
     for line, fields in read_fields(path, delimiter=delimiter, errors=errors):
@@ -272,8 +296,11 @@ def _question(row: TableRow, columns: ChoiceColumns) -> ChoiceQuestion:
     for name, choice in zip(columns.choices, choices, strict=True):
         if not choice.strip():
             raise RowError(
-                f'{row.place}: found an empty "{name}", allowed: {len(choices)} choices, as in '
-                "every line"
+                "choice.empty",
+                'found an empty "{column}", allowed: {choices} choices in every row',
+                place=row.place,
+                column=name,
+                choices=len(choices),
             )
     stem = f"{row.text(columns.stem)} " if columns.stem else ""
     label = row.values.get(columns.label)
@@ -297,11 +324,15 @@ def _label(row: TableRow, label: str, choices: tuple[str, ...], columns: ChoiceC
     allowed = names[kind] if isinstance(kind, str) else kind
     if allowed.count(label) == 1:
         return allowed.index(label)
+    place = f'{row.place}: column "{columns.label}"'
     if label in allowed:
         raise RowError(
-            f'{row.place}: found the label "{label}", which is {allowed.count(label)} of the '
-            "choices, allowed: one of them"
+            "choice.label_ambiguous",
+            'found the label "{found}", the text of {times} choices, allowed: the text of one',
+            place=place,
+            found=label,
+            times=allowed.count(label),
         )
     others = [other for other, texts in names.items() if label in texts]
-    hint = f"; did you mean label_is: {others[0]}?" if others else did_you_mean(label, allowed)
-    raise RowError(f'{row.place}: found the label "{label}", allowed: {", ".join(allowed)}{hint}')
+    hint = f"; did you mean label_is: {others[0]}?" if others else None
+    raise unknown_label(label, allowed, place=place, hint=hint)

@@ -130,8 +130,10 @@ class DataRequest(NamedTuple):
         """
         found = self.input if role == "input" else getattr(section, role)
         if found is None:
-            other = "" if role in ("train", "dev") else "; of `predict` also --input FILE"
-            raise UserError(f"task.{role}: found none, allowed: a file{other}")
+            error = UserError("task.no_file", "missing. Set it to a file.", place=f"task.{role}")
+            if role in ("train", "dev"):
+                raise error
+            raise error.followed_by(" `bert-jax predict` also accepts --input FILE.")
         if isinstance(found, MemoryTable):
             return found
         if is_dataset_file(str(found)):
@@ -187,6 +189,16 @@ def row_errors(on_error: OnError, role: str) -> RowErrors:
     """Returns the treatment of malformed rows in a role's table."""
     setting = "--on-error=skip" if role == "input" else "finetune.task.on_error=skip"
     return RowErrors(on_error, setting=setting)
+
+
+def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> UserError:
+    """Returns the error for a table without rows, or whose rows were all skipped."""
+    if errors is not None and (notes := errors.note(source, kept=0)):
+        reason = notes[0].removeprefix(f"{source}: ")
+        return UserError(
+            "task.rows_skipped", "no row is left: {reason}", place=source, reason=reason
+        )
+    return UserError("task.no_rows", "found no rows, allowed: one or more", place=source)
 
 
 def count_notes(path: str | Path | MemoryTable, found: Mapping[str, int]) -> list[str]:

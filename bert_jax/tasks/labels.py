@@ -3,11 +3,11 @@
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 from bert_jax.data.tables import RowError
-from bert_jax.errors import UserError, counted, did_you_mean
+from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.config import ProblemName
 
@@ -61,20 +61,31 @@ class Labelling(NamedTuple):
         Where it is `required`, a missing label is an error; several labels may be none. Raises
         RowError: no label where one is required, an unknown one, or no number in a regression.
         """
-        several, place = self.problem == "multi_label", f'{row.place}: "{self.column}"'
+        several, place = self.problem == "multi_label", self._place(row)
         # In a text, "" spells an empty set of labels.
         if row.unlabelled and not (several and row.label == ""):
             if required:
                 is_number = self.problem == "regression"
-                allowed = "a number" if is_number else spell_names(self.names)
-                raise RowError(f"{place} found no label, allowed: {allowed}")
+                allowed = "a number" if is_number else shown_labels(self.names)
+                raise RowError(
+                    "label.missing",
+                    "found no label, allowed: {allowed}",
+                    place=place,
+                    allowed=allowed,
+                )
             return None
         if self.problem == "regression":
             if (number := number_of(row.label)) is None:
-                raise RowError(f"{place} found {row.label!r}, allowed: a number{self.hint}")
+                raise RowError(
+                    "label.not_a_number",
+                    "found {found!r}, allowed: a number{hint}",
+                    place=place,
+                    found=row.label,
+                    hint=self.hint,
+                )
             return number
         names = self.names_in(row)
-        numbers = [label_number(name, self.names, place) for name in names]
+        numbers = [label_number(name, self.names, place=place) for name in names]
         return frozenset(numbers) if several else numbers[0]
 
     def names_in(self, row: TextRow) -> list[str]:
@@ -99,7 +110,12 @@ class Labelling(NamedTuple):
             return str(int(found))  # Parquet's form of whole numbers when some are missing
         if isinstance(found, str | int | float):
             return str(found)
-        raise RowError(f'{row.place}: "{self.column}" found {found!r}, allowed: a label')
+        raise RowError(
+            "label.type", "found {found!r}, allowed: a label", place=self._place(row), found=found
+        )
+
+    def _place(self, row: TextRow) -> str:
+        return f'{row.place}: column "{self.column}"'
 
     def with_names_of(self, rows: Sequence[TextRow]) -> Self:
         """Returns the labelling with the labels of a training set as its names.
@@ -113,12 +129,7 @@ class Labelling(NamedTuple):
             with contextlib.suppress(RowError):  # `target` raises it again
                 names.update(self.names_in(row))
         if len(names) < 2:
-            found = f'only "{names.pop()}"' if names else "no label"
-            file = rows[0].place.rpartition(": ")[0]
-            raise UserError(
-                f'{file}: "{self.column}" found {found} in {counted(len(rows), "row")}, allowed: '
-                "two labels or more"
-            )
+            raise too_few_labels(names, rows[0].place.rpartition(": ")[0], self.column)
         if all(is_whole(name.removeprefix("-")) for name in names):
             return self._replace(names=tuple(sorted(names, key=lambda name: (int(name), name))))
         return self._replace(names=tuple(sorted(names)))
@@ -134,10 +145,14 @@ class Labelling(NamedTuple):
         if weighting == "none":
             return None
         if self.problem == "regression":
-            raise UserError('task.class_weights: found them in a regression, allowed: "none"')
+            raise UserError(
+                "label.weights_in_regression",
+                'found weights for a regression, allowed: "none"',
+                place="task.class_weights",
+            )
         if isinstance(weighting, Mapping):
             for name in weighting:
-                label_number(name, self.names, "task.class_weights:")
+                label_number(name, self.names, place="task.class_weights")
             return tuple(float(weighting.get(name, 1.0)) for name in self.names)
         counts: Counter[int] = Counter()
         for target in targets:
@@ -176,24 +191,46 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
     numbers = [number for label in labels if (number := number_of(label)) is not None]
     if 2 * len(numbers) > len(labels) and not all(map(float.is_integer, numbers)):
         hint = (
-            f", as {len(numbers):,} of {len(labels):,} labels are; or "
-            "finetune.task.problem=single_label, where each is the name of a class"
+            f"; {len(numbers):,} of {len(labels):,} labels are numbers; if labels are names of "
+            "classes, set finetune.task.problem=single_label"
         )
         return "regression", "labels are numbers, and not whole", hint
     whole = bool(labels) and len(numbers) == len(labels)
     return "single_label", "labels are whole numbers" if whole else "labels are names", ""
 
 
-def spell_names(names: Sequence[str]) -> str:
-    """Returns labels for a message: ``negative, positive``."""
-    return ", ".join(names[:SHOWN]) + (", …" if names[SHOWN:] else "")
+def shown_labels(names: Sequence[str]) -> list[str]:
+    """Returns labels for a message: ``["negative", "positive"]``."""
+    return [*names[:SHOWN], *(["…"] if names[SHOWN:] else [])]
 
 
-def label_number(name: str, names: Sequence[str], place: str) -> int:
-    """Returns the index of a label among the model's labels; RowError: it is not there."""
+def label_number(name: str, names: Sequence[str], *, place: str) -> int:
+    """Returns the index of a label among the model's labels. Raises RowError if it is unknown."""
     try:
         return names.index(name)
     except ValueError:
-        raise RowError(
-            f'{place} found "{name}", allowed: {spell_names(names)}{did_you_mean(name, names)}'
-        ) from None
+        raise unknown_label(name, names, place=place) from None
+
+
+def unknown_label(
+    found: str, allowed: Sequence[str], *, place: str, hint: str | None = None
+) -> RowError:
+    """Returns the error for an unknown label. By default, the hint is the most similar label."""
+    return RowError(
+        "label.unknown",
+        'found the label "{found}", allowed: {allowed}{hint}',
+        place=place,
+        found=found,
+        allowed=shown_labels(allowed),
+        hint=did_you_mean(found, allowed) if hint is None else hint,
+    )
+
+
+def too_few_labels(found: Collection[str], source: object, column: str | None = None) -> UserError:
+    """Returns the error for a file with less than two different labels."""
+    return UserError(
+        "label.too_few",
+        "found {found}, allowed: two or more different labels",
+        place=f"{source}" if column is None else f'{source}: column "{column}"',
+        found=sorted(found) or "no label",
+    )

@@ -65,8 +65,10 @@ class Predictor:
                     found = values[: split.lengths[row]] if values.ndim == 2 else values
                     if not np.isfinite(found).all():
                         raise Diverged(
-                            f"logits of row {row}: found NaN or infinity, allowed: finite numbers; "
-                            "the model has diverged"
+                            "predict.not_finite",
+                            "found NaN or infinity in the logits of row {row}. The model has "
+                            "diverged.",
+                            row=row,
                         )
                     kept[row] = split.reduce(row, found)
                 done += len(batch.rows)

@@ -34,7 +34,10 @@ class RowPredictor:
             self._max_length = section_of(self._run).max_length
         elif model.heads.task is None:
             raise UserError(
-                f"{model.name}: found {describe(model.heads)}, allowed: a model that was fine-tuned"
+                "predict.no_task_head",
+                "found {found}, allowed: a fine-tuned model",
+                place=model.name,
+                found=describe(model.heads),
             )
         else:
             self._max_length = min(model.architecture.max_position_embeddings, MAX_LENGTH)

@@ -77,8 +77,11 @@ class FinetuneSection(Section):
         """Raises UserError if rows are longer than a model's positions."""
         if self.max_length > positions:
             raise UserError(
-                f"finetune.max_length: found {self.max_length}, allowed: up to the model's "
-                f"{positions} positions"
+                "finetune.max_length",
+                "found {found}, but the model has {positions} positions. Use at most {positions}.",
+                place="finetune.max_length",
+                found=self.max_length,
+                positions=positions,
             )
 
     @property

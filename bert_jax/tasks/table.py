@@ -11,7 +11,7 @@ import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import Delimiter, OnError, RowError, RowErrors, TableRow, read_table
-from bert_jax.errors import UserError, counted
+from bert_jax.errors import UserError
 from bert_jax.model.config import ProblemName
 from bert_jax.tasks.family import (
     DataRequest,
@@ -19,6 +19,7 @@ from bert_jax.tasks.family import (
     FilesSection,
     Record,
     needs_labels,
+    no_rows,
     row_errors,
 )
 from bert_jax.tasks.labels import (
@@ -26,7 +27,8 @@ from bert_jax.tasks.labels import (
     TextRow,
     find_problem,
     number_of,
-    spell_names,
+    shown_labels,
+    too_few_labels,
 )
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
@@ -101,7 +103,7 @@ class TableSection(FilesSection):
             examples[name] = task.examples(rows, required=needs_labels(name), errors=errors)
             notes += errors.note(source, kept=len(examples[name]))
             if not examples[name]:
-                raise UserError(f"{notes[-1]}, allowed: one or more")
+                raise no_rows(source, errors)
         if "train" in examples and self.dev is None:
             train, dev = hold_out(examples["train"], fraction=self.dev_fraction, seed=request.seed)
             if not dev:
@@ -131,8 +133,7 @@ def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
         table = read_table(source, delimiter=section.delimiter, errors=errors)
     rows = text_rows(table, section, labelled=needs_labels(role), errors=errors)
     if not rows:
-        (found,) = errors.note(source, kept=0) or (f"{source}: found no rows",)
-        raise UserError(f"{found}, allowed: one or more")
+        raise no_rows(source, errors)
     return _Table(source, rows, errors)
 
 
@@ -158,7 +159,10 @@ def text_rows(
         named = number if section.id is None else row.values[section.id]
         if not _is_id(named):
             raise RowError(
-                f'{row.place}: "{section.id}" found {named!r}, allowed: a text or a whole number'
+                "table.id",
+                "found {found!r}, allowed: a text or a whole number",
+                place=f'{row.place}: column "{section.id}"',
+                found=named,
             )
         label = row.values.get(section.label)
         if isinstance(label, float) and math.isnan(label):
@@ -199,8 +203,12 @@ def _labelling(
         labelling = labelling.with_names_of(train.rows)
     if (problem == "regression") != (len(labelling.names) == 1):
         raise UserError(
-            f"task.problem: found {problem}, but the model has {len(labelling.names)} labels: "
-            f"{spell_names(labelling.names)}"
+            "table.problem",
+            "found {found}, but the model has {number} labels: {labels}",
+            place="task.problem",
+            found=problem,
+            number=len(labelling.names),
+            labels=shown_labels(labelling.names),
         )
     return labelling, notes
 
@@ -219,7 +227,7 @@ def _problem(
     for row in _read(section, request, "train").rows:
         if not row.unlabelled:
             return find_problem([row])
-    raise UserError(f'{section.train}: "{section.label}" found no label, allowed: one or more')
+    raise too_few_labels([], section.train, section.label)
 
 
 def _figures(section: TableSection, labelling: Labelling) -> tuple[str, ...]:
@@ -233,22 +241,35 @@ def _figures(section: TableSection, labelling: Labelling) -> tuple[str, ...]:
 
 def _no_benchmark(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
     del split, records, directory
-    raise UserError('task.kind: found "table", which no benchmark takes, allowed: glue, squad')
+    raise UserError(
+        "table.no_benchmark",
+        'found "table", but no benchmark accepts its predictions, allowed: glue, squad',
+        place="task.kind",
+    )
 
 
 def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> UserError:
     """Returns the error of a training set that no dev set can be split off."""
     if labelling.problem != "single_label":
         return UserError(
-            f"{train}: found {counted(rows, 'row')}, too few different ones to split off a dev "
-            "set, allowed: more, or finetune.task.dev"
+            "table.no_dev_rows",
+            "cannot split off a dev set: all {rows:,} rows have the same text. Add rows, or "
+            "set finetune.task.dev.",
+            place=train,
+            rows=rows,
         )
-    numbers = all(number_of(name) is not None for name in labelling.names)
-    regression = ", or finetune.task.problem=regression for numbers that measure"
-    return UserError(
-        f"{train}: found {len(labelling.names):,} classes in {counted(rows, 'row')}, none with two "
-        "different rows, so no dev set can be split off; allowed: more rows of a class or "
-        f"finetune.task.dev{regression if numbers else ''}"
+    error = UserError(
+        "table.no_dev_classes",
+        "cannot split off a dev set: none of {classes:,} classes has two different rows among "
+        "{rows:,}. Add rows to a class, or set finetune.task.dev.",
+        place=train,
+        classes=len(labelling.names),
+        rows=rows,
+    )
+    if any(number_of(name) is None for name in labelling.names):
+        return error
+    return error.followed_by(
+        " If the labels are measured numbers, set finetune.task.problem=regression."
     )
 
 

@@ -3,13 +3,14 @@
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.tasks.family import Family
 from bert_jax.tasks.glue.family import FILES, GlueSection, write_submission
 from bert_jax.tasks.glue.files import TASKS
+from tests.project import refuses
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 HEADER_MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"
@@ -69,18 +70,14 @@ FIGURES = {  # the first one ranks runs
     "mnli": ["accuracy", "matthews"],
 }
 
+LABEL = 'line 2: column "label"'
+
 
 def glue(directory: Path, name: str, *roles: str, **changes: object) -> Family:
     """Opens a task from files in this directory."""
     options = {key: changes.pop(key) for key in ("labels", "input", "max_length") if key in changes}
     section = GlueSection.model_validate({"name": name, "data": str(directory), **changes})
     return section.open(opening(directory, *roles, **options))
-
-
-def refusal(directory: Path, name: str, *roles: str, **changes: object) -> str:
-    with pytest.raises(UserError) as caught:
-        glue(directory, name, *roles, **changes)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
@@ -128,9 +125,11 @@ def test_a_models_own_order_of_labels_is_kept(tmp_path: Path) -> None:
     family = glue(tmp_path, "mnli", "train", labels=order)
     assert family.heads.labels == order
     assert labels_of(family.splits["train"]) == [2, 1]
-    found = refusal(tmp_path, "mnli", "train", labels=("LABEL_0", "LABEL_1", "LABEL_2"))
-    assert 'task.name: found "mnli", whose labels are entailment, neutral' in found
-    assert found.endswith("allowed: a task with the model's, LABEL_0, LABEL_1, LABEL_2")
+    others = ("LABEL_0", "LABEL_1", "LABEL_2")
+    labels = ["entailment", "neutral", "contradiction"]
+    values = {"found": "mnli", "labels": labels, "allowed": [*others]}
+    with refuses("glue.other_labels", place="task.name", **values):
+        glue(tmp_path, "mnli", "train", labels=others)
 
 
 def test_f1_scores_the_positive_label_in_any_order(tmp_path: Path) -> None:
@@ -177,7 +176,9 @@ def test_broken_lines_of_qqp_are_skipped_and_counted(tmp_path: Path) -> None:
         "train: 2 lines have too few fields, as in the original, and are skipped (line 3, 5)",
     )
     write_lines(tmp_path / "train.tsv", [header, rest[0] + "\tw"])
-    assert "line 2: found 7 fields, allowed: 6" in refusal(tmp_path, "qqp", "train")
+    place = f"{tmp_path}/train.tsv: line 2"
+    with refuses("table.fields", place=place, found=7, allowed=6):
+        glue(tmp_path, "qqp", "train")
 
 
 def test_extra_fields_of_stsb_are_ignored_and_counted(tmp_path: Path) -> None:
@@ -189,30 +190,42 @@ def test_extra_fields_of_stsb_are_ignored_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lines", "expected"),
+    ("name", "lines", "key", "place", "values"),
     [
-        ("cola", ["a\t1\t\tw1", "a\t1\tw1"], "train.tsv: line 2: found 3 fields, allowed: 4"),
-        ("rte", [NLI, "0\tw1\tw2\tentailmnt"], '"label" found "entailmnt", allowed: entailment'),
-        ("sst2", ["sentence\tlabel", "w1\t2"], 'line 2: "label" found "2", allowed: 0, 1'),
+        ("cola", ["a\t1\t\tw1", "a\t1\tw1"], "table.fields", "line 2", {"found": 3, "allowed": 4}),
+        ("rte", [NLI, "0\tw1\tw2\tentailmnt"], "label.unknown", LABEL, {"found": "entailmnt"}),
+        (
+            "sst2",
+            ["sentence\tlabel", "w1\t2"],
+            "label.unknown",
+            LABEL,
+            {"found": "2", "allowed": ["0", "1"]},
+        ),
         (
             "sst2",
             ["sentence\tlabel", "w1\t"],
-            '"label" found no label, allowed: negative, positive',
+            "label.missing",
+            LABEL,
+            {"allowed": ["negative", "positive"]},
         ),
-        ("sst2", ["sentence", "w1"], 'task.label: found "label", allowed: sentence (the header of'),
+        ("sst2", ["sentence", "w1"], "table.column_unknown", "task.label", {"found": "label"}),
         (
             "stsb",
             [HEADER_STSB + "\tscore", "0" + "\tx" * 8 + "\tnan"],
-            "found 'nan', allowed: a number",
+            "label.not_a_number",
+            'line 2: column "score"',
+            {"found": "nan"},
         ),
-        ("sst2", ["sentence\tlabel"], "found no examples of train"),
+        ("sst2", ["sentence\tlabel"], "glue.no_examples", "task.data", {"split": "train"}),
     ],
 )
 def test_errors_in_a_file_are_named(
-    tmp_path: Path, name: str, lines: list[str], expected: str
+    tmp_path: Path, name: str, lines: list[str], key: str, place: str, values: dict[str, Any]
 ) -> None:
-    write_lines(tmp_path / "train.tsv", lines)
-    assert expected in refusal(tmp_path, name, "train")
+    path = write_lines(tmp_path / "train.tsv", lines)
+    place = f"{path}: {place}" if place.startswith("line ") else place
+    with refuses(key, place=place, **values):
+        glue(tmp_path, name, "train")
 
 
 def test_a_users_file_needs_only_the_texts(tmp_path: Path) -> None:
@@ -276,12 +289,9 @@ def test_the_archive_grows_to_all_eleven_and_is_flat(tmp_path: Path) -> None:
 
 
 def test_a_dev_set_is_not_submitted(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
+    allowed = ["test_matched", "test_mismatched", "diagnostic"]
+    with refuses("glue.no_submission", found="dev_matched", task="mnli", allowed=allowed):
         submitted(tmp_path, "mnli", "dev_matched", ["neutral"])
-    assert str(caught.value) == (
-        'submission: found split "dev_matched" of mnli, allowed: test_matched, test_mismatched, '
-        "diagnostic"
-    )
     assert not list(tmp_path.iterdir())
 
 

@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Family
 from bert_jax.text import Tokenizer
+from tests.project import refuses
 from tests.tasks.sequences import predict, small_tokenizer
 
 SWAG = """\
@@ -16,6 +16,9 @@ SWAG = """\
 1,b,2,"a. the",a.,the,gold,dog,mill,river,saw,3
 """
 CODAH = 'i\tthe "old mill\tsaw a dog\tin\tsaw\tdogs\t2\no\tdogs\ta\tthe\told\tunseen\t0\n'
+HEADER = "q,x,y,z,answer"
+ROW = ": line 2"
+LABEL = ': line 2: column "answer"'
 THREE = {"text": "q", "choices": ("x", "y", "z"), "label": "answer"}
 
 
@@ -85,28 +88,76 @@ def test_the_right_choice_has_four_notations(
 
 
 @pytest.mark.parametrize(
-    ("text", "changes", "message"),
+    ("rows", "changes", "place", "key", "values"),
     [
-        ("q,x,y,z,answer\n", {}, "found no question, allowed: one in each line"),
-        ("q,x,y,z,answer\na,b,c,d\n", {}, "line 2: found 4 fields, allowed: 5, as in the header"),
-        ("q,x,y,z,answer\na,b,,d,1\n", {}, 'line 2: found an empty "y", allowed: 3 choices'),
-        ("q,x,y,z,answer\na,b,c,d,\n", {}, "line 2: found no label, allowed: one in each line"),
-        ("q,x,y,z,answer\na,b,c,d,3\n", {}, 'line 2: found the label "3", allowed: 0, 1, 2'),
-        ("q,x,y,z,answer\na,b,c,d,y\n", {}, 'the label "y", .*; did you mean label_is: column?'),
-        ("q,x,y,z,answer\na,b,c,d,c\n", {}, 'the label "c", .*; did you mean label_is: text?'),
-        ("q,x,y,z,answer\na,b,b,d,b\n", {"label_is": "text"}, '"b", which is 2 of the choices'),
-        ("q,x,y,zz,answer\na,b,c,d,1\n", {}, r'task.choices: found "z", allowed: q.*did you mean'),
-        ("q,x,y,z,anser\na,b,c,d,1\n", {}, r'task.label: found "answer", .*did you mean "anser"'),
-        ("a,b,c,d,1\na,b\n", {"header": False}, "line 2: found 2 fields, allowed: 5, as in the f"),
+        (f"{HEADER}\n", {}, "", "task.no_rows", {}),
+        (f"{HEADER}\na,b,c,d\n", {}, ROW, "table.fields", {"found": 4, "allowed": 5}),
+        (f"{HEADER}\na,b,,d,1\n", {}, ROW, "choice.empty", {"column": "y", "choices": 3}),
+        (f"{HEADER}\na,b,c,d,\n", {}, ROW, "choice.no_label", {}),
+        (
+            f"{HEADER}\na,b,c,d,3\n",
+            {},
+            LABEL,
+            "label.unknown",
+            {"found": "3", "allowed": ["0", "1", "2"], "hint": ""},
+        ),
+        (
+            f"{HEADER}\na,b,c,d,y\n",
+            {},
+            LABEL,
+            "label.unknown",
+            {"found": "y", "hint": "; did you mean label_is: column?"},
+        ),
+        (
+            f"{HEADER}\na,b,c,d,c\n",
+            {},
+            LABEL,
+            "label.unknown",
+            {"found": "c", "hint": "; did you mean label_is: text?"},
+        ),
+        (
+            f"{HEADER}\na,b,b,d,b\n",
+            {"label_is": "text"},
+            LABEL,
+            "choice.label_ambiguous",
+            {"found": "b", "times": 2},
+        ),
+        (
+            "q,x,y,zz,answer\na,b,c,d,1\n",
+            {},
+            "task.choices",
+            "table.column_unknown",
+            {"found": "z", "hint": '; did you mean "zz"?'},
+        ),
+        (
+            "q,x,y,z,anser\na,b,c,d,1\n",
+            {},
+            "task.label",
+            "table.column_unknown",
+            {"found": "answer", "hint": '; did you mean "anser"?'},
+        ),
+        (
+            "a,b,c,d,1\na,b\n",
+            {"header": False},
+            ROW,
+            "table.fields",
+            {"found": 2, "allowed": 5, "like": "the first line"},
+        ),
     ],
 )
 def test_mistakes_are_named(
-    tokenizer: Tokenizer, tmp_path: Path, text: str, changes: dict[str, Any], message: str
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    rows: str,
+    changes: dict[str, Any],
+    place: str,
+    key: str,
+    values: dict[str, Any],
 ) -> None:
     columns = THREE
     if changes.get("header") is False:
         columns = {"text": "0", "choices": ("1", "2", "3"), "label": "4"}
         changes = {**changes, "label_is": ("1", "2", "3")}
-    with pytest.raises(UserError, match=message) as error:
-        open_file(tokenizer, tmp_path, text, **columns, **changes)
-    assert "\n" not in str(error.value)
+    place = place if place.startswith("task.") else f"{tmp_path}/file.csv{place}"
+    with refuses(key, place=place, **values):
+        open_file(tokenizer, tmp_path, rows, **columns, **changes)

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.tasks.squad.file import Answer, read_squad
+from tests.project import refuses
 from tests.tasks.squad_data import question, squad, write
 
 TOWER = "the tower of paris was built in 1889"
@@ -57,39 +57,50 @@ SECOND = "data.0.paragraphs.0.qas.1"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "place", "key", "values"),
     [
-        (lambda c, q: c.pop("data"), "data: missing"),
-        (lambda c, q: c.update(data=[]), "found no question"),
+        (lambda c, q: c.pop("data"), ": data", "setting.missing", {}),
+        (lambda c, q: c.update(data=[]), "", "squad.no_questions", {}),
         (
             lambda c, q: c["data"].append("Towers"),
-            'data.1: found "Towers", allowed: keys and values',
+            ": data.1",
+            "setting.value",
+            {"found": '"Towers"', "allowed": "keys and values"},
         ),
-        (lambda c, q: q.pop("id"), f"{SECOND}.id: missing"),
-        (lambda c, q: q.update(id="a"), f'{SECOND}: found the id "a"'),
-        (lambda c, q: q.update(question=None), f"{SECOND}.question: found null"),
-        (lambda c, q: q.update(is_impossible=True), f"{SECOND}: found is_impossible with 1 answer"),
+        (lambda c, q: q.pop("id"), f": {SECOND}.id", "setting.missing", {}),
+        (lambda c, q: q.update(id="a"), f": {SECOND}", "squad.repeated_id", {"found": "a"}),
+        (
+            lambda c, q: q.update(question=None),
+            f": {SECOND}.question",
+            "setting.value",
+            {"found": "null"},
+        ),
+        (
+            lambda c, q: q.update(is_impossible=True),
+            f": {SECOND}",
+            "squad.impossible_with_answers",
+            {"answers": 1},
+        ),
         (
             lambda c, q: q["answers"][0].update(answer_start="0"),
-            f'{SECOND}.answers.0.answer_start: found "0", allowed: an integer',
+            f": {SECOND}.answers.0.answer_start",
+            "setting.value",
+            {"found": '"0"', "allowed": "an integer"},
         ),
     ],
 )
-def test_a_malformed_file_names_the_place(tmp_path: Path, change: Any, message: str) -> None:
+def test_a_malformed_file_names_the_place(
+    tmp_path: Path, change: Any, place: str, key: str, values: dict[str, Any]
+) -> None:
     content = squad((TOWER, [question("a", "when", ("1889", 32)), question("b", "?", ("the", 0))]))
     change(content, content["data"][0]["paragraphs"][0]["qas"][1])
     path = write(tmp_path / "x.json", content)
-    with pytest.raises(UserError) as error:
+    with refuses(key, place=f"{path}{place}", **values):
         _read(path)
-    assert str(error.value).startswith(f"{path}: {message}")
 
 
 def test_version_1_1_refuses_unanswerable_questions(tmp_path: Path) -> None:
     content = squad((TOWER, [question(id, "who", impossible=True) for id in "ab"]))
     path = write(tmp_path / "train.json", content)
-    with pytest.raises(UserError) as error:
+    with refuses("squad.impossible_in_1_1", place=path, found=2):
         _read(path, "1.1")
-    assert str(error.value) == (
-        f'{path}: found 2 questions with is_impossible, allowed in version "1.1": none; '
-        'set version to "2.0" or "auto"'
-    )

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.errors import UserError
 from bert_jax.tasks.family import Family
 from bert_jax.tasks.sequence import TextExample
 from bert_jax.tasks.table import TableSection, hold_out
+from tests.project import refuses
 from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 
@@ -24,14 +24,6 @@ def table(directory: Path, *roles: str, **changes: Any) -> Family:
     options = {key: changes.pop(key) for key in ("labels", "input", "seed") if key in changes}
     values = {"train": str(directory / "train.csv"), "text": "text", "label": "label", **changes}
     return TableSection.model_validate(values).open(opening(directory, *roles, **options))
-
-
-def refusal(directory: Path, *roles: str, **changes: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        table(directory, *roles, **changes)
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
 
 
 def csv_of(path: Path, labels: list[str]) -> Path:
@@ -73,9 +65,11 @@ def test_the_problem_is_inferred_from_training_labels(
 def test_a_stray_cell_is_a_class_only_if_configured(tmp_path: Path, cell: str) -> None:
     found = [str(n / 4) for n in range(8)]
     csv_of(tmp_path / "train.csv", [*found, cell, "bad"])
-    line = refusal(tmp_path, "train", dev="unread.csv")
     spelled = cell.strip('"')
-    assert f"line 10: \"label\" found '{spelled}', allowed: a number, as 8 of 10 labels" in line
+    place = f'{tmp_path}/train.csv: line 10: column "label"'
+    with refuses("label.not_a_number", place=place, found=spelled) as error:
+        table(tmp_path, "train", dev="unread.csv")
+    assert "8 of 10" in error.value.values["hint"]
     asked = table(tmp_path, "train", dev="unread.csv", problem="single_label")
     assert set(asked.heads.labels) == {*found, spelled, "bad"}
 
@@ -117,17 +111,18 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     lines = ["text,label", "w1,a", "w2", "w3,b", "w4,", "w5,a", '"w6" w7,a', "w8,b"]
     path = write_lines(tmp_path / "train.csv", lines)
     dev = csv_of(tmp_path / "dev.csv", ["a", "zzz", "b"])
-    line = refusal(tmp_path, dev=str(dev))
-    assert line.endswith("as in the header; finetune.task.on_error=skip would skip the row")
+    with refuses("table.fields", place=f"{path}: line 3") as error:
+        table(tmp_path, dev=str(dev))
+    assert "finetune.task.on_error=skip" in str(error.value)
     family = table(tmp_path, dev=str(dev), on_error="skip")
     # Ids are still the row indices of the file.
     assert (ids(family, "train"), ids(family, "dev")) == ([0, 2, 4, 6], [0, 2])
-    assert family.notes[1:] == (
-        f"{path}: skipped 3 of 7 rows: line 3: found 1 field, allowed: 2, as in the header; "
-        "line 7: found no CSV (',' expected after '\"'); "
-        'line 5: "label" found no label, allowed: a, b',
-        f'{dev}: skipped 1 of 3 rows: line 3: "label" found "zzz", allowed: a, b',
-    )
+    train_note, dev_note = family.notes[1:]
+    assert train_note.startswith(f"{path}: skipped 3 of 7 rows: line 3: ")
+    assert "; line 7: " in train_note
+    assert '; line 5: column "label": ' in train_note
+    assert dev_note.startswith(f'{dev}: skipped 1 of 3 rows: line 3: column "label": ')
+    assert '"zzz"' in dev_note
     numbers = csv_of(tmp_path / "numbers.csv", ["1.5", "n/a", "2", "2.5"])
     family = table(tmp_path, "train", train=str(numbers), dev="unread.csv", on_error="skip")
     assert labels_of(family.splits["train"]) == [1.5, 2, 2.5]
@@ -135,26 +130,29 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     family = table(tmp_path, "train", train=str(mixed), dev="unread.csv", on_error="skip")
     assert labels_of(family.splits["train"]) == [0, 1]
     write_lines(dev, ["text,label", "w1", "w2"])
-    assert "skipped 2 of 2 rows" in refusal(tmp_path, dev=str(dev), on_error="skip")
+    with refuses("task.rows_skipped", place=dev) as error:
+        table(tmp_path, dev=str(dev), on_error="skip")
+    assert "2 of 2" in str(error.value)
 
 
 def test_a_wrong_delimiter_and_a_missing_header_are_named(tmp_path: Path) -> None:
     for lines in (["text;label", "w1;a", "w2;b"], ["text;label", "w1, w3;a"], ['"text";"label"']):
         write_lines(tmp_path / "train.csv", lines)
-        line = refusal(tmp_path, "train", dev="unread.csv")
-        assert 'train.csv: found ";" between the columns of the header, allowed: ",", or' in line
-        assert "finetune.task.delimiter=semicolon" in line
+        with refuses("table.delimiter", found='";"', allowed='","') as error:
+            table(tmp_path, "train", dev="unread.csv")
+        assert "finetune.task.delimiter=semicolon" in error.value.values["hint"]
     write_lines(tmp_path / "train.csv", ["text;label", '"w1; w3";a', "w2, w4;b"])
     family = table(tmp_path, "train", dev="unread.csv", delimiter="semicolon")
     assert labels_of(family.splits["train"]) == [0, 1]
     commas = write_lines(tmp_path / "t.tsv", ["text,label", "w1,a"])
-    line = refusal(tmp_path, "train", train=str(commas), dev="unread.csv")
-    assert 'found "," between the columns of the header, allowed: a tab' in line
-    assert "finetune.task.delimiter=comma" in line
+    with refuses("table.delimiter", place=commas, found='","', allowed="a tab") as error:
+        table(tmp_path, "train", train=str(commas), dev="unread.csv")
+    assert "finetune.task.delimiter=comma" in error.value.values["hint"]
     write_lines(tmp_path / "train.csv", ["a fine book,5", "a dull book,1"])
-    line = refusal(tmp_path, "train", dev="unread.csv")
-    assert 'task.text: found "text", allowed: a fine book, 5' in line
-    assert "if this line is a row, put a line with the names of the columns before it" in line
+    columns = ["a fine book", "5"]
+    with refuses("table.column_unknown", place="task.text", allowed=columns) as error:
+        table(tmp_path, "train", dev="unread.csv")
+    assert "if this line is a row" in error.value.values["hint"]
 
 
 def test_scores_and_the_ranking_score(tmp_path: Path) -> None:
@@ -184,43 +182,59 @@ def test_class_weights(tmp_path: Path) -> None:
     assert weights(class_weights="balanced") == pytest.approx((4 / (2 * 3), 4 / (2 * 1)))
     assert weights(class_weights={"b": 3}) == (1.0, 3.0)
     assert weights("dev", class_weights="balanced") is None
-    found = refusal(tmp_path, dev=str(path), class_weights={"bb": 2, "a": 1})
-    assert found == 'task.class_weights: found "bb", allowed: a, b; did you mean "b"?'
+    values = {"found": "bb", "allowed": ["a", "b"], "hint": '; did you mean "b"?'}
+    with refuses("label.unknown", place="task.class_weights", **values):
+        table(tmp_path, dev=str(path), class_weights={"bb": 2, "a": 1})
     several = csv_of(tmp_path / "train.csv", ["a|b", "", "b", "b"])
     made = table(
         tmp_path, dev=str(several), problem="multi_label", class_weights="balanced"
     ).class_weights
     assert made == pytest.approx((4 / (2 * 1), 4 / (2 * 3)))
     csv_of(tmp_path / "train.csv", ["1.5", "2"])
-    found = refusal(tmp_path, dev=str(path), class_weights="balanced", problem="regression")
-    assert "found them in a regression" in found
+    with refuses("label.weights_in_regression"):
+        table(tmp_path, dev=str(path), class_weights="balanced", problem="regression")
 
 
 GOOD = ["text,label", "w1,a", "w2,b"]
 NUMBERS = ["text,label", "w1,1.5"]
+COLUMN = ': column "label"'
+NUMBER = f": line 3{COLUMN}"
+REGRESSION = {"problem": "regression"}
 
 
 @pytest.mark.parametrize(
-    ("lines", "changes", "expected"),
+    ("lines", "changes", "place", "key", "values"),
     [
-        (GOOD, {"label": "lable"}, 'task.label: found "lable", allowed: text, label (the header'),
-        (GOOD, {"label": "lable"}, 'did you mean "label"?'),
-        (GOOD, {"id": "key"}, 'task.id: found "key", allowed: text, label (the header'),
-        ([*GOOD, "w3,"], {}, 'train.csv: line 4: "label" found no label, allowed: a, b'),
-        (GOOD[:2], {}, 'train.csv: "label" found only "a" in 1 row, allowed: two labels or more'),
-        (["text,label", "w1,"], {}, '"label" found no label in 1 row, allowed: two labels'),
-        (GOOD[:1], {}, "train.csv: found no rows, allowed: one or more"),
-        ([*GOOD, "w3"], {}, "train.csv: line 4: found 1 field, allowed: 2, as in the header"),
-        ([*NUMBERS, "w,x"], {"problem": "regression"}, "line 3: \"label\" found 'x', allowed: a n"),
-        ([*NUMBERS, "w,inf"], {"problem": "regression"}, "line 3: \"label\" found 'inf', allowed"),
-        ([*NUMBERS, "w,"], {}, 'line 3: "label" found no label, allowed: a number'),
+        (
+            GOOD,
+            {"label": "lable"},
+            "task.label",
+            "table.column_unknown",
+            {"found": "lable", "allowed": ["text", "label"], "hint": '; did you mean "label"?'},
+        ),
+        (GOOD, {"id": "key"}, "task.id", "table.column_unknown", {"found": "key"}),
+        ([*GOOD, "w3,"], {}, f": line 4{COLUMN}", "label.missing", {"allowed": ["a", "b"]}),
+        (GOOD[:2], {}, COLUMN, "label.too_few", {"found": ["a"]}),
+        (["text,label", "w1,"], {}, COLUMN, "label.too_few", {"found": "no label"}),
+        (GOOD[:1], {}, "", "task.no_rows", {}),
+        ([*GOOD, "w3"], {}, ": line 4", "table.fields", {"found": 1, "allowed": 2}),
+        ([*NUMBERS, "w,x"], REGRESSION, NUMBER, "label.not_a_number", {"found": "x"}),
+        ([*NUMBERS, "w,inf"], REGRESSION, NUMBER, "label.not_a_number", {"found": "inf"}),
+        ([*NUMBERS, "w,"], {}, NUMBER, "label.missing", {"allowed": "a number"}),
     ],
 )
 def test_errors_in_a_training_table_are_named(
-    tmp_path: Path, lines: list[str], changes: dict[str, Any], expected: str
+    tmp_path: Path,
+    lines: list[str],
+    changes: dict[str, Any],
+    place: str,
+    key: str,
+    values: dict[str, Any],
 ) -> None:
-    write_lines(tmp_path / "train.csv", lines)
-    assert expected in refusal(tmp_path, "train", dev="unread.csv", **changes)
+    path = write_lines(tmp_path / "train.csv", lines)
+    place = place if place.startswith("task.") else f"{path}{place}"
+    with refuses(key, place=place, **values):
+        table(tmp_path, "train", dev="unread.csv", **changes)
 
 
 def test_a_test_set_may_lack_labels(tmp_path: Path) -> None:
@@ -235,9 +249,11 @@ def test_a_test_set_may_lack_labels(tmp_path: Path) -> None:
     # The scores cover only labelled rows.
     records = predict(family.splits["input"], [[0, 1], [0, 1]])
     assert family.score(records)["accuracy"] == 1.0
-    assert "task.test: found none" in refusal(tmp_path, "test", labels=labels)
-    found = refusal(tmp_path, "dev", dev=str(some))
-    assert 'some.csv: line 3: "label" found no label, allowed: a, b' in found
+    with refuses("task.no_file", place="task.test"):
+        table(tmp_path, "test", labels=labels)
+    place = f'{some}: line 3: column "label"'
+    with refuses("label.missing", place=place, allowed=["a", "b"]):
+        table(tmp_path, "dev", dev=str(some))
 
 
 def test_a_dev_set_is_split_off_and_reported(tmp_path: Path) -> None:
@@ -259,25 +275,24 @@ def test_a_dev_set_is_split_off_and_reported(tmp_path: Path) -> None:
     assert ids(alone, "dev") == ids(family, "dev")
     assert ids(table(tmp_path, "dev", seed=4), "dev") != ids(family, "dev")
     csv_of(tmp_path / "train.csv", ["a", "b"])
-    assert "found 2 classes in 2 rows, none with two different rows" in refusal(tmp_path)
+    with refuses("table.no_dev_classes", classes=2, rows=2):
+        table(tmp_path)
 
 
 def test_an_impossible_dev_split_is_an_error(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "train.csv", [str(n) for n in range(50)])
-    assert refusal(tmp_path) == (
-        f"{path}: found 50 classes in 50 rows, none with two different rows, so no dev set can be "
-        "split off; allowed: more rows of a class or finetune.task.dev, or "
-        "finetune.task.problem=regression for numbers that measure"
-    )
+    with refuses("table.no_dev_classes", place=path, classes=50, rows=50) as error:
+        table(tmp_path)
+    assert "finetune.task.problem=regression" in str(error.value)
     assert table(tmp_path, problem="regression").splits["dev"].examples == 5
     assert table(tmp_path, "train", dev="unread.csv").heads.problem == "single_label"
     write_lines(path, ["text,label", *["w1,a", "w2,b"] * 20])
-    assert refusal(tmp_path).endswith(
-        "found 2 classes in 40 rows, none with two different rows, so no dev set can be split "
-        "off; allowed: more rows of a class or finetune.task.dev"
-    )
+    with refuses("table.no_dev_classes", place=path, classes=2, rows=40) as error:
+        table(tmp_path)
+    assert "finetune.task.problem=regression" not in str(error.value)
     write_lines(path, ["text,label", "w1,1.5"])
-    assert "found 1 row, too few different ones to split off a dev set" in refusal(tmp_path)
+    with refuses("table.no_dev_rows", place=path, rows=1):
+        table(tmp_path)
 
 
 def ids(family: Family, name: str) -> list[object]:

@@ -59,7 +59,7 @@ def test_every_evaluation_and_threshold_is_kept_apart(
 ) -> None:
     run, file = squad_run(tmp_path)
     line = refused("predict", run, tmp_path / "o.jsonl", "--input", file)
-    assert f"no dev evaluation of step {LAST}" in line
+    assert (line.key, line.values["step"]) == ("squad.no_threshold", LAST)
     assert f"bert-jax evaluate {run} --checkpoint {LAST}" in line
     ok("evaluate", run)  # without a ranking score, `auto` is the last
     before = (run / "evaluation.json").read_bytes()

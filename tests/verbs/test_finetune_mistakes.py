@@ -75,7 +75,7 @@ def test_a_bad_table_is_named_with_its_line(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["predict", "ORIGIN", "out.csv"], ["was not fine-tuned"]),
+        (["predict", "ORIGIN", "out.csv"], ["[run.not_fine_tuned]"]),
         (["predict", "ORIGIN", "out.txt"], ["out.txt: found .txt", ".jsonl, .csv"]),
         (["predict", "none", "out.csv"], ["none: found no such directory"]),
         (["evaluate", "none"], ["none: found no such directory"]),

@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from bert_jax.config import RunConfig, parse_config
-from bert_jax.errors import Diverged, RunStopped, UserError
+from bert_jax.errors import Diverged, RunStopped
 from bert_jax.files.lock import LocalLock
 from bert_jax.runs.checkpoints import load_params
 from bert_jax.runs.directory import open_run
@@ -25,7 +25,7 @@ from bert_jax.train.loop import Outcome
 from bert_jax.train.writer import read_metrics
 from bert_jax.verbs.export import export
 from bert_jax.verbs.finetune import finetune, finetune_settings
-from tests.project import invoke, ok, refused, write_config
+from tests.project import Refusal, invoke, ok, refused, refuses, write_config
 from tests.tasks.runs import tiny_config
 
 RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
@@ -178,9 +178,7 @@ def test_a_sweep_without_a_good_run_writes_no_best_run(
         raise Diverged("step 3: loss not finite")
 
     monkeypatch.setattr(sweep_verb, "run_finetuning", breaks)
-    with pytest.raises(
-        RunStopped, match=r"^none of 2 runs ended with a figure; see .*sweep\.json$"
-    ):
+    with refuses("sweep.no_score", kind=RunStopped, runs=2, path=tmp_path / "sweep.json"):
         told(config(base, tmp_path, sweep={}), seeds=2)
     reasons = {run["degenerate"] for run in runs(tmp_path).values()}
     assert reasons == {"stopped: step 3: loss not finite"}
@@ -214,7 +212,9 @@ def test_a_sweep_that_loses_its_lock_stops_and_resumes(
     assert all(run["score"] is not None for run in runs(root).values())
 
 
-def refuse(base: dict[str, Any], directory: Path, run_dir: Path, *more: str, **changes: Any) -> str:
+def refuse(
+    base: dict[str, Any], directory: Path, run_dir: Path, *more: str, **changes: Any
+) -> Refusal:
     values = base | {"run_dir": str(run_dir), "finetune": base["finetune"] | changes}
     return refused("finetune", write_config(directory / "config.yaml", values), *more)
 
@@ -222,7 +222,7 @@ def refuse(base: dict[str, Any], directory: Path, run_dir: Path, *more: str, **c
 def test_a_sweep_of_other_settings_is_refused(
     base: dict[str, Any], swept: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"^--seeds: found 0, allowed: 1 or more$"):
+    with refuses("sweep.seeds", place="--seeds", found=0):
         finetune(config(base, tmp_path / "new"), seeds=0)
     assert not (tmp_path / "new").exists()
     before = sorted(swept.rglob("*"))
@@ -233,7 +233,7 @@ def test_a_sweep_of_other_settings_is_refused(
     assert "holds a" in refuse(base, tmp_path, swept)
     single = swept / "runs" / "seed0-lr0.001-epochs2"
     said = refuse(base, tmp_path, single, "--seeds", "2")
-    assert said.endswith(f"run_dir: {single} holds a single run; allowed: a new run_dir")
+    assert (said.key, said.values["directory"]) == ("sweep.single_run", str(single))
     assert sorted(swept.rglob("*")) == before
 
 

@@ -27,7 +27,7 @@ from bert_jax.tasks.family import (
 from bert_jax.tasks.glue.files import TASKS, GlueRows, GlueTask, TaskName, files_of, read_glue
 from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.glue.tfds import read_tfds
-from bert_jax.tasks.labels import Labelling, spell_names
+from bert_jax.tasks.labels import Labelling, shown_labels
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
 ZIP: Final = "submission.zip"
@@ -94,7 +94,13 @@ class GlueSection(Section):
                 notes += count_notes(name, {f"{what} {shown_lines(lines)}": len(lines)})
             rows = found.rows[: self.train_limit] if name == "train" else found.rows
             if not rows:
-                raise UserError(f"task.data: found no examples of {name} in {self.data}")
+                raise UserError(
+                    "glue.no_examples",
+                    "found no examples of {split} in {directory}",
+                    place="task.data",
+                    split=name,
+                    directory=self.data,
+                )
             required = needs_labels(name)
             examples[name] = task.examples(rows, required=required, errors=RowErrors())
         return task.family(examples, request, notes=notes)
@@ -105,8 +111,13 @@ def _labelling(section: GlueSection, task: GlueTask, given: tuple[str, ...] | No
     # A regression's one output may have any name.
     if set(names) != set(task.names) and not len(names) == len(task.names) == 1:
         raise UserError(
-            f'task.name: found "{section.name}", whose labels are {spell_names(task.names)}, '
-            f"allowed: a task with the model's, {spell_names(names)}"
+            "glue.other_labels",
+            'found "{found}" with the labels {labels}, allowed: a task with the labels of the '
+            "model, {allowed}",
+            place="task.name",
+            found=section.name,
+            labels=shown_labels(task.names),
+            allowed=shown_labels(names),
         )
     problem = "regression" if section.name == "stsb" else "single_label"
     return Labelling(problem, names, column=task.label[0])
@@ -130,7 +141,13 @@ def directory_of(section: GlueSection) -> Path:
     """Returns the directory of a task's files on this machine; UserError: it is not there."""
     root = local_copy(section.data)
     if not root.is_dir():
-        raise UserError(f'task.data: found no directory {root}, allowed: one, or "{TFDS}"')
+        raise UserError(
+            "glue.no_directory",
+            'found no directory {found}, allowed: a directory, or "{other}"',
+            place="task.data",
+            found=root,
+            other=TFDS,
+        )
     inside = root / TASKS[section.name].directory
     return inside if inside.is_dir() else root
 
@@ -149,8 +166,14 @@ def write_submission(
     """
     name = FILES.get((task, split))
     if name is None:
-        allowed = ", ".join(test for of, test in FILES if of == task)
-        raise UserError(f'submission: found split "{split}" of {task}, allowed: {allowed}')
+        raise UserError(
+            "glue.no_submission",
+            'found split "{found}" of {task}, allowed: {allowed}',
+            place="submission",
+            found=split,
+            task=task,
+            allowed=[test for of, test in FILES if of == task],
+        )
     lines = ["index\tprediction"]
     lines += [f"{record['id']}\t{_spelled(task, record['prediction'])}" for record in records]
     write_whole(directory / name, "".join(f"{line}\n" for line in lines))

@@ -43,15 +43,24 @@ def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
     if split not in builder.info.splits:
         splits = list(builder.info.splits)
         raise UserError(
-            f'tfds {name}: found no split "{split}", allowed: {", ".join(splits)} '
-            f"({builder.data_path}){did_you_mean(split, splits)}"
+            "glue.tfds_split",
+            'found no split "{found}" in {directory}, allowed: {allowed}{hint}',
+            place=f"tfds {name}",
+            found=split,
+            directory=builder.data_path,
+            allowed=splits,
+            hint=did_you_mean(split, splits),
         )
     try:
         source = builder.as_data_source(split=split)
     except NotImplementedError:
         raise UserError(
-            f"tfds {name}: found it as {builder.info.file_format.value} in {builder.data_path}, "
-            f"allowed: array_record; another task.data_dir, or a directory with the original files"
+            "glue.tfds_format",
+            "found files of the format {found} in {directory}, allowed: array_record. Set another "
+            "task.data_dir, or set task.data to a directory with the original files.",
+            place=f"tfds {name}",
+            found=builder.info.file_format.value,
+            directory=builder.data_path,
         ) from None
     feature = builder.info.features["label"]
     names = getattr(feature, "names", None)  # a class's; a similarity has none
@@ -74,9 +83,12 @@ def _builder(name: str, data_dir: str | None) -> Any:
     # Failures of the network, the mirror or a checksum, raised as many types.
     except Exception as error:
         raise UserError(
-            f"tfds {name}: could not be prepared in {data_dir or 'its default directory'} "
-            f"({type(error).__name__}: {first_line(error)}), allowed: a directory with the "
-            f"original files as task.data"
+            "glue.tfds_unavailable",
+            "could not be prepared in {directory} ({reason}). Set task.data to a directory with "
+            "the original files.",
+            place=f"tfds {name}",
+            directory=data_dir or "its default directory",
+            reason=f"{type(error).__name__}: {first_line(error)}",
         ) from error
     return builder
 

@@ -74,8 +74,12 @@ class SquadSection(FilesSection):
         least = self.max_query_length + SPECIAL_PIECES + 1
         if request.max_length < least:
             raise UserError(
-                f"max_length: found {request.max_length}, allowed: at least {least} where "
-                f"task.max_query_length is {self.max_query_length}"
+                "squad.max_length",
+                "found {found}, allowed: at least {least} with task.max_query_length={query}",
+                place="max_length",
+                found=request.max_length,
+                least=least,
+                query=self.max_query_length,
             )
         paths = {role: request.source(self, role) for role in request.roles}
         files = {
@@ -102,7 +106,11 @@ class SquadSection(FilesSection):
             )
             if split.skipped and not split.examples:
                 raise UserError(
-                    f"{paths[role]}: found no answer that is in its context, allowed: at least one"
+                    "squad.answers_outside",
+                    "none of {questions:,} questions has an answer at the given place of its "
+                    "context",
+                    place=paths[role],
+                    questions=split.skipped,
                 )
             notes += count_notes(paths[role], split.findings)
         if with_null and threshold is None and "dev" not in splits:

@@ -59,8 +59,11 @@ def read_squad(
     impossible = sum(bool(question.is_impossible) for *_, question in _walk(content))
     if version == "1.1" and impossible:
         raise UserError(
-            f'{path}: found {impossible:,} questions with is_impossible, allowed in version "1.1": '
-            'none; set version to "2.0" or "auto"'
+            "squad.impossible_in_1_1",
+            "found {found:,} questions with is_impossible, but version 1.1 has none. Set version "
+            'to "2.0" or "auto".',
+            place=path,
+            found=impossible,
         )
     if version == "auto":
         says_2 = str(content.version).lower().removeprefix("v").startswith("2")
@@ -78,7 +81,10 @@ def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "
     for row in table.named(("question", "context")):
         if not {"question", "context"} <= row.values.keys():
             raise UserError(
-                f"{row.place}: found {', '.join(row.values)}, allowed: question, context"
+                "squad.columns",
+                "found the columns {found}, allowed: question, context",
+                place=row.place,
+                found=list(row.values),
             )
         name = str(row.values.get("id", row.line - 1))
         questions.append(SquadQuestion(name, "", row.text("question"), row.text("context"), None))
@@ -87,7 +93,9 @@ def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "
 
 def _file(source: object, version: Version, questions: list[SquadQuestion]) -> SquadFile:
     if not questions:
-        raise UserError(f"{source}: found no question, allowed: at least one")
+        raise UserError(
+            "squad.no_questions", "found no question, allowed: at least one", place=source
+        )
     return SquadFile(version, questions)
 
 
@@ -160,19 +168,25 @@ def _questions(
         first = places.setdefault(question.id, place)
         if first is not place:
             raise UserError(
-                f'{path}: {place}: found the id "{question.id}" of {first} again, '
-                "allowed: each id once"
+                "squad.repeated_id",
+                'found the id "{found}" of {first} again, allowed: each id once',
+                place=f"{path}: {place}",
+                found=question.id,
+                first=first,
             )
         if question.is_impossible and question.answers:
             raise UserError(
-                f"{path}: {place}: found is_impossible with {len(question.answers)} answers, "
-                "allowed: none"
+                "squad.impossible_with_answers",
+                "found is_impossible with {answers} answers, allowed: none",
+                place=f"{path}: {place}",
+                answers=len(question.answers),
             )
         answers = _answers(question, version=version)
         if answers is None and needs_answers:
             raise UserError(
-                f"{path}: {place}.answers: found none, allowed: at least one"
-                + (", or is_impossible" if version == "2.0" else "")
+                "squad.no_answers",
+                "found none, allowed: at least one, or is_impossible in version 2.0",
+                place=f"{path}: {place}.answers",
             )
         yield SquadQuestion(
             question.id, article.title, question.question, paragraph.context, answers

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import pydantic
 
+from bert_jax.errors import SettingError
 from bert_jax.section import Section
 
 Number = TypeVar("Number", int, float)
@@ -32,7 +33,11 @@ class SweepSection(Section):
     def _each_once(cls, values: tuple[Number, ...]) -> tuple[Number, ...]:
         for value in values:
             if values.count(value) > 1:
-                raise ValueError(f"{value} occurs twice; allowed: each value once")
+                raise SettingError(
+                    "sweep.repeated_value",
+                    "found {found} twice, allowed: each value once",
+                    found=value,
+                )
         return values
 
 

@@ -87,10 +87,20 @@ class SweepRecord:
                     result = RunResult.from_json(row)
                     self.results[result.point] = result
             except (KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{path}: no whole record of a sweep ({error!r})") from None
+                raise UserError(
+                    "sweep.record",
+                    "not the record of a sweep, or incomplete ({reason})",
+                    place=path,
+                    reason=repr(error),
+                ) from None
             refuse_other_settings(root, held=held, asked=self._settings, free=FREE, what="sweep")
         elif (root / "config.yaml").exists():
-            raise UserError(f"run_dir: {root} holds a single run; allowed: a new run_dir")
+            raise UserError(
+                "sweep.single_run",
+                "{directory} contains a single run. Use a new run_dir.",
+                place="run_dir",
+                directory=root,
+            )
 
     @property
     def best(self) -> RunResult | None:
@@ -178,7 +188,9 @@ def plan(
     """
     if seeds is not None:
         if seeds < 1:
-            raise UserError(f"--seeds: found {seeds}, allowed: 1 or more")
+            raise UserError(
+                "sweep.seeds", "found {found}, allowed: 1 or more", place="--seeds", found=seeds
+            )
         asked = (settings.finetune.sweep or SweepSection()).model_copy(update={"seeds": seeds})
         settings = settings.with_finetune(sweep=asked)
     section = settings.finetune
@@ -299,7 +311,10 @@ def _promote(
     best = record.best
     if best is None:
         raise RunStopped(
-            f"none of {len(record.results)} runs ended with a figure; see {root / SWEEP}"
+            "sweep.no_score",
+            "none of {runs} runs finished with a score. See {path}.",
+            runs=len(record.results),
+            path=root / SWEEP,
         )
     run = open_run(root / RUNS / best.point.name)
     loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import read_lines
-from bert_jax.errors import UserError, counted
+from bert_jax.errors import UserError
+from bert_jax.tasks.family import no_rows
 
 _DOCUMENT_START: Final = "-DOCSTART-"
 # Not `str.split()`: a token may contain a no-break space.
@@ -86,26 +87,44 @@ def read_conll(
             if labelled or -len(fields) <= label < len(fields):
                 label_at = _column(place, fields, "label_column", label)
         elif len(fields) != width:
-            found = counted(len(fields), "column")
-            raise UserError(f"{place}: found {found}, allowed: {width}, as in line {before}")
+            raise UserError(
+                "tokens.columns",
+                "found {found} columns, allowed: {allowed}, as in line {before}",
+                place=place,
+                found=len(fields),
+                allowed=width,
+                before=before,
+            )
         before, width = number, len(fields)
         if labelled and label_at == token_at:
             raise UserError(
-                f"{place}: found token_column {token} and label_column {label} in "
-                f"{counted(width, 'column')}, allowed: two different ones"
+                "tokens.same_column",
+                "token_column {token} and label_column {label} are the same one of {columns} "
+                "columns. Set two different columns.",
+                place=place,
+                token=token,
+                label=label,
+                columns=width,
             )
         if not fields[token_at]:
             raise UserError(
-                f"{place}: found an empty token, allowed: a token, or an empty line between "
-                "sentences"
+                "tokens.empty_token",
+                "found an empty token, allowed: a token, or an empty line between sentences",
+                place=place,
             )
         name = "" if label_at == token_at else fields[label_at]
         if labelled and not name:
-            raise UserError(f"{place}: found no label, allowed: one for every token")
+            raise UserError(
+                "tokens.no_label", "found no label, allowed: one for every token", place=place
+            )
         blocks[-1].append((fields[token_at], name, number))
     sentences = [Sentence(*map(list, zip(*block, strict=True))) for block in blocks if block]
     if not sentences:
-        raise UserError(f"{path}: found no sentence, allowed: a token per line, in columns")
+        raise UserError(
+            "tokens.no_sentences",
+            "found no sentence, allowed: one token per line, in columns",
+            place=path,
+        )
     names = [name for sentence in sentences for name in sentence.labels or ()]
     if all(names):
         return ConllFile(path, sentences)
@@ -117,8 +136,13 @@ def _column(place: str, fields: list[str], key: str, number: int) -> int:
     """Returns a column's index from the left; UserError: the line has fewer columns."""
     if not -len(fields) <= number < len(fields):
         raise UserError(
-            f"{place}: found {counted(len(fields), 'column')}, allowed: at least "
-            f"{number + 1 if number >= 0 else -number} ({key}: {number})"
+            "tokens.column_missing",
+            "found {found} columns, allowed: at least {least} ({setting}: {number})",
+            place=place,
+            found=len(fields),
+            least=number + 1 if number >= 0 else -number,
+            setting=key,
+            number=number,
         )
     return number % len(fields)
 
@@ -137,13 +161,15 @@ def sentences_in_memory(table: MemoryTable) -> ConllFile:
         texts = isinstance(tokens, list | tuple) and all(isinstance(t, str) and t for t in tokens)
         if not tokens or not texts or (labels is not None and len(labels) != len(tokens)):
             raise UserError(
-                f"{table}: row {number}: found no tokens (and as many labels, if any), allowed: a "
-                f"text, a list of tokens, or a dict with tokens"
+                "tokens.row",
+                "found no tokens, or another number of labels, allowed: a text, a list of tokens, "
+                "or a dict with tokens and as many labels",
+                place=f"{table}: row {number}",
             )
         names = None if labels is None else [str(label) for label in labels]
         sentences.append(Sentence(list(tokens), names, [number] * len(tokens)))
     if not sentences:
-        raise UserError(f"{table}: found no sentence, allowed: one or more")
+        raise no_rows(table)
     if any(sentence.labels is None for sentence in sentences):
         sentences = [sentence._replace(labels=None) for sentence in sentences]
     return ConllFile(Path(str(table)), sentences)

@@ -39,7 +39,7 @@ def parse_label(label: str) -> SpanLabel | None:
 def _known(label: str) -> SpanLabel:
     parsed = parse_label(label)
     if parsed is None:
-        raise ValueError(f"found the label {label!r}, allowed: {spelled('BIOES')}")
+        raise ValueError(f"found the label {label!r}, allowed: {', '.join(labels_of('BIOES'))}")
     return parsed
 
 
@@ -115,9 +115,9 @@ def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def spelled(scheme: Scheme) -> str:
-    """Returns the labels of a scheme for an error: ``O, B-TYPE, I-TYPE``."""
-    return ", ".join([OUTSIDE, *(f"{prefix}-TYPE" for prefix in PREFIXES[scheme])])
+def labels_of(scheme: Scheme) -> list[str]:
+    """Returns the labels of a scheme for a message: ``["O", "B-TYPE", "I-TYPE"]``."""
+    return [OUTSIDE, *(f"{prefix}-TYPE" for prefix in PREFIXES[scheme])]
 
 
 class Entity(NamedTuple):

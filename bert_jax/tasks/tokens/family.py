@@ -12,7 +12,7 @@ import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.rows.collate import Ragged, encode_ragged
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.tasks.family import (
     NO_LABEL,
@@ -27,6 +27,7 @@ from bert_jax.tasks.family import (
     needs_labels,
     task_heads,
 )
+from bert_jax.tasks.labels import too_few_labels, unknown_label
 from bert_jax.tasks.tokens import entities
 from bert_jax.tasks.tokens.conll import ConllFile, Sentence, read_conll, sentences_in_memory
 from bert_jax.text.tokenizer import Tokenizer
@@ -70,8 +71,13 @@ class TokenClassificationSection(FilesSection):
         stride = self.stride or -(-room // 2)
         if stride > room:
             raise UserError(
-                f"task.stride: found {stride}, allowed: 1 to {room}, the pieces of a window "
-                f"(max_length {request.max_length} without [CLS] and [SEP])"
+                "tokens.stride",
+                "found {found}, allowed: 1 to {most}, the pieces that fit in a row of max_length "
+                "{max_length} besides [CLS] and [SEP]",
+                place="task.stride",
+                found=stride,
+                most=room,
+                max_length=request.max_length,
             )
         roles = request.roles
         if request.labels is None and "train" not in roles:
@@ -84,8 +90,7 @@ class TokenClassificationSection(FilesSection):
             train = files["train"]
             scheme = _scheme_of_file(self, train, notes)
             if len(train.names) < 2:
-                (name,) = train.names
-                raise UserError(f"{train.path}: found the label {name} alone, allowed: two or more")
+                raise too_few_labels(train.names, train.path)
             labels = entities.complete_labels(train.names, scheme)
         # Names alone do not tell IOB1 from IOB2.
         exact = self.scheme != "auto" or request.labels is None
@@ -154,8 +159,12 @@ def _scheme_of_file(
     elif wrong := {name for name in train.names if not entities.fits(name, scheme)}:
         line, name = train.first(wrong)
         raise UserError(
-            f'{train.path}: line {line}: found the label "{name}", allowed under {scheme}: '
-            f"{entities.spelled(scheme)}"
+            "tokens.label_outside_scheme",
+            'found the label "{found}", allowed in {scheme}: {allowed}',
+            place=f"{train.path}: line {line}",
+            found=name,
+            scheme=scheme,
+            allowed=entities.labels_of(scheme),
         )
     return scheme
 
@@ -165,8 +174,12 @@ def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str])
     for name in labels:
         if scheme is not None and not entities.fits(name, scheme):
             raise UserError(
-                f"task.scheme: found {section.scheme}, which has no {name} as the model has, "
-                f"allowed: {found}"
+                "tokens.scheme",
+                "found {found}, which lacks the label {label} of the model, allowed: {allowed}",
+                place="task.scheme",
+                found=section.scheme,
+                label=name,
+                allowed=found,
             )
     return scheme or found
 
@@ -190,10 +203,7 @@ def _contradictions(file: ConllFile, scheme: entities.Scheme) -> list[str]:
 def _check_labels(file: ConllFile, labels: Sequence[str]) -> None:
     if unknown := file.names - set(labels):
         line, name = file.first(unknown)
-        raise UserError(
-            f'{file.path}: line {line}: found the label "{name}", allowed: {", ".join(labels)}'
-            f"{did_you_mean(name, labels)}"
-        )
+        raise unknown_label(name, labels, place=f"{file.path}: line {line}")
 
 
 class Window(NamedTuple):

@@ -104,14 +104,24 @@ def evaluate_task(
     change the figures. Raises UserError: the task has no such split, or one without labels.
     """
     if role not in ROLES:
-        raise UserError(f"--split: found {role}, allowed: dev, test{did_you_mean(role, ROLES)}")
+        raise UserError(
+            "evaluate.task_split",
+            "found {found}, allowed: {allowed}{hint}",
+            place="--split",
+            found=role,
+            allowed=ROLES,
+            hint=did_you_mean(role, ROLES),
+        )
     loaded, family, records = predict_run(
         run, roles=(role,), checkpoint=checkpoint, batch_size=batch_size, mesh=mesh
     )
     for name, found in records.items():
         if any(record.get("label") is None for record in found):
             raise UserError(
-                f"--split: found {name}, which is not labelled; allowed: dev, or `bert-jax predict`"
+                "evaluate.no_labels",
+                "found {found}, which has no labels. Use dev, or run `bert-jax predict`.",
+                place="--split",
+                found=name,
             )
     evaluation, baseline = _evaluation(loaded, family, records, role=role)
     if jax.process_index() == 0 and (warning := _warning(run, baseline)):
@@ -154,8 +164,9 @@ def section_of(run: Run) -> FinetuneSection:
     """Returns the settings that a run was fine-tuned with; UserError: it was not fine-tuned."""
     if not run.is_fine_tuned:
         raise UserError(
-            f"{run.directory}: was not fine-tuned; `bert-jax predict` takes a run of `bert-jax "
-            f"finetune`, whose finetune.init_from may be this one"
+            "run.not_fine_tuned",
+            "not a fine-tuned run. First run `bert-jax finetune` with this finetune.init_from.",
+            place=run.directory,
         )
     return run.section("finetune", FinetuneSection, verb="predict")
 
@@ -183,9 +194,12 @@ def open_data(
             tuned = evaluation.scores
         elif getattr(task, "tunes_threshold", False):
             raise UserError(
-                f"{run.directory}: found no dev evaluation of step {step}, which "
-                f"task.null_threshold is tuned on; run `bert-jax evaluate {run.directory} "
-                f"--checkpoint {step}` first"
+                "squad.no_threshold",
+                "found no dev evaluation of step {step}, which gives task.null_threshold. Run "
+                "`bert-jax evaluate {directory} --checkpoint {step}` first.",
+                place=run.directory,
+                step=step,
+                directory=run.directory,
             )
     request = DataRequest(run.tokenizer, section.max_length, section.split_seed, roles, input)
     with doing("reading and encoding the task's files"):

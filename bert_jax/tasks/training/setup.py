@@ -162,7 +162,11 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     with under("finetune", FinetuneSection), doing("reading and encoding the task's files"):
         family = section.task.open(request)
     if not len(family.splits["train"].lengths):
-        raise UserError("finetune.task: found no training example, allowed: one or more")
+        raise UserError(
+            "finetune.no_examples",
+            "found no training example, allowed: one or more",
+            place="finetune.task",
+        )
     architecture = origin.architecture
     if section.dropout is not None:
         architecture = architecture.with_dropout(section.dropout)
@@ -230,8 +234,13 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     found, learnt = prepared.family.heads.labels, run.heads.labels
     if found != learnt:
         raise UserError(
-            f"finetune.task: found the labels {', '.join(found) or 'none'}, but {run.directory} "
-            f"holds a run with {', '.join(learnt) or 'none'}; allowed: the same, or a new run_dir"
+            "finetune.other_labels",
+            "found the labels {found}, but the run in {directory} has the labels {labels}. Use "
+            "the same labels, or a new run_dir.",
+            place="finetune.task",
+            found=found or "none",
+            directory=run.directory,
+            labels=learnt or "none",
         )
     return root
 
