@@ -1,1 +1,1 @@
-"""The checks of `bert-jax doctor`, a file a subject."""
+"""The checks of `bert-jax doctor`, one file per subject."""

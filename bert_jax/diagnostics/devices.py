@@ -1,4 +1,4 @@
-"""The devices and the mesh that a run will have, and what its train step computes in kernels."""
+"""Checks of a run's devices, its mesh and its kernels."""
 
 import collections
 import glob
@@ -22,7 +22,7 @@ _SLOW_START_SECONDS: Final = 10.0
 
 def check_devices(section: MeshSection) -> Iterator[Finding]:
     """Opens this process's devices and makes the mesh."""
-    # Before the devices are opened: libtpu writes to the environment that this reads.
+    # Read the environment first: libtpu changes it when it opens the devices.
     expected = expected_hosts(section.distributed)
     begin = time.monotonic()
     try:
@@ -46,7 +46,7 @@ def check_devices(section: MeshSection) -> Iterator[Finding]:
 
 
 def _check_unused_hardware(backend: str) -> Iterator[Finding]:
-    """Names accelerators of this host that JAX does not use, and drivers without an accelerator."""
+    """Yields warnings about accelerators that JAX does not use, and about libtpu without a TPU."""
     asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
     if backend in ("tpu", "gpu") or asked == "cpu":
         return
@@ -71,11 +71,12 @@ def check_kernels(
     longest: int,
     pretraining: bool,
 ) -> Iterator[Finding]:
-    """Says how a train step computes attention and why, then the rest of a layer and the loss.
+    """Yields the implementations of a train step's attention, layers and loss.
 
-    `longest`: tokens of the longest rows; `pretraining`: there is a loss of masked pieces.
+    `longest` is the number of tokens of the longest rows. `pretraining` adds the loss of masked
+    pieces.
     """
-    # With the kernels, which load slowly.
+    # Imported late, because it loads the kernels, which is slow.
     from bert_jax.model.execution import choose
 
     def chosen(part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Findings of the doctor, and how they are shown."""
+"""Findings of the doctor, and their display."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ _STYLES: Final[dict[Level, str]] = {"ok": "green", "warn": "yellow", "problem": 
 class Finding(NamedTuple):
     """One result of a check: ``Finding("warn", "disk", "1.2 GB free in /tmp, room for …")``.
 
-    `problem`: a run will fail. `warn`: a run may fail, or be slower than it could.
+    `problem`: a run will fail. `warn`: a run may fail, or be slower than necessary.
     """
 
     level: Level
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 class DoctorReport(NamedTuple):
-    """All findings, in the order in which a run would meet them."""
+    """All findings, in the order of the checks."""
 
     findings: tuple[Finding, ...]
 
@@ -47,7 +47,7 @@ problem: Final = functools.partial(Finding, "problem")
 
 
 def checked(topic: str, check: Callable[[], str]) -> Finding:
-    """Returns the text of a check, or the UserError that it raises as a problem."""
+    """Returns the text of a check as `ok`, or the UserError that it raises as a `problem`."""
     try:
         return ok(topic, check())
     except UserError as error:
@@ -55,9 +55,10 @@ def checked(topic: str, check: Callable[[], str]) -> Finding:
 
 
 def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
-    """Shows findings as they come, a line for each, then their numbers; returns them.
+    """Prints a line for each finding, then the numbers of problems and warnings.
 
-    A terminal gets colours and lines wrapped to its width, a file or a pipe plain lines for grep.
+    On a terminal, lines are coloured and wrapped. In a file or a pipe, each finding is one plain
+    line, for grep.
     """
     shown: list[Finding] = []
     for finding in findings:

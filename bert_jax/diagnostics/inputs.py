@@ -1,4 +1,4 @@
-"""The inputs of a configuration: do they exist, and do they fit together. Needs no JAX."""
+"""Checks that the inputs of a configuration exist and fit together. Does not import JAX."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -41,8 +41,8 @@ Check = tuple[str, Callable[[], str]]  # subject; function that returns a text o
 def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
     """Raises the UserError of the first check that fails, before JAX is loaded.
 
-    A process of several checks later, once it has joined the others: before, they would wait for
-    it in vain.
+    With several processes, does nothing: each process checks its inputs after it has joined the
+    others, which would otherwise wait for a failed process.
     """
     if mesh.distributed.enabled:
         return
@@ -92,7 +92,7 @@ def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> s
     made = read_provenance(root)
     if tokenizers:
         made.require_tokenizer(tokenizers[0].hash, place=f"{key}.dataset: {path}")
-    if phase.seq_length < made.pairing.max_seq_length:  # all examples may be shorter than that
+    if phase.seq_length < made.pairing.max_seq_length:  # examples may still be short enough
         with under(key, PhaseSection):
             for split in made.splits:
                 check_row_length(phase.seq_length, open_dataset(root, split).lengths)
@@ -133,7 +133,7 @@ def _origin(section: FinetuneSection) -> str:
 
 
 def _check_positions(section: FinetuneSection, architecture: Any) -> None:
-    """Compares rows with a model's positions, where its settings say how many it has."""
+    """Checks that rows fit a model's positions, if its settings have their number."""
     if isinstance(architecture, dict):
         positions = architecture.get("max_position_embeddings")
         if isinstance(positions, int):
@@ -149,7 +149,7 @@ def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
         return
     if (root / CONFIG).exists():
         require_mlm_head(read_model(root, read_settings(root)).heads, name=source)
-    elif not root.is_dir() and not any(root.parent.glob("*.index")):  # of TensorFlow
+    elif not root.is_dir() and not any(root.parent.glob("*.index")):  # TensorFlow checkpoints
         raise missing_run(root, allowed=RUN_OR_CHECKPOINT)
 
 
@@ -160,7 +160,7 @@ def _glue(task: GlueSection) -> str:
 
 
 def _file(path: str, table: TableSection | None, role: str) -> str:
-    """Looks for a file, and for the columns of a task in the first row of a table."""
+    """Checks that a file exists, and that the first row of a table has the task's columns."""
     if is_remote(path):
         return f"{path} is fetched when the run starts"
     require_file(path)

@@ -1,4 +1,4 @@
-"""This host: versions of Python and libraries, memory, and room for checkpoints."""
+"""Checks of this host: versions of Python and libraries, memory, and disk space."""
 
 import os
 import platform
@@ -24,15 +24,15 @@ _VERSIONS: Final = (
 )
 _OPTIONAL: Final = frozenset({"libtpu", "tensorflow-datasets"})
 
-# JAX and its libraries take most of it; a loader worker holds Python, numpy and grain.
+# Memory that a run needs, mostly for JAX and its libraries and for loader workers.
 _MEMORY_BYTES: Final = 4 * 2**30
-# Batches pass from the loader's worker processes through shared memory; Docker gives 64 MiB of it.
+# Shared memory that loader workers need for batches. Docker's default is 64 MiB.
 _SHARED_MEMORY_BYTES: Final = 2**30
 
-# BERT-Base: 110 million parameters and two moments each, 4 bytes a number.
+# BERT-Base has 110 million parameters with two moments each, and 4 bytes per number.
 _BASE_CHECKPOINT_BYTES: Final = 110_000_000 * 3 * 4
 _KEPT_CHECKPOINTS: Final = 3  # the newest, the best, and the one being written
-# Without credentials a client tries for minutes.
+# Limit for a bucket's answer: without credentials, a client retries for minutes.
 _REMOTE_SECONDS: Final = 60
 
 
@@ -57,7 +57,7 @@ def check_versions() -> Iterator[Finding]:
 
 
 def installed(name: str) -> str | None:
-    """Returns the version of a distribution, if it is installed."""
+    """Returns the version of a distribution, or None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -68,7 +68,7 @@ def check_memory() -> Iterator[Finding]:
     """Compares free memory and shared memory with the needs of a run."""
     memory = psutil.virtual_memory()
     available, total = memory.available, memory.total
-    # In a container psutil tells the host's memory; the kernel enforces the container's.
+    # In a container, psutil reports the host's memory, but the container's limit applies.
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (text := limit.read_text().strip()).isdecimal():
         total = min(total, int(text))
@@ -88,13 +88,13 @@ def check_memory() -> Iterator[Finding]:
 
 
 def check_run_dir(run_dir: str, *, checkpoint_bytes: int | None = None) -> list[Finding]:
-    """Writes a small file into a run directory and deletes it, and measures the free space.
+    """Checks that a run directory is writable and that its disk has enough space.
 
-    A directory that does not exist is not made: its nearest parent is tried instead.
+    Writes a small file and deletes it. If the directory does not exist, checks its nearest parent.
 
     Args:
         run_dir: local or gs://.
-        checkpoint_bytes: size of one checkpoint; None: that of BERT-Base.
+        checkpoint_bytes: size of one checkpoint. Default: the size for BERT-Base.
     """
     if is_remote(run_dir):
         return [_check_remote(run_dir)]
@@ -124,7 +124,7 @@ def _check_space(folder: Path, checkpoint_bytes: int | None) -> Finding:
     )
     if free >= _KEPT_CHECKPOINTS * size:
         return ok("disk", text)
-    # Without the model's own size, it is only likely that it does not fit.
+    # Without the model's size, too little space is only likely.
     finding = problem if checkpoint_bytes else warn
     return finding("disk", f"{text}. A run needs {_KEPT_CHECKPOINTS}.")
 

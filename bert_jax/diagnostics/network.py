@@ -1,4 +1,4 @@
-"""Whether the hosts of a run can find each other."""
+"""Checks that the hosts of a run can reach each other."""
 
 import os
 import socket
@@ -9,8 +9,8 @@ from bert_jax.diagnostics.findings import Finding, ok, problem, warn
 from bert_jax.files.read import is_whole
 from bert_jax.parallel.section import LAST_PORT, DistributedSection
 
-# Cloud TPU's default firewall rule for v6e networks lets this port through and not JAX's own
-# default since 0.8.1, 8482 (jax#35905).
+# The default firewall rule of Cloud TPU's v6e networks opens this port. It closes 8482, which is
+# JAX's default port since 0.8.1 (jax#35905).
 _V6E_PORT: Final = 8476
 _CONNECT_SECONDS: Final = 3.0
 
@@ -24,7 +24,7 @@ def expected_hosts(section: DistributedSection) -> tuple[int, str]:
     if section.process_count is not None:
         return section.process_count, "mesh.distributed.process_count"
     listed = os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    # If libtpu finds no TPU, it puts a sentence of warning there.
+    # Without a TPU, libtpu sets this variable to a warning in words.
     hosts = 0 if " " in listed.strip() else sum(map(bool, listed.split(",")))
     slices = os.environ.get("MEGASCALE_NUM_SLICES", "1")
     if not hosts:
@@ -46,7 +46,7 @@ def check_hosts(expected: tuple[int, str], *, seen: int, enabled: bool) -> Findi
 
 
 def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
-    """Tests the port on which process 0 waits for the other processes. Call it before they join.
+    """Tests the port on which process 0 waits for others. Call this before processes join.
 
     The port must be free on the host of process 0, and must answer from other hosts.
     """
@@ -72,7 +72,7 @@ def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
 
 def _check_free(port: int) -> Finding:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        # As the coordinator itself: connections of a former run in TIME_WAIT do not matter.
+        # Like the coordinator, ignore connections of a former run in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))

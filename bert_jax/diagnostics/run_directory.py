@@ -1,4 +1,4 @@
-"""Whether a run directory is whole."""
+"""Checks that a run directory is complete and undamaged."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -23,10 +23,7 @@ _TRAIN: Final = "train"
 
 
 def check_run(run_dir: str) -> Iterator[Finding]:
-    """Reads all of a run directory and changes nothing; see `bert_jax.verbs.doctor.run_findings`.
-
-    A problem is a finding and never an exception.
-    """
+    """Verifies every file of a run directory; see `bert_jax.verbs.doctor.run_findings`."""
     root = epath.Path(run_dir)
     provenance: dict[str, Any] = {}
 
@@ -59,7 +56,7 @@ def check_run(run_dir: str) -> Iterator[Finding]:
 
 
 def _check_checkpoints(path: epath.Path) -> Iterator[Finding]:
-    """Compares every file of every checkpoint with what was saved."""
+    """Compares every file of every checkpoint with its manifest."""
     try:
         found = CheckpointDirectory(path, say=lambda line: None)
     except UserError as error:
@@ -96,7 +93,7 @@ def _check_metrics(path: epath.Path) -> str:
 
 
 def _check_dataset(path: str, fingerprint: str) -> Finding:
-    """Compares a dataset with what the run was trained on, every byte of it."""
+    """Verifies every byte of a dataset, and compares its fingerprint with the run's."""
     topic = f"dataset {path}"
     try:
         if is_google_bert(path):

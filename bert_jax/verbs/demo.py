@@ -140,7 +140,8 @@ def _command() -> str:
 def _majority_accuracy(dataset: epath.PathLike) -> float:
     """Returns the accuracy of always predicting the more frequent label.
 
-    It exceeds 50%: the last sentence of a document always gets a random next sentence.
+    The accuracy exceeds 50%, because the last sentence of a document always gets a random next
+    sentence.
     """
     held_out = open_dataset(dataset, VALIDATION)
     labels = [e.next_sentence_label for e in held_out.__getitems__(range(len(held_out)))]

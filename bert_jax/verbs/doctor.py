@@ -1,7 +1,7 @@
 """`bert-jax doctor`: checks installed software, devices, and a run's inputs before it starts.
 
-It also verifies a run directory. It yields findings one by one and imports slow libraries late, so
-that the first lines appear at once.
+It also verifies run directories. Findings are yielded one by one, and slow libraries are imported
+late, so that the first lines appear at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> 
     ``doctor().ok -> True``; ``doctor(run_dir="/proc/run").of_level("problem") ->
     [Finding("problem", "run directory", "cannot write to /proc: …")]``
 
-    Opens this process's devices. If `config.distributed` is enabled, joins the other processes:
-    start the doctor on every host, as for a run.
+    Opens this process's devices. If `config.distributed` is enabled, joins the other processes, so
+    start the doctor on every host.
 
     Args:
         config: devices of the planned run. Default: all devices.
@@ -96,8 +96,9 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
 def run_findings(run_dir: str) -> Iterator[Finding]:
     """Verifies a run directory, local or gs://; yields findings on each part.
 
-    Reads every file of its checkpoints, settings, metrics and datasets. Changes no file:
-    ``Finding("problem", "checkpoint 4000", "params/d/1f… is missing")``.
+    ``Finding("problem", "checkpoint 4000", "params/d/1f… is missing")``
+
+    Reads every file of its checkpoints, settings, metrics and datasets, and changes none.
     """
     with doing("starting JAX", at_once=True):
         from bert_jax.diagnostics.run_directory import check_run

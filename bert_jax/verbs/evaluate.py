@@ -28,27 +28,28 @@ def evaluate(
     mesh: MeshSection | None = None,
     console: Console | None = None,
 ) -> Evaluation:
-    """Evaluates a run's checkpoint, with every example once.
+    """Evaluates a run's checkpoint on every example once.
 
-    Evaluates a pretrained or imported run on a dataset, with fixed masks at 15%. Evaluates a
-    fine-tuned run on its task.
+    A pretrained or imported run is evaluated on a dataset with fixed masks at 15%, a fine-tuned run
+    on its task.
 
     Args:
         run_dir: run directory of `pretrain`, `import` or `finetune`.
         dataset: a dataset directory. Default: the dataset of the run's last phase.
         split: a split of the dataset. Default: "validation". For a task: "dev" or "test".
-        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
+        checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
+            fine-tuned run, and the last checkpoint of any other run.
         batch_size: rows per batch; does not change the figures.
         mesh: devices to use. Default: all devices.
         console: console for the table.
 
     Returns:
-        The figures, also written to the run directory: to ``evaluation.json`` for the `auto`
-        checkpoint on the run's own held-out split, else under ``evaluations/``.
+        The figures. They are also written to the run directory: figures of the `auto` checkpoint on
+        the run's own held-out split to ``evaluation.json``, all others to ``evaluations/``.
 
     Raises:
-        UserError: no such run, checkpoint, dataset or split; an invalid batch size; the run
-            directory cannot be written, after the figures are printed.
+        UserError: the run, checkpoint, dataset or split does not exist, the batch size is invalid,
+            or the figures cannot be written. The figures are printed before they are written.
     """
     check_batch_size(batch_size)
     arguments = {
@@ -84,7 +85,7 @@ def evaluate(
             say=functools.partial(console.print, markup=False, soft_wrap=True),
         )
     if jax.process_index() == 0:
-        # An imported run has no dataset: `dataset` counts as its own.
+        # An imported run has no dataset of its own, so any dataset is treated as its own.
         own_data = dataset is None or not run.has("train")
         _show(result, console)  # before writing, which may fail
         write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)

@@ -25,8 +25,8 @@ from bert_jax.report.dataset.sample import print_examples
 from bert_jax.section import need, under
 from bert_jax.text import load_tokenizer
 
-_COUNT: Final = re.compile(r" (?P<done>\d+) of (?P<all>\d+)$")  # finished jobs, in a line
-_PROGRESS_SECONDS: Final = 30.0  # interval of progress lines in a stage
+_COUNT: Final = re.compile(r" (?P<done>\d+) of (?P<all>\d+)$")  # finished jobs in a progress line
+_PROGRESS_SECONDS: Final = 30.0  # between two progress lines of a stage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ExtraOutputs:
     report: bool = False  # write ``<output>.report.html``
     inspect: int | None = None  # number of examples to print
     tfrecords: str | None = None  # directory for google-research/bert's format
-    copies: int = 1  # copies of each training example there, each with its own masks
+    copies: int = 1  # copies of a training example in `tfrecords`, each with other masks
 
     @property
     def any(self) -> bool:
@@ -54,7 +54,7 @@ def examples(
 
     Args:
         config: a configuration or its file, with the section `examples`.
-        extra: additional outputs. With a finished dataset, they need no text.
+        extra: additional outputs. If the dataset is finished, they are made without the text.
         console: console for the progress.
 
     Returns:

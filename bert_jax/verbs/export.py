@@ -41,7 +41,7 @@ python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=be
   --vocab_file=vocab.txt …
 ```
 
-`tokenizer_config.json` says what `--do_lower_case` must be."""
+Set `--do_lower_case` as in `tokenizer_config.json`."""
 
 FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"
 
@@ -65,9 +65,10 @@ def export(
         run_dir: run directory of `pretrain`, `finetune` or `import`.
         output: a new local directory.
         to: the format.
-        kind: Hugging Face class. Default: the class that covers the most of the run's heads.
+        kind: Hugging Face class. Default: the class that covers most of the run's heads.
         outputs: outputs of a StableHLO program. Default: `stablehlo.default_outputs`.
-        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
+        checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
+            fine-tuned run, and the last checkpoint of any other run.
         force: replace `output`. The old directory stays until the new directory is complete.
         push_to: upload the directory to this model on a hub, ``owner/name``.
         private: whether a newly created model is private.
@@ -77,7 +78,7 @@ def export(
         The directory.
 
     Raises:
-        UserError: no such run or checkpoint, a missing head, or `output` exists.
+        UserError: the run or the checkpoint does not exist, a head is missing, or `output` exists.
     """
     for option, value, only in (("--as", kind, "hf"), ("--outputs", outputs, "stablehlo")):
         if value is not None and to != only:

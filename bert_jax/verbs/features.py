@@ -71,9 +71,10 @@ def features(
         input_path: .txt (a text per line), .jsonl, .csv, .tsv or .parquet.
         output: .npz, .parquet or .jsonl.
         layers: a name of `select_layers`, comma-separated numbers, or "mix" for a probe. Default:
-            "concat-last-four"; "last" for a model with fewer than four layers.
+            "concat-last-four", or "last" if the model has fewer than four layers.
         level: one vector per piece, per word (the mean of its pieces) or per text.
-        pool: vector of a text: "cls" or "mean" (all pieces, with special ones). Default: "mean".
+        pool: vector of a text: "cls", or "mean" of all pieces including special pieces. Default:
+            "mean".
         column: table column with the texts. Default: the only column without another role.
         pair_column: table column with the second texts.
         probe_column: table column with labels. Cross-validates a logistic regression on the
@@ -81,13 +82,15 @@ def features(
         max_length: maximum pieces per text, including special pieces; longer texts are truncated.
             Default: the model's positions, at most 512.
         batch_size: rows per batch; does not change the features.
-        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
+        checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
+            fine-tuned run, and the last checkpoint of any other run.
         mesh: devices to use. Default: all devices.
         force: replace `output`.
         console: console for the result.
 
     Raises:
-        UserError: no such file, column, layer, run or checkpoint; a ragged table; `output` exists.
+        UserError: a file, column, layer, run or checkpoint does not exist, a table is ragged, or
+            `output` exists.
     """
     for path in (input_path, output):
         if is_remote(path):
@@ -163,7 +166,10 @@ def features(
 def _probe(
     features: list[TextFeatures], writer: writers.FeatureWriter, *, states: int | None
 ) -> ProbeScore:
-    """Scores sentence features and writes them. With `states`, mixes them by learned weights."""
+    """Scores sentence features and writes them.
+
+    If `states` is set, the features have that many layers, and their learned mix is written.
+    """
     vectors = np.concatenate([found.vectors for found in features])
     if states is not None:
         vectors = vectors.reshape(len(features), states, -1)

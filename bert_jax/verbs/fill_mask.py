@@ -24,12 +24,13 @@ def fill_mask(
         run_dir: run directory with an MLM head, or another source that `load` accepts.
         texts: texts with at least one [MASK] each, or a single text.
         top_k: number of candidates per mask.
-        checkpoint: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
+        checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
+            fine-tuned run, and the last checkpoint of any other run.
         console: console for the result. Default: no output.
 
     Raises:
-        UserError: no such run; a text without [MASK], or with more pieces than the model has
-            positions.
+        UserError: the run does not exist, a text has no [MASK], or a text has more pieces than the
+            model has positions.
     """
     model = load(run_dir, checkpoint=checkpoint)
     filled = model.fill_mask([texts] if isinstance(texts, str) else texts, top_k=top_k)

@@ -36,7 +36,7 @@ def finetune(
 ) -> Outcome:
     """Fine-tunes as configured; resumes from the run's last checkpoint if there is one.
 
-    At the end the run directory holds the best and the last checkpoint, `evaluation.json`,
+    At the end the run directory contains the best and the last checkpoint, `evaluation.json`,
     `predictions/` of the dev splits, and `report.html`.
 
     Args:
@@ -44,9 +44,9 @@ def finetune(
         data: tables in memory that replace the task's files, by key: "train", "dev", "test". They
             are written to ``<run_dir>/data/``, so that the run can resume without this argument.
         seeds: number of seeds to run and compare. Default: the setting `finetune.sweep`. The run
-            directory of a sweep holds its best run; see `bert_jax.tasks.sweep.run`.
-        allow_data_change: whether a resumed run may use changed data. If it does, it prints the
-            change and the position in the new data.
+            directory of a sweep contains its best run; see `bert_jax.tasks.sweep.run`.
+        allow_data_change: whether a resumed run may use changed data. If the data changed, the run
+            prints the change and its position in the new data.
         started: start of the run for its time account, in seconds since 1970. Default: the time of
             this call.
         console: console for the progress. Default: standard output.
@@ -66,7 +66,7 @@ def finetune(
 
 
 def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Console) -> Outcome:
-    """Fine-tunes with the result of `finetune_settings`; raises as `finetune`."""
+    """Fine-tunes with the result of `finetune_settings`. Raises the errors of `finetune`."""
     settings, points = plan(settings, seeds=seeds)
     options = {"--allow-data-change": settings.allow_data_change}
     join_same_command("finetune", settings.mesh, {**settings.to_config(), **options})
@@ -103,7 +103,7 @@ def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
     """Writes tables in memory to ``<run_dir>/data/KEY.jsonl`` for the task's keys.
 
     Returns the configuration with these files. Raises UserError if the task is neither "table" nor
-    "multiple_choice", or has no such key.
+    "multiple_choice", or if a key is unknown.
     """
     section = need(config.finetune, "finetune", "finetune")
     root = epath.Path(need(config.run_dir, "run_dir", "finetune")) / "data"

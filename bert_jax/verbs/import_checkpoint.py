@@ -47,16 +47,17 @@ def import_checkpoint(
 ) -> Path:
     """Converts another program's checkpoint to an ordinary run directory.
 
-    The verbs fill-mask, features, finetune and export accept it like any other run. If the
-    checkpoint has Adam's moments, `pretrain` resumes from its step.
+    The verbs fill-mask, features, finetune and export accept the directory like any other run. If
+    the checkpoint has Adam's moments, `pretrain` resumes from its step.
 
     Args:
         source: a local directory with a Hugging Face or google-research/bert checkpoint; the path
             of a google-research/bert checkpoint without ``.index``; or a model on a hub with an
-            optional revision: ``google-bert/bert-base-uncased@main``. provenance.json records it.
+            optional revision: ``google-bert/bert-base-uncased@main``. ``provenance.json`` records
+            the source.
         run_dir: a new local directory.
         tokenizer: a tokenizer directory, for a checkpoint without a tokenizer.
-        lower_case: casing of a vocab.txt without settings.
+        lower_case: whether the vocabulary is lower case, for a ``vocab.txt`` without settings.
         force: replace `run_dir`. The old run stays until the new run is complete.
         console: console for the result.
 
@@ -64,7 +65,7 @@ def import_checkpoint(
         The run directory.
 
     Raises:
-        UserError: no readable checkpoint, a tensor of a wrong shape, or `run_dir` exists.
+        UserError: the checkpoint is unreadable, a tensor has a wrong shape, or `run_dir` exists.
     """
     fetched = fetch(source) if is_hub_name(source) else None
     directory = Path(source) if fetched is None else fetched.directory
@@ -120,9 +121,10 @@ def find_origin(source: str) -> Origin:
 
 
 def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, str]) -> None:
-    """Writes the run directory to `root`, later renamed to `run_dir`. Moves the model to JAX.
+    """Writes the run directory to `root`, which is later renamed to `run_dir`.
 
-    `record`: the model's source, for provenance.json.
+    Replaces the model's NumPy arrays with JAX arrays. `record` is the model's source, for
+    provenance.json.
     """
     config, directory = RunConfig(), model.files[0].parent
     files = sorted([*model.files, *tokenizer_files(directory)])
@@ -184,7 +186,7 @@ def _train_state(params: Params, moments: MomentsState, step: int, config: RunCo
 
 
 def _to_device(params: Params) -> None:
-    """Replaces NumPy arrays with JAX arrays one by one: Orbax would copy all NumPy arrays."""
+    """Replaces NumPy arrays with JAX arrays one by one, because Orbax copies NumPy arrays."""
     for name, value in params.items():
         if isinstance(value, dict):
             _to_device(value)

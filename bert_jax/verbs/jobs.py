@@ -26,8 +26,8 @@ class Machines:
 
     existing: Existing
     launcher: Launcher  # launcher that can delete the machines
-    orphan: str = ""  # why the machines are not needed; empty if they may be needed
-    note: str = ""  # otherwise: their supervisor, or why it is unknown
+    orphan: str = ""  # reason why the machines are not needed; empty if they may be needed
+    note: str = ""  # whether a supervisor watches them, or why that is unknown
 
 
 def jobs(
@@ -45,7 +45,7 @@ def jobs(
         section: project, zones, cluster and bucket. Default: from the environment.
         stop_orphans: delete machines without a supervisor if their job has ended, they were
             preempted, or their hosts are silent.
-        confirm: callback that asks the user before each deletion. Default: yes to all questions.
+        confirm: callback that asks the user before each deletion. Default: do not ask.
         say: callback for output lines.
 
     Raises:
@@ -120,7 +120,7 @@ def _judge(existing: Existing, launcher: Launcher, bucket: str | None) -> Machin
 def _orphan(
     files: JobFiles, job: Job, state: SupervisorState, record: AttemptRecord, existing: Existing
 ) -> str:
-    """Returns why machines without a supervisor are not needed, empty if they may be."""
+    """Returns why machines without a supervisor are not needed, or "" if they may be needed."""
     if state.outcome is not None:
         return f"its job has ended: {state.outcome}"
     if record.number != state.attempts[-1].number:

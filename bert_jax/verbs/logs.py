@@ -33,7 +33,7 @@ def logs(
         bucket: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``.
 
     Raises:
-        UserError: there is no such job, or without `follow` there is no output yet.
+        UserError: the job does not exist, or has no output yet and `follow` is false.
         RunStopped: the bucket does not answer.
     """
     files = job_of(target, bucket=bucket)

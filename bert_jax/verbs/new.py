@@ -10,7 +10,7 @@ from bert_jax.files.atomic import output_exists, write_whole
 
 
 def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
-    """Writes a commented configuration; change its file names to yours.
+    """Writes a commented configuration, in which you replace the file names with your own.
 
     ``bert_jax.new("table") -> Path("table.yaml")``
 
@@ -20,7 +20,7 @@ def new(kind: str, path: str | None = None, *, force: bool = False) -> Path:
         force: replace an existing file.
 
     Raises:
-        UserError: no such kind, or the file exists.
+        UserError: the kind is unknown, or the file exists.
     """
     kinds = [name.removeprefix(NEW) for name in packaged_configs() if name.startswith(NEW)]
     if kind not in kinds:

@@ -38,13 +38,16 @@ def plan(
         topologies: names in any spelling: ``v3:4x4``, ``v5litepod-16``, ``v4-32``.
         slices: number of slices of each topology. Default: `mesh.slices`.
         vocab_size: size of a tokenizer that does not exist yet.
-        exact: generate code, which takes minutes. Default: estimate cycles beyond two layers.
+        exact: generate code, which takes minutes. By default, the cycles of models with more than
+            two layers are estimated.
         fresh: ignore cached results.
-        suggest: compile up to eleven settings to find some that fit. Default: if the run does not.
+        suggest: search for settings that fit, by compiling up to eleven. Default: search only if
+            the run does not fit.
         console: console for the progress. Default: standard error.
 
     Raises:
-        UserError: no such topology, no libtpu, or a mesh, batch or model that does not fit it.
+        UserError: the topology is unknown, libtpu is missing, or mesh, batch or model do not fit
+            the topology.
         RunStopped: the compiler failed.
     """
     config = as_config(config)
@@ -81,7 +84,7 @@ def train_step(
 
 
 def _vocab_size(config: RunConfig) -> int:
-    """Returns the size of the tokenizer, or the size that `vocab` will give it."""
+    """Returns the size of the tokenizer, or `vocab.size` if the tokenizer does not exist yet."""
     if config.tokenizer is not None and epath.Path(config.tokenizer).exists():
         return load_tokenizer(config.tokenizer).vocab_size
     if config.vocab is not None:

@@ -59,17 +59,17 @@ def predict(
 ) -> Predictions:
     """Predicts a file, or the test splits of the run's task.
 
-    The threshold of SQuAD 2.0 was tuned on the dev split for the same checkpoint.
+    For SQuAD 2.0, the threshold comes from an evaluation of the same checkpoint on the dev split.
 
     Args:
         run_dir: run directory of `finetune`.
         output: .jsonl (full records) or .csv (id and prediction). With `submission`: a directory
-            for the benchmark's files. It may already hold the files of other tasks.
-        input_path: a file in the task's format. Default: the test splits. Rows may lack a label;
-            only rows with a label are scored.
+            for the benchmark's files. The directory may already contain the files of other tasks.
+        input_path: a file in the task's format. Default: the test splits. Labels are optional: only
+            rows with a label are scored.
         submission: write files in the benchmark's submission format.
         probabilities: in a .csv, add a column ``probability:LABEL`` for each label.
-        checkpoint: `auto` (the best), `last`, `best`, or a step.
+        checkpoint: `auto` (the best checkpoint), `last`, `best`, or a step.
         batch_size: rows per batch; does not change the predictions.
         mesh: devices to use. Default: all devices.
         force: replace `output`.
@@ -78,8 +78,8 @@ def predict(
         console: console for the result.
 
     Raises:
-        UserError: not a fine-tuned run, no such file, `output` exists, an invalid batch size, or a
-            checkpoint without the evaluation on dev that its threshold needs.
+        UserError: the run is not fine-tuned, a file is missing, `output` exists, the batch size is
+            invalid, or the evaluation with the threshold of SQuAD 2.0 is missing.
     """
     path = Path(output)
     _check_output(path, submission=submission, force=force)

@@ -55,7 +55,7 @@ def pretrain(
 
 
 def pretrain_with(settings: PretrainSettings, *, console: Console) -> Outcome:
-    """Pretrains with the result of `pretrain_settings`; raises as `pretrain`."""
+    """Pretrains with the result of `pretrain_settings`. Raises the errors of `pretrain`."""
     init_from = settings.init_from
     options = {"--init-from": init_from, "--allow-data-change": settings.allow_data_change}
     if init_from is not None:

@@ -28,14 +28,15 @@ def replay(
         dump: a directory ``bad_step_<n>`` of a run, or a copy.
         dtype: dtype of activations. Default: the run's dtype. In float32, an overflow of bfloat16
             disappears, but other bad numbers remain.
-        mesh: only its platform matters. Uses all local devices that divide the batch.
+        mesh: section of which only the platform is used. The replay runs on as many local devices
+            as divide the batch.
         console: console for the result. Default: standard output.
 
     Returns:
         Loss, gradient norms, non-finite inputs, and whether the step reproduces.
 
     Raises:
-        UserError: no dump, or a damaged dump.
+        UserError: the dump is missing or damaged.
     """
     folder = epath.Path(dump)
     record = read_record(folder)

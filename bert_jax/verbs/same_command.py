@@ -16,7 +16,7 @@ def join_same_command(verb: str, mesh: MeshSection | None, arguments: Mapping[st
 
     Without `mesh.distributed.enabled`, returns at once and does not start JAX. `arguments` are
     settings and options by name, as nested JSON values. If verb, versions or arguments differ,
-    raises UserError on all processes; the message names the first key.
+    raises UserError on all processes; the message names the first key that differs.
     """
     if mesh is None or not mesh.distributed.enabled:
         return

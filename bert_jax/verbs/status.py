@@ -138,7 +138,7 @@ def _restarts(job: JobStatus) -> Iterator[tuple[str, str]]:
 
 
 def _age(at: float | None, now: float) -> str:
-    """Returns the age of an observation as text, empty below three minutes."""
+    """Returns the age of an observation as text, or "" if it is below three minutes."""
     if at is None or now - at < 180:
         return ""
     return f", {timedelta(seconds=round(now - at))} ago"

@@ -13,7 +13,8 @@ from bert_jax.verbs.watch import Say
 def stop(job: str, *, bucket: str | None = None, say: Say = print) -> None:
     """Ends a job: its run saves, then its machines are deleted.
 
-    If a supervisor watches the job, it ends the job at its next poll. Otherwise this process does.
+    If a supervisor watches the job, the supervisor ends the job at its next poll. Otherwise this
+    process ends the job.
 
     Args:
         job: the job's directory or name.

@@ -41,7 +41,7 @@ def submit(
     confirm: Confirm | None = None,
     say: Say = print,
 ) -> SupervisorState:
-    """Requests machines, runs a configuration on them, replaces lost machines, and deletes all.
+    """Requests machines, runs a configuration on them, and replaces lost machines.
 
     ``submit(load_config("base.yaml", ["submit.on=local", "submit.bucket=/tmp/jobs"]), watch=True)``
 
@@ -49,23 +49,24 @@ def submit(
         config: a configuration with `submit`. Relative paths are relative to the bucket, or for
             `on: local` to the working directory.
         verb: the verb that hosts run.
-        watch: watch the job to its end. Otherwise return after the request for machines; they are
-            neither replaced nor deleted until `bert_jax.watch` runs.
+        watch: watch the job to its end, then delete its machines. Otherwise return after the
+            request for machines; `bert_jax.watch` then has to replace and delete them.
         prices: path of a custom price list.
         no_limit: allow any cost. Otherwise `submit.limits.cost` is required, except for
             ``on: local``.
-        planned: first compile the run for its topologies, to estimate its memory and cost.
-        confirm: callback that asks the user before the job costs money, and on Ctrl-C. Default: yes
-            to all questions.
+        planned: whether to compile the run for its topologies first, to estimate memory and cost.
+        confirm: callback that asks the user before the job costs money, and on Ctrl-C. Default:
+            do not ask.
         say: callback for output lines.
 
     Returns:
-        The state of the job. It has no outcome while the job still runs.
+        The state of the job. Its outcome is None while the job runs.
 
     Raises:
         UserError: a setting does not fit, an input or a permission is missing.
         RunStopped: the run failed, or a limit was reached; no machines are left.
-        KeyboardInterrupt: Ctrl-C without `watch`, after a line on how to end the job.
+        KeyboardInterrupt: Ctrl-C was pressed and `watch` is false. A line on how to end the job is
+            printed first.
     """
     confirm = confirm or (lambda question: True)
     prepared = prepare_job(config, verb=verb, prices=prices)
@@ -86,7 +87,7 @@ def submit(
     with lease(files, say=say) as held:
         try:
             state = Supervisor(files, launcher, held, say=say).run(ask_only=True)
-        except KeyboardInterrupt:  # a request may already be sent
+        except KeyboardInterrupt:  # the request may already have been sent
             say(unwatched_line(files))
             raise
     say(unwatched_line(files))

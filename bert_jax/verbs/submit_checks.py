@@ -51,8 +51,8 @@ def checked_offline(prepared: PreparedJob, *, say: Say) -> PreparedJob:
 def checked_online(prepared: PreparedJob, *, planned: bool, say: Say) -> Job:
     """Returns the job with the placements that pass the checks of bucket, cloud and plan.
 
-    With `planned`, adds the estimated hours of each placement. Raises like `checked_offline`, and
-    RunStopped if a service does not answer.
+    With `planned`, adds the estimated hours of each placement. Raises the errors of
+    `checked_offline`, and RunStopped if a service does not answer.
     """
     job, config = prepared.job, prepared.config
     if is_remote(job.submit.bucket or ""):
@@ -69,7 +69,7 @@ def checked_online(prepared: PreparedJob, *, planned: bool, say: Say) -> Job:
 
 
 def _allowed(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequence[JobPlacement]:
-    """Returns the placements without problems; prints the findings that no error contains."""
+    """Returns the placements without problems. Prints all findings except the one it raises."""
     refusal = None
     try:
         return preflight.refuse(findings, job.placements)

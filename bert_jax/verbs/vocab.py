@@ -24,7 +24,8 @@ def vocab(
 
     Args:
         config: a configuration or its file, with `vocab`.
-        force: replace an existing tokenizer. Its datasets and runs will refuse the new tokenizer.
+        force: replace an existing tokenizer. Datasets and runs made with the old tokenizer refuse
+            the new tokenizer.
         console: console for warnings. Default: standard output.
 
     Raises:

@@ -25,11 +25,11 @@ def watch(
     Args:
         job: the job's directory or name.
         bucket: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``.
-        confirm: callback that asks the user on Ctrl-C. Default: yes to all questions.
+        confirm: callback that asks the user on Ctrl-C. Default: do not ask.
         say: callback for output lines.
 
     Returns:
-        The state of the job. It has no outcome if the user left the job running.
+        The state of the job. Its outcome is None if the user left the job running.
 
     Raises:
         UserError: there is no such job, or another process watches it.
@@ -105,7 +105,7 @@ def outcome_line(job: Job, state: SupervisorState) -> str:
             outcome=state.outcome,
             reason=state.message,
         )
-    # The job ends with its machines' deletion. A later command may have updated `seen`.
+    # The job ends when its machines are deleted. A later command may have updated `seen`.
     last = state.attempts[-1].deleted if state.attempts else None
     spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))
     again = f", {counted(len(state.restarts), 'restart')}" if state.restarts else ""
