@@ -115,8 +115,13 @@ def said(result: subprocess.CompletedProcess[str]) -> Refusal:
     lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
     assert len(lines) == 1, result.stderr
     assert "Traceback" not in result.stderr
-    refusal = Refusal(lines[0])
-    refusal.key, refusal.values = refusal.rpartition("[")[2].removesuffix("]"), {}
+    return keyed(lines[0])
+
+
+def keyed(line: str) -> Refusal:
+    """Returns a line of another process with the key at its end."""
+    refusal = Refusal(line)
+    refusal.key, refusal.values = line.rpartition("[")[2].removesuffix("]"), {}
     return refusal
 
 

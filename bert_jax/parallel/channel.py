@@ -95,7 +95,11 @@ class Channel:
         except RuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error) or timeout is None:
                 self.explain()
-                raise PeerLost(f"the processes lost each other: {first_line(error)}") from error
+                raise PeerLost(
+                    "processes.disconnected",
+                    "the connection to the other processes failed ({reason})",
+                    reason=first_line(error),
+                ) from error
             said = self._read(path)
             missing = [str(member) for key, member in self.members.items() if str(key) not in said]
             raise TimeoutError(f"no answer from {', '.join(missing)} in {timeout:g} s") from None
@@ -173,16 +177,24 @@ class Channel:
             if int(code) in (0, INTERRUPTED):
                 continue
             if time.monotonic() - failed.setdefault(name, time.monotonic()) > _GRACE_SECONDS:
-                who = self.members[int(name.removeprefix("left."))]
-                end_now(PEER_LOST, f"{who} ended with exit code {code}: {line}")
+                ended = PeerLost(
+                    "processes.peer_ended",
+                    "{peer} ended with exit code {code}: {reason}",
+                    peer=str(self.members[int(name.removeprefix("left."))]),
+                    code=int(code),
+                    reason=line,
+                )
+                end_now(PEER_LOST, ended.line())
         gone = [i for i in self.members if i not in alive and f"left.{i}" not in left]
         if gone:
-            who = ", ".join(str(self.members[index]) for index in gone)
-            end_now(
-                PEER_LOST,
-                f"{who} is gone: no heartbeat for {self._silence:g} s; the same command on all "
-                f"hosts resumes from the last checkpoint",
+            error = PeerLost(
+                "processes.peer_gone",
+                "no heartbeat from {peers} for {seconds:g} s. Run the same command on all hosts to "
+                "resume from the last checkpoint.",
+                peers=[str(self.members[index]) for index in gone],
+                seconds=self._silence,
             )
+            end_now(PEER_LOST, error.line())
 
 
 def _shut_down() -> None:

@@ -120,8 +120,11 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
         if section.directory is None:  # a home that is not there, or read-only: go without
             return
         raise UserError(
-            f"mesh.compilation_cache.directory: found {directory} ({first_line(error)}), allowed: "
-            f"a directory that can be written to"
+            "compilation_cache.unwritable",
+            "cannot write to {found} ({reason}). Use a writable directory.",
+            place="mesh.compilation_cache.directory",
+            found=directory,
+            reason=first_line(error),
         ) from error
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_compilation_cache_max_size", MAX_BYTES if bounded else -1)

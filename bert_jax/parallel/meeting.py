@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from bert_jax.errors import PeerLost, UserError, first_line
 from bert_jax.parallel.channel import Member
-from bert_jax.parallel.same_settings import Difference, Flat, describe, first_difference
+from bert_jax.parallel.error_json import error_from_json, error_to_json
+from bert_jax.parallel.same_settings import Difference, Flat, difference_error, first_difference
 
 _AGAIN_SECONDS: Final = 0.2
 _REPORTS_A_SECOND: Final = 200  # that process 0 can answer
@@ -25,16 +26,12 @@ _ALIVE_SECONDS: Final = 3.0  # after a report; then a process may have been star
 # For process 0 to tell the outcome to all. A machine that is preempted has half a minute.
 _VERDICT_SECONDS: Final = 15.0
 _LONGEST: Final = 1 << 22  # bytes of a report
-_SAME_COMMAND: Final = "is the same command running on every host?"
 
 Members = dict[int, Member]
 
 
 class StopRequested(Exception):
     """A signal has come to a process before all had come; the argument is its name."""
-
-
-_ERRORS: Final = {"mistake": UserError, "missing": PeerLost, "stopped": StopRequested}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +99,12 @@ class _Host(socketserver.TCPServer):
             if name := meeting.signal():
                 self._outcome["stopped"] = name
             elif len(self._members) == meeting.count:
-                line = describe(self._differences, self._members)
-                self._outcome |= {"mistake": line} if line else {"members": self._members}
+                if (error := difference_error(self._differences, self._members)) is not None:
+                    self._refuse(error)
+                else:
+                    self._outcome["members"] = self._members
             elif meeting.is_over:
-                self._outcome["missing"] = _missing(meeting, self._members)
+                self._refuse(_missing(meeting, self._members))
         waiting = set(range(meeting.count) if "stopped" in self._outcome else self._members)
         ended = time.monotonic()
         while waiting - self._told and time.monotonic() < ended + _VERDICT_SECONDS:
@@ -117,14 +116,28 @@ class _Host(socketserver.TCPServer):
         me, index, now = self._members[0], member.process, time.monotonic()
         other = self._members.get(index, member)
         if count != self._meeting.count:
-            self._outcome["mistake"] = (
-                f"mesh.distributed.process_count: found {count} in {member} and "
-                f"{self._meeting.count} in {me}; allowed: the same in all processes"
+            self._refuse(
+                UserError(
+                    "processes.counts_differ",
+                    "found {found} in {process} and {expected} in {first}, allowed: the same "
+                    "number in all processes",
+                    place="mesh.distributed.process_count",
+                    found=count,
+                    process=str(member),
+                    expected=self._meeting.count,
+                    first=str(me),
+                )
             )
         elif other != member and now < self._heard[index] + _ALIVE_SECONDS:
-            self._outcome["mistake"] = (
-                f"mesh.distributed.process_index: found {index} twice, in {other} and {member}; "
-                f"allowed: each index once"
+            self._refuse(
+                UserError(
+                    "processes.index_twice",
+                    "found {found} in {first} and in {second}, allowed: each index once",
+                    place="mesh.distributed.process_index",
+                    found=index,
+                    first=str(other),
+                    second=str(member),
+                )
             )
         elif name and not self._outcome:
             self._outcome["stopped"] = name
@@ -134,6 +147,9 @@ class _Host(socketserver.TCPServer):
         if self._outcome:
             self._told.add(index)
         return self._outcome
+
+    def _refuse(self, error: UserError | PeerLost) -> None:
+        self._outcome["error"] = error_to_json(error)
 
 
 class _Request(socketserver.StreamRequestHandler):
@@ -161,8 +177,13 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
                 _members(_ask(meeting, me, host="localhost"))
             if meeting.is_over:
                 raise UserError(
-                    f"mesh.distributed.coordinator_port: {meeting.port} cannot be used on "
-                    f"{me.host} ({error.strerror}); is another run still going?"
+                    "processes.port",
+                    "cannot use port {port} on {host} ({reason}). Check whether another run still "
+                    "uses it.",
+                    place="mesh.distributed.coordinator_port",
+                    port=meeting.port,
+                    host=me.host,
+                    reason=error.strerror,
                 ) from error
             time.sleep(_AGAIN_SECONDS)
 
@@ -184,8 +205,15 @@ def _report(meeting: Meeting, me: Member) -> Members:
             why = getattr(error, "strerror", None) or first_line(error)
         time.sleep(max(_AGAIN_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
-        f"mesh.distributed: process 0 of {meeting.count} was not at {meeting.address} within "
-        f"{meeting.seconds:.3g} s ({why}); here: {me}; {_SAME_COMMAND}"
+        "processes.first_missing",
+        "process 0 of {count} did not answer at {address} within {seconds:.3g} s ({reason}). This "
+        "is {here}. Run the same command on every host.",
+        place="mesh.distributed",
+        count=meeting.count,
+        address=meeting.address,
+        seconds=meeting.seconds,
+        reason=why,
+        here=str(me),
     )
 
 
@@ -198,22 +226,30 @@ def _ask(meeting: Meeting, me: Member, *, host: str | None = None) -> dict[str, 
 
 
 def _members(outcome: dict[str, Any]) -> Members:
-    for kind, error in _ERRORS.items():
-        if kind in outcome:
-            raise error(outcome[kind])
+    if "error" in outcome:
+        raise error_from_json(outcome["error"])
+    if "stopped" in outcome:
+        raise StopRequested(outcome["stopped"])
     return {int(index): Member(*found) for index, found in outcome.get("members", {}).items()}
 
 
-def _missing(meeting: Meeting, here: Members) -> str:
+def _missing(meeting: Meeting, here: Members) -> PeerLost:
     names = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
     named = len(names) == meeting.count and all(names)
-    missing = ", ".join(
+    missing = [
         f"process {index}" + (f" ({names[index]})" if named else "")
         for index in range(meeting.count)
         if index not in here
-    )
-    return (
-        f"mesh.distributed: {meeting.count} processes expected at {meeting.address}, "
-        f"{len(here)} came within {meeting.seconds:.3g} s; missing: {missing}; here: "
-        f"{', '.join(str(here[index]) for index in sorted(here))}; {_SAME_COMMAND}"
+    ]
+    return PeerLost(
+        "processes.missing",
+        "{found} of {expected} processes reported to {address} within {seconds:.3g} s. Missing: "
+        "{missing}. Found: {here}. Run the same command on every host.",
+        place="mesh.distributed",
+        found=len(here),
+        expected=meeting.count,
+        address=meeting.address,
+        seconds=meeting.seconds,
+        missing=missing,
+        here=[str(here[index]) for index in sorted(here)],
     )

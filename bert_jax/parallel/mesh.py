@@ -43,8 +43,11 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
     if section.simulated_devices is not None:
         if section.platform not in ("auto", "cpu"):
             raise UserError(
-                f"mesh.simulated_devices: found {section.simulated_devices} with platform "
-                f'"{section.platform}", allowed: only with platform "cpu"'
+                "mesh.simulated_devices",
+                'found {found} with platform "{platform}", allowed: only with "auto" or "cpu"',
+                place="mesh.simulated_devices",
+                found=section.simulated_devices,
+                platform=section.platform,
             )
         _set_before_backend("jax_platforms", "cpu")
         _set_before_backend("jax_num_cpu_devices", section.simulated_devices)
@@ -58,14 +61,23 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
             found = jax.default_backend()
     except RuntimeError as error:
         raise UserError(
-            f'mesh.platform: found no usable device for "{section.platform}" ({first_line(error)})'
+            "mesh.no_device",
+            'found no usable device for "{platform}" ({reason})',
+            place="mesh.platform",
+            platform=section.platform,
+            reason=first_line(error),
         ) from error
     if not is_first():
         hush()
     if section.platform not in ("auto", found):
         raise UserError(
-            f'mesh.platform: "{section.platform}" was asked for, found only '
-            f'{len(jax.devices())} "{found}" device(s); allowed here: "auto" or "{found}"'
+            "mesh.platform",
+            'found "{found}", but the devices here are {devices} × "{platform}". Use "auto" or '
+            '"{platform}".',
+            place="mesh.platform",
+            found=section.platform,
+            devices=len(jax.devices()),
+            platform=found,
         )
     if found == "cpu" and jax.process_count() > 1:
         _connect_cpus()
@@ -118,8 +130,11 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
             )
         except (ValueError, AttributeError) as error:
             raise UserError(
-                f"mesh.slices: found {section.slices}, but the devices here are not that many "
-                f"slices ({first_line(error)})"
+                "mesh.slices_of_devices",
+                "found {found}, but the devices do not form that many slices ({reason})",
+                place="mesh.slices",
+                found=section.slices,
+                reason=first_line(error),
             ) from error
     elif devices[0].platform == "cpu":
         grid = np.asarray(devices).reshape(data, fsdp, tensor)
@@ -148,9 +163,15 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     sizes = {len(share) for share in shares}
     if len(sizes) > 1 or sum(map(len, shares)) != len(rows):
         raise UserError(
-            f"mesh: data {len(rows) // mesh.shape[FSDP]} × fsdp {mesh.shape[FSDP]} × tensor "
-            f"{mesh.shape[TENSOR]} deals a batch's rows unevenly to {len(held)} processes; "
-            f"allowed: a tensor axis that divides, or is a multiple of, the devices of a process"
+            "mesh.uneven_processes",
+            "data {data} × fsdp {fsdp} × tensor {tensor} splits a batch unevenly over {processes} "
+            "processes. Use a tensor axis that divides the devices of a process, or a multiple of "
+            "them.",
+            place="mesh",
+            data=len(rows) // mesh.shape[FSDP],
+            fsdp=mesh.shape[FSDP],
+            tensor=mesh.shape[TENSOR],
+            processes=len(held),
         )
     return HostShare(shares.index(tuple(sorted(held[process]))), len(shares))
 
@@ -185,6 +206,10 @@ def _set_before_backend(option: str, value: object) -> None:
         jax.config.update(option, value)
     except RuntimeError as error:
         raise UserError(
-            f"mesh: {option} = {value} comes too late, JAX has already opened its devices in this "
-            f"process; start a new one"
+            "mesh.too_late",
+            "cannot set {option} = {found}, because JAX has already opened its devices in this "
+            "process. Start a new process.",
+            place="mesh",
+            option=option,
+            found=value,
         ) from error

@@ -37,8 +37,10 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
         return
     if jax.distributed.is_initialized():
         raise UserError(
-            "mesh.distributed: found processes joined by jax.distributed.initialize, allowed: "
-            "leaving that to mesh.distributed.enabled, which also hears signals and deaths"
+            "processes.joined_already",
+            "jax.distributed.initialize has already joined the processes. Use "
+            "mesh.distributed.enabled alone, which also handles signals and lost processes.",
+            place="mesh.distributed",
         )
     meeting = _meeting(section, command)
     if meeting.count == 1:
@@ -86,10 +88,8 @@ def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
     jax.config.update("jax_enable_recoverability", True)
     # It would replace our handler of SIGTERM, and knows neither Ctrl-C nor a step that compiles.
     jax.config.update("jax_enable_preemption_service", False)
-    what = f"mesh.distributed: all {meeting.count} processes were there, but did not join"
-    late = threading.Timer(
-        _JOIN_SECONDS, end_now, (PEER_LOST, f"{what} at {meeting.address} in {_JOIN_SECONDS} s")
-    )
+    not_joined = _not_joined(meeting, f"no answer within {_JOIN_SECONDS} s")
+    late = threading.Timer(_JOIN_SECONDS, end_now, (PEER_LOST, not_joined.line()))
     late.daemon = True
     late.start()
     try:
@@ -102,9 +102,20 @@ def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
                 heartbeat_timeout_seconds=round(silence_seconds),
             )
     except (RuntimeError, ValueError) as error:
-        raise PeerLost(f"{what} at {meeting.address} ({first_line(error)})") from error
+        raise _not_joined(meeting, first_line(error)) from error
     finally:
         late.cancel()
+
+
+def _not_joined(meeting: Meeting, reason: str) -> PeerLost:
+    return PeerLost(
+        "processes.not_joined",
+        "all {count} processes reported to {address}, but could not join ({reason})",
+        place="mesh.distributed",
+        count=meeting.count,
+        address=meeting.address,
+        reason=reason,
+    )
 
 
 def _report_errors(channel: Channel) -> None:
@@ -136,27 +147,37 @@ def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> 
             )
         except (RuntimeError, ValueError, OSError) as error:
             raise UserError(
-                f"mesh.distributed: where the processes meet is not set and cannot be found "
-                f"({first_line(error)})"
+                "processes.not_found",
+                "cannot find the other processes ({reason}). Set coordinator_address, "
+                "process_count and process_index.",
+                place="mesh.distributed",
+                reason=first_line(error),
             ) from error
     keys = ("coordinator_address", "process_count", "process_index")
     for key, value in zip(keys, known, strict=True):
         if value is None:
             raise UserError(
-                f"mesh.distributed.{key}: found nothing, here or in the environment of a TPU or "
-                f"cluster; allowed: setting it"
+                "processes.not_set",
+                "missing, and the environment of a TPU or cluster does not have it. Set it.",
+                place=f"mesh.distributed.{key}",
             )
     address, count, index = cast(tuple[str, int, int], tuple(known))
     if index >= count:
         raise UserError(
-            f"mesh.distributed.process_index: found {index}, allowed: 0 to {count - 1} of "
-            f"{count} processes"
+            "processes.index",
+            "found {found}, allowed: 0 to {last}",
+            place="mesh.distributed.process_index",
+            found=index,
+            last=count - 1,
         )
     host, _, port = address.rpartition(":")
     if not is_whole(port) or int(port) > LAST_PORT:
         raise UserError(
-            f"mesh.distributed.coordinator_address: found {address}, allowed: HOST or HOST:PORT, "
-            f"with a port up to {LAST_PORT}"
+            "processes.address",
+            "found {found}, allowed: HOST or HOST:PORT, with a port up to {last_port}",
+            place="mesh.distributed.coordinator_address",
+            found=address,
+            last_port=LAST_PORT,
         )
     return Meeting(
         host.strip("[]"),

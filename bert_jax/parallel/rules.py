@@ -69,8 +69,15 @@ def parameter_sharding(
         parts = axis_parts(mesh, axis)
         if size % parts:
             raise UserError(
-                f"mesh: {'×'.join(RULES[axis])} = {parts} does not divide the axis "
-                f'"{axis}" = {size} of {name}; allowed: a divisor of {size}'
+                "mesh.parameter",
+                '{mesh_axes} = {found} does not divide the axis "{axis}" = {size} of {name}. Use '
+                "a divisor of {size}.",
+                place="mesh",
+                mesh_axes="×".join(RULES[axis]),
+                found=parts,
+                axis=axis,
+                size=size,
+                name=name,
             )
     return NamedSharding(mesh, spec)
 
@@ -124,8 +131,12 @@ def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
     parts = axis_parts(mesh, axis)
     if size % parts:
         raise UserError(
-            f"{key}: found {parts}, which does not divide the model's {size} {axis}; allowed: a "
-            f"divisor of {size}"
+            "mesh.not_a_divisor",
+            "found {found}, allowed: a divisor of the model's {size} {axis}",
+            place=key,
+            found=parts,
+            size=size,
+            axis=axis,
         )
 
 

@@ -44,8 +44,8 @@ def require_same(values: Mapping[str, Any]) -> None:
     # Process 0 alone sends its settings: all settings of hundreds of processes would be too long.
     expected = channel.exchange(mine if channel.index == 0 else None)[0]
     differences = channel.exchange(first_difference(mine, expected))
-    if line := describe(dict(enumerate(differences)), channel.members):
-        raise UserError(line)
+    if (error := difference_error(dict(enumerate(differences)), channel.members)) is not None:
+        raise error
 
 
 def flatten(values: Mapping[str, Any]) -> Flat:
@@ -83,16 +83,23 @@ def first_difference(mine: Flat, expected: Flat) -> Difference | None:
     return None
 
 
-def describe(
+def difference_error(
     differences: Mapping[int, Sequence[str] | None], members: Mapping[int, Member]
-) -> str | None:
-    """Returns a line on the first process that differs, if one does."""
+) -> UserError | None:
+    """Returns the error that names the first differing process, or None if all are equal."""
     differing = {index: found for index, found in sorted(differences.items()) if found}
     if not differing:
         return None
     first, (key, found, expected) = next(iter(differing.items()))
-    more = f" ({len(differing)} of {len(members)} processes differ)" if len(differing) > 1 else ""
-    return (
-        f"{key}: found {found} in {members[first]} and {expected} in {members[0]}{more}; "
-        f"allowed: the same in all processes"
+    return UserError(
+        "processes.settings_differ",
+        "found {found} in {process} and {expected} in {first}, allowed: the same in all processes "
+        "({differing} of {count} differ)",
+        place=key,
+        found=found,
+        process=str(members[first]),
+        expected=expected,
+        first=str(members[0]),
+        differing=len(differing),
+        count=len(members),
     )

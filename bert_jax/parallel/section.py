@@ -80,18 +80,30 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     sizes = {DATA: section.data, FSDP: section.fsdp, TENSOR: section.tensor}
     if 0 in sizes.values():
         axis = next(name for name, size in sizes.items() if size == 0)
-        raise UserError(f"mesh.{axis}: found 0, allowed: a positive number, or -1 for the rest")
+        raise UserError(
+            "mesh.axis_zero",
+            "found 0, allowed: a positive number, or -1 for all remaining devices",
+            place=f"mesh.{axis}",
+        )
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1:
-        raise UserError(f"mesh: {' and '.join(free)} are both -1, allowed: at most one")
+        raise UserError(
+            "mesh.two_free_axes",
+            "found -1 for {found}, allowed: one axis with -1",
+            place="mesh",
+            found=free,
+        )
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if free and device_count % fixed == 0:
         sizes[free[0]] = device_count // fixed
     if math.prod(sizes.values()) != device_count:
-        asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
         raise UserError(
-            f"mesh: {asked} does not make {device_count}, the number of devices; allowed: axes "
-            f"whose product is {device_count} (one of them may be -1)"
+            "mesh.size",
+            "found data {data} × fsdp {fsdp} × tensor {tensor}, allowed: a product of {devices}, "
+            "the number of devices. One axis may be -1.",
+            place="mesh",
+            **sizes,
+            devices=device_count,
         )
     return sizes[DATA], sizes[FSDP], sizes[TENSOR]
 
@@ -99,7 +111,13 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
 def check_slices(section: MeshSection, data: int) -> None:
     """Refuses a number of slices that does not divide the data axis. Raises UserError."""
     if data % section.slices:
-        raise UserError(f"mesh.slices: found {section.slices}, which does not divide data = {data}")
+        raise UserError(
+            "mesh.slices",
+            "found {found}, allowed: a divisor of data = {data}",
+            place="mesh.slices",
+            found=section.slices,
+            data=data,
+        )
 
 
 def check_batch(key: str, rows: int, *, parts: int, accumulation: int) -> None:
@@ -110,6 +128,12 @@ def check_batch(key: str, rows: int, *, parts: int, accumulation: int) -> None:
     unit = parts * accumulation
     if rows % unit:
         raise UserError(
-            f"{key}: found {rows}, allowed: a multiple of {unit} (data × fsdp = {parts}, "
-            f"accumulation {accumulation})"
+            "batch.not_a_multiple",
+            "found {found}, allowed: a multiple of {unit} (data × fsdp = {parts}, accumulation "
+            "{accumulation})",
+            place=key,
+            found=rows,
+            unit=unit,
+            parts=parts,
+            accumulation=accumulation,
         )

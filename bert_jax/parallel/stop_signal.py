@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn, Self
 
-from bert_jax.errors import first_line
+from bert_jax.errors import RunStopped, first_line
 from bert_jax.files.patience import OUTAGE
 from bert_jax.parallel.channel import INTERRUPTED, Channel, end_now
 
@@ -217,9 +217,10 @@ class StopSignal:
             else:
                 self._agree(name, run=self._run)
         elif not first and old and self._owns_process:
-            name = f"a second {name}"
-            stands = "the last whole checkpoint stands" if self._saved_step else "nothing was saved"
-            end_now(128 + number, f"{name}: ended at once; {stands}")
+            saved = (
+                "The last complete checkpoint remains." if self._saved_step else "Nothing saved."
+            )
+            end_now(128 + number, f"ended by a second {name}. {saved}")
 
     @property
     def _is_old(self) -> bool:
@@ -270,16 +271,21 @@ class StopSignal:
 
     def _end(self, name: str, given_up: Exception | None = None) -> None:
         """Ends the process once its last checkpoint is whole, or its bucket was given up."""
-        held = "before the first step: nothing had to be saved"
+        code, line = INTERRUPTED, f"stopped by {name} before the first step. Nothing to save."
         if self._saved_step:
-            held = f"at step {self._saved_step}: its checkpoint stands"
-        code, line = INTERRUPTED, f"stopped by {name} {held}"
+            line = f"stopped by {name} at step {self._saved_step}, saved."
         try:
             if given_up is not None and self._unsaved:
                 raise given_up
             self._wait_for_save()
         except Exception as error:
-            code, line = 1, f"stopped by {name}, and the last save failed: {first_line(error)}"
+            failed = RunStopped(
+                "checkpoint.last_save_failed",
+                "stopped by {signal}, but the last save failed: {reason}",
+                signal=name,
+                reason=first_line(error),
+            )
+            code, line = 1, failed.line()
         end_now(code, line)
 
     def _handler(self, number: int, _: object) -> None:

@@ -78,26 +78,38 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
     ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips). `key` is the setting and `others` are words
     that it takes besides, both for the message. Raises UserError: no such generation or slice.
     """
-    besides = "".join(f", or {other}" for other in others)
     match = _PATTERN.fullmatch(text.strip().lower())
     if match is None:
         raise UserError(
-            f'{key}: found "{text}", allowed: a generation and a shape or a count, such as '
-            f"v5e:4x4, v5litepod-16 or v4-32{besides}{did_you_mean(text, others)}"
+            "topology.form",
+            'found "{found}", allowed: a generation and a shape or a count, such as {allowed:or}'
+            "{hint}",
+            place=key,
+            found=text,
+            allowed=["v5e:4x4", "v5litepod-16", "v4-32", *others],
+            hint=did_you_mean(text, others),
         )
     accelerator, size = _NAMES.get(match["name"]), match["size"]
     if accelerator is None:
         raise UserError(
-            f'{key}: found "{text}", allowed generations: {", ".join(ACCELERATORS)}{besides}'
-            f"{did_you_mean(match['name'], _NAMES)}"
+            "topology.generation",
+            'found "{found}", allowed: a slice of {allowed:or}{hint}',
+            place=key,
+            found=text,
+            allowed=[*ACCELERATORS, *others],
+            hint=did_you_mean(match["name"], _NAMES),
         )
     shape = _shape(accelerator, size)
     if shape is None:
-        kind, spell = ("shapes", _cross) if "x" in size else ("counts", accelerator.count)
-        allowed = ", ".join(str(spell(shape)) for shape in accelerator.shapes)
+        spell = _cross if "x" in size else accelerator.count
         raise UserError(
-            f'{key}: found "{text}", allowed {kind} of {accelerator.name}: {allowed}; '
-            f'did you mean "{_suggest(accelerator, size)}"?'
+            "topology.size",
+            'found "{found}", allowed sizes of {generation}: {allowed}; did you mean "{nearest}"?',
+            place=key,
+            found=text,
+            generation=accelerator.name,
+            allowed=[spell(shape) for shape in accelerator.shapes],
+            nearest=_suggest(accelerator, size),
         )
     return TpuTopology(accelerator, shape)
 

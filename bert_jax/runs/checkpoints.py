@@ -45,8 +45,11 @@ def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Fou
                 if jax.process_count() > 1 or not checkpoints.on_disk.outdated():
                     raise
     raise UserError(
-        f"{epath.Path(run_dir) / CHECKPOINTS}: the run that goes on there deleted what was read, "
-        f"{_READS} times; allowed: a checkpoint that stays (train.checkpoint.keep_last)"
+        "checkpoint.deleted",
+        "the run deleted the checkpoint during each of {reads} reads. Set a larger "
+        "train.checkpoint.keep_last.",
+        place=epath.Path(run_dir) / CHECKPOINTS,
+        reads=_READS,
     )
 
 
@@ -99,8 +102,11 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
     def read(checkpoints: Checkpointer) -> MomentsState | None:
         if loaded.step not in checkpoints.on_disk.steps():
             raise UserError(
-                f"{run.directory}: checkpoint {loaded.step} was deleted before its moments were "
-                "read: the run goes on; allowed: the same command again"
+                "checkpoint.moments_deleted",
+                "the run deleted checkpoint {step} before its moments were read. Run the same "
+                "command again.",
+                place=run.directory,
+                step=loaded.step,
             )
         if section.name != "adamw" or not checkpoints.on_disk.has(loaded.step, OPTIMIZER):
             return None
@@ -115,18 +121,24 @@ def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
     """Returns the step of `last`, `best` or a number; UserError: there is no such checkpoint."""
     newest = checkpoints.on_disk.newest(PARAMS)
     if newest is None:
-        raise UserError(f"{where}: no checkpoint in it yet")
+        raise UserError("checkpoint.none", "no checkpoint yet", place=where)
     if asked == "last":
         return newest
     if asked == "best":
         best = checkpoints.on_disk.best()
         if best is None:
-            raise UserError(f"{where}: no checkpoint was evaluated, so none is the best")
+            raise UserError("checkpoint.none_evaluated", "no checkpoint was evaluated", place=where)
         return best
     steps = checkpoints.on_disk.steps()
     asked = str(asked)  # in Python a step is a number
     if is_whole(asked) and int(asked) in steps:
         return int(asked)
     allowed = ["last", "best", *map(str, steps)]
-    near = did_you_mean(asked, allowed)
-    raise UserError(f'--checkpoint: found "{asked}", allowed: {", ".join(allowed)}{near}')
+    raise UserError(
+        "checkpoint.unknown",
+        'found "{found}", allowed: {allowed}{hint}',
+        place="--checkpoint",
+        found=asked,
+        allowed=allowed,
+        hint=did_you_mean(asked, allowed),
+    )

@@ -93,7 +93,13 @@ def claim_run(
             _same_model(run, architecture, tokenizer)
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"run_dir: cannot write {root} ({error.strerror or error})") from error
+        raise UserError(
+            "run.unwritable",
+            "cannot write to {found} ({reason})",
+            place="run_dir",
+            found=root,
+            reason=error.strerror or str(error),
+        ) from error
     return root
 
 
@@ -132,23 +138,35 @@ def _same_verb(run: Run, verb: RunVerb) -> None:
     if run.is_fine_tuned != (verb == "finetune"):
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
         raise UserError(
-            f"run_dir: found {run.directory}, a run of `bert-jax {wrote}`, allowed: a new "
-            f"directory, or a run of `bert-jax {verb}` to go on with"
+            "run.other_verb",
+            "found {found}, a run of `bert-jax {wrote}`, allowed: a new directory, or a run of "
+            "`bert-jax {verb}` to resume",
+            place="run_dir",
+            found=run.directory,
+            wrote=wrote,
+            verb=verb,
         )
 
 
 def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
-            f"tokenizer: differs from the one in {run.directory}; allowed: the same one, or a new "
-            f"run_dir"
+            "run.other_tokenizer",
+            "differs from the tokenizer of {run}. Use that tokenizer, or a new run_dir.",
+            place="tokenizer",
+            run=run.directory,
         )
     for name in Architecture.model_fields:
         was, now = getattr(run.architecture, name), getattr(architecture, name)
         if was != now:
             raise UserError(
-                f"model.architecture.{name}: found {now}, but {run.directory} holds a run with "
-                f"{was}; allowed: {was}, or a new run_dir"
+                "run.other_model",
+                "found {found}, but the run in {run} has {expected}. Use {expected}, or a new "
+                "run_dir.",
+                place=f"model.architecture.{name}",
+                found=now,
+                run=run.directory,
+                expected=was,
             )
 
 

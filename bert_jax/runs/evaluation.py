@@ -70,8 +70,13 @@ def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
             found = _EVALUATION.validate_python(read_json_object(path), strict=True)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
-            place, allowed = ".".join(map(str, first["loc"])), first["msg"].lower()
-            raise UserError(f"{path}: {place}: found {shown(first['input'])}, {allowed}") from None
+            raise UserError(
+                "evaluation.damaged",
+                "found {found}, but {reason}",
+                place=f"{path}: {'.'.join(map(str, first['loc']))}",
+                found=shown(first["input"]),
+                reason=first["msg"].lower(),
+            ) from None
         if found.split == own_split(run) and step in (None, found.step):
             return found
     return None

@@ -43,8 +43,16 @@ def refuse_other_settings(
     """
     for change in find_changes(held, asked):
         if change.key not in free:
-            flag = ", a new run_dir, or --allow-data-change" if change.key in with_flag else ""
-            raise UserError(
-                f"{change.key}: found {change.now}, but {root} holds a {what} with {change.was}; "
-                f"allowed: the same{flag or ', or a new run_dir'}"
+            error = UserError(
+                "run.other_setting",
+                "found {found}, but the {what} in {run} has {expected}. Use the same value or "
+                "a new run_dir.",
+                place=change.key,
+                found=change.now,
+                what=what,
+                run=root,
+                expected=change.was,
             )
+            if change.key in with_flag:
+                error = error.followed_by(" --allow-data-change permits the new value.")
+            raise error

@@ -33,7 +33,11 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
     refuse_changed_yaml(text, where=str(path))
     settings = parse_yaml(text, str(path))
     if not isinstance(settings, dict):
-        raise UserError(f"{path}: found no keys, allowed: the file that `bert-jax pretrain` wrote")
+        raise UserError(
+            "run.no_keys",
+            "found no keys, allowed: the file that `bert-jax pretrain` wrote",
+            place=path,
+        )
     return settings
 
 
@@ -60,7 +64,14 @@ def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
     found = f"no {CONFIG} in it" if root.is_dir() else "no such directory"
     if root.exists() and not root.is_dir():
         found = "a file"
-    return UserError(f"{root}: found {found}, allowed: {allowed}{_other_runs(root)}")
+    return UserError(
+        "run.missing",
+        "found {found}, allowed: {allowed}{hint}",
+        place=root,
+        found=found,
+        allowed=allowed,
+        hint=_other_runs(root),
+    )
 
 
 def describe(heads: HeadsSection) -> str:
@@ -78,8 +89,11 @@ def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
     """Raises UserError if the model of a name cannot fill masks."""
     if not heads.mlm:
         raise UserError(
-            f"fill-mask: {name} has {describe(heads)}, so it cannot say which word is "
-            f"missing; allowed: a run with an MLM head"
+            "run.no_mlm_head",
+            "{run} has {found}. Use a run with an MLM head.",
+            place="fill-mask",
+            run=name,
+            found=describe(heads),
         )
 
 

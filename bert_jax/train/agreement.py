@@ -8,6 +8,7 @@ import jax
 from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import refusal_of
 from bert_jax.parallel.channel import current_channel
+from bert_jax.parallel.error_json import error_from_json, error_to_json
 
 
 def from_first_process(find_out: Callable[[], Any]) -> Any:
@@ -22,10 +23,10 @@ def from_first_process(find_out: Callable[[], Any]) -> Any:
         try:
             answer = {"found": find_out()}
         except (UserError, RunStopped) as error:
-            answer = {"error": str(error), "mistake": isinstance(error, UserError)}
+            answer = {"error": error_to_json(error)}
     answer = channel.exchange(answer)[0]
     if "error" in answer:
-        raise (UserError if answer["mistake"] else RunStopped)(answer["error"])
+        raise error_from_json(answer["error"])
     return answer["found"]
 
 

@@ -122,11 +122,6 @@ class Checkpointer:
             return {}
         return self._files.read_json(self._whole(step, PROGRESS))
 
-    def describe_last(self) -> str:
-        """Returns ``checkpoint 6 is untouched``, or that there is none."""
-        last = self.on_disk.newest()
-        return "there is no checkpoint yet" if last is None else f"checkpoint {last} is untouched"
-
     def settle(self) -> None:
         """Waits for the save under way; RunStopped: it failed, and `on_error` is `stop`."""
         _ = self.on_disk
@@ -185,12 +180,17 @@ class Checkpointer:
         """Reports that a save has failed, and deletes its files."""
         self._found.sweep(failed=step)
         steps = self._found.steps()
-        last = f"the last one is {steps[-1]}" if steps else "there is none before it"
-        text = f"{self._path}: checkpoint {step} was NOT SAVED ({error}); {last}"
-        self._failed = RunStopped(text)
+        self._failed = RunStopped(
+            "checkpoint.not_saved",
+            "checkpoint {step} was NOT SAVED ({reason}). Last checkpoint: {last}.",
+            place=self._path,
+            step=step,
+            reason=str(error),
+            last=steps[-1] if steps else "none",
+        )
         self._failed.__cause__ = error
         if self._section.on_error == "warn":
-            self._say(f"{text}; training goes on")
+            self._say(f"{self._failed} Training continues.")
 
     def _stop_if_failed(self) -> None:
         if self._failed is not None and self._section.on_error == "stop":
@@ -203,9 +203,11 @@ class Checkpointer:
         """Returns the place of an item that is whole; UserError: it is missing or damaged."""
         where = self._path / str(step)
         if not self.on_disk.has(step, item):
-            raise UserError(f"{where / item}: no such item in the checkpoint")
+            raise UserError(
+                "checkpoint.no_item", "no such item in the checkpoint", place=where / item
+            )
         if problem := self._found.problem(step, item):
-            raise UserError(f"{where}: damaged: {problem}")
+            raise UserError("checkpoint.damaged", "damaged: {reason}", place=where, reason=problem)
         return where / item
 
 

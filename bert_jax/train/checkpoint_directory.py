@@ -170,15 +170,18 @@ class CheckpointDirectory:
                 chosen = step
                 break
             passed[step] = problem
-        told = ", ".join(f"checkpoint {step}: {problem}" for step, problem in passed.items())
+        damaged = [f"checkpoint {step}: {problem}" for step, problem in passed.items()]
         if chosen is None and any(self.entries[step].finished for step in passed):
             raise UserError(
-                f"{self.path}: no whole checkpoint ({told}); allowed: a copy of one of them, or a "
-                f"new run_dir"
+                "checkpoint.all_damaged",
+                "all checkpoints are damaged ({damaged}). Copy one of them again, or use a new "
+                "run_dir.",
+                place=self.path,
+                damaged=damaged,
             )
         if passed:
-            instead = "there is none before it" if chosen is None else f"using {chosen} instead"
-            self._say(f"{self.path}: NOT WHOLE: {told}; {instead}")
+            instead = "no earlier one" if chosen is None else f"using {chosen} instead"
+            self._say(f"{self.path}: NOT WHOLE: {', '.join(damaged)}; {instead}")
         return chosen
 
 
@@ -188,12 +191,19 @@ def _scan(path: epath.Path) -> dict[int, StepEntry]:
         if not path.exists():
             return {}
         if not path.is_dir():
-            raise UserError(f"{path}: found a file, allowed: a directory of checkpoints")
+            raise UserError(
+                "checkpoint.not_a_directory",
+                "found a file, allowed: a directory of checkpoints",
+                place=path,
+            )
         names = [found.name for found in path.iterdir()]
         steps = [name for name in names if is_whole(name) and name == str(int(name[:18]))]
         return {int(step): _entry(path / step, int(step)) for step in steps}
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+        reason = error.strerror or str(error)
+        raise UserError(
+            "checkpoint.unreadable", "cannot be read ({reason})", place=path, reason=reason
+        ) from error
 
 
 def _entry(directory: epath.Path, step: int) -> StepEntry:

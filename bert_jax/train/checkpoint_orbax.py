@@ -200,14 +200,28 @@ def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
     have_by_name, want_by_name = dict(named(found)), dict(named(wanted))
     for name in sorted(want_by_name.keys() | have_by_name.keys()):
         if name not in have_by_name:
-            raise UserError(f"{where}: tensor {name} is missing; the model here needs it")
+            raise UserError(
+                "checkpoint.tensor_missing",
+                "tensor {name} is missing, but the model needs it",
+                place=where,
+                name=name,
+            )
         if name not in want_by_name:
-            raise UserError(f"{where}: tensor {name} is not part of the model here")
+            raise UserError(
+                "checkpoint.tensor_unknown",
+                "tensor {name} is not part of the model",
+                place=where,
+                name=name,
+            )
         have, want = have_by_name[name], want_by_name[name]
         if tuple(have.shape) != tuple(want.shape) or have.dtype != want.dtype:
             raise UserError(
-                f"{where}: tensor {name} found {have.dtype}{list(have.shape)}, the model here "
-                f"needs {want.dtype}{list(want.shape)}"
+                "checkpoint.tensor_form",
+                "tensor {name} is {found}, but the model needs {expected}",
+                place=where,
+                name=name,
+                found=f"{have.dtype}{list(have.shape)}",
+                expected=f"{want.dtype}{list(want.shape)}",
             )
 
 
@@ -218,8 +232,12 @@ def _refuse_non_finite(tree: Any, *, where: epath.Path) -> None:
     for (name, leaf), sound in zip(leaves, finite, strict=True):
         if not sound:
             raise UserError(
-                f"{where}: tensor {name}, {leaf.dtype}{list(leaf.shape)}, holds NaN or infinity; "
-                f"allowed: finite numbers"
+                "checkpoint.not_finite",
+                "tensor {name} ({dtype}{shape}) has NaN or infinity, allowed: finite numbers",
+                place=where,
+                name=name,
+                dtype=str(leaf.dtype),
+                shape=str(list(leaf.shape)),
             )
 
 

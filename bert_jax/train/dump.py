@@ -112,7 +112,11 @@ def write_dump(
 def read_record(folder: epath.Path) -> DumpRecord:
     """Returns a dump's record; UserError: no dump, or a damaged one."""
     if not (folder / RECORD).exists():
-        raise UserError(f"{folder}: no {RECORD} in it; expected a bad_step_<n> of a run directory")
+        raise UserError(
+            "dump.missing",
+            "found no dump.json, allowed: a folder bad_step_<n> of a run directory",
+            place=folder,
+        )
     return read_section(DumpRecord, folder / RECORD)
 
 
@@ -142,7 +146,13 @@ def read_tensors(
 def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]) -> np.ndarray:
     size = math.prod(tensor.shape)
     if missing := size - sum(piece.size for _, piece in pieces):
-        raise UserError(f"{what}: {missing} of {size} numbers are missing")
+        raise UserError(
+            "dump.incomplete",
+            "{missing} of {expected} numbers are missing",
+            place=what,
+            missing=missing,
+            expected=size,
+        )
     try:
         whole = np.empty(tensor.shape, np.dtype(tensor.dtype))
         for index, piece in pieces:
@@ -151,7 +161,10 @@ def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]
             )
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(
-            f"{what}: found {tensor.dtype}{list(tensor.shape)}, which its pieces do not make up"
+            "dump.pieces",
+            "the pieces do not fit into {expected}",
+            place=what,
+            expected=f"{tensor.dtype}{list(tensor.shape)}",
         ) from error
     return whole
 
@@ -161,7 +174,9 @@ def _read_pieces(
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yields (name of the tensor, place of the piece, piece)."""
     if not path.exists():
-        raise UserError(f"{path}: no such file; every process of the run has written one")
+        raise UserError(
+            "dump.file_missing", "missing, but every process of the run wrote one", place=path
+        )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as pieces:
             for key in pieces.files:
@@ -169,7 +184,9 @@ def _read_pieces(
                 if only(name):
                     yield name, index, pieces[key]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: damaged, or no .npz ({error})") from error
+        raise UserError(
+            "dump.damaged", "damaged, or not .npz ({reason})", place=path, reason=str(error)
+        ) from error
 
 
 def _shapes(tree: Any) -> dict[str, TensorShape]:

@@ -54,8 +54,11 @@ def make_evaluation(
         lost = [name for name, sums in totals.items() if not np.isfinite(sums).all()]
         if lost:
             raise Diverged(
-                f"evaluation: {', '.join(lost)}: found NaN or infinity, allowed: finite numbers; "
-                "the model has diverged"
+                "evaluation.diverged",
+                "found NaN or infinity in {names}, allowed: finite numbers. The model has "
+                "diverged.",
+                place="evaluation",
+                names=lost,
             )
         return task.score(totals)
 
@@ -109,9 +112,10 @@ class Evaluations:
             progress.unevaluated = self._cut = True
             return None
         except Diverged as error:
+            error = error.located(f"step {progress.step}")
             if progress.step >= self._tracker.last_step:
-                raise Diverged(f"step {progress.step}: {error}") from None
-            output.display.say(f"step {progress.step}: {error}", style="bold red")
+                raise error from None
+            output.display.say(str(error), style="bold red")
             return None
         output.writer.write(VALIDATION, progress.step, scores)
         remark = phase.watch.remark(scores) if phase.watch else ""

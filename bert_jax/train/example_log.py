@@ -116,12 +116,27 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
             shares = steps.setdefault(line["step"], {})
             # Processes that differ along the tensor axis alone read the same share.
             if shares.setdefault(line["share"], line) != line:
-                raise UserError(f"{directory}: step {line['step']} has two shares {line['share']}")
+                raise UserError(
+                    "example_log.two_shares",
+                    "step {step} has two different shares {share}",
+                    place=directory,
+                    step=line["step"],
+                    share=line["share"],
+                )
     if not steps:
-        raise UserError(f"{directory}: no such log; allowed: a run with example_log: true")
+        raise UserError(
+            "example_log.missing",
+            "no example log, allowed: a run with example_log: true",
+            place=directory,
+        )
     for step in range(min(steps), max(steps)):
         if step not in steps:
-            raise UserError(f"{directory}: step {step} is missing: its line is damaged or lost")
+            raise UserError(
+                "example_log.step_missing",
+                "step {step} is missing: its line is damaged or lost",
+                place=directory,
+                step=step,
+            )
     return {step: _joined(directory, steps[step]) for step in sorted(steps)}
 
 
@@ -152,7 +167,12 @@ def _joined(directory: epath.Path, shares: Mapping[int, Entry]) -> dict[EpochOfD
     first = next(iter(shares.values()))
     if len(shares) != first["shares"]:
         raise UserError(
-            f"{directory}: step {first['step']} has {len(shares)} of its {first['shares']} shares"
+            "example_log.share_missing",
+            "step {step} has {found} of {expected} shares",
+            place=directory,
+            step=first["step"],
+            found=len(shares),
+            expected=first["shares"],
         )
     joined: dict[EpochOfData, list[int]] = {}
     for _, line in sorted(shares.items()):

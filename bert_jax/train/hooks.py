@@ -46,8 +46,11 @@ def check_replicas(spec: TrainSpec, pause: Pause) -> None:
     if spec.intervals.checksum_every is None:
         return
     if found := find_deviations(pause.state, spec.mesh):
-        held = spec.checkpoints.describe_last()
-        raise RunStopped(f"step {pause.step}: {describe(found)}; nothing was saved, {held}")
+        error = replica_error(found).followed_by(
+            " Nothing was saved. Last checkpoint: {last}.",
+            last=spec.checkpoints.on_disk.newest() or "none",
+        )
+        raise error.located(f"step {pause.step}")
 
 
 def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
@@ -56,7 +59,7 @@ def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pau
     if pause.out_of_patience and not pause.due.end_phase:
         tries, metric = tracker.progress.without_better, spec.selection.metric
         output.display.say(
-            f"ended at step {pause.step}: {tries} evaluations without a better {metric}"
+            f"stopped at step {pause.step}: {tries} evaluations without a better {metric}"
         )
 
 
@@ -81,25 +84,33 @@ def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) ->
         STOP.saved(pause.step, spec.checkpoints.wait)
     if pause.interrupted and not pause.out_of_patience:
         output.display.say(
-            f"stopped at step {pause.step}, saved; the same command goes on from here"
+            f"stopped at step {pause.step}, saved. Run the same command again to resume."
         )
 
 
-def describe(found: list[Deviation]) -> str:
-    """Returns the devices that deviate, and an array in which they do.
-
-    ``replicas differ: device 5 (process 1, TPU v4) in params/mlm/bias and 3 more``
-    """
+def replica_error(found: list[Deviation]) -> RunStopped:
+    """Returns the error that names the deviating devices and the first deviating array."""
     outvoted = [deviation for deviation in found if deviation.outvoted]
     named = outvoted or found
-    devices = ", ".join(
+    devices = [
         f"device {each.device.id} ({_process(each.device)}, {each.device.device_kind})"
         for each in named
-    )
+    ]
     arrays = list(dict.fromkeys(name for each in named for name in each.arrays))
-    more = f" and {len(arrays) - 1} more" if len(arrays) > 1 else ""
-    doubt = "" if outvoted else "; no majority tells which of them is wrong"
-    return f"replicas differ: {devices} in {arrays[0]}{more}{doubt}"
+    values = {"devices": devices, "array": arrays[0], "count": len(arrays)}
+    if outvoted:
+        return RunStopped(
+            "replicas.outvoted",
+            "the replicas on {devices} differ from the majority in {count} arrays, first in "
+            "{array}.",
+            **values,
+        )
+    return RunStopped(
+        "replicas.no_majority",
+        "the replicas on {devices} differ in {count} arrays, first in {array}. Without a majority, "
+        "none is known to be right.",
+        **values,
+    )
 
 
 def _process(device: Any) -> str:

@@ -85,7 +85,7 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
             raise Damage(f"{MANIFEST} differs from its own checksum")
         manifest = _PLAIN.validate_python(content)
     except UserError as error:
-        raise Damage(str(error).removeprefix(f"{directory}/")) from None
+        raise Damage(_below(directory, error)) from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
@@ -113,11 +113,19 @@ def damage(directory: epath.Path, *, step: int, part: str) -> str | None:
             if now != files[name]:
                 found_hash, saved = differing(now.sha256, files[name].sha256)
                 return f"{name} has SHA-256 {found_hash}, was saved with {saved}"
-    except (Damage, UserError) as error:
-        return str(error).removeprefix(f"{directory}/")
+    except Damage as error:
+        return str(error)
+    except UserError as error:
+        return _below(directory, error)
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     return None
+
+
+def _below(directory: epath.Path, error: UserError) -> str:
+    """Returns an error's message with its place relative to the directory."""
+    place = str(error.values.get("place", "")).removeprefix(f"{directory}/")
+    return str(error.followed_by("", place=place))
 
 
 def foreign_files(directory: epath.Path, manifest: Manifest) -> list[str]:

@@ -130,11 +130,14 @@ def _mesh(rows: Iterator[int]) -> Mesh:
 def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -> None:
     shapes = {name: leaf.shape for name, leaf in named(wanted)}
     for name in sorted({*shapes, *found}):
-        have = found[name].shape if name in found else "nothing"
+        have = found[name].shape if name in found else "none"
         if have != shapes.get(name):
             raise UserError(
-                f"{folder}: {name}: found {have}, but its config.yaml describes a model with "
-                f"{shapes.get(name, 'nothing')}"
+                "dump.other_model",
+                "found shape {found}, but the model of its config.yaml has {expected}",
+                place=f"{folder}: {name}",
+                found=str(have),
+                expected=str(shapes.get(name, "none")),
             )
 
 

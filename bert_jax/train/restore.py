@@ -127,16 +127,24 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
     saved = spec.checkpoints.progress(step)
     if not saved:
         raise UserError(
-            f"run_dir: found {spec.run_dir}, whose checkpoint {step} holds parameters alone, "
-            f"allowed: a new directory, with --init-from {spec.run_dir}"
+            "checkpoint.params_only",
+            "found {found}, whose checkpoint {step} has parameters only. Use a new directory with "
+            "--init-from {found}.",
+            place="run_dir",
+            found=spec.run_dir,
+            step=step,
         )
     if IMPORTED not in saved:
         return TrainProgress.from_json(saved)
     steps = [phase.steps for phase in spec.phases]
     if step >= sum(steps):
         raise UserError(
-            f"train.phases: found {sum(steps)} steps in all, but the imported checkpoint is at "
-            f"step {step}; allowed: more, or a new run_dir with --init-from"
+            "phases.too_few_steps",
+            "found {found} steps in all, but the imported checkpoint is at step {step}. Use more "
+            "steps, or a new run_dir with --init-from.",
+            place="train.phases",
+            found=sum(steps),
+            step=step,
         )
     return TrainProgress.at(step, steps)
 
@@ -146,8 +154,12 @@ def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None])
     phases = spec.phases
     if progress.phase >= len(phases):
         raise UserError(
-            f"train.phases: found {len(phases)}, but the checkpoint is in phase {progress.phase} "
-            f"(counted from 0); allowed: the phases it was made with, or more"
+            "phases.too_few",
+            "found {found} phases, but the checkpoint is in phase {phase}, counted from 0. Use the "
+            "phases of the checkpoint, or more.",
+            place="train.phases",
+            found=len(phases),
+            phase=progress.phase,
         )
     phase = phases[progress.phase]
     if progress.position is None or progress.phase_step >= phase.steps:
@@ -160,6 +172,6 @@ def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None])
     if differences := before.differences(after.fingerprint):
         say(
             f"--allow-data-change: {describe_differences(differences)}; phase {progress.phase} had "
-            f"read {before.example_index:,} rows and goes on from row {after.example_index:,} "
-            f"{'of the same order' if after.example_index else 'in a new order'}"
+            f"read {before.example_index:,} rows and resumes at row {after.example_index:,} "
+            f"{'of the same order' if after.example_index else 'of a new order'}"
         )

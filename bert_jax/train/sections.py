@@ -47,8 +47,12 @@ class PhaseSection(Section):
         """Raises UserError if rows are longer than a model's positions; `key` is the phase's."""
         if self.seq_length > positions:
             raise UserError(
-                f"{key}.seq_length: found {self.seq_length}, allowed: up to the model's "
-                f"{positions} positions (model.architecture.max_position_embeddings)"
+                "phases.seq_length",
+                "found {found}, allowed: at most {positions}, the model's positions "
+                "(model.architecture.max_position_embeddings)",
+                place=f"{key}.seq_length",
+                found=self.seq_length,
+                positions=positions,
             )
 
     @property
@@ -192,8 +196,10 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
         own = phase.learning_rate is not None
         if not own and phase.warmup_steps is not None:
             raise UserError(
-                f"train.phases.{index}.warmup_steps: found {phase.warmup_steps}, allowed: only "
-                f"beside a learning_rate of the phase's own"
+                "phases.warmup",
+                "found {found}, allowed: only together with a learning_rate of this phase",
+                place=f"train.phases.{index}.warmup_steps",
+                found=phase.warmup_steps,
             )
         if own or not segments:
             peak = phase.learning_rate if own else optimizer.learning_rate
@@ -205,8 +211,11 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
     for segment in segments:
         if segment.warmup_steps > segment.steps:
             raise UserError(
-                f"optimizer.warmup_steps: found {segment.warmup_steps}, allowed: at most the "
-                f"{segment.steps} steps of its schedule"
+                "optimizer.warmup",
+                "found {found}, allowed: at most {steps}, the steps of its schedule",
+                place="optimizer.warmup_steps",
+                found=segment.warmup_steps,
+                steps=segment.steps,
             )
     return segments
 
@@ -223,6 +232,11 @@ def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
         found = getattr(optimizer, name)
         if found not in (own, OptimizerSection.model_fields[name].default):
             raise UserError(
-                f"optimizer.{name}: found {found}, allowed: {own}, as train.phases.0 has a "
-                f"schedule of its own; set train.phases.0.{name} instead"
+                "optimizer.replaced",
+                "found {found}, but train.phases.0 has its own schedule with {expected}. Set "
+                "train.phases.0.{name} instead.",
+                place=f"optimizer.{name}",
+                found=found,
+                expected=own,
+                name=name,
             )

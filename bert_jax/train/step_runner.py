@@ -97,7 +97,7 @@ class StepRunner:
         """Returns the state to continue from; `state` is frozen except after a warning."""
         display, checkpoints = self.output.display, self._spec.checkpoints
         if bad.response in ("warn", "skip"):
-            done = "skipped, its update is not applied" if bad.response == "skip" else "a spike"
+            done = "skipped without an update" if bad.response == "skip" else "a spike"
             display.say(f"{bad}: {done}", style="bold yellow")
             self._write_line(bad)
             return _thawed(state) if bad.response == "skip" else state
@@ -110,8 +110,15 @@ class StepRunner:
             display.say(f"{bad}; written to {folder}", style="bold red")
             raise RollbackDue(bad, state)
         self._write_line(bad)
-        held = checkpoints.describe_last()
-        raise Diverged(f"{bad}; {held}; look at the step with `bert-jax replay {folder}`")
+        raise Diverged(
+            "step.bad",
+            "{reason}. Last checkpoint: {last}. Run `bert-jax replay {folder}` to examine the "
+            "step.",
+            place=f"step {bad.step}",
+            reason=f"{bad.reason}{bad.exhausted}",
+            last=checkpoints.on_disk.newest() or "none",
+            folder=folder,
+        )
 
     def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
         """Returns the last checkpoint's state, and moves its data position past the bad step.

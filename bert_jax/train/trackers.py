@@ -127,7 +127,7 @@ class Trackers:
         except Exception as error:  # each has its own
             self._open.pop(name, None)
             what = f"{name}: {type(error).__name__}: {first_line(error)}"
-            self._say(f"{what}; the run goes on without it")
+            self._say(f"{what}; the run continues without it")
 
 
 def require_trackers(names: Sequence[TrackerName], *, key: str) -> None:
@@ -136,14 +136,16 @@ def require_trackers(names: Sequence[TrackerName], *, key: str) -> None:
         try:
             _library(name)
         except UserError as error:
-            raise UserError(f"{key}: {error}") from None
+            raise error.located(key) from None
 
 
 def _library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{name} is not installed, allowed: pip install {name}") from None
+        raise UserError(
+            "tracker.not_installed", "not installed. Run pip install {name}.", place=name, name=name
+        ) from None
 
 
 def _settings(run_dir: epath.Path) -> dict[str, Any]:

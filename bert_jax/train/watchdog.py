@@ -17,6 +17,7 @@ from typing import Final, Self
 import jax
 from etils import epath
 
+from bert_jax.errors import RunStopped
 from bert_jax.files.atomic import refusal_of
 from bert_jax.parallel.channel import end_now
 from bert_jax.parallel.compiling import is_compiling
@@ -88,13 +89,23 @@ class Watchdog:
             elif kind == "input" or is_waiting_for_input():
                 limit = max(limit, _INPUT_SECONDS)
             if waited > limit:
-                what = ("an evaluation", "batch") if kind == "evaluate" else ("a step", "step")
-                self._end(
-                    f"{what[0]} hangs: no {what[1]} finished for {waited:.0f} s (median step: "
-                    f"{median:.3g} s)"
-                )
+                values = {"seconds": waited, "median": median}
+                if kind == "evaluate":
+                    hang = RunStopped(
+                        "watchdog.no_batch",
+                        "no batch of an evaluation finished for {seconds:.0f} s (median step: "
+                        "{median:.3g} s).",
+                        **values,
+                    )
+                else:
+                    hang = RunStopped(
+                        "watchdog.no_step",
+                        "no step finished for {seconds:.0f} s (median step: {median:.3g} s).",
+                        **values,
+                    )
+                self._end(hang)
 
-    def _end(self, line: str) -> None:
+    def _end(self, hang: RunStopped) -> None:
         """Writes the stacks to standard error and the run, if they answer, and ends in any case."""
         heard = False
         try:
@@ -102,15 +113,13 @@ class Watchdog:
             heard = _refusal_in_time(lambda: os.write(_STANDARD_ERROR, text.encode())) is None
             path = self._run_dir / f"stacks_{jax.process_index()}.txt"
             refusal = _refusal_in_time(lambda: path.write_text(text))
-            where = f"in {path}"
-            if refusal is not None:
-                where = f"on standard error alone ({path}: {refusal})"
-            line += (
-                f"; the stacks of all threads are {where}; the same command goes on from the last "
-                f"checkpoint"
+            hang = hang.followed_by(
+                " Run the same command again to resume from the last checkpoint. Stacks of all "
+                "threads: {stacks}.",
+                stacks=path if refusal is None else f"on standard error only ({path}: {refusal})",
             )
         finally:
-            end_now(HANGS, line, printed=not heard)
+            end_now(HANGS, hang.line(), printed=not heard)
 
 
 def _stacks() -> str:

@@ -18,7 +18,7 @@ from tests.processes.hosts import Job, start
 from tests.project import DROPOUT, project_config, write_config
 
 STOPPED: Final = (
-    r"(?:stopped at step (\d+), saved|at step (\d+): its checkpoint stands|before the first step: )"
+    r"(?:stopped at step (\d+), saved|SIGTERM at step (\d+), saved|before the first step\.)"
 )
 
 

@@ -66,7 +66,9 @@ def test_an_unwritable_cache_is_one_line(project: Path, tmp_path: Path) -> None:
     config = configuration(
         project, tmp_path, "run", compilation_cache={"directory": "/proc/nowhere"}
     )
-    assert "found /proc/nowhere" in refused("pretrain", config)
+    line = refused("pretrain", config)
+    assert line.key == "compilation_cache.unwritable"
+    assert line.values["found"] == "/proc/nowhere"
 
 
 SETTINGS = """

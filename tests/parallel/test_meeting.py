@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from bert_jax.errors import PeerLost, UserError
+from bert_jax.errors import KeyedError, PeerLost, UserError
 from bert_jax.parallel import meeting as module
 from bert_jax.parallel.channel import Member
 from bert_jax.parallel.meeting import Meeting, Members, StopRequested, meet
-from bert_jax.parallel.same_settings import describe, first_difference, flatten
+from bert_jax.parallel.same_settings import difference_error, first_difference, flatten
 from tests.processes.hosts import free_port
-
-COUNT, INDEX = "mesh.distributed.process_count", "mesh.distributed.process_index"
 
 
 @pytest.fixture(autouse=True)
@@ -45,35 +43,44 @@ def test_all_processes_get_all_members() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "key", "values"),
     [
-        ({"index": 1, "count": 3}, f"{COUNT}: found 3 in process 1 ("),
-        ({"index": 0}, f"{INDEX}: found 0 twice, in process 0 ("),
-        ({"index": 1, "command": {"seed": "7"}}, "seed: found 7 in process 1 ("),
+        ({"index": 1, "count": 3}, "processes.counts_differ", {"found": 3, "expected": 2}),
+        ({"index": 0}, "processes.index_twice", {"found": 0}),
+        (
+            {"index": 1, "command": {"seed": "7"}},
+            "processes.settings_differ",
+            {"place": "seed", "found": "7", "expected": "3"},
+        ),
     ],
-    ids=["count", "index", "command"],
 )
-def test_an_error_in_one_process_ends_all(second: dict[str, Any], said: str) -> None:
-    found = outcomes({"index": 0, "command": {"seed": "3"}}, {"command": {"seed": "3"}} | second)
-    assert [type(error) for error in found] == [UserError] * 2
-    assert {str(error) for error in found} == {str(found[0])}
-    assert str(found[0]).startswith(said)
+def test_an_error_in_one_process_ends_all(
+    second: dict[str, Any], key: str, values: dict[str, Any]
+) -> None:
+    errors = outcomes({"index": 0, "command": {"seed": "3"}}, {"command": {"seed": "3"}} | second)
+    for error in errors:
+        assert type(error) is UserError
+        assert error.key == key
+        assert error.values.items() >= values.items()
+    assert len({str(error) for error in errors}) == 1
 
 
 def test_missing_processes_are_named() -> None:
     found = outcomes(*({"index": index, "count": 4, "seconds": 0.5} for index in (0, 2)))
     assert [type(error) for error in found] == [PeerLost] * 2
     for error in found:
-        assert "4 processes expected at 127.0.0.1:" in str(error)
-        assert ", 2 came within 0.5 s; missing: process 1, process 3; here: process 0 (" in (
-            str(error)
-        )
+        assert isinstance(error, KeyedError)
+        assert error.key == "processes.missing"
+        assert (error.values["found"], error.values["expected"]) == (2, 4)
+        assert error.values["missing"] == ["process 1", "process 3"]
+        assert [each[:10] for each in error.values["here"]] == ["process 0 ", "process 2 "]
 
 
 def test_the_other_processes_name_a_missing_process_0() -> None:
     (error,) = outcomes({"index": 1, "seconds": 0.5})
-    assert "process 0 of 2 was not at 127.0.0.1:" in str(error)
-    assert "within 0.5 s (Connection refused)" in str(error)
+    assert isinstance(error, PeerLost)
+    assert error.key == "processes.first_missing"
+    assert (error.values["seconds"], error.values["reason"]) == (0.5, "Connection refused")
 
 
 @pytest.mark.parametrize("signalled", [0, 1])
@@ -95,27 +102,47 @@ def test_a_signalled_process_ignores_a_missing_process_0(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("settings", "line"),
+    ("settings", "place", "values"),
     [
-        ([{"a": {"b": [{"c": 1}]}}] * 3, None),
-        ([{"z": 1, "a": 1}, {"z": 2, "a": 2}], "z: found 2 in process 1 (host, pid 71) and 1 in "),
-        ([{"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}], "a.1.b: found 2 in process 1 "),
-        ([{"a": {"b": 1}}, {"a": None}], "a.b: found null in process 1 "),
-        ([{"a": 1}, {"a": True}], "a: found true in process 1 "),
-        ([{"a": 1}, {"a": 1}, {"a": 2}, {"a": 3}], "and 1 in process 0 (host, pid 70) (2 of 4 "),
-        ([{"a": ["x" * 99] * 99}, {"a": ["x" * 99] * 98}], "a: found SHA-256 "),
-        ([{"mesh": {"distributed": {"b": b}, "distribution": 1}} for b in (1, 2)], None),
-        ([{"mesh": {"distribution": d}} for d in (1, 2)], "mesh.distribution: found 2 "),
+        ([{"z": 1, "a": 1}, {"z": 2, "a": 2}], "z", {"found": "2", "expected": "1"}),
+        ([{"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}], "a.1.b", {"found": "2"}),
+        ([{"a": {"b": 1}}, {"a": None}], "a.b", {"found": "null"}),
+        ([{"a": 1}, {"a": True}], "a", {"found": "true"}),
+        ([{"a": 1}, {"a": 1}, {"a": 2}, {"a": 3}], "a", {"differing": 2, "count": 4}),
+        ([{"mesh": {"distribution": d}} for d in (1, 2)], "mesh.distribution", {"found": "2"}),
     ],
 )
 def test_the_first_key_that_differs_is_named(
-    settings: list[dict[str, Any]], line: str | None
+    settings: list[dict[str, Any]], place: str, values: dict[str, Any]
 ) -> None:
+    error = compare(settings)
+    assert error is not None
+    assert error.values["first"] == "process 0 (host, pid 70)"
+    first = len(settings) - error.values["differing"]
+    assert error.values["process"] == f"process {first} (host, pid {70 + first})"
+    assert error.values.items() >= {"place": place, **values}.items()
+
+
+def test_a_long_value_is_named_by_its_hash() -> None:
+    error = compare([{"a": ["x" * 99] * 99}, {"a": ["x" * 99] * 98}])
+    assert error is not None
+    assert error.values["found"].startswith("SHA-256 ")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [{"a": {"b": [{"c": 1}]}}] * 3,
+        [{"mesh": {"distributed": {"b": b}, "distribution": 1}} for b in (1, 2)],
+    ],
+)
+def test_settings_of_one_host_may_differ(settings: list[dict[str, Any]]) -> None:
+    assert compare(settings) is None
+
+
+def compare(settings: list[dict[str, Any]]) -> UserError | None:
+    """Compares the settings of processes, as at their meeting."""
     flat = [flatten(each) for each in settings]
     members = {index: Member(index, "host", 70 + index) for index in range(len(flat))}
-    found = describe(
-        {index: first_difference(each, flat[0]) for index, each in enumerate(flat)}, members
-    )
-    assert (found is None) == (line is None)
-    assert line is None or line in str(found)
-    assert line is None or str(found).endswith("; allowed: the same in all processes")
+    differences = {index: first_difference(each, flat[0]) for index, each in enumerate(flat)}
+    return difference_error(differences, members)

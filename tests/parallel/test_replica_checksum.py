@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.replica_checksum import checksum, find_deviations
 from bert_jax.parallel.section import MeshSection
-from bert_jax.train.hooks import describe
+from bert_jax.train.hooks import replica_error
 
 SPEC = {"whole": (), "rows": ("fsdp",), "both": ("fsdp", "tensor"), "single": (("data", "fsdp"),)}
 
@@ -74,10 +74,13 @@ def test_two_different_replicas_are_both_named() -> None:
     found = find_deviations(whole | {"whole": corrupt(whole["whole"], 1)}, mesh)
     assert [each.device.id for each in found] == [0, 1]
     assert not any(each.outvoted for each in found)
-    assert describe(found) == (
-        "replicas differ: device 0 (process 0, cpu), device 1 (process 0, cpu) in whole; "
-        "no majority tells which of them is wrong"
-    )
+    error = replica_error(found)
+    assert error.key == "replicas.no_majority"
+    assert error.values == {
+        "devices": ["device 0 (process 0, cpu)", "device 1 (process 0, cpu)"],
+        "array": "whole",
+        "count": 1,
+    }
 
 
 @given(st.integers(0, 31), st.integers(0, 99), st.sampled_from(["float32", "int32", "bfloat16"]))

@@ -37,8 +37,8 @@ AGAIN = "time.sleep(1.2); os.kill(os.getpid(), signal.SIGTERM)"
 @pytest.mark.parametrize(
     ("seconds", "then", "code", "line"),
     [
-        (0.7, "", 3, "stopped by SIGTERM at step 4: its checkpoint stands"),
-        (60, AGAIN, 143, "a second SIGTERM: ended at once; the last whole checkpoint stands"),
+        (0.7, "", 3, "stopped by SIGTERM at step 4, saved."),
+        (60, AGAIN, 143, "ended by a second SIGTERM. The last complete checkpoint remains."),
     ],
     ids=["once", "twice"],
 )

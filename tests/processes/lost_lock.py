@@ -15,7 +15,7 @@ _PATH = Path(sys.argv.pop(1))
 
 def _check(lock: LocalLock) -> None:
     if _PATH.exists():
-        raise RunStopped("another process has taken the lock")
+        raise RunStopped("lock.lost", "lost by this test")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 
 from bert_jax.train.writer import read_metrics
 from tests.processes.hosts import Host, Job, start
+from tests.processes.test_deaths import line_of
 
 MANY = (
     "train.phases.0.steps=100000",
@@ -57,8 +58,8 @@ def test_training_continues_everywhere_if_one_cannot_save(config: Path, tmp_path
         job[0].send(signal.SIGTERM)
         assert job.wait() == [3, 3], job.said()
     assert re.search(
-        r"checkpoint \d+ was NOT SAVED \(process 1 \(\S+, pid \d+\): File too large\); "
-        r"the last one is \d+; training goes on\n",
+        r"checkpoint \d+ was NOT SAVED \(process 1 \(\S+, pid \d+\): File too large\)\. "
+        r"Last checkpoint: \d+\. Training continues\.\n",
         job[0].err,
     ), job.said()
     steps = [line["step"] for line in read_metrics(run, kind="train")]
@@ -75,7 +76,9 @@ def test_all_processes_stop_if_one_cannot_save(config: Path, tmp_path: Path) -> 
         assert job.wait(timeout=SOON) == [1, 1], job.said()
         assert time.monotonic() - began < SOON
     for host in job:
-        assert re.search(r"NOT SAVED \(process 1 \(.*\): File too large\)", host.err), job.said()
+        line = line_of(host)
+        assert line.key == "checkpoint.not_saved"
+        assert re.search(r"process 1 \(.*\): File too large\)", line)
 
 
 @pytest.mark.chaos

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.processes.hosts import Host, free_port, joining, start_one
 from tests.processes.test_deaths import line_of
-from tests.project import write_config
+from tests.project import Refusal, write_config
 from tests.tasks.runs import tiny_config, write_table
 
 Command = Sequence[object]
@@ -33,17 +33,20 @@ def start_each(
     return hosts
 
 
-def lines_of(hosts: Sequence[Host]) -> set[str]:
-    """The last lines of a job's processes; asserts exit code 2."""
+def line_of_all(hosts: Sequence[Host]) -> Refusal:
+    """The line that all processes of a job print; asserts exit code 2 and its key."""
     codes = [host.wait() for host in hosts]
     assert codes == [2] * len(hosts), "\n".join(host.out + host.err for host in hosts)
-    return {line_of(host) for host in hosts}
+    line, *others = (line_of(host) for host in hosts)
+    assert others == [line] * len(others)
+    assert line.key == "processes.settings_differ"
+    return line
 
 
 def test_a_process_with_another_setting_ends_all(config: Path, tmp_path: Path) -> None:
     command = ("pretrain", config, "run_dir=run")
     hosts = start_each([command, (*command, "mesh.tensor=2")], directory=tmp_path)
-    (line,) = lines_of(hosts)
+    line = line_of_all(hosts)
     assert "mesh.tensor: found 2 in process 1 (" in line
     assert f"pid {hosts[1].pid}) and 1 in process 0 (" in line
     assert not list(tmp_path.glob("*/run"))
@@ -60,7 +63,7 @@ def test_a_process_with_another_dataset_ends_all(
     for index, name in enumerate(("dataset32", "dataset48")):
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "data").symlink_to(project / name)
-    (line,) = lines_of(start_each([command] * 2, directory=tmp_path))
+    line = line_of_all(start_each([command] * 2, directory=tmp_path))
     assert "train.phases.0.dataset.training: found " in line
     assert not list(tmp_path.glob("*/run/*"))
 
@@ -73,12 +76,12 @@ def test_a_process_with_another_table_ends_all(tmp_path: Path) -> None:
         table = write_table(tmp_path / str(index), 32, index)
         table.rename(table.with_name("train.csv"))
     command = ("finetune", write_config(tmp_path / "run.yaml", values), "run_dir=run", "--seeds", 2)
-    (line,) = lines_of(start_each([command] * 2, directory=tmp_path))
+    line = line_of_all(start_each([command] * 2, directory=tmp_path))
     assert "finetune.task.train: found " in line
     assert not list(tmp_path.glob("*/run/*"))
 
 
 def test_a_process_with_another_option_ends_all(tmp_path: Path) -> None:
     commands = [("evaluate", "run"), ("evaluate", "run", "--batch-size", 8)]
-    (line,) = lines_of(start_each(commands, directory=tmp_path, verb_options=True))
+    line = line_of_all(start_each(commands, directory=tmp_path, verb_options=True))
     assert "--batch-size: found " in line

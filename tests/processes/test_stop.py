@@ -18,6 +18,7 @@ ENDLESS = (
     "train.evaluation=null",
     "train.checkpoint.every=100000",
 )
+STOPPED_AT_ONCE = "bert-jax: stopped by SIGTERM before the first step. Nothing to save."
 
 
 def steps_saved(run_dir: Path) -> set[str]:
@@ -64,9 +65,7 @@ def test_a_signal_before_the_first_step_ends_all_without_saving(
         job[1].send(signal.SIGTERM)
         assert job.wait() == [3, 3], job.said()
     for host in job:
-        assert "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved" in (
-            host.err
-        )
+        assert STOPPED_AT_ONCE in host.err
 
 
 def test_a_signal_before_the_meeting_ends_all(config: Path, tmp_path: Path) -> None:
@@ -78,9 +77,7 @@ def test_a_signal_before_the_meeting_ends_all(config: Path, tmp_path: Path) -> N
     ) as job:
         assert job.wait(timeout=60) == [3, 3, 3], job.said()
     for host in job:
-        assert host.err.splitlines()[-1] == (
-            "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved"
-        )
+        assert host.err.splitlines()[-1] == STOPPED_AT_ONCE
     assert not (tmp_path / "run").exists()
 
 
@@ -129,7 +126,7 @@ def test_a_signal_ends_a_run_during_compilation(config: Path, tmp_path: Path) ->
     said = process.stderr.read()
     assert process.wait() == 3
     assert not re.search(r"Finished XLA compilation of \S*step", said)
-    assert "bert-jax: stopped by SIGTERM before the first step: nothing had to be saved" in said
+    assert STOPPED_AT_ONCE in said
     process.stderr.close()
 
 
@@ -152,6 +149,6 @@ def test_a_signal_in_the_first_second_ends_with_one_line(config: Path, tmp_path:
     process.send_signal(signal.SIGTERM)
     said = [line for line in process.stderr if line.startswith("bert-jax: ")]
     assert process.wait() == 3
-    assert said == ["bert-jax: stopped by SIGTERM before the first step: nothing had to be saved\n"]
+    assert said == [f"{STOPPED_AT_ONCE}\n"]
     assert not (tmp_path / "run").exists()
     process.stderr.close()

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.runs.checkpoints import find_step, open_checkpoints, read_checkpoints
 from bert_jax.task import Params
 from bert_jax.train.checkpoint import Checkpointer
+from tests.project import refuses
 from tests.train.checkpoints import abstract, save_steps, state_at
 
 
@@ -67,9 +67,7 @@ def test_reading_gives_up_on_fast_deletion_in_one_line(run: Path) -> None:
         shutil.rmtree(run / "checkpoints" / str(step))
         checkpoints.restore_params(abstract().params, step=step)
 
-    with pytest.raises(
-        UserError, match="the run that goes on there deleted what was read, 5 times"
-    ):
+    with refuses("checkpoint.deleted", place=run / "checkpoints", reads=5):
         read_checkpoints(run, read)
 
 
@@ -81,7 +79,7 @@ def test_an_idle_runs_damaged_checkpoint_is_refused(run: Path) -> None:
         checkpoints.restore_params(abstract().params, step=8)
 
     (run / "checkpoints/8/manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="8"):
+    with refuses("checkpoint.no_item", place=run / "checkpoints/8/params"):
         read_checkpoints(run, read)
     assert tried == [8]
 
@@ -89,5 +87,5 @@ def test_an_idle_runs_damaged_checkpoint_is_refused(run: Path) -> None:
 def test_a_step_may_be_given_as_a_number(run: Path) -> None:
     with open_checkpoints(run) as checkpoints:
         assert find_step(checkpoints, cast(Any, 8), where="run") == 8
-        with pytest.raises(UserError, match='--checkpoint: found "9", allowed: last, best, 4, 8'):
+        with refuses("checkpoint.unknown", found="9", allowed=["last", "best", "4", "8"]):
             find_step(checkpoints, cast(Any, 9), where="run")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.train.trackers import IDS, require_trackers
 from bert_jax.train.writer import RunWriter, read_metrics
+from tests.project import refuses
 
 
 class WandbRun:
@@ -135,7 +135,8 @@ def test_a_failing_tracker_does_not_stop_the_run(
     writer.rewind(1)
     writer.write("train", 2, {"loss": 3.0})
     writer.close()
-    assert said == ["wandb: ConnectionError: no route to host; the run goes on without it"]
+    (line,) = said
+    assert line.startswith("wandb: ConnectionError: no route to host; ")
     assert [line["loss"] for line in read_metrics(tmp_path, kind="train")] == [1.0, 3.0]
 
 
@@ -143,5 +144,5 @@ def test_a_missing_tracker_package_is_named_before_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"^train.trackers: wandb is not installed, allowed: pip"):
+    with refuses("tracker.not_installed", place="train.trackers: wandb", name="wandb"):
         require_trackers(("wandb",), key="train.trackers")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from etils import epath
 
+from bert_jax.errors import RunStopped
 from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train import watchdog
@@ -27,7 +28,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """An event that is set instead of ending the process."""
     event = threading.Event()
 
-    def end(self: Watchdog, line: str) -> None:
+    def end(self: Watchdog, hang: RunStopped) -> None:
         event.set()
         self._ended.set()
 
@@ -150,4 +151,5 @@ def test_a_hang_ends_the_process_even_without_stacks(
         return
     assert "(most recent call first):" in done.stderr
     assert " in <module>" in done.stderr
-    assert f"on standard error alone (gs://bucket/run/stacks_0.txt: {why})" in done.stderr
+    assert "[watchdog.no_step]" in done.stderr
+    assert f"(gs://bucket/run/stacks_0.txt: {why})" in done.stderr
