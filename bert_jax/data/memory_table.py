@@ -69,8 +69,11 @@ class MemoryTable:
             if isinstance(values, tuple):
                 if not 1 <= len(values) <= len(names):
                     raise UserError(
-                        f"{NAME}: row {number}: found {len(values)} values, allowed: "
-                        f"{', '.join(names)}, or a dict of columns"
+                        "rows.too_many_values",
+                        "found {found} values, allowed: {allowed}, or a dict of columns",
+                        place=f"{NAME}: row {number}",
+                        found=len(values),
+                        allowed=list(names),
                     )
                 values = dict(zip(names, values, strict=False))
             columns = values if columns is None else columns
@@ -88,7 +91,12 @@ class MemoryTable:
         try:
             lines = [json.dumps(dict(row.values), ensure_ascii=False) for row in self.named(names)]
         except TypeError as error:
-            raise UserError(f"{NAME}: {error}; allowed: text, numbers, lists") from None
+            raise UserError(
+                "rows.not_json",
+                "JSON cannot hold a value ({reason}), allowed: text, numbers, lists",
+                place=NAME,
+                reason=error,
+            ) from None
         write_whole(epath.Path(path), "".join(f"{line}\n" for line in lines).encode())
 
 
@@ -106,8 +114,11 @@ def _each(rows: Any) -> Iterable[Any]:
     if isinstance(rows, Iterable):  # a `datasets.Dataset` too, of dicts
         return rows
     raise UserError(
-        f"{NAME}: found {type(rows).__name__}, allowed: texts, tuples or dicts in a list, a dict "
-        f"of columns, a DataFrame or a Dataset"
+        "rows.kind",
+        "found {found}, allowed: texts, tuples or dicts in a list, a dict of columns, a DataFrame "
+        "or a Dataset",
+        place=NAME,
+        found=type(rows).__name__,
     )
 
 
@@ -118,8 +129,12 @@ def _of_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         return [dict(columns)]  # one row
     sizes = {name: len(values) for name, values in columns.items()}
     if len(set(sizes.values())) > 1:
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise UserError(f"{NAME}: found columns of different lengths ({shown}), allowed: one")
+        raise UserError(
+            "rows.column_lengths",
+            "found columns of different lengths ({found}), allowed: one length",
+            place=NAME,
+            found=[f"{name} {size}" for name, size in sizes.items()],
+        )
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
@@ -134,8 +149,10 @@ def _row(row: Any, number: int) -> str | tuple[Any, ...] | dict[str, Any]:
     if isinstance(plain, list | tuple) and plain:
         return tuple(map(_plain, plain))
     raise UserError(
-        f"{NAME}: row {number}: found {type(row).__name__}, allowed: a text, a tuple of texts or a "
-        f"dict of columns"
+        "rows.row_kind",
+        "found {found}, allowed: a text, a tuple of texts or a dict of columns",
+        place=f"{NAME}: row {number}",
+        found=type(row).__name__,
     )
 
 

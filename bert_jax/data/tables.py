@@ -49,7 +49,7 @@ class RowErrors:
         if self._on_error == "stop":
             if self.setting is None:
                 raise error
-            raise RowError(f"{error}; {self.setting} would skip the row") from error
+            raise error.followed_by("; {setting} skips such rows", setting=self.setting) from error
         self.count += 1
         if self.count <= SKIPPED_SHOWN:
             self._first.append(str(error))
@@ -107,16 +107,26 @@ class TableRow(NamedTuple):
         for key, name in named:
             if name in self.values:
                 continue
-            found = ", ".join(each or "''" for each in self.values) or "none"
+            found = [each or "''" for each in self.values] or "none"
             if name in self.columns:
                 raise RowError(
-                    f'{self.place}: column "{name}" ({key}) is missing, found: {found}; allowed: '
-                    "all columns in every row"
+                    "table.row_without_column",
+                    'column "{missing}" ({setting}) is missing, found: {found}; allowed: all '
+                    "columns in every row",
+                    place=self.place,
+                    missing=name,
+                    setting=key,
+                    found=found,
                 )
             if not self.path.suffix:  # in memory: the rows are mistaken, and no setting
                 raise UserError(
-                    f'{self.place}: found the columns {found}, allowed: "{name}" ({key} of the '
-                    f'model); rename a column to "{name}"'
+                    "rows.columns",
+                    'found the columns {found}, allowed: "{missing}" ({setting} of the model). '
+                    'Rename a column to "{missing}".',
+                    place=self.place,
+                    found=found,
+                    missing=name,
+                    setting=key,
                 )
             if self.delimiter is not None:
                 settable = key.startswith("task.")
@@ -124,14 +134,27 @@ class TableRow(NamedTuple):
             hint = did_you_mean(name, self.values)
             if self.delimiter is not None and not any(each in self.values for _, each in named):
                 hint = hint or _NO_HEADER
-            raise UserError(f'{key}: found "{name}", allowed: {found} ({self._names_place}){hint}')
+            raise UserError(
+                "table.column_unknown",
+                'found "{found}", allowed: {allowed} ({table}){hint}',
+                place=key,
+                found=name,
+                allowed=found,
+                table=self._names_place,
+                hint=hint,
+            )
 
     def only_column(self, key: str, *, but: Collection[str]) -> str:
         """Returns the one column besides some others; UserError if `key` would have to name it."""
         rest = [name for name in self.values if name not in but]
         if len(rest) != 1:
-            found = ", ".join(self.values)
-            raise UserError(f"{key}: found none, allowed: {found} ({self._names_place})")
+            raise UserError(
+                "table.column_needed",
+                "missing, allowed: {allowed} ({table})",
+                place=key,
+                allowed=list(self.values),
+                table=self._names_place,
+            )
         return rest[0]
 
     def text(self, name: str) -> str:
@@ -139,7 +162,13 @@ class TableRow(NamedTuple):
         found = self.values[name]
         if not isinstance(found, str):
             kind = "null" if found is None else type(found).__name__
-            raise RowError(f'{self.place}: "{name}" found {kind}, allowed: text')
+            raise RowError(
+                "table.not_text",
+                'column "{name}": found {found}, allowed: text',
+                place=self.place,
+                name=name,
+                found=kind,
+            )
         return found
 
 
@@ -171,7 +200,13 @@ def read_table(
         return _read_parquet(path)
     if path.suffix in SUFFIXES:
         return _read_rows(path, delimiter, errors)
-    raise UserError(f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}")
+    raise UserError(
+        "table.suffix",
+        "found {found}, allowed: {allowed}",
+        place=path,
+        found=path.suffix or "no suffix",
+        allowed=SUFFIXES,
+    )
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -195,8 +230,10 @@ def read_fields(
     for line, fields in rows:
         if len(fields) > MAX_COLUMNS:
             raise UserError(
-                f"{path}: line {line}: found more than {MAX_COLUMNS:,} columns, allowed: at most "
-                "that many"
+                "table.too_many_columns",
+                "found more than {allowed:,} columns, allowed: at most {allowed:,}",
+                place=f"{path}: line {line}",
+                allowed=MAX_COLUMNS,
             )
         yield line, fields
 
@@ -228,17 +265,23 @@ def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[i
             return
         except csv.Error as error:
             first = number - len(row) + 1
-            found = f"{path}: line {first}: found no CSV ({error})"
+            place = f"{path}: line {first}"
             if len(row) > 1 or "end of data" in str(error):
-                found = (
-                    f"{path}: line {first}: found a quote that opens a field and is not closed up "
-                    f'to line {number}, allowed: "…" around the whole field, and "" for a quote '
-                    "within"
+                problem = RowError(
+                    "table.open_quote",
+                    "found a quote that opens a field and is not closed up to line {end}, allowed: "
+                    '"…" around the whole field, and "" for a quote inside it',
+                    place=place,
+                    end=number,
+                )
+            else:
+                problem = RowError(
+                    "table.not_csv", "found no CSV ({reason})", place=place, reason=error
                 )
             if is_first:  # the header, which is no row to skip
                 _check_delimiter(path, row[:1], delimiter, settable=errors.setting is not None)
-                raise RowError(found) from None
-            errors.refuse(RowError(found))
+                raise problem from None
+            errors.refuse(problem)
             again.extendleft(reversed(row[1:]))  # the next row begins with the second line
             number = first
             reader = csv.reader(numbered(), strict=True, delimiter=delimiter)
@@ -253,11 +296,19 @@ def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
     rows = read_fields(path, delimiter=delimiter, errors=errors)
     first, header = next(rows, (1, []))
     if not any(header):
-        raise UserError(f"{path}: found no header, allowed: names of columns in the first line")
+        raise UserError(
+            "table.no_header",
+            "found no header, allowed: names of columns in the first line",
+            place=path,
+        )
     for name, times in Counter(header).items():
         if times > 1:
             raise UserError(
-                f'{path}: line {first}: found the column "{name}" twice, allowed: once{_NO_HEADER}'
+                "table.column_twice",
+                'found the column "{name}" twice, allowed: once{hint}',
+                place=f"{path}: line {first}",
+                name=name,
+                hint=_NO_HEADER,
             )
     for line, fields in rows:
         if len(fields) == len(header):
@@ -283,7 +334,12 @@ def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, setta
             found, allowed = (_shown_delimiter(each) for each in (other, delimiter))
             hint = f", or the setting finetune.task.delimiter={name}" if settable else ""
             raise UserError(
-                f"{path}: found {found} between the columns of the header, allowed: {allowed}{hint}"
+                "table.delimiter",
+                "found {found} between the columns of the header, allowed: {allowed}{hint}",
+                place=path,
+                found=found,
+                allowed=allowed,
+                hint=hint,
             )
 
 
@@ -296,7 +352,13 @@ def ragged(
 ) -> RowError:
     """Returns the error of a line with too few fields or too many; `like` what it should be."""
     return RowError(
-        f"{path}: line {line}: found {counted(found, 'field')}, allowed: {allowed}, as in {like}"
+        "table.fields",
+        "found {fields}, allowed: {allowed}, as in {like}",
+        place=f"{path}: line {line}",
+        fields=counted(found, "field"),
+        found=found,
+        allowed=allowed,
+        like=like,
     )
 
 
@@ -308,7 +370,8 @@ def _read_jsonl(path: Path, errors: RowErrors) -> Iterator[TableRow]:
         try:
             values = read.parse_json_object(line, allowed="an object")
         except UserError as error:
-            errors.refuse(RowError(f"{path}: line {number}: {error}"))
+            values = error.values | {"place": f"{path}: line {number}"}
+            errors.refuse(RowError(error.key, error.message, **values))
             continue
         columns = values if columns is None else columns
         yield TableRow(path, number, values, columns)

@@ -25,22 +25,23 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     root = epath.Path(directory)
     if not root.is_dir():
         raise UserError(
-            f"{root}: found no such directory, allowed: a tokenizer directory; `bert-jax vocab` "
-            "makes one"
+            "tokenizer.missing",
+            "no such directory. Make a tokenizer with `bert-jax vocab`.",
+            place=root,
         )
     path = root / CONFIG_FILE
     if not path.exists():
-        raise UserError(_no_settings(root))
+        raise _no_settings(root)
     config = read_json_object(path)
     kind = _kind(config, root)
     if "do_lower_case" not in config:
-        raise UserError(f"{path}: do_lower_case: found nothing, allowed: true, false")
+        raise _wrong(path, "do_lower_case", "nothing", "true, false")
     for key, default in (("do_lower_case", None), *_FLAGS.items()):
         value = config.setdefault(key, default)
         if value is not None and not isinstance(value, bool):
-            raise UserError(f"{path}: {key}: found {shown(value)}, allowed: true, false, null")
+            raise _wrong(path, key, shown(value), "true, false, null")
     if (lower_case := config["do_lower_case"]) is None:
-        raise UserError(f"{path}: do_lower_case: found null, allowed: true, false")
+        raise _wrong(path, "do_lower_case", "null", "true, false")
     tokenizer: Tokenizer
     file, strip_accents = root / _FILE_OF_TYPE[kind], config["strip_accents"]
     if kind == "wordpiece":
@@ -56,19 +57,42 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     if recorded != tokenizer.hash:
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
-            f"{path}: hash: found {found}, allowed: {wanted}, which {_FILE_OF_TYPE[kind]} and the "
-            f"settings have: one of the files was changed"
+            "tokenizer.hash",
+            "found {found}, but {vocabulary} and the settings have {expected}. One of the two "
+            "files was changed.",
+            place=f"{path}: hash",
+            found=found,
+            vocabulary=_FILE_OF_TYPE[kind],
+            expected=wanted,
         )
     return tokenizer
 
 
-def _no_settings(root: epath.Path) -> str:
+def _no_settings(root: epath.Path) -> UserError:
     if (root / VOCAB_FILE).exists():
-        return (
-            f"{root}: found {VOCAB_FILE} without {CONFIG_FILE}, so its casing is not known; "
-            f'allowed: a {CONFIG_FILE} with {{"do_lower_case": true}} (uncased) or false beside it'
+        return UserError(
+            "tokenizer.casing_unknown",
+            "found vocab.txt without tokenizer_config.json, so its casing is unknown. Add "
+            'tokenizer_config.json with {{"do_lower_case": true}} for an uncased vocabulary, or '
+            "with false.",
+            place=root,
         )
-    return f"{root}: found no {CONFIG_FILE}, allowed: a tokenizer directory"
+    return UserError(
+        "tokenizer.no_settings",
+        "found no tokenizer_config.json, allowed: a tokenizer directory",
+        place=root,
+    )
+
+
+def _wrong(path: epath.Path, key: str, found: str, allowed: object, hint: str = "") -> UserError:
+    return UserError(
+        "tokenizer.setting",
+        "found {found}, allowed: {allowed}{hint}",
+        place=f"{path}: {key}",
+        found=found,
+        allowed=allowed,
+        hint=hint,
+    )
 
 
 def _kind(config: dict[str, Any], root: epath.Path) -> str:
@@ -76,12 +100,14 @@ def _kind(config: dict[str, Any], root: epath.Path) -> str:
     if "type" in config:
         kind = str(config["type"])
         if kind not in _FILE_OF_TYPE:
-            raise UserError(
-                f'{root / CONFIG_FILE}: type: found "{kind:.60}", allowed: '
-                f"{', '.join(_FILE_OF_TYPE)}{did_you_mean(kind, _FILE_OF_TYPE)}"
-            )
+            hint = did_you_mean(kind, _FILE_OF_TYPE)
+            raise _wrong(root / CONFIG_FILE, "type", f'"{kind:.60}"', [*_FILE_OF_TYPE], hint)
         return kind
     for kind, name in _FILE_OF_TYPE.items():
         if (root / name).exists():
             return kind
-    raise UserError(f"{root}: found neither {VOCAB_FILE} nor {MODEL_FILE}, allowed: one of them")
+    raise UserError(
+        "tokenizer.no_vocabulary",
+        "found neither vocab.txt nor spiece.model, allowed: one of them",
+        place=root,
+    )

@@ -125,8 +125,11 @@ def _open_model(model: bytes, source: str) -> sentencepiece.SentencePieceProcess
         processor.LoadFromSerializedProto(model)
     except RuntimeError:
         raise UserError(
-            f"{source}: found {len(model)} bytes that are no SentencePiece model, "
-            "allowed: the output of SentencePiece's trainer"
+            "tokenizer.not_sentencepiece",
+            "found {found} bytes that are no SentencePiece model, allowed: the output of "
+            "SentencePiece's trainer",
+            place=source,
+            found=len(model),
         ) from None
     return processor
 

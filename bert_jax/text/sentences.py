@@ -31,6 +31,9 @@ def check_language(language: str, *, key: str = "language") -> str:
     """
     if not _LANGUAGE.fullmatch(language):
         raise UserError(
-            f'{key}: "{language}" is not a lower-case ISO 639 code, such as "en", "de" or "zh"'
+            "language.code",
+            'found "{found}", allowed: a lower-case ISO 639 code, such as "en", "de" or "zh"',
+            place=key,
+            found=language,
         )
     return language

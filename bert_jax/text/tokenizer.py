@@ -70,8 +70,11 @@ class Tokenizer(abc.ABC):
         for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
                 raise UserError(
-                    f"token id: found {token_id}, allowed: 0 to {self.vocab_size - 1} "
-                    "(vocabulary size)"
+                    "tokenizer.token_id",
+                    "found {found}, allowed: 0 to {most}",
+                    place="token id",
+                    found=token_id,
+                    most=self.vocab_size - 1,
                 )
         return [self._vocabulary[token_id] for token_id in ids]
 

@@ -40,8 +40,11 @@ def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
     missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
     if missing:
         raise UserError(
-            f"{source}: found no {' '.join(missing)}, allowed: a vocabulary with all of "
-            f"{' '.join(SPECIAL_PIECES)}"
+            "vocabulary.special_missing",
+            "found no {missing}, allowed: a vocabulary with all of {allowed}",
+            place=source,
+            missing=missing,
+            allowed=SPECIAL_PIECES,
         )
     return SpecialIds(*(ids[piece] for piece in SPECIAL_PIECES))
 
@@ -57,16 +60,28 @@ def read_vocabulary(path: epath.Path) -> list[str]:
     if lines[-1] == "":
         lines.pop()
     if not lines:
-        raise UserError(f"{path}: found an empty file, allowed: a vocabulary, one piece per line")
+        raise UserError(
+            "vocabulary.empty",
+            "found an empty file, allowed: a vocabulary, one piece per line",
+            place=path,
+        )
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         piece = line.strip() or line.strip("\r")
         if not piece or (piece.isspace() and piece.isascii()):
-            raise UserError(f"{path}: found a blank line {number}, allowed: one piece per line")
+            raise UserError(
+                "vocabulary.blank_line",
+                "found a blank line, allowed: one piece per line",
+                place=f"{path}: line {number}",
+            )
         if piece in line_of:
             raise UserError(
-                f'{path}: found "{piece}" in lines {line_of[piece]} and {number}, '
-                "allowed: every piece once"
+                "vocabulary.piece_twice",
+                'found "{piece}" in lines {first} and {second}, allowed: every piece once',
+                place=path,
+                piece=piece,
+                first=line_of[piece],
+                second=number,
             )
         line_of[piece] = number
     return list(line_of)
@@ -79,5 +94,10 @@ def split_at_masks(text: str) -> list[str]:
     """
     parts = text.split(MASK)
     if len(parts) == 1:
-        raise UserError(f'fill-mask: "{text}" has no {MASK} in it, allowed: one or more')
+        raise UserError(
+            "fill_mask.no_mask",
+            'found no [MASK] in "{text}", allowed: one or more',
+            place="fill-mask",
+            text=text,
+        )
     return parts

@@ -17,7 +17,12 @@ import filelock
 import pydantic
 from etils import epath
 
-from bert_jax.data.dataset.provenance import PROVENANCE_NAME, read_provenance
+from bert_jax.data.dataset.provenance import (
+    PROVENANCE_NAME,
+    file_missing,
+    read_provenance,
+    wrong_size,
+)
 from bert_jax.data.dataset.schema import lengths_name
 from bert_jax.errors import UserError
 from bert_jax.files.download import RemoteFile, download, find_files
@@ -93,11 +98,18 @@ class DatasetCache:
                     self._copy(source, files, target, raw)
                 _hold(target)
         except FileNotFoundError as error:  # of an object
-            raise UserError(f"{source}: changed while it was copied; run again") from error
+            raise UserError(
+                "cache.source_changed",
+                "changed while it was copied. Run the same command again.",
+                place=source,
+            ) from error
         except OSError as error:
             raise UserError(
-                f"loader.cache.directory: cannot write {self._root} ({error.strerror or error}); "
-                "allowed: a directory on a local disk"
+                "cache.directory",
+                "cannot write {directory} ({reason}). Use a directory on a local disk.",
+                place="loader.cache.directory",
+                directory=self._root,
+                reason=error.strerror or error,
             ) from error
         return target
 
@@ -127,12 +139,24 @@ class DatasetCache:
             shutil.rmtree(oldest)
         if free < needed:
             raise UserError(
-                f"loader.cache.directory: {self._root} has {free / 1e9:.3g} GB free, {source} "
-                f"needs {needed / 1e9:.3g} GB; allowed: a directory with more room"
+                "cache.disk_full",
+                "{directory} has {free_gb:.3g} GB free, but {dataset} needs {needed_gb:.3g} GB. "
+                "Use a directory with more free space.",
+                place="loader.cache.directory",
+                directory=self._root,
+                dataset=source,
+                free_gb=free / 1e9,
+                needed_gb=needed / 1e9,
             )
         raise UserError(
-            f"loader.cache.max_gb: found {self._limit / 1e9:g}, but {source} needs "
-            f"{needed / 1e9:.3g} GB beside {kept / 1e9:.3g} GB in use; allowed: more"
+            "cache.limit",
+            "found {found:g}, but {dataset} needs {needed_gb:.3g} GB and datasets in use occupy "
+            "{used_gb:.3g} GB. Set a higher limit.",
+            place="loader.cache.max_gb",
+            found=self._limit / 1e9,
+            dataset=source,
+            needed_gb=needed / 1e9,
+            used_gb=kept / 1e9,
         )
 
     def _unused(self, spare: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -168,12 +192,9 @@ def _files(source: epath.Path) -> list[RemoteFile]:
     found = {file.name: file for file in find_files(source) if file.name != PROVENANCE_NAME}
     for name in hashes:
         if name not in found:
-            raise UserError(f"{source}/{name}: missing; copy this file again, or make the dataset")
+            raise file_missing(source / name)
         if found[name].bytes != sizes.get(name, found[name].bytes):
-            raise UserError(
-                f"{source}/{name}: damaged: {found[name].bytes} bytes, expected {sizes[name]}; "
-                "copy or make it again"
-            )
+            raise wrong_size(source / name, found[name].bytes, expected=sizes[name])
     return [file._replace(sha256=hashes.get(name)) for name, file in found.items()]
 
 

@@ -1,12 +1,14 @@
 """Provenance of a dataset: its settings and sources, and the expected state of its files."""
 
+import contextlib
 import hashlib
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import pydantic
 from etils import epath
 
-from bert_jax.errors import UserError, differing
+from bert_jax.errors import SettingError, UserError, did_you_mean, differing
 from bert_jax.files.read import read_json_object
 from bert_jax.files.seal import refuse_changed, unsealed
 from bert_jax.section import Section
@@ -66,14 +68,21 @@ class PairingSection(Section):
     @pydantic.model_validator(mode="after")
     def _draws_fit_kind(self) -> Self:
         if not self.has_pairs and self.short_seq_prob:
-            raise ValueError(
-                f"short_seq_prob: found {self.short_seq_prob:g}, allowed: 0 with kind {self.kind}, "
-                "whose examples are as long as possible"
+            raise SettingError(
+                "pairing.short_seq_prob",
+                "found {found:g}, allowed: 0 with kind {kind}, whose examples are as long as "
+                "possible",
+                place="short_seq_prob",
+                found=self.short_seq_prob,
+                kind=self.kind,
             )
         if self.kind == "doc_sentences" and self.dupe_factor > 1:
-            raise ValueError(
-                f"dupe_factor: found {self.dupe_factor}, allowed: 1 with kind doc_sentences, "
-                "which is not random: each pass would make the same examples"
+            raise SettingError(
+                "pairing.dupe_factor",
+                "found {found}, allowed: 1 with kind doc_sentences. It is not random, so each pass "
+                "would make the same examples.",
+                place="dupe_factor",
+                found=self.dupe_factor,
             )
         return self
 
@@ -135,7 +144,13 @@ class SplitRecord(Section):
     @pydantic.model_validator(mode="after")
     def _adds_up(self) -> Self:
         if (found := sum(shard.examples for shard in self.shards)) != self.examples:
-            raise ValueError(f"examples: found {self.examples}, but its shards have {found}")
+            raise SettingError(
+                "dataset.example_count",
+                "found {found}, but the shards have {expected}",
+                place="examples",
+                found=self.examples,
+                expected=found,
+            )
         return self
 
     @pydantic.model_serializer(mode="wrap")
@@ -203,8 +218,12 @@ class Provenance(Recipe):
         if self.tokenizer_hash != given:
             made_with, given = differing(self.tokenizer_hash, given)
             raise UserError(
-                f"{place} was made with another tokenizer ({made_with}) than the one given "
-                f"({given})"
+                "dataset.other_tokenizer",
+                "made with another tokenizer ({found}) than the given one ({expected}). Use that "
+                "tokenizer, or make the dataset again.",
+                place=place,
+                found=made_with,
+                expected=given,
             )
 
     def fingerprint(self, split: str) -> str:
@@ -231,23 +250,71 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     """
     root = epath.Path(directory)
     path = root / PROVENANCE_NAME
-    if not path.exists():
-        found = "no provenance.json in it" if root.exists() else "no such directory"
+    if not root.exists():
         raise UserError(
-            f"{root}: {found}; expected a dataset that `bert-jax examples` has finished"
+            "dataset.missing",
+            "no such directory. Make the dataset with `bert-jax examples`.",
+            place=root,
         )
-    try:
+    if not path.exists():
+        raise UserError(
+            "dataset.incomplete",
+            "found no provenance.json. Run `bert-jax examples` again to finish the dataset.",
+            place=root,
+        )
+    with _copy_again():
         content = read_json_object(path)
-    except UserError as error:
-        raise UserError(f"{error}; copy or make it again") from None
     version = content.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise UserError(
-            f"{path}: format_version is {version!r}, this version reads up to {FORMAT_VERSION}; "
-            "upgrade bert-jax"
+            "dataset.newer_format",
+            "found format_version {found}, allowed: up to {allowed}. Upgrade bert-jax.",
+            place=path,
+            found=version,
+            allowed=FORMAT_VERSION,
         )
-    try:
+    with _copy_again():
         refuse_changed(content, where=str(path))
         return validate(Provenance, unsealed(content), source=str(path))
+
+
+@contextlib.contextmanager
+def _copy_again() -> Iterator[None]:
+    """Adds what to do to the error of a damaged ``provenance.json``."""
+    try:
+        yield
     except UserError as error:
-        raise UserError(f"{error}; copy or make it again") from None
+        raise error.followed_by("; copy the file again, or make the dataset again") from None
+
+
+def file_missing(path: epath.Path) -> UserError:
+    """Returns the error for a file of a dataset that is not there."""
+    return UserError(
+        "dataset.file_missing",
+        "missing. Copy this file again, or make the dataset again.",
+        place=path,
+    )
+
+
+def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
+    """Returns the error for a file of a dataset with another number of bytes."""
+    return UserError(
+        "dataset.file_size",
+        "damaged: found {found} bytes, expected {expected}. Copy this file again, or make the "
+        "dataset again.",
+        place=path,
+        found=found,
+        expected=expected,
+    )
+
+
+def split_unknown(place: epath.PathLike, split: str, splits: Collection[str]) -> UserError:
+    """Returns the error for a split that a dataset does not have."""
+    return UserError(
+        "dataset.split_unknown",
+        'no split "{name}", allowed: {allowed}{hint}',
+        place=place,
+        name=split,
+        allowed=list(splits),
+        hint=did_you_mean(split, splits),
+    )

@@ -11,9 +11,16 @@ import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 from etils import epath
 
-from bert_jax.data.dataset.provenance import Provenance, ShardRecord, read_provenance
+from bert_jax.data.dataset.provenance import (
+    Provenance,
+    ShardRecord,
+    file_missing,
+    read_provenance,
+    split_unknown,
+    wrong_size,
+)
 from bert_jax.data.dataset.schema import Example, decode, lengths_name
-from bert_jax.errors import UserError, did_you_mean, first_line
+from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import sha256_of
 
 __all__ = ["Dataset", "Example", "open_dataset"]
@@ -34,17 +41,14 @@ def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
     root = epath.Path(directory)
     provenance = read_provenance(root)
     if split not in provenance.splits:
-        allowed = ", ".join(provenance.splits)
-        raise UserError(
-            f'{root}: no split "{split}", it has: {allowed}{did_you_mean(split, provenance.splits)}'
-        )
+        raise split_unknown(root, split, provenance.splits)
     record = provenance.splits[split]
     for shard in record.shards:
         _check_size(root / shard.name, shard)
     # Two bytes an example, and all that the order of the examples depends on.
     lengths = root / lengths_name(split)
     if not lengths.exists():
-        raise UserError(f"{lengths}: missing lengths index; make the dataset again")
+        raise file_missing(lengths)
     _check_hash(lengths, record.lengths_sha256)
     return Dataset(directory=str(root), split=split, provenance=provenance)
 
@@ -112,9 +116,12 @@ class Dataset:
                 examples[place] = example
                 if len(example.input_ids) != expected[place]:
                     raise UserError(
-                        f"{self._shard_path(shard)}: found an example of "
-                        f"{len(example.input_ids)} tokens, the lengths index says "
-                        f"{expected[place]}; make the dataset again"
+                        "dataset.example_length",
+                        "found an example of {found} tokens, but the lengths index has {expected}. "
+                        "Make the dataset again.",
+                        place=self._shard_path(shard),
+                        found=len(example.input_ids),
+                        expected=expected[place],
                     )
         return examples
 
@@ -136,9 +143,11 @@ class Dataset:
             records = self._readers[shard].read(positions)
             return [decode(record, self._dtype) for record in records]
         except (RuntimeError, ValueError, IndexError) as error:  # RuntimeError: of any damage
-            path = self._shard_path(shard)
             raise UserError(
-                f"{path}: damaged shard ({first_line(error)}); copy or make it again"
+                "dataset.shard_damaged",
+                "damaged ({reason}). Copy this file again, or make the dataset again.",
+                place=self._shard_path(shard),
+                reason=first_line(error),
             ) from error
 
     def _open_reader(self, shard: int) -> Any:
@@ -159,15 +168,18 @@ class Dataset:
 
 def _check_size(path: epath.Path, shard: ShardRecord) -> None:
     if not path.exists():
-        raise UserError(f"{path}: missing shard; make the dataset again, or copy this file again")
+        raise file_missing(path)
     if (found := path.stat().length) != shard.bytes:
-        raise UserError(
-            f"{path}: damaged shard: {found} bytes, expected {shard.bytes}; copy or make it again"
-        )
+        raise wrong_size(path, found, expected=shard.bytes)
 
 
 def _check_hash(path: epath.Path, expected: str) -> None:
     if (found := sha256_of(path)) != expected:
         raise UserError(
-            f"{path}: damaged: SHA-256 is {found}, expected {expected}; copy or make it again"
+            "dataset.file_hash",
+            "damaged: SHA-256 is {found}, expected {expected}. Copy this file again, or make the "
+            "dataset again.",
+            place=path,
+            found=found,
+            expected=expected,
         )

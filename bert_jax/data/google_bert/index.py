@@ -145,7 +145,11 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
             digest.update(b"".join(record.checksum.to_bytes(4, "little") for record in held))
         files.append(_file_record(path, len(offsets) - before))
     if not offsets:
-        raise UserError(f"{paths[0].parent}: found no record in its TFRecords, allowed: some")
+        raise UserError(
+            "tfrecord.no_records",
+            "found no record in the TFRecords, allowed: at least one",
+            place=paths[0].parent,
+        )
     summary = IndexSummary(
         files=tuple(files),
         fingerprint=digest.hexdigest(),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from etils import epath
 
-from bert_jax.data.dataset.provenance import PROVENANCE_NAME
+from bert_jax.data.dataset.provenance import PROVENANCE_NAME, split_unknown
 from bert_jax.data.google_bert.index import RecordIndex, load_index
 from bert_jax.data.google_bert.schema import decode_rows
 from bert_jax.data.google_bert.tfrecord import RecordFile
@@ -45,14 +45,14 @@ def open_google_bert(path: epath.PathLike, split: str = "train") -> GoogleBertDa
     """
     splits = find_splits(path)
     if split not in splits:
-        raise UserError(f'{path}: no split "{split}", it has: {", ".join(splits)}')
+        raise split_unknown(path, split, splits)
     return GoogleBertDataset(str(path), split, splits[split], load_index(splits[split]))
 
 
 def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
     """Returns the files of each split, sorted by name; raises UserError: there is no file."""
     if not (files := _files(path)):
-        raise UserError(f"{path}: no such TFRecord file")
+        raise UserError("tfrecord.missing", "no such TFRecord file", place=path)
     splits: dict[str, list[epath.Path]] = {}
     for file in files:
         prefix = file.name.partition(".")[0]
@@ -94,7 +94,11 @@ class GoogleBertDataset:
         files = [epath.Path(file) for file in state.pop("files")]
         index, fingerprint = state.pop("index") or load_index(files), state.pop("fingerprint")
         if index.summary.fingerprint != fingerprint:
-            raise UserError(f"{state['directory']}: its files have changed; run again")
+            raise UserError(
+                "tfrecord.changed",
+                "the files have changed. Run the same command again.",
+                place=state["directory"],
+            )
         self.__init__(**state, files=files, index=index)
 
     def __repr__(self) -> str:

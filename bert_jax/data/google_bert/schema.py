@@ -98,35 +98,53 @@ def decode_rows(records: Sequence[bytes], places: Sequence[str]) -> list[StoredR
         stop = start + TOGETHER
         try:
             rows.append(_decode(records[start:stop]))
-        except ValueError:  # a record is damaged, or the rows have different sizes
+        except (UserError, ValueError):  # a record is damaged, or the rows have different sizes
             for record, place in zip(records[start:stop], places[start:stop], strict=True):
                 try:
                     rows.append(_decode([record]))
-                except ValueError as error:
-                    raise UserError(f"{place}: {error}") from None
+                except UserError as error:
+                    raise error.located(place) from None
     return rows
 
 
 def _decode(records: Sequence[bytes]) -> StoredRows:
-    """Decodes rows of one size; a ValueError is about the first record."""
+    """Decodes rows; ValueError if their sizes differ, UserError for a wrong feature."""
     values = _numbers(records)
     for names in (PER_TOKEN, PER_PREDICTION):
         sizes = {name: values[name].shape[1] for name in names}
         if len(set(sizes.values())) > 1:
-            found = ", ".join(f"{size} {name}" for name, size in sizes.items())
-            raise ValueError(f"found {found}, allowed: as many of each")
+            raise UserError(
+                "tfrecord.sizes",
+                "found {found}, allowed: as many of each",
+                found=[f"{size} {name}" for name, size in sizes.items()],
+            )
     labels = values[LABEL]
     if labels.shape[1] != 1 or labels.min() < 0 or labels.max() > 1:
-        raise ValueError(f"found {LABEL} {labels[0].tolist()}, allowed: one, 0 or 1")
+        raise UserError(
+            "tfrecord.label",
+            "found {name} {found}, allowed: one, 0 or 1",
+            name=LABEL,
+            found=labels[0].tolist(),
+        )
     mask, real = values["input_mask"], values[WEIGHTS] > 0
     lengths, counts = mask.sum(1), real.sum(1)
     token, prediction = _first(lengths, mask.shape[1]), _first(counts, real.shape[1])
     if lengths.min() < 1 or (mask != token).any():
-        raise ValueError("found an input_mask with gaps or without tokens, allowed: 1s, then 0s")
-    if lengths.max() > _LONGEST:
-        raise ValueError(f"found {lengths.max()} tokens, allowed: up to {_LONGEST}")
+        raise UserError(
+            "tfrecord.input_mask",
+            "found an input_mask with gaps or without tokens, allowed: 1s, then 0s",
+        )
+    if (longest := int(lengths.max())) > _LONGEST:
+        raise UserError(
+            "tfrecord.too_long",
+            "found {found} tokens, allowed: up to {allowed}",
+            found=longest,
+            allowed=_LONGEST,
+        )
     if (real != prediction).any():
-        raise ValueError(f"found {WEIGHTS} with gaps, allowed: above 0, then 0")
+        raise UserError(
+            "tfrecord.weights", "found masked_lm_weights with gaps, allowed: above 0, then 0"
+        )
     for name, used, highest in (
         ("input_ids", token, _HIGHEST),
         ("segment_ids", token, 1),
@@ -137,8 +155,13 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         # Compared as unsigned, where negative numbers exceed every limit.
         wrong = (held.view(np.uint64) > highest) & used
         if wrong.any():
-            most = np.broadcast_to(highest, held.shape)[wrong][0]
-            raise ValueError(f"found {name} {held[wrong][0]}, allowed: 0 to {most}")
+            raise UserError(
+                "tfrecord.number",
+                "found {name} {found}, allowed: 0 to {most}",
+                name=name,
+                found=int(held[wrong][0]),
+                most=int(np.broadcast_to(highest, held.shape)[wrong][0]),
+            )
     return StoredRows(values, lengths, counts)
 
 
@@ -159,9 +182,9 @@ def _numbers(records: Sequence[bytes]) -> dict[str, np.ndarray]:
             else:
                 flat, sizes = tf_example.decode_lists(lists)
         except ValueError:  # truncated numbers
-            raise ValueError("found no tf.train.Example, allowed: one in each record") from None
+            raise _no_example() from None
         if len(set(sizes)) > 1:
-            raise ValueError("found rows of different sizes, allowed: one size")
+            raise ValueError("rows of different sizes")
         values[name] = flat.reshape(len(records), -1)
     return values
 
@@ -171,18 +194,32 @@ def _packed(record: bytes) -> dict[str, bytes]:
     try:
         example = tf_example.packed_example(record)
     except DecodeError:
-        raise ValueError("found no tf.train.Example, allowed: one in each record") from None
+        raise _no_example() from None
     feature: Mapping[str, Any] = example.features.feature
     packed = {}
     for name, kind in _KINDS.items():
         if name not in feature:
-            found = ", ".join(sorted(feature)) or "no feature at all"
-            raise ValueError(
-                f"found no feature {name} (but {found}), allowed: {', '.join(FEATURES)}"
+            raise UserError(
+                "tfrecord.feature_missing",
+                "found no feature {missing} (but {found}), allowed: {allowed}",
+                missing=name,
+                found=sorted(feature) or "none at all",
+                allowed=list(FEATURES),
             )
         held = feature[name]
         if not held.HasField(kind):
-            found = held.WhichOneof("kind") or "an empty feature"
-            raise ValueError(f"found {name} as {found}, allowed: {kind}")
+            raise UserError(
+                "tfrecord.feature_kind",
+                "found {name} as {found}, allowed: {allowed}",
+                name=name,
+                found=held.WhichOneof("kind") or "an empty feature",
+                allowed=kind,
+            )
         packed[name] = b"".join(getattr(held, kind).value)
     return packed
+
+
+def _no_example() -> UserError:
+    return UserError(
+        "tfrecord.no_example", "found no tf.train.Example, allowed: one in each record"
+    )

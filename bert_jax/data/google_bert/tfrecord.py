@@ -86,32 +86,46 @@ class RecordFile:
         except OSError as error:
             raise self._unreadable(error) from error
         if len(footer) < _CHECKSUM.size:
-            raise self._damaged(number, "cut short")
+            raise self._cut_short(number)
         (checksum,) = _CHECKSUM.unpack(footer)
         if masked_crc(payload) != checksum:
-            raise self._damaged(number, "the checksum of its bytes does not match")
+            raise self._damaged(number, "bytes")
         return StoredRecord(offset, payload, checksum)
 
     def _length(self, header: bytes, offset: int, number: int) -> int:
         if len(header) < _HEADER.size:
-            raise self._damaged(number, "cut short")
+            raise self._cut_short(number)
         length, checksum = _HEADER.unpack(header)
         if masked_crc(header[:8]) != checksum:
             if offset == 0 and header.startswith(_GZIP):
                 raise UserError(
-                    f"{self._path}: found a gzip file, allowed: TFRecords without compression"
+                    "tfrecord.gzip",
+                    "found a gzip file, allowed: TFRecords without compression",
+                    place=self._path,
                 )
             # Checked first: in another format the length would be arbitrary.
-            raise self._damaged(number, "the checksum of its length does not match")
+            raise self._damaged(number, "length")
         if length + FRAME_BYTES > self.size - offset:
-            raise self._damaged(number, "cut short")
+            raise self._cut_short(number)
         return length
 
-    def _damaged(self, number: int, found: str) -> UserError:
+    def _cut_short(self, number: int) -> UserError:
         return UserError(
-            f"{self._path}: record {number}: damaged ({found}), allowed: a whole TFRecord file"
+            "tfrecord.cut_short",
+            "the file ends within this record. Copy the file again.",
+            place=f"{self._path}: record {number}",
+        )
+
+    def _damaged(self, number: int, part: str) -> UserError:
+        return UserError(
+            "tfrecord.checksum",
+            "damaged: the checksum of its {part} does not match. Copy the file again.",
+            place=f"{self._path}: record {number}",
+            part=part,
         )
 
     def _unreadable(self, error: OSError) -> UserError:
         reason = os.strerror(error.errno).lower() if error.errno else error
-        return UserError(f"{self._path}: cannot be read ({reason})")
+        return UserError(
+            "tfrecord.unreadable", "cannot be read ({reason})", place=self._path, reason=reason
+        )

@@ -53,15 +53,23 @@ class PositionedBatches:
         """
         for name, (then, now) in position.differences(self._fingerprint).items():
             raise UserError(
-                f"{name}: found {_say(now)}, but the checkpoint's data position was made with "
-                f"{_say(then)}; allowed: the same value, a new run that starts from the "
-                "checkpoint's parameters, or --allow-data-change"
+                "resume.data_changed",
+                "found {found}, but the checkpoint's data position was made with {expected}. Use "
+                "{expected}, start a new run from the checkpoint's parameters, or pass "
+                "--allow-data-change.",
+                place=name,
+                found=_shown(now),
+                expected=_shown(then),
             )
         step, rest = divmod(position.example_index, self.batch_size)
         if rest:
             raise UserError(
-                f"batch_size: found {self.batch_size}, but the checkpoint was written after "
-                f"{position.example_index} rows; allowed: a batch size that divides them"
+                "resume.batch_size",
+                "found {found}, but the checkpoint was saved after {rows} rows. Use a batch size "
+                "that divides {rows}.",
+                place="batch_size",
+                found=self.batch_size,
+                rows=position.example_index,
             )
         return step
 
@@ -80,9 +88,9 @@ class PositionedBatches:
 def describe_differences(differences: Mapping[str, tuple[object, object]]) -> str:
     """Returns the differences in words: ``seed was 3, is 4``."""
     return "; ".join(
-        f"{name} was {_say(then)}, is {_say(now)}" for name, (then, now) in differences.items()
+        f"{name} was {_shown(then)}, is {_shown(now)}" for name, (then, now) in differences.items()
     )
 
 
-def _say(value: object) -> str:
+def _shown(value: object) -> str:
     return "nothing" if value is None else f'"{value}"' if isinstance(value, str) else f"{value}"

@@ -101,8 +101,9 @@ class Batches(Iterator[T]):
             died = isinstance(error, RuntimeError) and _WORKER_DIED in str(error)
             if died or isinstance(error, _WorkerDied):
                 raise LoaderWorkerKilled(
-                    "a worker of the loader was killed, as systems do when memory runs out; run "
-                    "again, with fewer loader.workers: the last checkpoint stays"
+                    "loader.worker_killed",
+                    "the system killed a worker process of the loader, probably for lack of "
+                    "memory. Run the same command again with fewer loader.workers to resume.",
                 ) from error
             raise
 
@@ -267,9 +268,16 @@ def _check_fit(
 ) -> None:
     if batch_size < 1 or batch_size % share.count:
         raise UserError(
-            f"batch_size: found {batch_size}, allowed: a multiple of the number of hosts, which is "
-            f"{share.count}"
+            "loader.batch_size",
+            "found {found}, allowed: a multiple of {hosts}, the number of hosts",
+            place="batch_size",
+            found=batch_size,
+            hosts=share.count,
         )
     if not len(dataset):
-        raise UserError("dataset: found no examples in this split, allowed: at least one")
+        raise UserError(
+            "dataset.empty",
+            "found no examples in this split, allowed: at least one",
+            place="dataset",
+        )
     check_row_length(transform.seq_length, dataset.lengths)

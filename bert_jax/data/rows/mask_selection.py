@@ -206,7 +206,11 @@ class Segmenter:
         words = list(load_function(self.hook, key=_KEY)(text))
         if not all(isinstance(word, str) for word in words) or "".join(words) != text:
             raise UserError(
-                f'{_KEY}: {self.hook} returned {words[:5]!r} for "{text[:20]}", allowed: words '
-                "that concatenate to the text"
+                "masking.segmenter",
+                '{name} returned {found} for "{text}", allowed: words that concatenate to the text',
+                place=_KEY,
+                name=self.hook,
+                found=words[:5],
+                text=text[:20],
             )
         return {0, *itertools.accumulate(map(len, words))}

@@ -11,7 +11,7 @@ import pydantic
 
 from bert_jax.data.rows import mask_selection
 from bert_jax.data.rows.mask_selection import Segmenter
-from bert_jax.errors import UserError
+from bert_jax.errors import SettingError, UserError
 from bert_jax.section import Section
 
 if TYPE_CHECKING:
@@ -64,11 +64,13 @@ class MaskingSection(Section):
 
     @pydantic.model_validator(mode="after")
     def _shares_fit(self) -> MaskingSection:
-        both = self.replace_with_mask + self.replace_with_random
-        if both > 1.0 + 1e-9:
-            raise ValueError(
-                f"replace_with_mask + replace_with_random: found {both:g}, allowed: at most 1 "
-                "(the rest of the masked tokens stays unchanged)"
+        if self.replace_with_mask + self.replace_with_random > 1.0 + 1e-9:
+            raise SettingError(
+                "masking.shares",
+                "found {found:g}, but replace_with_mask is {masked:g}; allowed: a sum of at most 1",
+                place="replace_with_random",
+                found=self.replace_with_random,
+                masked=self.replace_with_mask,
             )
         return self
 
@@ -77,9 +79,13 @@ class MaskingSection(Section):
         for name, units in _UNITS_OF_SETTINGS.items():
             found = getattr(self, name)
             if found is not None and self.unit not in units:
-                raise ValueError(
-                    f"{name}: found {found}, allowed: only with unit {' or '.join(units)}, not "
-                    f"with {self.unit}"
+                raise SettingError(
+                    "masking.unit",
+                    "found {found}, allowed: only with unit {allowed:or}, not with {unit}",
+                    place=name,
+                    found=found,
+                    allowed=units,
+                    unit=self.unit,
                 )
         return self
 
@@ -209,6 +215,10 @@ def check_vocabulary(highest: int, *, vocab_size: int) -> None:
     """
     if highest >= vocab_size:
         raise UserError(
-            f"dataset: found token id {highest}, allowed: 0 to {vocab_size - 1}; it was made with "
-            "another vocabulary than the run's"
+            "dataset.token_id",
+            "found token id {found}, allowed: 0 to {most}. The dataset was made with another "
+            "vocabulary than the run's.",
+            place="dataset",
+            found=highest,
+            most=vocab_size - 1,
         )

@@ -195,8 +195,11 @@ class StaticMaskTransform:
     def packed(self, max_examples: int) -> NoReturn:
         """Refuses packing with a UserError."""
         raise UserError(
-            f"packing: found max_examples {max_examples}, but examples that are stored with their "
-            "masks have a row each; allowed: no packing"
+            "dataset.stored_masks_packed",
+            "found max_examples {found}, but examples with stored masks cannot be packed. Set "
+            "packing to null.",
+            place="packing",
+            found=max_examples,
         )
 
     def batch(
@@ -222,8 +225,12 @@ class StaticMaskTransform:
             tokens, predictions = len(example.input_ids), len(example.positions)
             if predictions > self.max_predictions:
                 raise UserError(
-                    f"max_predictions: found {self.max_predictions}, but an example of the dataset "
-                    f"has {predictions} predictions; allowed: {predictions} or more"
+                    "dataset.predictions",
+                    "found {found}, but an example of the dataset has {needed} predictions. Use at "
+                    "least {needed}.",
+                    place="max_predictions",
+                    found=self.max_predictions,
+                    needed=predictions,
                 )
             highest = int(max(example.input_ids.max(), example.ids.max(initial=0)))
             check_vocabulary(highest, vocab_size=self.vocab_size)
