@@ -133,7 +133,7 @@ class TableRow(NamedTuple):
                 _check_delimiter(self.path, [*self.columns], self.delimiter, settable=settable)
             hint = did_you_mean(name, self.values)
             if self.delimiter is not None and not any(each in self.values for _, each in named):
-                hint = hint or _NO_HEADER
+                hint = hint or NO_HEADER
             raise UserError(
                 "table.column_unknown",
                 'found "{found}", allowed: {allowed} ({table}){hint}',
@@ -308,7 +308,7 @@ def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
                 'found the column "{name}" twice, allowed: once{hint}',
                 place=f"{path}: line {first}",
                 name=name,
-                hint=_NO_HEADER,
+                hint=NO_HEADER,
             )
     for line, fields in rows:
         if len(fields) == len(header):
@@ -319,7 +319,7 @@ def _read_rows(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> It
         errors.refuse(ragged(path, line, found=len(fields), allowed=len(header)))
 
 
-_NO_HEADER: Final = "; if this line is a row, put a line with the names of the columns before it"
+NO_HEADER: Final = "; if this line is a row, put a line with the names of the columns before it"
 
 
 def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, settable: bool) -> None:

@@ -36,7 +36,7 @@ class MemoryDataset:
 
     def __getitem__(self, index: int) -> Example:
         if index == self._damaged:
-            raise UserError("train-00003: damaged shard")
+            raise UserError("dataset.shard_damaged", "damaged", place="train-00003")
         ids = np.full(self.lengths[index], 50, np.uint16)
         ids[[0, 1, 3, -1]] = SPECIAL.cls, 100 + index, SPECIAL.sep, SPECIAL.sep
         return Example(ids, 4, index % 2)

@@ -13,6 +13,7 @@ from bert_jax.data.dataset.schema import ExampleEncoder, decode
 from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from tests.corpus import SPECIAL, make_dataset, marker, section, write_corpus, write_tokenizer
+from tests.project import refuses
 
 CLS, SEP = SPECIAL.index("[CLS]"), SPECIAL.index("[SEP]")
 
@@ -66,7 +67,8 @@ def test_the_fingerprint_follows_the_content(directory: Path, tmp_path: Path) ->
 
 
 def test_an_unknown_split_suggests_the_nearest_name(directory: Path) -> None:
-    with pytest.raises(UserError, match=r'no split "validate".*did you mean "validation"'):
+    hint = '; did you mean "validation"?'
+    with refuses("dataset.split_unknown", place=directory, name="validate", hint=hint):
         open_dataset(directory, "validate")
 
 
@@ -75,24 +77,24 @@ def first_shard(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "keep", "message"),
+    ("name", "keep", "key"),
     [
-        ("provenance.json", None, r"no provenance\.json"),
-        ("shard", None, "array_record.*: missing shard"),
-        ("shard", -1000, "array_record.*: damaged shard"),
-        ("train.lengths.npy", None, r"train\.lengths\.npy: missing"),
-        ("train.lengths.npy", -2, r"train\.lengths\.npy: damaged: SHA-256"),
+        ("provenance.json", None, "dataset.incomplete"),
+        ("shard", None, "dataset.file_missing"),
+        ("shard", -1000, "dataset.file_size"),
+        ("train.lengths.npy", None, "dataset.file_missing"),
+        ("train.lengths.npy", -2, "dataset.file_hash"),
     ],
 )
 def test_a_missing_or_truncated_file_is_named_at_open(
-    copy: Path, name: str, keep: int | None, message: str
+    copy: Path, name: str, keep: int | None, key: str
 ) -> None:
     path = first_shard(copy) if name == "shard" else copy / name
     content = path.read_bytes()
     path.unlink()
     if keep is not None:
         path.write_bytes(content[:keep])
-    with pytest.raises(UserError, match=message):
+    with refuses(key, place=copy if name == "provenance.json" else path):
         open_dataset(copy, "train")
 
 
@@ -102,9 +104,9 @@ def test_a_damaged_shard_is_named_on_reading(copy: Path) -> None:
     content[300] ^= 0xFF
     shard.write_bytes(content)
     dataset = open_dataset(copy, "train")
-    with pytest.raises(UserError, match=f"{shard.name}: damaged shard"):
+    with refuses("dataset.shard_damaged", place=shard):
         dataset.__getitems__(range(len(dataset)))
-    with pytest.raises(UserError, match=f"{shard.name}: damaged: SHA-256"):
+    with refuses("dataset.file_hash", place=shard):
         dataset.verify()
 
 
@@ -121,7 +123,8 @@ def test_a_newer_format_is_refused(copy: Path) -> None:
     content = json.loads(path.read_text())
     content["format_version"] = FORMAT_VERSION + 1
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=f"format_version is {FORMAT_VERSION + 1}"):
+    newer = {"found": FORMAT_VERSION + 1, "allowed": FORMAT_VERSION}
+    with refuses("dataset.newer_format", place=path, **newer):
         open_dataset(copy, "train")
 
 

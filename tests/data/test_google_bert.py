@@ -14,7 +14,6 @@ from bert_jax.data.google_bert.tfrecord import frame
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.masking_transform import StaticExample, StaticMaskTransform
-from bert_jax.errors import UserError
 from tests.data.google_bert_writer import (
     LENGTH,
     SLOTS,
@@ -22,6 +21,7 @@ from tests.data.google_bert_writer import (
     random_rows,
     write_release,
 )
+from tests.project import refuses
 
 ROWS = random_rows(23)
 
@@ -196,26 +196,31 @@ def test_evaluation_keeps_the_stored_masks(files: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("feature", "wrong", "key", "found"),
     [
-        ({"input_mask": ROWS[3]["input_mask"][1:]}, "32 input_ids, 31 input_mask"),
-        ({"input_mask": [0, *ROWS[3]["input_mask"][1:]]}, "input_mask with gaps"),
-        ({"input_mask": [0] * LENGTH}, "input_mask with gaps or without tokens"),
-        ({"input_mask": [2, *ROWS[3]["input_mask"][1:]]}, "input_mask with gaps"),
-        ({"next_sentence_labels": [2]}, r"next_sentence_labels \[2\]"),
-        ({"next_sentence_labels": [0, 1]}, r"next_sentence_labels \[0, 1\]"),
-        ({"masked_lm_weights": [1] * SLOTS}, "masked_lm_weights as int64_list"),
-        ({"masked_lm_weights": [0.0, 1.0, 0.0, 0.0, 0.0]}, "masked_lm_weights with gaps"),
-        ({"segment_ids": [2, *ROWS[3]["segment_ids"][1:]]}, "segment_ids 2, allowed: 0 to 1"),
-        ({"masked_lm_positions": [99, 0, 0, 0, 0]}, "masked_lm_positions 99, allowed: 0 to"),
-        ({"masked_lm_ids": [-5, 0, 0, 0, 0]}, "masked_lm_ids -5, allowed: 0 to"),
-        ({"input_ids": [2**40, *ROWS[3]["input_ids"][1:]]}, f"input_ids {2**40}, allowed: 0 to"),
+        ("input_mask", ROWS[3]["input_mask"][1:], "tfrecord.sizes", None),
+        ("input_mask", [0, *ROWS[3]["input_mask"][1:]], "tfrecord.input_mask", None),
+        ("input_mask", [0] * LENGTH, "tfrecord.input_mask", None),
+        ("input_mask", [2, *ROWS[3]["input_mask"][1:]], "tfrecord.input_mask", None),
+        ("next_sentence_labels", [2], "tfrecord.label", [2]),
+        ("next_sentence_labels", [0, 1], "tfrecord.label", [0, 1]),
+        ("masked_lm_weights", [1] * SLOTS, "tfrecord.feature_kind", "int64_list"),
+        ("masked_lm_weights", [0.0, 1.0, 0.0, 0.0, 0.0], "tfrecord.weights", None),
+        ("segment_ids", [2, *ROWS[3]["segment_ids"][1:]], "tfrecord.number", 2),
+        ("masked_lm_positions", [99, 0, 0, 0, 0], "tfrecord.number", 99),
+        ("masked_lm_ids", [-5, 0, 0, 0, 0], "tfrecord.number", -5),
+        ("input_ids", [2**40, *ROWS[3]["input_ids"][1:]], "tfrecord.number", 2**40),
     ],
 )
 def test_a_damaged_row_is_named_with_its_record(
-    tmp_path: Path, change: dict[str, Any], named: str
+    tmp_path: Path, feature: str, wrong: list[float], key: str, found: object
 ) -> None:
     path = tmp_path / "tf_examples.tfrecord"
-    path.write_bytes(frame(example_bytes(ROWS[0])) + frame(example_bytes(ROWS[3] | change)))
-    with pytest.raises(UserError, match=rf"^{path}: record 2: found (an )?{named}"):
+    damaged = ROWS[3] | {feature: wrong}
+    path.write_bytes(frame(example_bytes(ROWS[0])) + frame(example_bytes(damaged)))
+    if key == "tfrecord.sizes":
+        values: dict[str, object] = {"found": ["32 input_ids", "31 input_mask", "32 segment_ids"]}
+    else:
+        values = {} if found is None else {"name": feature, "found": found}
+    with refuses(key, place=f"{path}: record 2", **values):
         open_google_bert(path)

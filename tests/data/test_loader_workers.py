@@ -18,7 +18,6 @@ from bert_jax.data.loader.loader import Loader
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.errors import UserError
 from bert_jax.text import load_tokenizer
 from tests.corpus import make_dataset
 from tests.data.memory_dataset import (
@@ -28,7 +27,7 @@ from tests.data.memory_dataset import (
     make_loader,
 )
 from tests.processes.hosts import start
-from tests.project import write_config
+from tests.project import refuses, write_config
 from tests.run_config import one_phase
 
 
@@ -78,7 +77,7 @@ def test_a_workers_error_is_raised_and_ends_the_others():
     section = LoaderSection(workers=2)
     dataset = MemoryDataset(8, damaged=5)
     batches = make_loader(dataset, batch_size=8, section=section).batches(first_step=0)
-    with pytest.raises(UserError, match="train-00003: damaged shard"):
+    with refuses("dataset.shard_damaged", place="train-00003"):
         next(batches)
     assert multiprocessing.active_children() == []
 
@@ -100,7 +99,7 @@ def test_a_killed_worker_ends_the_run_in_one_line(project, tmp_path):
             worker.kill()
         assert job.wait() == [1], job.said()
         (line,) = (line for line in job[0].err.splitlines() if line.startswith("bert-jax: "))
-    assert "loader.workers" in line
+    assert "[loader.worker_killed]" in line
 
 
 SCRIPT = """

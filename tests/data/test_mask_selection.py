@@ -1,7 +1,6 @@
 """N-grams and spans: lengths, places and replacement."""
 
 import numpy as np
-import pydantic
 import pytest
 from scipy import stats
 
@@ -13,12 +12,14 @@ from bert_jax.data.rows.mask_selection import (
     find_words,
 )
 from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.validation import validate
 from tests.data.test_masking import (
     FIRST_CONTINUATION,
     SPECIAL,
     make_example,
     mask,
 )
+from tests.project import refuses
 
 
 def one_word_each(count: int) -> Words:
@@ -99,13 +100,13 @@ def test_a_span_is_replaced_as_a_whole():
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("setting", "found", "allowed"),
     [
-        ({"max_words": 3}, "max_words: found 3, allowed: only with unit ngram or span"),
-        ({"segmenter": "jieba:lcut"}, "segmenter: found jieba:lcut, allowed: only with unit whole"),
+        ("max_words", 3, ("ngram", "span")),
+        ("segmenter", "jieba:lcut", ("whole_word", "ngram", "span")),
     ],
 )
-def test_a_setting_unused_by_its_unit_is_refused(values, message):
-    with pytest.raises(pydantic.ValidationError, match=message):
-        MaskingSection(**values)
+def test_a_setting_unused_by_its_unit_is_refused(setting, found, allowed):
+    with refuses("masking.unit", place=setting, found=found, allowed=allowed, unit="token"):
+        validate(MaskingSection, {setting: found}, source="")
     assert MaskingSection.model_validate_json(MaskingSection().model_dump_json())

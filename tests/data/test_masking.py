@@ -14,10 +14,10 @@ from bert_jax.data.dataset.reader import Example
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.errors import UserError
 from bert_jax.text.vocabulary import SpecialIds
 from tests.data.distributions import same_distribution
 from tests.data.reference_masking import reference_masks
+from tests.project import refuses
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 1000
@@ -234,5 +234,5 @@ def test_a_continuation_after_sep_is_a_separate_word():
 
 def test_a_token_beyond_the_vocabulary_is_named():
     example = make_example([10, VOCAB_SIZE], [10])
-    with pytest.raises(UserError, match="found token id 1000, allowed: 0 to 999"):
+    with refuses("dataset.token_id", place="dataset", found=1000, most=999):
         row_maker(128)(example, stream(0))

@@ -11,19 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.tables import RowErrors, read_table
+from bert_jax.data.tables import NO_HEADER, SUFFIXES, RowErrors, read_table
 from bert_jax.errors import UserError
+from tests.project import refuses
 
 
 def rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return [(row.line, dict(row.values)) for row in read_table(path)]
-
-
-def refusal(path: Path, content: bytes) -> str:
-    path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        rows(path)
-    return str(caught.value)
 
 
 def test_csv_has_quotes_and_tsv_does_not(tmp_path: Path) -> None:
@@ -78,25 +72,43 @@ def test_blank_lines_are_skipped_like_the_csv_modules(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
+    ("name", "content", "line", "key", "values"),
     [
-        ("t.csv", b"a,b\n1,2\n3\n", "t.csv: line 3: found 1 field, allowed: 2, as in the header"),
-        ("t.tsv", b"a\tb\n1\t2\t3\n", "t.tsv: line 2: found 3 fields, allowed: 2"),
-        ("t.tsv", b"a\ta\n", 't.tsv: line 1: found the column "a" twice'),
-        ("t.csv", b"", "t.csv: found no header"),
-        ("t.tsv", b"", "t.tsv: found no header"),
-        ("t.csv", b'a\n"x" y\n', "t.csv: line 2: found no CSV"),
-        ("t.csv", b"1,1\nx,2\n", "twice, allowed: once; if this line is a row, put a line with"),
-        ("t.jsonl", b'{"a": 1}\n{"a"\n', "t.jsonl: line 2: found no JSON"),
-        ("t.jsonl", b'"a"\n', "t.jsonl: line 1: found a JSON str, allowed: an object"),
-        ("t.parquet", b"PAR1", "t.parquet: cannot be read as Parquet"),
-        ("t.xlsx", b"", "found .xlsx, allowed: .jsonl, .csv, .tsv, .parquet"),
+        ("t.csv", b"a,b\n1,2\n3\n", 3, "table.fields", {"found": 1, "allowed": 2}),
+        ("t.tsv", b"a\tb\n1\t2\t3\n", 2, "table.fields", {"found": 3, "allowed": 2}),
+        ("t.tsv", b"a\ta\n", 1, "table.column_twice", {"name": "a"}),
+        ("t.csv", b"1,1\nx,2\n", 1, "table.column_twice", {"name": "1", "hint": NO_HEADER}),
+        ("t.csv", b"", 0, "table.no_header", {}),
+        ("t.tsv", b"", 0, "table.no_header", {}),
+        ("t.csv", b'a\n"x" y\n', 2, "table.not_csv", {}),
+        ("t.xlsx", b"", 0, "table.suffix", {"found": ".xlsx", "allowed": SUFFIXES}),
     ],
 )
 def test_files_that_are_not_tables_are_named(
-    tmp_path: Path, name: str, content: bytes, expected: str
+    tmp_path: Path, name: str, content: bytes, line: int, key: str, values: dict[str, Any]
 ) -> None:
-    assert expected in refusal(tmp_path / name, content)
+    path = tmp_path / name
+    path.write_bytes(content)
+    with refuses(key, place=f"{path}: line {line}" if line else path, **values):
+        rows(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("t.jsonl", b'{"a": 1}\n{"a"\n', ": line 2"),
+        ("t.jsonl", b'"a"\n', ": line 1"),
+        ("t.parquet", b"PAR1", ""),
+    ],
+)
+def test_json_and_parquet_that_cannot_be_read_are_named(
+    tmp_path: Path, name: str, content: bytes, place: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        rows(path)
+    assert str(caught.value).startswith(f"{path}{place}: ")
 
 
 @pytest.mark.parametrize(
@@ -111,18 +123,19 @@ def test_files_that_are_not_tables_are_named(
     ],
 )
 def test_an_open_quote_names_its_line(tmp_path: Path, content: str, opens: int, last: int) -> None:
-    found = refusal(tmp_path / "t.csv", content.encode())
-    assert f"t.csv: line {opens}: found a quote that opens a field" in found
-    assert f"up to line {last}, " in found
+    path = tmp_path / "t.csv"
+    path.write_text(content)
+    with refuses("table.open_quote", place=f"{path}: line {opens}", end=last):
+        rows(path)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])
 def test_the_line_of_an_invalid_utf8_byte_is_found(tmp_path: Path, name: str) -> None:
     line = b'{"a": "x"}\n' if name.endswith("l") else b"x\n"
     content = line * 3000 + b"caf\xe9\n" + line * 10
-    assert refusal(tmp_path / name, content) == (
-        f"{tmp_path / name}: line 3001: found byte 0xe9, allowed: UTF-8"
-    )
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{tmp_path / name}: line 3001: .*0xe9"):
+        rows(tmp_path / name)
 
 
 def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -132,8 +145,8 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     assert found == [(2, "x"), (5, "z"), (7, "w"), (9, "u")]
     assert errors.count == 4
     (note,) = errors.note(path, kept=4)
-    assert note.startswith(f"{path}: skipped 4 of 8 rows: line 3: found 1 field, allowed: 2")
-    assert "line 4: found a quote that opens" in note
+    assert note.startswith(f"{path}: skipped 4 of 8 rows: line 3: ")
+    assert "; line 4: " in note
     assert "; line 6: " in note
     assert note.endswith("; …")
     lines, errors = tmp_path / "t.jsonl", RowErrors("skip")
@@ -142,7 +155,7 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
     assert errors.count == 2
     # A malformed header is not counted as a row.
     path.write_text('"a" b,c\nx,1\n')
-    with pytest.raises(UserError, match="line 1: found no CSV"):
+    with refuses("table.not_csv", place=f"{path}: line 1"):
         list(read_table(path, errors=errors))
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.google_bert.tfrecord import RecordFile, frame, scan_records
 from bert_jax.errors import UserError
+from tests.project import refuses
 from tests.tensorflow_alone import tf
 
 RECORDS = [b"", b"a", b"\x00" * 300, bytes(range(256)) * 40]
@@ -37,11 +38,8 @@ def test_a_truncated_file_is_named_with_the_record(tmp_path: Path, keep: int) ->
     path = write(tmp_path / "a.tfrecord")
     path.write_bytes(path.read_bytes()[:keep])
     number = 1 if keep < 16 else 2 if keep < 33 else 3
-    with pytest.raises(UserError) as caught:
+    with refuses("tfrecord.cut_short", place=f"{path}: record {number}"):
         list(scan_records(path))
-    assert str(caught.value) == (
-        f"{path}: record {number}: damaged (cut short), allowed: a whole TFRecord file"
-    )
 
 
 @given(at=st.integers(0, 16 * 4 + 300 + 10240), bit=st.integers(0, 7))
@@ -52,17 +50,16 @@ def test_a_flipped_bit_anywhere_is_found(at: int, bit: int) -> None:
         content = bytearray(path.read_bytes())
         content[at] ^= 1 << bit
         path.write_bytes(bytes(content))
-        with pytest.raises(UserError, match=r"a\.tfrecord: record [1-4]: damaged \(the checksum"):
+        with refuses("tfrecord.checksum") as caught:
             list(scan_records(path))
+        assert caught.value.values["place"] in {f"{path}: record {n}" for n in range(1, 5)}
 
 
 def test_other_formats_are_named(tmp_path: Path) -> None:
     packed = epath.Path(tmp_path / "a.tfrecord")
     with tf.io.TFRecordWriter(str(packed), "GZIP") as writer:
         writer.write(b"a")
-    with pytest.raises(
-        UserError, match="found a gzip file, allowed: TFRecords without compression"
-    ):
+    with refuses("tfrecord.gzip", place=packed):
         list(scan_records(packed))
     with pytest.raises(UserError, match="none: no such file"):
         list(scan_records(epath.Path(tmp_path / "none")))
@@ -74,5 +71,5 @@ def test_a_record_changed_after_the_scan_is_detected(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[offset + 50] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(UserError, match=r"record 3: damaged \(the checksum of its bytes"):
+    with refuses("tfrecord.checksum", place=f"{path}: record 3", part="bytes"):
         RecordFile(path).read(offset, number=3)

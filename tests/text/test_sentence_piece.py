@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.pipelines.vocabulary.algorithms import (
     SentencePieceAlgorithm,
     VocabularyTooSmall,
@@ -15,6 +14,7 @@ from bert_jax.pipelines.vocabulary.algorithms import (
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
 from bert_jax.text.vocabulary import reserved_pieces
+from tests.project import refuses
 
 TEXT = "\n".join(list(pydoc_data.topics.topics.values())[:30])
 
@@ -95,5 +95,6 @@ def test_too_small_a_size_names_the_minimum() -> None:
 def test_a_file_without_a_model_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(content)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    with pytest.raises(UserError, match=r"spiece\.model: found \d+ bytes that are no Sentence"):
+    place = tmp_path / "spiece.model"
+    with refuses("tokenizer.not_sentencepiece", place=place, found=len(content)):
         load_tokenizer(tmp_path)

@@ -13,6 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.text.vocabulary import reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
+from tests.project import refuses
 from tests.text.reference_wordpiece import tokenize
 from tests.text.test_basic_tokenizer import HOT, texts
 
@@ -107,7 +108,7 @@ def test_the_releases_bare_vocabulary_opens_with_stated_casing(tmp_path: Path) -
     assert tokenizer.vocab_size == len(pieces)
     assert tokenizer.encode("The the\u2028the") == [8, 7, 7]
     assert load_wordpiece(tmp_path / "vocab.txt", lower_case=True).encode("The") == [7]
-    with pytest.raises(UserError, match=r"without tokenizer_config\.json, so its casing"):
+    with refuses("tokenizer.casing_unknown", place=tmp_path):
         load_tokenizer(tmp_path)
 
 
@@ -123,42 +124,75 @@ GOOD = "\n".join(VOCABULARY) + "\n"
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "key", "place", "values"),
     [
-        (GOOD.replace("[MASK]\n", "").encode(), r"vocab\.txt: found no \[MASK\], allowed: a vocab"),
-        (b"", r"vocab\.txt: found an empty file"),
-        (f"{GOOD}the\n".encode(), rf'"the" in lines \d+ and {len(VOCABULARY) + 1}, allowed: every'),
-        (f"[PAD]\n\n{GOOD}".encode(), r"found a blank line 2, allowed: one piece per line"),
-        (b"[PAD]\nab\xff", r"vocab\.txt: found byte 0xff at offset 8, allowed: UTF-8"),
-        (f"{GOOD}extra\n".encode(), r"hash: found .*vocab\.txt and the settings have: one of the"),
-        (None, r"vocab\.txt: no such file"),
+        (
+            GOOD.replace("[MASK]\n", "").encode(),
+            "vocabulary.special_missing",
+            "vocab.txt",
+            {"missing": ["[MASK]"]},
+        ),
+        (b"", "vocabulary.empty", "vocab.txt", {}),
+        (
+            f"{GOOD}the\n".encode(),
+            "vocabulary.piece_twice",
+            "vocab.txt",
+            {"piece": "the", "second": len(VOCABULARY) + 1},
+        ),
+        (f"[PAD]\n\n{GOOD}".encode(), "vocabulary.blank_line", "vocab.txt: line 2", {}),
+        (f"{GOOD}extra\n".encode(), "tokenizer.hash", "tokenizer_config.json: hash", {}),
     ],
 )
-def test_a_damaged_vocabulary_is_named(content: bytes | None, message: str, tmp_path: Path) -> None:
+def test_a_damaged_vocabulary_is_named(
+    content: bytes, key: str, place: str, values: dict[str, object], tmp_path: Path
+) -> None:
+    TOKENIZERS["uncased"].save(tmp_path)
+    (tmp_path / "vocab.txt").write_bytes(content)
+    with refuses(key, place=f"{tmp_path}/{place}", **values):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[PAD]\nab\xff", None])
+def test_an_unreadable_vocabulary_is_named(content: bytes | None, tmp_path: Path) -> None:
     TOKENIZERS["uncased"].save(tmp_path)
     (tmp_path / "vocab.txt").unlink()
     if content is not None:
         (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(UserError, match=message):
+    part = "no such file" if content is None else "byte 0xff at offset 8"
+    with pytest.raises(UserError, match=rf"^{tmp_path}/vocab\.txt: .*{part}"):
         load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("name", "value", "values"),
     [
-        ({"do_lower_case": False}, r"hash: found \w+…, allowed: \w+…, which vocab\.txt"),
-        ({"do_lower_case": "yes"}, r'do_lower_case: found "yes", allowed: true, false'),
-        ({"do_lower_case": None}, r"do_lower_case: found null, allowed: true, false"),
-        ({"type": "wordpeice"}, r'found "wordpeice", allowed: .*; did you mean "wordpiece"\?'),
-        ({"type": "sentencepiece"}, r"spiece\.model: no such file"),
+        ("do_lower_case", "yes", {"found": '"yes"', "allowed": "true, false, null"}),
+        ("do_lower_case", None, {"found": "null", "allowed": "true, false"}),
+        ("type", "wordpeice", {"found": '"wordpeice"', "hint": '; did you mean "wordpiece"?'}),
     ],
 )
-def test_a_wrong_setting_is_named(changes: dict[str, object], message: str, tmp_path: Path) -> None:
-    TOKENIZERS["uncased"].save(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(UserError, match=message):
+def test_a_wrong_setting_is_named(
+    name: str, value: object, values: dict[str, object], tmp_path: Path
+) -> None:
+    path = changed_settings(tmp_path, {name: value})
+    with refuses("tokenizer.setting", place=f"{path}: {name}", **values):
         load_tokenizer(tmp_path)
+
+
+def test_settings_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    path = changed_settings(tmp_path, {"do_lower_case": False})
+    with refuses("tokenizer.hash", place=f"{path}: hash", vocabulary="vocab.txt"):
+        load_tokenizer(tmp_path)
+    changed_settings(tmp_path, {"type": "sentencepiece"})
+    with pytest.raises(UserError, match=rf"^{tmp_path}/spiece\.model: "):
+        load_tokenizer(tmp_path)
+
+
+def changed_settings(directory: Path, changes: dict[str, object]) -> Path:
+    TOKENIZERS["uncased"].save(directory)
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
 
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:
