@@ -148,25 +148,24 @@ def test_calls_of_the_same_shape_compile_once(
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("rows", "key", "place", "found"),
     [
-        ([1.5], "rows: row 1: found float, allowed: a text, a tuple of texts or a dict of columns"),
-        ([("a", "b"), ("a", "b", "c")], "rows: row 2: found 3 values, allowed: text, pair"),
-        (
-            [{"texts": "a", "id": 1}],
-            'row 1: found the columns texts, id, allowed: "text" .*rename a column to "text"',
-        ),
-        ([{"text": None}], 'rows: row 1: "text" found null, allowed: text'),
-        ({"text": ["a", "b"], "pair": ["c"]}, "columns of different lengths"),
-        (3, "rows: found int, allowed: texts"),
+        ([1.5], "rows.row_kind", "rows: row 1", "float"),
+        ([("a", "b"), ("a", "b", "c")], "rows.too_many_values", "rows: row 2", 3),
+        ([{"texts": "a", "id": 1}], "rows.columns", "rows: row 1", ["texts", "id"]),
+        ([{"text": None}], "table.not_text", "rows: row 1", "null"),
+        ({"text": ["a", "b"], "pair": ["c"]}, "rows.column_lengths", "rows", ["text 2", "pair 1"]),
+        (3, "rows.kind", "rows", "int"),
     ],
 )
 def test_unreadable_rows_are_named(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
     rows: Any,
-    message: str,
+    key: str,
+    place: str,
+    found: object,
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with refuses(key, place=place, found=found):
         classifier[0].predict(rows)
 
 
@@ -212,5 +211,5 @@ def test_an_invalid_choice_is_named(
         model.encode("w1", pool=cast(Any, "max"))
     with pytest.raises(UserError, match=r'level: found "wrod", .*did you mean "word"'):
         model.features("w1", level=cast(Any, "wrod"))
-    with pytest.raises(UserError, match=r'rows: row 1: found the columns name, .*column to "text"'):
+    with refuses("rows.columns", place="rows: row 1", found=["name"], missing="text"):
         model.encode({"name": ["w1"]})

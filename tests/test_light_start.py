@@ -102,18 +102,18 @@ def test_simple_mistakes_are_reported_before_loading_jax(tmp_path: Path) -> None
     )
     told = said_by(_MISTAKES, tmp_path)
     expected = (
-        "dataset: no such directory; expected a dataset",
+        "dataset: no such directory.",
         'override train.phases.0.stepz: unknown key; did you mean "steps"?',
-        "nowhere: found no such directory, allowed: a tokenizer directory",
+        "nowhere: no such directory.",
         "optimizer.warmup_steps: found 1000, allowed: at most the 10 steps",
         "nowhere: found no such directory, allowed: a run directory",
         "none.csv: no such file",
-        'task.text: found "text", allowed: texts, label (the header of some.csv); did you mean',
+        'task.text: found "text", allowed: texts, label (the header of some.csv)',
         "finetune.max_length: found 65, allowed: up to the model's 64 positions",
         "finetune.max_length: found 65, allowed: up to the model's 64 positions",
         "train.phases.0.seq_length: found 16",
         "train.phases.0.seq_length: found 512, allowed: up to the model's 256 positions",
-        'fill-mask: "no mask" has no [MASK] in it',
+        'fill-mask: found no [MASK] in "no mask"',
         "nowhere: found no such directory, allowed: a run directory",
         "fill-mask: classifier has a pooler and a sequence-classification head",
         *["nowhere: found no such directory, allowed: a run directory"] * 4,

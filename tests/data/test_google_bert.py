@@ -219,7 +219,7 @@ def test_a_damaged_row_is_named_with_its_record(
     damaged = ROWS[3] | {feature: wrong}
     path.write_bytes(frame(example_bytes(ROWS[0])) + frame(example_bytes(damaged)))
     if key == "tfrecord.sizes":
-        values: dict[str, object] = {"found": ["32 input_ids", "31 input_mask", "32 segment_ids"]}
+        values: dict[str, Any] = {"found": ["32 input_ids", "31 input_mask", "32 segment_ids"]}
     else:
         values = {} if found is None else {"name": feature, "found": found}
     with refuses(key, place=f"{path}: record 2", **values):

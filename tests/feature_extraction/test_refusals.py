@@ -16,10 +16,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "content", "options", "expected"),
     [
         ("t.csv", "sentence,label\nw1,0\n", ("--column", "sentense"), 'did you mean "sentence"?'),
-        ("t.csv", "sentence,label\nw1,0\n", (), "--column: found none, allowed: sentence, label"),
+        ("t.csv", "sentence,label\nw1,0\n", (), "[table.column_needed]"),
         ("t.csv", "a,b\n", ("--column", "a"), "[features.no_text]"),
         ("t.csv", "a,b\nw1,\n", ("--column", "a", "--probe", "b"), "line 2: \"b\" found ''"),
-        ("t.jsonl", '{"a": "w1"}\n{"a": 3}\n', ("--column", "a"), 'line 2: "a" found int'),
+        ("t.jsonl", '{"a": "w1"}\n{"a": 3}\n', ("--column", "a"), "[table.not_text]"),
         ("t.txt", "w1\n", ("--column", "a"), '--column: found "a" with a .txt'),
         ("t.doc", "w1\n", (), "found .doc, allowed: .txt, .jsonl, .csv, .tsv"),
         ("t.txt", "w1\n", ("--layers", "lastt"), 'did you mean "last"?'),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from bert_jax.config import parse_config
 from bert_jax.data.dataset.provenance import MixtureSection, PairingKind, PairingSection
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from bert_jax.pipelines.pairing import draw_passes, pair_documents
 from bert_jax.pipelines.section import CleaningSection, ExamplesSection
@@ -166,6 +165,7 @@ def test_validation_omits_languages_with_one_document(corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "key", "values"),
     [
+        ({"english": "en"}, "language.code", {"place": "input", "found": "english"}),
         ({"false": "en"}, "input.norwegian", {}),
         ({"en": "en", "de": "en"}, "input.two_languages", {"languages": ["de", "en"]}),
         ({"en": "en", "de": "blank"}, "text.language_empty", {"language": "de"}),
@@ -183,12 +183,6 @@ def test_unavailable_languages_are_named(
     with refuses(key, place="input", **values):
         make_examples(changed)
     assert not (tmp_path / "dataset").exists()
-
-
-def test_an_unknown_language_is_named(corpus: Path, tmp_path: Path) -> None:
-    files = {"english": (f"{corpus}/en.txt",)}
-    with pytest.raises(UserError, match=r"^input: .*english"):
-        make_examples(section(corpus, tmp_path / "dataset", input=files))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ GOOD = "\n".join(VOCABULARY) + "\n"
     ],
 )
 def test_a_damaged_vocabulary_is_named(
-    content: bytes, key: str, place: str, values: dict[str, object], tmp_path: Path
+    content: bytes, key: str, place: str, values: dict[str, Any], tmp_path: Path
 ) -> None:
     TOKENIZERS["uncased"].save(tmp_path)
     (tmp_path / "vocab.txt").write_bytes(content)
@@ -172,7 +172,7 @@ def test_an_unreadable_vocabulary_is_named(content: bytes | None, tmp_path: Path
     ],
 )
 def test_a_wrong_setting_is_named(
-    name: str, value: object, values: dict[str, object], tmp_path: Path
+    name: str, value: object, values: dict[str, Any], tmp_path: Path
 ) -> None:
     path = changed_settings(tmp_path, {name: value})
     with refuses("tokenizer.setting", place=f"{path}: {name}", **values):

@@ -17,7 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.verbs.evaluate import evaluate
 from bert_jax.verbs.examples import ExtraOutputs, examples
 from bert_jax.verbs.pretrain import pretrain
-from tests.project import MESH, project_config
+from tests.project import MESH, project_config, refuses
 
 QUIET = Console(quiet=True)
 
@@ -61,20 +61,23 @@ def test_a_run_learns_from_tfrecords(project: Path, ours: Path, tmp_path: Path) 
 
 
 def test_unsuitable_files_are_refused(project: Path, ours: Path, tmp_path: Path) -> None:
-    def said(*overrides: str, dataset: object = ours) -> str:
+    def start(*overrides: str, dataset: object = ours) -> None:
         config = parse_config(values(project, tmp_path, dataset), overrides, source="test")
+        pretrain(config, console=QUIET)
+
+    def said(*overrides: str, dataset: object = ours) -> str:
         with pytest.raises(UserError) as caught:
-            pretrain(config, console=QUIET)
+            start(*overrides, dataset=dataset)
         return str(caught.value)
 
     assert said("objective.name=roberta").startswith("train.phases.0.dataset: ")
     assert said("train.phases.0.max_predictions=1").startswith(
         "train.phases.0.max_predictions: found 1, but an example of "
     )
-    assert "packing: found max_examples 4, but examples that are stored with their masks" in said(
-        "train.phases.0.packing.max_examples=4"
-    )
-    assert said("train.phases.0.seq_length=16").startswith("train.phases.0.seq_length: found 16")
+    with refuses("dataset.stored_masks_packed", place="train.phases.0.packing", found=4):
+        start("train.phases.0.packing.max_examples=4")
+    with refuses("dataset.example_too_long", place="train.phases.0.seq_length", found=16):
+        start("train.phases.0.seq_length=16")
     other, train = tmp_path / "other.tfrecord", ours / "train.tfrecord-00000-of-00001"
     first = next(scan_records(epath.Path(train))).payload
     for at, wrong, message in (
@@ -86,5 +89,6 @@ def test_unsuitable_files_are_refused(project: Path, ours: Path, tmp_path: Path)
         other.write_bytes(frame(example.SerializeToString()))
         assert message in said(dataset=other)
     other.write_bytes(train.read_bytes()[:-3])
-    assert "damaged (cut short)" in said(dataset=other)
+    with refuses("tfrecord.cut_short"):
+        start(dataset=other)
     assert not (tmp_path / "run").exists()
