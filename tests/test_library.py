@@ -211,5 +211,5 @@ def test_an_invalid_choice_is_named(
         model.encode("w1", pool=cast(Any, "max"))
     with pytest.raises(UserError, match=r'level: found "wrod", .*did you mean "word"'):
         model.features("w1", level=cast(Any, "wrod"))
-    with refuses("rows.columns", place="rows: row 1", found=["name"], missing="text"):
+    with pytest.raises(UserError, match=r'rows: row 1: found the columns name, .*column to "text"'):
         model.encode({"name": ["w1"]})

@@ -44,10 +44,10 @@ def _another(root: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (_cut, r"train\.phases\.0\.dataset: .*-of-\d+: .*\[dataset\.file_size\]"),
+        (_cut, r"train\.phases\.0\.dataset: .*-of-\d+: damaged: found \d+ bytes"),
         (lambda root: shutil.rmtree(root / "dataset32"), r"train\.phases\.0\.dataset: .*dataset32"),
-        (_respell, r"tokenizer_config\.json: hash: .*\[tokenizer\.hash\]"),
-        (_another, r"dataset32: .*\(\w{12}…\).*\(\w{12}…\).*\[dataset\.other_tokenizer\]"),
+        (_respell, r"tokenizer_config\.json: hash: found "),
+        (_another, r"dataset32: .*\(\w{12}…\).*\(\w{12}…\)"),
     ],
     ids=["cut", "dataset gone", "tokenizer changed", "another"],
 )
