@@ -120,6 +120,6 @@ def under(key: str, section: type[Section]) -> Iterator[None]:
         yield
     except UserError as error:
         place = error.values.get("place", "")
-        if place in section.model_fields:
+        if place.partition(":")[0] in section.model_fields:
             raise error.followed_by("", place=f"{key}.{place}") from error
         raise

@@ -42,8 +42,11 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.P
     tokenizer = tokenizer or read_hf_tokenizer(directory)
     if tokenizer.vocab_size > config.vocab_size:
         raise UserError(
-            f"{source}: vocab_size: found {config.vocab_size}, but the tokenizer has "
-            f"{tokenizer.vocab_size} pieces"
+            "import.vocab_size",
+            "found {found}, but the tokenizer has {pieces} pieces",
+            place=f"{source}: vocab_size",
+            found=config.vocab_size,
+            pieces=tokenizer.vocab_size,
         )
     weights = HfWeights(directory)
     heads = _heads_found(weights, config, source)
@@ -95,8 +98,12 @@ def _choose(kind: str | None, heads: HeadsSection) -> hf_config.ClassName:
         if kind in (None, name):
             return name
     raise UserError(
-        f'--as: found "{kind}", allowed with these heads: {", ".join(allowed)}'
-        f"{did_you_mean(str(kind), allowed)}"
+        "export.class_unknown",
+        'found "{found}", allowed with these heads: {allowed}{hint}',
+        place="--as",
+        found=kind,
+        allowed=allowed,
+        hint=did_you_mean(str(kind), allowed),
     )
 
 
@@ -110,9 +117,13 @@ def _heads_found(weights: HfWeights, config: hf_config.HfConfig, source: Path) -
     task_weights = {f"{stem}.weight" for stem in HF_TASKS.values()}
     if promised.task is None and (stray := sorted(task_weights & weights.specs.keys())):
         raise UserError(
-            f"{source}: architectures: found {config.kind}, but the weights hold {stray[0]}; "
-            f"allowed: the class that was fine-tuned, one of "
-            f"{', '.join(name for name, heads in hf_config.CLASSES.items() if heads.task)}"
+            "import.class_without_head",
+            "found {found}, but the weights have {tensor}. Name the class that was fine-tuned: "
+            "{allowed:or}.",
+            place=f"{source}: architectures",
+            found=config.kind,
+            tensor=stray[0],
+            allowed=[name for name, heads in hf_config.CLASSES.items() if heads.task],
         )
     return HeadsSection(
         pooler=promised.pooler or f"{weights.prefix}pooler.dense.weight" in weights.specs,

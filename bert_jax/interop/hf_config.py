@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 import pydantic
 from etils import epath
 
-from bert_jax.errors import UserError, did_you_mean
+from bert_jax.errors import SettingError, UserError, did_you_mean
 from bert_jax.files.read import read_json_object
 from bert_jax.model.config import Activation, Architecture, HeadsSection, ProblemName, TaskName
 from bert_jax.validation import validate
@@ -87,7 +87,7 @@ class HfConfig(Architecture):
     @classmethod
     def _numbered(cls, named: dict[str, str | int] | None) -> dict[str, str | int] | None:
         if named is not None and named.keys() != {str(index) for index in range(len(named))}:
-            raise ValueError("allowed: names for 0, 1, 2, …")
+            raise SettingError("import.label_numbers", "allowed: names for 0, 1, 2, …")
         return named
 
     @property
@@ -118,9 +118,13 @@ def read_config(path: Path) -> HfConfig:
     values = read_json_object(epath.Path(path))
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in ACTIVATIONS:
-        near = did_you_mean(activation, ACTIVATIONS)
         raise UserError(
-            f'{path}: hidden_act: found "{activation:.60}", allowed: {", ".join(ACTIVATIONS)}{near}'
+            "import.activation",
+            'found "{found}", allowed: {allowed}{hint}',
+            place=f"{path}: hidden_act",
+            found=f"{activation:.60}",
+            allowed=list(ACTIVATIONS),
+            hint=did_you_mean(activation, ACTIVATIONS),
         )
     values["hidden_act"] = ACTIVATIONS[activation]
     return validate(HfConfig, values, source=str(path))

@@ -92,14 +92,23 @@ def read_hf_tokenizer(directory: Path) -> Tokenizer:
     read = _read_fast(fast)
     if (directory / VOCAB_FILE).exists():
         beside = load_tokenizer(directory)
-        for what in ("lower_case", "strip_accents", "chinese"):
-            here, there = getattr(read, what), getattr(beside, what)
+        for name in ("lower_case", "strip_accents", "chinese"):
+            here, there = getattr(read, name), getattr(beside, name)
             if here != there:
                 raise UserError(
-                    f"{fast}: {what} found {here}, but tokenizer_config.json says {there}"
+                    "tokenizer.settings_differ",
+                    "{name} is {found} here and {expected} in tokenizer_config.json",
+                    place=fast,
+                    name=name,
+                    found=here,
+                    expected=there,
                 )
         if beside.hash != read.hash:
-            raise UserError(f"{fast}: its vocabulary differs from {VOCAB_FILE} beside it")
+            raise UserError(
+                "tokenizer.vocabularies_differ",
+                "its vocabulary differs from vocab.txt in the same directory",
+                place=fast,
+            )
     return read
 
 
@@ -135,12 +144,17 @@ def _read_fast(path: Path) -> WordPieceTokenizer:
     found = validate(_FastTokenizer, read_json_object(epath.Path(path)), source=str(path))
     vocabulary, normalizer = found.model.vocab, found.normalizer
     if not vocabulary or sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise UserError(f"{path}: model.vocab: allowed: pieces with the ids 0, 1, 2, …")
+        raise UserError(
+            "tokenizer.ids", "allowed: pieces with the ids 0, 1, 2, …", place=f"{path}: model.vocab"
+        )
     for added in found.added_tokens:
         if vocabulary.get(added.content) != added.id:
             raise UserError(
-                f"{path}: added_tokens: found {shown(added.content)} with id {added.id}, allowed: "
-                f"pieces of the vocabulary with their own ids"
+                "tokenizer.added_tokens",
+                "found {found} with id {id}, allowed: pieces of the vocabulary with their own ids",
+                place=f"{path}: added_tokens",
+                found=shown(added.content),
+                id=added.id,
             )
     return WordPieceTokenizer(
         sorted(vocabulary, key=vocabulary.__getitem__),

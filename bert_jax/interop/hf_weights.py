@@ -37,7 +37,9 @@ class TorchFile:
             import torch
         except ImportError as error:
             raise UserError(
-                f"{path}: reading it needs PyTorch (pip install torch); a {WEIGHTS} does not"
+                "weights.needs_pytorch",
+                "reading it needs PyTorch. Run pip install torch, or use a model.safetensors.",
+                place=path,
             ) from error
         require_file(path)
         self.path = str(path)
@@ -46,13 +48,20 @@ class TorchFile:
             found = _load(torch, path)
         except pickle.UnpicklingError as error:
             raise UserError(
-                f"{path}: holds Python objects beside tensors, and a pickle can run any code; "
-                f"allowed: tensors alone, or a {WEIGHTS}"
+                "weights.pickled_objects",
+                "found Python objects besides tensors, and unpickling them can run any code. Use a "
+                "file with tensors alone, or a model.safetensors.",
+                place=path,
             ) from error
-        except Exception as error:  # the reader of pickles fails in every way there is
-            raise UserError(f"{path}: no whole PyTorch file ({first_line(error)})") from error
+        except Exception as error:  # a damaged pickle can raise any exception
+            raise UserError(
+                "weights.pytorch_damaged",
+                "cannot be read as a PyTorch file ({reason})",
+                place=path,
+                reason=first_line(error),
+            ) from error
         if not isinstance(found, Mapping) or not all(map(torch.is_tensor, found.values())):
-            raise UserError(f"{path}: found no dict of tensors")
+            raise UserError("weights.no_tensors", "found no dict of tensors", place=path)
         self._tensors = found
         self.specs = {str(name): _spec(path, name, tensor) for name, tensor in found.items()}
 
@@ -66,12 +75,22 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
         raise UserError(
-            f"{path}: tensor {shown(name)} found {kind} ({tensor.layout}), allowed: dense ones of "
-            f"{', '.join(DTYPES.values())}"
+            "tensor.layout",
+            "tensor {name} is {found} ({layout}), allowed: dense tensors of {allowed:or}",
+            place=path,
+            name=shown(name),
+            found=kind,
+            layout=str(tensor.layout),
+            allowed=list(DTYPES.values()),
         )
     # A view can repeat a few numbers over terabytes.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise UserError(f"{path}: tensor {shown(name)} is larger than the numbers in the file")
+        raise UserError(
+            "tensor.larger_than_file",
+            "tensor {name} is larger than its data in the file",
+            place=path,
+            name=shown(name),
+        )
     return TensorSpec(tuple(tensor.shape), np.dtype(kind))
 
 
@@ -134,8 +153,11 @@ class HfWeights:
                 self._found[first] = self._found.pop(second)
             elif not np.array_equal(self.read(second), self.read(first)):
                 raise UserError(
-                    f"{self.path}: tensor {second} differs from {first}, which it is tied to in "
-                    f"BERT"
+                    "tensor.not_tied",
+                    "tensor {name} differs from {other}, but BERT ties the two",
+                    place=self.path,
+                    name=second,
+                    other=first,
                 )
 
 
@@ -144,19 +166,30 @@ def _find(directory: Path) -> tuple[Path, Callable[[Path], TensorSource]]:
         for path in (directory / name, directory / (name + _INDEX)):
             if path.exists():
                 return path, reader
-    allowed = ", ".join(f"{name}, {name}{_INDEX}" for name in _READERS)
-    raise UserError(f"{directory}: found no weights, allowed: {allowed}")
+    raise UserError(
+        "weights.missing",
+        "found no weights, allowed: {allowed}",
+        place=directory,
+        allowed=[each for name in _READERS for each in (name, name + _INDEX)],
+    )
 
 
 def _shards(index: Path) -> list[Path]:
     weight_map = read_json_object(epath.Path(index)).get("weight_map")
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{index}: found no weight_map of tensor names to files")
+        raise UserError(
+            "weights.no_weight_map", "found no weight_map from tensor names to files", place=index
+        )
     beside = {path.name for path in index.parent.iterdir() if path.is_file()}
     for name in names:
         if name not in beside:
-            raise UserError(f"{index}: names {shown(name)}, which is not beside it")
+            raise UserError(
+                "weights.shard_missing",
+                "names {missing}, which is not in the same directory",
+                place=index,
+                missing=shown(name),
+            )
     return [index.parent / name for name in sorted(set(names))]
 
 
@@ -166,5 +199,7 @@ def _refuse_pointer(file: Path) -> None:
     with file.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise UserError(
-                f"{file}: found a git-lfs pointer, not the weights; `git lfs pull` fetches them"
+                "weights.lfs_pointer",
+                "found a git-lfs pointer instead of the weights. Run `git lfs pull`.",
+                place=file,
             )

@@ -9,6 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.interop.hf import is_hf, read_hf
 from bert_jax.interop.mapping import Pretrained
+from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution
@@ -32,7 +33,7 @@ def read_checkpoint(
     """
     directory = source if source.is_dir() else source.parent
     if not directory.is_dir():
-        raise UserError(f"{source}: found no such directory, allowed: a checkpoint directory")
+        raise no_directory(directory)
     given: Tokenizer | None = None
     if tokenizer is not None:
         given = load_tokenizer(tokenizer)
@@ -43,9 +44,10 @@ def read_checkpoint(
     if is_hf(source):
         return read_hf(source, tokenizer=given)
     raise UserError(
-        f"{source}: found no checkpoint, allowed: a Hugging Face directory (config.json and "
-        f"model.safetensors) or a google-research/bert one (bert_model.ckpt.index and "
-        f"bert_config.json)"
+        "import.no_checkpoint",
+        "found no checkpoint, allowed: a directory from Hugging Face (config.json and "
+        "model.safetensors) or google-research/bert (bert_config.json and bert_model.ckpt.index)",
+        place=source,
     )
 
 

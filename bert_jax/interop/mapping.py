@@ -138,8 +138,13 @@ def read_params(
     wanted = {placement.name: placement for placement in placements}
     for name in source.specs:
         if name not in wanted and reason_to_ignore(name, ignored) is None:
-            near = did_you_mean(name, wanted)
-            raise UserError(f"{source.path}: tensor {name} is not part of the model here{near}")
+            raise UserError(
+                "tensor.unknown",
+                "tensor {name} is not part of this model{hint}",
+                place=source.path,
+                name=name,
+                hint=did_you_mean(name, wanted),
+            )
     for name, placement in wanted.items():
         _check_tensor(source, name, placement.shape)
     arrays = {path: np.zeros(leaf.shape, np.float32) for path, leaf in flatten(ours).items()}
@@ -147,7 +152,10 @@ def read_params(
         found = source.read(name)
         if not np.isfinite(found).all():
             raise UserError(
-                f"{source.path}: tensor {name} holds NaN or infinity, allowed: finite numbers"
+                "tensor.not_finite",
+                "tensor {name} contains NaN or infinity, allowed: finite numbers",
+                place=source.path,
+                name=name,
             )
         placement.put(arrays[placement.rule.ours], found)
     return unflatten(arrays)
@@ -181,18 +189,36 @@ def unflatten(flat: Params) -> Params:
 def _check_tensor(source: TensorSource, name: str, shape: tuple[int, ...]) -> None:
     found = source.specs.get(name)
     if found is None:
-        near = did_you_mean(name, source.specs)
-        raise UserError(f"{source.path}: tensor {name} is missing; the model needs it{near}")
-    if found.dtype not in READABLE:
-        allowed = ", ".join(map(str, READABLE))
         raise UserError(
-            f"{source.path}: tensor {name} found type {found.dtype}, allowed: {allowed}"
+            "tensor.missing",
+            "tensor {name} is missing, but the model needs it{hint}",
+            place=source.path,
+            name=name,
+            hint=did_you_mean(name, source.specs),
         )
+    if found.dtype not in READABLE:
+        raise wrong_type(source.path, name, found.dtype.name, [each.name for each in READABLE])
     if tuple(found.shape) != shape:
         raise UserError(
-            f"{source.path}: tensor {name} found shape {list(found.shape)}, the configuration says "
-            f"{list(shape)}"
+            "tensor.shape",
+            "tensor {name} has shape [{found}], but the configuration gives [{expected}]",
+            place=source.path,
+            name=name,
+            found=list(found.shape),
+            expected=list(shape),
         )
+
+
+def wrong_type(path: str, name: str, found: str, allowed: Sequence[str]) -> UserError:
+    """Returns the error for a tensor whose type cannot be read."""
+    return UserError(
+        "tensor.type",
+        "tensor {name} has type {found}, allowed: {allowed}",
+        place=path,
+        name=name,
+        found=found,
+        allowed=allowed,
+    )
 
 
 class Pretrained(NamedTuple):

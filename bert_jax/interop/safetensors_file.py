@@ -17,8 +17,9 @@ import numpy as np
 import safetensors
 
 from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_errors
 from bert_jax.files.read import require_file
-from bert_jax.interop.mapping import TensorSpec
+from bert_jax.interop.mapping import TensorSpec, wrong_type
 
 WEIGHTS: Final = "model.safetensors"
 
@@ -60,18 +61,22 @@ class SafetensorsFile:
                 seal = (opened.metadata() or {}).get(_SEAL)
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(
-                f"{path}: no whole safetensors file ({error}); was the download cut off?"
+                "weights.safetensors_damaged",
+                "cannot be read as a safetensors file ({reason}). If the download was cut off, "
+                "repeat it.",
+                place=path,
+                reason=str(error),
             ) from error
         if seal is not None and seal != _sha256(path, seal.encode()):
             raise UserError(
-                f"{path}: damaged: its SHA-256 is not the {_SEAL} in its metadata; allowed: "
-                f"the file as it was exported, or one without that entry"
+                "weights.checksum",
+                "its SHA-256 differs from {name} in its metadata. Copy or export the file again.",
+                place=path,
+                name=_SEAL,
             )
         for name, kind in kinds.items():
             if kind not in DTYPES:
-                raise UserError(
-                    f"{path}: tensor {name} found type {kind}, allowed: {', '.join(DTYPES)}"
-                )
+                raise wrong_type(self.path, name, kind, list(DTYPES))
         self.specs = {
             name: TensorSpec(shapes[name], np.dtype(DTYPES[kind])) for name, kind in kinds.items()
         }
@@ -102,20 +107,17 @@ def write_safetensors(
         offset = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
-    try:
-        with path.open("wb") as file:
-            found = _begun(encoded)
-            file.write(struct.pack("<Q", len(encoded)))
-            file.write(encoded)
-            for (expected, spec), (name, array) in zip(specs.items(), tensors, strict=True):
-                assert (name, array.shape) == (expected, spec.shape)
-                numbers = np.ascontiguousarray(array, dtype=spec.dtype).data
-                found.update(numbers)
-                file.write(numbers)
-            file.seek(8 + encoded.index(_UNSEALED))
-            file.write(found.hexdigest().encode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+    with write_errors(path), path.open("wb") as file:
+        found = _begun(encoded)
+        file.write(struct.pack("<Q", len(encoded)))
+        file.write(encoded)
+        for (expected, spec), (name, array) in zip(specs.items(), tensors, strict=True):
+            assert (name, array.shape) == (expected, spec.shape)
+            numbers = np.ascontiguousarray(array, dtype=spec.dtype).data
+            found.update(numbers)
+            file.write(numbers)
+        file.seek(8 + encoded.index(_UNSEALED))
+        file.write(found.hexdigest().encode())
 
 
 def _begun(encoded: bytes) -> "hashlib._Hash":

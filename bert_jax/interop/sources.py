@@ -56,7 +56,9 @@ def fetch(source: str | os.PathLike[str]) -> Source:
     name, _, revision = str(source).removeprefix(MODELS).partition("@")
     hub = library()
     if _HUB_NAME.fullmatch(name) is None:
-        raise UserError(f"{source}: allowed: owner/name of a model, or owner/name@revision")
+        raise UserError(
+            "hub.model_name", "allowed: owner/name of a model, or owner/name@revision", place=source
+        )
     directory = Path()
     with doing(f"fetching {name}"), in_one_line(name, revision):
         for weights in _HF_WEIGHTS:
@@ -84,12 +86,21 @@ def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     hub = library()
     name = name.removeprefix(MODELS)
     if _HUB_NAME.fullmatch(name) is None or "@" in name:
-        raise UserError(f'--push: found "{name}", allowed: owner/name')
+        raise UserError(
+            "hub.push_name", 'found "{found}", allowed: owner/name', place="--push", found=name
+        )
     with doing(f"pushing to {name}"), in_one_line(name, ""):
         api = hub.HfApi(endpoint=endpoint())
         api.create_repo(name, private=private, exist_ok=True)
         commit = api.upload_folder(repo_id=name, folder_path=directory, commit_message=message)
     return str(commit.commit_url)
+
+
+def no_directory(directory: os.PathLike[str]) -> UserError:
+    """Returns the error for a missing checkpoint directory."""
+    return UserError(
+        "import.no_directory", "no such directory, expected: a checkpoint", place=directory
+    )
 
 
 def is_checkpoint(source: str | os.PathLike[str]) -> bool:
@@ -125,14 +136,18 @@ def identify(source: str, *, cached: Path) -> Source:
     if pinned and (cached / named(pinned["sha256"]).cached_as).exists():
         return named(pinned["sha256"])
     if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory; expected a checkpoint")
+        raise no_directory(directory)
     with doing(f"reading {directory}"):
         found = _sha256(directory)
     if pinned and found != pinned["sha256"]:
         there, asked = differing(found, pinned["sha256"])
         raise UserError(
-            f"{directory}: found other contents ({there}) than those after @ ({asked}), allowed: "
-            f"{directory} without @"
+            "import.changed",
+            "its contents have the hash {found}, but {expected} is pinned after @. Omit @ and the "
+            "hash to import the new contents.",
+            place=directory,
+            found=there,
+            expected=asked,
         )
     return named(found)
 

@@ -12,6 +12,7 @@ from flax import nnx
 from jax import export
 
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.files.atomic import write_errors
 from bert_jax.interop.mapping import Params, TensorSpec, flatten, unflatten
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.model.bert import Bert, bert_builder
@@ -139,11 +140,9 @@ def export_stablehlo(
         # Without the padding of the vocabulary.
         ((path, arrays[path][tuple(map(slice, each.shape))]) for path, each in weights.items()),
     )
-    try:
+    with write_errors(directory):
         (directory / PROGRAM).write_bytes(serialized)
         (directory / SIGNATURE).write_text(json.dumps(signature, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{directory}: cannot be written ({error.strerror or error})") from error
 
 
 def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
@@ -151,13 +150,19 @@ def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
         return default_outputs(heads)
     allowed = [name for name, output in OUTPUTS.items() if output.exists(heads)]
     if not outputs:
-        raise UserError(f"outputs: found none, allowed: {', '.join(allowed)}")
+        raise UserError(
+            "export.no_outputs", "found none, allowed: {allowed}", place="outputs", allowed=allowed
+        )
     for name in outputs:
         if name not in allowed:
             # No suggestion for a correct name whose head this model lacks.
-            near = "" if name in OUTPUTS else did_you_mean(name, allowed)
             raise UserError(
-                f'outputs: found "{name}", allowed for this model: {", ".join(allowed)}{near}'
+                "export.output_unknown",
+                'found "{found}", allowed for this model: {allowed}{hint}',
+                place="outputs",
+                found=name,
+                allowed=allowed,
+                hint="" if name in OUTPUTS else did_you_mean(name, allowed),
             )
     return [name for name in allowed if name in outputs]
 

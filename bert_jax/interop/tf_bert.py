@@ -65,7 +65,9 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
     config = epath.Path(source.path).parent / CONFIG
     if not config.exists():
         raise UserError(
-            f"{config}: no such file; google-research/bert keeps it beside the checkpoint"
+            "import.no_bert_config",
+            "no such file, expected: the configuration of the checkpoint in its directory",
+            place=config,
         )
     rows, pieces = read_json_object(config).get("vocab_size"), tokenizer.vocab_size
     architecture = resolve_architecture(
@@ -133,11 +135,17 @@ def _find_heads(source: TfBundle) -> HeadsSection:
     squad, next_sentence = has(names.SQUAD), has(names.NEXT_SENTENCE)
     if outputs and squad:
         raise UserError(
-            f"{source.path}: found a classifier's {names.OUTPUT_BIAS} and "
-            f"{names.SQUAD}*, allowed: one fine-tuned head"
+            "import.two_task_heads",
+            "found a classifier's {found:and}*, allowed: one fine-tuned head",
+            place=source.path,
+            found=[names.OUTPUT_BIAS, names.SQUAD],
         )
     if outputs and not sum(outputs[0][:1]):
-        raise UserError(f"{source.path}: found a classifier with no outputs, allowed: one or more")
+        raise UserError(
+            "import.no_outputs",
+            "found a classifier without outputs, allowed: one or more",
+            place=source.path,
+        )
     return HeadsSection(
         pooler=has(names.POOLER) or next_sentence or bool(outputs),
         mlm=has(names.MLM),
@@ -182,8 +190,11 @@ def _read_global_step(source: TfBundle) -> int | None:
         return None
     if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
         raise UserError(
-            f"{source.path}: tensor {names.GLOBAL_STEP} found {spec.dtype}{list(spec.shape)}, "
-            f"allowed: int64[]"
+            "tensor.global_step",
+            "tensor {name} is {found}, allowed: int64[]",
+            place=source.path,
+            name=names.GLOBAL_STEP,
+            found=f"{spec.dtype}{list(spec.shape)}",
         )
     return int(source.read(names.GLOBAL_STEP))
 
@@ -203,27 +214,31 @@ def _tensors(
 def _check_expressible(
     architecture: Architecture, heads: HeadsSection, tokenizer: Tokenizer
 ) -> WordPieceTokenizer:
-    """Refuses what google-research/bert would silently compute differently."""
+    """Refuses settings that google-research/bert would silently compute differently."""
 
-    def refuse(key: str, found: object, allowed: str) -> UserError:
-        return UserError(f"{key}: found {found}, allowed in google-research/bert: {allowed}")
+    def refuse(key: str, found: object, allowed: Sequence[object]) -> UserError:
+        return UserError(
+            "export.not_in_google_bert",
+            "found {found}, allowed in google-research/bert: {allowed}",
+            place=key,
+            found=found,
+            allowed=allowed,
+        )
 
-    if architecture.hidden_act not in GOOGLE_BERT_ACTIVATIONS.values():
-        allowed = f"{', '.join(GOOGLE_BERT_ACTIVATIONS.values())} (its gelu is the tanh form)"
+    if architecture.hidden_act not in (allowed := list(GOOGLE_BERT_ACTIVATIONS.values())):
         raise refuse("model.architecture.hidden_act", architecture.hidden_act, allowed)
-    if architecture.layer_norm_eps != LAYER_NORM_EPS:
-        allowed = f"{LAYER_NORM_EPS}, a constant of modeling.py"
-        raise refuse("model.architecture.layer_norm_eps", architecture.layer_norm_eps, allowed)
+    if (found := architecture.layer_norm_eps) != LAYER_NORM_EPS:
+        raise refuse("model.architecture.layer_norm_eps", found, [LAYER_NORM_EPS])
     if heads.task is not None and heads.task not in names.GOOGLE_TASKS:
-        raise refuse("model.heads.task", heads.task, ", ".join(names.GOOGLE_TASKS))
+        raise refuse("model.heads.task", heads.task, list(names.GOOGLE_TASKS))
     if heads.problem not in (None, "single_label"):
-        raise refuse("model.heads.problem", heads.problem, "single_label")
+        raise refuse("model.heads.problem", heads.problem, ["single_label"])
     if not isinstance(tokenizer, WordPieceTokenizer):
-        raise refuse("tokenizer", f"a {type(tokenizer).__name__}", "WordPiece, as vocab.txt has it")
-    if not tokenizer.chinese or tokenizer.strip_accents not in (None, tokenizer.lower_case):
+        raise refuse("tokenizer", type(tokenizer).__name__, ["WordPieceTokenizer"])
+    if not tokenizer.chinese:
+        raise refuse("tokenizer.chinese", False, [True])
+    if tokenizer.strip_accents not in (None, tokenizer.lower_case):
         raise refuse(
-            "tokenizer",
-            f"strip_accents {tokenizer.strip_accents} and chinese {tokenizer.chinese}",
-            "accents stripped where text is lower-cased, CJK ideographs split",
+            "tokenizer.strip_accents", tokenizer.strip_accents, [None, tokenizer.lower_case]
         )
     return tokenizer

@@ -26,7 +26,8 @@ from bert_jax.data.google_bert.tf_example import message_classes
 from bert_jax.data.google_bert.tfrecord import masked_crc
 from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.files.read import MAX_JSON_BYTES, read_bytes, require_file, shown
-from bert_jax.interop.mapping import TensorSpec
+from bert_jax.interop.mapping import TensorSpec, wrong_type
+from bert_jax.interop.sources import no_directory
 
 INDEX: Final = ".index"
 
@@ -96,17 +97,28 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
         return given
     if not given.is_dir():
         if not given.parent.is_dir():
-            raise UserError(f"{given}: no such directory {given.parent}")
+            raise no_directory(given.parent)
         found = _prefixes(given.parent)
-        near = did_you_mean(given.name, found)
         raise UserError(
-            f"{given}: no {given.name}{INDEX} there, allowed: the path of a checkpoint without "
-            f".index or .data, or a directory that holds one{near}"
+            "import.no_tf_prefix",
+            "found no {missing}, allowed: the path of a checkpoint without .index or .data, or a "
+            "directory with one checkpoint{hint}",
+            place=given,
+            missing=f"{given.name}{INDEX}",
+            hint=did_you_mean(given.name, found),
         )
     found = _prefixes(given)
-    if len(found) != 1:
-        what = f"checkpoints {', '.join(found)}" if found else f"no checkpoint (no *{INDEX})"
-        raise UserError(f"{given}: found {what}, allowed: one, or the path of one of several")
+    if not found:
+        raise UserError(
+            "import.no_tf_checkpoint", "found no checkpoint, expected: *.index", place=given
+        )
+    if len(found) > 1:
+        raise UserError(
+            "import.several_tf_checkpoints",
+            "found the checkpoints {found}. Give the path of one of them.",
+            place=given,
+            found=found,
+        )
     return given / found[0]
 
 
@@ -136,8 +148,11 @@ class TfBundle:
             shards, self._entries = _parse(raw)
         except (_Damage, DecodeError, UnicodeDecodeError) as error:
             raise UserError(
-                f"{index}: no index of a TensorFlow checkpoint ({first_line(error)}); was the "
-                f"download cut off?"
+                "weights.tf_index_damaged",
+                "cannot be read as the index of a TensorFlow checkpoint ({reason}). If the "
+                "download was cut off, repeat it.",
+                place=index,
+                reason=first_line(error),
             ) from error
         self._shards = [f"{self.path}.data-{n:05d}-of-{shards:05d}" for n in range(shards)]
         self.files = [Path(name) for name in self._shards if Path(name).exists()] + [Path(index)]
@@ -147,22 +162,25 @@ class TfBundle:
         """Returns one tensor; UserError: the data file is missing, cut off or damaged."""
         spec, shard, offset, size, checksum = self._entries[name]
         if spec.dtype.kind == "O":
-            raise UserError(f"{self.path}: tensor {name} found text, allowed: numbers")
+            raise wrong_type(self.path, name, "text", ["numbers"])
         file = self._shards[shard]
         try:
             require_file(file)
             with open(file, "rb") as opened:
                 # Checked before memory is allocated: the size comes from the index.
                 if offset + size > os.fstat(opened.fileno()).st_size:
-                    raise UserError(f"{file}: cut short")
+                    raise _Damage(f"{file} is cut short")
                 opened.seek(offset)
                 raw = opened.read(size)
             if masked_crc(raw) != checksum:
-                raise UserError(f"{file}: the checksum does not match")
-        except (UserError, OSError) as error:
+                raise _Damage(f"the checksum of {file} does not match")
+        except (_Damage, UserError, OSError) as error:
             raise UserError(
-                f"{self.path}: tensor {name} cannot be read ({first_line(error)}); is a "
-                f".data-* file missing, or was its download cut off?"
+                "tensor.unreadable",
+                "tensor {name} cannot be read ({reason}). Download its .data-* file again.",
+                place=self.path,
+                name=name,
+                reason=first_line(error),
             ) from error
         return np.frombuffer(raw, spec.dtype).reshape(spec.shape)
 
@@ -281,9 +299,14 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
                 shape_and_slices=[""] * len(shared),
                 tensors=[_as_tensor(tf, array) for array in shared.values()],
             )
-    # TensorFlow's C++ errors come as its own class or, by their code, as one of Python's.
+    # TensorFlow's C++ errors are raised as its own class or, by their code, as one of Python's.
     except (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError) as error:
-        raise UserError(f"{prefix}: cannot be written ({first_line(error)})") from error
+        raise UserError(
+            "export.tf_failed",
+            "TensorFlow cannot write it ({reason})",
+            place=prefix,
+            reason=first_line(error),
+        ) from error
 
 
 def _as_tensor(tf: Any, array: np.ndarray) -> Any:

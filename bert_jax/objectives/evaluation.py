@@ -53,7 +53,10 @@ def evaluate_objective(
     path = dataset or (phase and phase.dataset)
     if path is None:
         raise UserError(
-            f"--dataset: missing; {run.directory} was imported and has no dataset of its own"
+            "evaluate.no_dataset",
+            "missing, but {run} was imported and has no dataset of its own",
+            place="--dataset",
+            run=run.directory,
         )
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     if run.has("loader"):
@@ -99,7 +102,12 @@ def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
     positions = run.architecture.max_position_embeddings
     if longest > positions:
         raise UserError(
-            f"--dataset: its longest example has {longest} tokens, but the model of "
-            f"{run.directory} has {positions} positions; allowed: a dataset of shorter examples"
+            "evaluate.example_too_long",
+            "its longest example has {found} tokens, but the model of {run} has {positions} "
+            "positions. Use a dataset with shorter examples.",
+            place="--dataset",
+            found=longest,
+            run=run.directory,
+            positions=positions,
         )
     return bucket_of(longest, buckets_up_to(positions))

@@ -69,9 +69,13 @@ class ExampleSource:
         slots = max_predictions or summary.slots
         if slots < summary.most_predictions:
             raise UserError(
-                f"max_predictions: found {slots}, but an example of {self.dataset.directory} has "
-                f"{summary.most_predictions} predictions; allowed: {summary.most_predictions} or "
-                "more"
+                "phase.max_predictions",
+                "found {found}, but an example of {dataset} has {predictions} predictions. Use at "
+                "least {predictions}.",
+                place="max_predictions",
+                found=slots,
+                dataset=self.dataset.directory,
+                predictions=summary.most_predictions,
             )
         return StaticMaskTransform(
             seq_length=seq_length,
@@ -111,22 +115,34 @@ def _check_google_bert(
     """Refuses rows that are not made for the objective, or not with the tokenizer's ids."""
     if objective.name != "bert":
         raise UserError(
-            f"{key}: {dataset.directory} holds TFRecords with next sentence labels, but "
-            f"objective.name {objective.name} does not learn from them; allowed: objective.name: "
-            "bert"
+            "objective.tfrecords",
+            "found TFRecords with next-sentence labels ({dataset}), but objective.name is "
+            "{objective}. Set objective.name: bert.",
+            place=key,
+            dataset=dataset.directory,
+            objective=objective.name,
         )
     highest, special = dataset.summary.highest_id, tokenizer.special
     if highest >= tokenizer.vocab_size:
         raise UserError(
-            f"{key}: {dataset.directory} has the token id {highest}, allowed: 0 to "
-            f"{tokenizer.vocab_size - 1}; it was made with another vocabulary than the run's"
+            "tfrecord.token_id",
+            "found the token id {found} in {dataset}, allowed: 0 to {highest}. The run's tokenizer "
+            "has another vocabulary.",
+            place=key,
+            found=highest,
+            dataset=dataset.directory,
+            highest=tokenizer.vocab_size - 1,
         )
     ends = dataset[0].original()[[0, -1]].tolist()
     if ends != [special.cls, special.sep]:
         raise UserError(
-            f"{key}: {dataset.directory} begins and ends an example with the ids {ends}, allowed: "
-            f"[{special.cls}, {special.sep}], [CLS] and [SEP]; it was made with another vocabulary "
-            "than the run's"
+            "tfrecord.special_ids",
+            "found an example in {dataset} that begins and ends with the ids {found:and}, allowed: "
+            "{allowed:and} for [CLS] and [SEP]. The run's tokenizer has another vocabulary.",
+            place=key,
+            dataset=dataset.directory,
+            found=ends,
+            allowed=[special.cls, special.sep],
         )
 
 

@@ -197,8 +197,12 @@ def _initial_params(
     origin = open_run(run_dir)
     if (theirs := origin.architecture.vocab_size) != rows:
         raise UserError(
-            f"model.architecture.vocab_size: found {rows}, but {run_dir} has {theirs} rows; "
-            f"allowed: {theirs}"
+            "init_from.vocab_size",
+            "found {found}, but the embedding of {run} has {expected} rows. Use {expected}.",
+            place="model.architecture.vocab_size",
+            found=rows,
+            run=run_dir,
+            expected=theirs,
         )
     wanted = abstract_params(define_model(origin.build), run.mesh)
     shared = [part for part in abstract if part in wanted]
@@ -207,7 +211,12 @@ def _initial_params(
     def read(checkpoints: Checkpointer) -> Params:
         step = checkpoints.on_disk.newest(PARAMS)
         if step is None:
-            raise UserError(f"--init-from: {run_dir} has no checkpoint")
+            raise UserError(
+                "init_from.no_checkpoint",
+                "{run} has no checkpoint",
+                place="--init-from",
+                run=run_dir,
+            )
         return checkpoints.restore_params(wanted, step=step)
 
     found = read_checkpoints(origin.directory, read)

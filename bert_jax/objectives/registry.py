@@ -46,8 +46,11 @@ def objective_of(run: Run) -> Objective:
     """Returns the objective of a pretrained run; UserError: an imported run lacks its heads."""
     if not run.heads.pretraining:
         raise UserError(
-            f"{run.directory}: has {describe(run.heads)}; pretraining and its evaluation need a "
-            f"pooler, an MLM head and a next-sentence head"
+            "evaluate.heads_missing",
+            "the model has {found}, but evaluation of pretraining needs a pooler, an MLM head and "
+            "a next-sentence head",
+            place=run.directory,
+            found=describe(run.heads),
         )
     return make_objective(
         objective_section(run),
@@ -75,7 +78,13 @@ def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> N
     if kind not in allowed:
         fitting = next(name for name, entry in OBJECTIVES.items() if kind in entry.pairings)
         raise UserError(
-            f"{key}: {dataset.directory} was made with pairing kind {kind}, but objective.name "
-            f"{section.name} learns from {' or '.join(allowed)}; allowed: such a dataset, or "
-            f"objective.name: {fitting}"
+            "objective.pairing",
+            "{dataset} was made with pairing kind {found}, but objective.name is {objective}. Use "
+            "a dataset with kind {allowed:or}, or set objective.name: {fitting}.",
+            place=key,
+            dataset=dataset.directory,
+            found=kind,
+            objective=section.name,
+            allowed=allowed,
+            fitting=fitting,
         )

@@ -67,8 +67,10 @@ def _make_optimizer(
     frozen = frozen_units(section.freeze, depth=depth)
     if "pooler" in section.freeze and "pooler" not in nested:
         raise UserError(
-            'optimizer.freeze: found "pooler", which this task\'s model does not have, allowed: '
-            "embeddings, encoder, layers.N, layers.N-M"
+            "optimizer.freeze_pooler",
+            'found "pooler", but the model of this task has none, allowed: embeddings, encoder, '
+            "layers.N, layers.N-M",
+            place="optimizer.freeze",
         )
     units = _unit_of_parameters(nested, depth=depth)
     keep = [_zero_frozen(frozen, units)] if frozen.any() else []
@@ -177,6 +179,12 @@ def _span(name: str, depth: int) -> slice:
     # No suggestion for digits out of range.
     near = "" if match else did_you_mean(name, (*named, *(f"layers.{at}" for at in range(depth))))
     raise UserError(
-        f'optimizer.freeze: found "{name}", allowed: {", ".join(named)}, layers.N or layers.N-M '
-        f"with N ≤ M from 0 to {depth - 1}{near}"
+        "optimizer.freeze",
+        'found "{found}", allowed: {allowed}, layers.N or layers.N-M with N ≤ M from 0 to {last}'
+        "{hint}",
+        place="optimizer.freeze",
+        found=name,
+        allowed=list(named),
+        last=depth - 1,
+        hint=near,
     )

@@ -86,7 +86,7 @@ def test_an_export_is_pushed(hub: Hub, tmp_path: Path) -> None:
         ("someone/tiny-berd", "someone/tiny-berd: found no such directory here, and no such model"),
         (f"{NAME}@v9", f"{NAME}: found no revision v9 on http://127"),
         ("someone/gated", "someone/gated: its owner gives access on request"),
-        ("hf://nobody", "hf://nobody: allowed: owner/name"),
+        ("hf://nobody", "[hub.model_name]"),
     ],
 )
 def test_missing_and_forbidden_models_are_one_line(hub: Hub, name: str, message: str) -> None:

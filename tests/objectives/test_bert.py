@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset.provenance import PairingKind, PairingSection
-from bert_jax.errors import UserError
 from bert_jax.model.config import Execution
 from bert_jax.objectives.bert import MLM_EPSILON, BertObjective, PlateauWatch
 from bert_jax.objectives.registry import check_pairing, make_objective
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.model.parts import fresh_params, model_of
+from tests.project import refuses
 from tests.support import small_architecture, small_batch
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(245))]
@@ -123,9 +123,10 @@ def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> No
         if kind in kinds:
             check_pairing(section, dataset_of(kind), key="dataset")
             continue
-        message = f"^dataset: data/corpus was made with pairing kind {kind}, but .*name {name} "
-        with pytest.raises(UserError, match=message):
+        values = {"dataset": "data/corpus", "found": kind, "objective": name}
+        with refuses("objective.pairing", place="dataset", **values) as caught:
             check_pairing(section, dataset_of(kind), key="dataset")
+        assert set(caught.value.values["allowed"]) == kinds
 
 
 def make_plateau() -> PlateauWatch:

@@ -301,7 +301,7 @@ def test_a_hugging_face_origin_is_pinned_by_contents(
     ok("finetune", "config.yaml", pinned)  # from the cache
     shutil.rmtree(cache)
     line = refused("finetune", "config.yaml", pinned, "run_dir=third")
-    assert "hf: found other contents" in line
+    assert (line.key, line.values["place"]) == ("import.changed", "hf")
     assert not Path("third").exists()
 
 

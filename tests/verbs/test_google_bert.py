@@ -13,7 +13,6 @@ from bert_jax.config import parse_config
 from bert_jax.data.google_bert import tf_example
 from bert_jax.data.google_bert.reader import open_google_bert
 from bert_jax.data.google_bert.tfrecord import frame, scan_records
-from bert_jax.errors import UserError
 from bert_jax.verbs.evaluate import evaluate
 from bert_jax.verbs.examples import ExtraOutputs, examples
 from bert_jax.verbs.pretrain import pretrain
@@ -65,29 +64,22 @@ def test_unsuitable_files_are_refused(project: Path, ours: Path, tmp_path: Path)
         config = parse_config(values(project, tmp_path, dataset), overrides, source="test")
         pretrain(config, console=QUIET)
 
-    def said(*overrides: str, dataset: object = ours) -> str:
-        with pytest.raises(UserError) as caught:
-            start(*overrides, dataset=dataset)
-        return str(caught.value)
-
-    assert said("objective.name=roberta").startswith("train.phases.0.dataset: ")
-    assert said("train.phases.0.max_predictions=1").startswith(
-        "train.phases.0.max_predictions: found 1, but an example of "
-    )
+    with refuses("objective.tfrecords", place="train.phases.0.dataset"):
+        start("objective.name=roberta")
+    with refuses("phase.max_predictions", place="train.phases.0.max_predictions", found=1):
+        start("train.phases.0.max_predictions=1")
     with refuses("dataset.stored_masks_packed", place="train.phases.0.packing", found=4):
         start("train.phases.0.packing.max_examples=4")
     with refuses("dataset.example_too_long", place="train.phases.0.seq_length", found=16):
         start("train.phases.0.seq_length=16")
     other, train = tmp_path / "other.tfrecord", ours / "train.tfrecord-00000-of-00001"
     first = next(scan_records(epath.Path(train))).payload
-    for at, wrong, message in (
-        (0, 7, "begins and ends an example with the ids [7, "),
-        (1, 9999, "has the token id 9999, allowed: 0 to 639"),
-    ):
+    for at, wrong, key in ((0, 7, "tfrecord.special_ids"), (1, 9999, "tfrecord.token_id")):
         example = tf_example.Example.FromString(first)
         example.features.feature["input_ids"].int64_list.value[at] = wrong
         other.write_bytes(frame(example.SerializeToString()))
-        assert message in said(dataset=other)
+        with refuses(key, place="train.phases.0.dataset"):
+            start(dataset=other)
     other.write_bytes(train.read_bytes()[:-3])
     with refuses("tfrecord.cut_short"):
         start(dataset=other)
