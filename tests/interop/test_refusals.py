@@ -46,15 +46,13 @@ def test_import_replaces_a_run_only_with_force_and_success(checkpoint: Path) -> 
     target = checkpoint.parent / "run"
     first = invoke("import", checkpoint, target)
     assert first.exit_code == 0, first.output
-    again = invoke("import", checkpoint, target)
-    assert again.exit_code == 2
-    assert "[output.exists]" in again.stderr
+    assert refused("import", checkpoint, target).key == "output.exists"
     (target / "mark").touch()
     assert invoke("import", checkpoint, target, "--force").exit_code == 0
     assert not (target / "mark").exists()
     before = (target / "config.yaml").read_bytes()
     change_config(checkpoint, hidden_act="swish")
-    assert invoke("import", checkpoint, target, "--force").exit_code == 2
+    assert refused("import", checkpoint, target, "--force").key == "import.activation"
     assert (target / "config.yaml").read_bytes() == before
     assert sorted(path.name for path in target.parent.iterdir()) == ["hf", "run"]
 
@@ -210,6 +208,4 @@ def test_export_without_the_needed_head_is_refused(checkpoint: Path) -> None:
     card = (output / "README.md").read_text()
     assert "Provenance" in card
     assert "learning_rate" not in card  # this run was not trained here
-    again = invoke("export", target, output)
-    assert again.exit_code == 2
-    assert "or --force" in again.stderr
+    assert refused("export", target, output).key == "output.exists"

@@ -268,7 +268,7 @@ def test_the_signature_names_inputs_and_outputs(written: Any) -> None:
     ],
 )
 def test_an_unknown_output_is_refused(
-    tmp_path: Path, outputs: list[str], key: str, values: dict[str, str]
+    tmp_path: Path, outputs: list[str], key: str, values: dict[str, Any]
 ) -> None:
     allowed = ["last_hidden_state", "pooled", "task_logits"]
     with refuses(key, place="outputs", allowed=allowed, **values):

@@ -26,7 +26,7 @@ from tests.project import refuses
 
 
 def read_refused(
-    path: Path, key: str, *, vocab_size: int = SMALL.vocab_size, **values: object
+    path: Path, key: str, *, vocab_size: int = SMALL.vocab_size, **values: Any
 ) -> None:
     with refuses(key, **values):
         read_tf(path, tokenizer=wordpiece(vocab_size=vocab_size))

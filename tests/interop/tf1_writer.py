@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,8 +84,6 @@ def saved(
     return write_tf1(directory, variables, global_step=global_step)
 
 
-def wordpiece(
-    *, vocab_size: int = SMALL.vocab_size, strip_accents: bool | None = None
-) -> WordPieceTokenizer:
+def wordpiece(*, vocab_size: int = SMALL.vocab_size, **settings: Any) -> WordPieceTokenizer:
     pieces = [*SPECIAL_PIECES, *(f"w{i}" for i in range(vocab_size - len(SPECIAL_PIECES)))]
-    return WordPieceTokenizer(pieces, lower_case=True, strip_accents=strip_accents)
+    return WordPieceTokenizer(pieces, lower_case=True, **settings)

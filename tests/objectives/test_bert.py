@@ -123,7 +123,7 @@ def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> No
         if kind in kinds:
             check_pairing(section, dataset_of(kind), key="dataset")
             continue
-        values = {"dataset": "data/corpus", "found": kind, "objective": name}
+        values: dict[str, Any] = {"dataset": "data/corpus", "found": kind, "objective": name}
         with refuses("objective.pairing", place="dataset", **values) as caught:
             check_pairing(section, dataset_of(kind), key="dataset")
         assert set(caught.value.values["allowed"]) == kinds

@@ -210,6 +210,7 @@ def test_lamb_takes_a_plain_step_for_zero_parameters() -> None:
     section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)
     transform = make_optimizer(section, {"kernel": ("embed", "mlp")})
     params = {"kernel": jnp.zeros((2, 3))}
+    updates: Any
     updates, _ = transform.update(
         {"kernel": jnp.ones((2, 3))}, transform.init(params), params, learning_rate=1e-2
     )
@@ -295,7 +296,8 @@ def test_a_frozen_unit_keeps_its_bits_and_zero_moments(
         return leaf
 
     start = jax.tree.map(with_negative_zeros, tree(0))
-    params, state = start, transform.init(start)
+    params = start
+    state: Any = transform.init(start)
     update = jax.jit(transform.update)
     for step in range(2):
         updates, state = update(gradients(step), state, params, learning_rate=1e-4)
