@@ -48,11 +48,16 @@ def refuse_other_settings(
                 "found {found}, but the {what} in {run} has {expected}. Use the same value or "
                 "a new run_dir.",
                 place=change.key,
-                found=change.now,
+                found=_plain(change.now),
                 what=what,
                 run=root,
-                expected=change.was,
+                expected=_plain(change.was),
             )
             if change.key in with_flag:
                 error = error.followed_by(" --allow-data-change permits the new value.")
             raise error
+
+
+def _plain(value: Any) -> Any:
+    """Returns a list as text with brackets, so that an empty list is visible."""
+    return str(value) if isinstance(value, list | tuple) else value

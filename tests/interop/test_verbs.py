@@ -71,7 +71,8 @@ def test_pretraining_resumes_at_an_imported_step(
     ok("import", tmp_path / "tf" / "bert_model.ckpt", back)
     config = write_config(tmp_path / "config.yaml", settings)
     line = refused("pretrain", config, f"run_dir={back}")
-    assert f"found {STEPS} steps in all, but the imported checkpoint is at step {STEPS}" in line
+    assert line.key == "phases.too_few_steps"
+    assert (line.values["found"], line.values["step"]) == (STEPS, STEPS)
     said = ok("pretrain", config, f"run_dir={back}", "train.phases.1.steps=4")
     assert f"resuming at step {STEPS} of {STEPS + 2}" in said
     lines = [json.loads(text) for text in (back / "metrics.jsonl").read_text().splitlines()]
@@ -104,8 +105,8 @@ def test_round_trip_to_hugging_face_keeps_mask_filling(
     assert first.splitlines()[1].split()[::2] == second.splitlines()[1].split()[::2]
     config, back = write_config(tmp_path / "config.yaml", settings), tmp_path / "back"
     line = refused("pretrain", config, f"run_dir={back}")
-    assert f"run_dir: found {back}, whose checkpoint 0 holds parameters alone, allowed: a" in line
-    assert line.endswith(f"with --init-from {back}")
+    assert line.key == "checkpoint.params_only"
+    assert (line.values["found"], line.values["step"]) == (str(back), 0)
 
 
 def test_stablehlo_export_has_the_requested_outputs(trained: Path, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_batch_and_mesh_must_fit_hosts_and_devices() -> None:
     assert "48" in finding.line
     one = job_on(("v5e:4x4", "z", 1))
     (finding,) = check_layout(one, MeshSection(data=4, fsdp=2), {})
-    assert finding.line.startswith("mesh: data 4 × fsdp 2 × tensor 1 ")
+    assert finding.line.startswith("mesh: found data 4 × fsdp 2 × tensor 1")
     assert finding.verdict == "wrong"
     # Hosts read the same rows if the tensor axis spans them.
     assert list(check_layout(one, MeshSection(tensor=8), {"finetune.batch_size": (2, 1)})) == []
@@ -144,7 +144,7 @@ def test_the_slices_or_local_platform_is_accepted() -> None:
         assert list(check_platform(here, mesh)) == []
     (finding,) = check_platform(here, MeshSection(platform="tpu"))
     assert finding.verdict == "wrong"
-    assert finding.line.startswith('mesh.platform: "tpu"')
+    assert finding.line.startswith('mesh.platform: found "tpu"')
 
 
 def test_a_job_goes_to_the_first_place_without_errors() -> None:

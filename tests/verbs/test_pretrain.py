@@ -108,7 +108,9 @@ def test_only_the_last_and_the_best_checkpoints_are_kept(trained: Path) -> None:
     steps = {int(path.name) for path in (trained / "checkpoints").iterdir()}
     assert steps == {STEPS, best}
     result = refused("evaluate", trained, "--checkpoint", "7")
-    assert f'--checkpoint: found "7", allowed: last, best, {min(steps)}' in result
+    assert result.key == "checkpoint.unknown"
+    assert result.values["found"] == "7"
+    assert result.values["allowed"] == ["last", "best", *map(str, sorted(steps))]
 
 
 def test_a_finished_run_extends_on_another_mesh_and_rate(config: Path, run: Path) -> None:
@@ -128,23 +130,23 @@ def test_a_finished_run_extends_on_another_mesh_and_rate(config: Path, run: Path
     phase = load_config(config).train.phases[0].model_dump()  # pyright: ignore
     phases = [phase | {"steps": 14, "learning_rate": 0.25}, phase | {"steps": 1}]
     result = refused("pretrain", config, f"run_dir={run}", f"train.phases={json.dumps(phases)}")
-    assert "optimizer.learning_rate: found 0.001, allowed: 0.25" in result
+    assert result.key == "optimizer.replaced"
+    assert result.values["place"] == "optimizer.learning_rate"
+    assert (result.values["found"], result.values["expected"]) == (0.001, 0.25)
 
 
 @pytest.mark.parametrize(
-    ("override", "found"),
-    [
-        ("optimizer.learning_rate=0.5", "optimizer.learning_rate: found 0.5"),
-        ("seed=4", "seed: found 4"),
-        ("train.phases.0.steps=8", "train.phases.0.steps: found 8"),
-    ],
+    ("name", "value"),
+    [("optimizer.learning_rate", 0.5), ("seed", 4), ("train.phases.0.steps", 8)],
 )
 def test_a_finished_run_keeps_its_own_settings(
-    config: Path, trained: Path, override: str, found: str
+    config: Path, trained: Path, name: str, value: float
 ) -> None:
     before = records(trained)
-    result = refused("pretrain", config, f"run_dir={trained}", override)
-    assert f"{found}, but {trained} holds a finished run with" in result
+    result = refused("pretrain", config, f"run_dir={trained}", f"{name}={value}")
+    assert result.key == "run.other_setting"
+    assert (result.values["place"], result.values["found"]) == (name, value)
+    assert (result.values["run"], result.values["what"]) == (str(trained), "finished run")
     assert records(trained) == before
 
 

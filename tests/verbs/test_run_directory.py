@@ -62,7 +62,7 @@ def test_a_damaged_checkpoint_is_skipped_or_refused(run: Path) -> None:
     assert f"using {FIRST} instead" in fallen_back.stderr
     named = invoke("fill-mask", run, SENTENCE, "--checkpoint", LAST)
     assert named.exit_code == 2
-    assert "damaged" in named.stderr
+    assert "[checkpoint.damaged]" in named.stderr
 
 
 def test_a_run_without_a_whole_checkpoint_is_refused(
@@ -76,7 +76,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(
         ("pretrain", config, f"run_dir={run}"),
         ("pretrain", config, f"run_dir={tmp_path / 'new'}", "--init-from", run),
     ):
-        assert "no whole checkpoint" in refused(*arguments)
+        assert refused(*arguments).key == "checkpoint.all_damaged"
     assert (run / "metrics.jsonl").read_bytes() == before
     assert not (tmp_path / "exported").exists()
 
@@ -93,7 +93,9 @@ def test_every_reader_refuses_nonfinite_numbers(run: Path, config: Path, tmp_pat
         ("export", run, tmp_path / "exported"),
         ("pretrain", config, f"run_dir={tmp_path / 'new'}", "--init-from", run),
     ):
-        assert "tensor pooler/dense/bias, float32[32], holds NaN" in refused(*arguments)
+        line = refused(*arguments)
+        assert line.key == "checkpoint.not_finite"
+        assert line.values["name"] == "pooler/dense/bias"
     assert not (tmp_path / "exported").exists()
 
 
@@ -132,13 +134,15 @@ def test_a_run_of_another_verb_is_not_resumed(run: Path, config: Path, tmp_path:
     values["finetune"]["init_from"] = str(run)
     tuning = write_config(tmp_path / "tuning.yaml", values)
     line = refused("finetune", tuning, f"run_dir={run}")
-    assert f"run_dir: found {run}, a run of `bert-jax pretrain`, allowed: a new directory" in line
+    assert line.key == "run.other_verb"
+    assert (line.values["found"], line.values["wrote"]) == (str(run), "pretrain")
     assert sorted(run.rglob("*")) == before
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["finetune"] = settings.pop("train")
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
     line = refused("pretrain", config, f"run_dir={run}")
-    assert f"run_dir: found {run}, a run of `bert-jax finetune`, allowed: a new directory" in line
+    assert line.key == "run.other_verb"
+    assert (line.values["found"], line.values["wrote"]) == (str(run), "finetune")
 
 
 def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: Path) -> None:
