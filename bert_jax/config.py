@@ -11,7 +11,7 @@ from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import SettingError, UserError, counted, did_you_mean
-from bert_jax.files.read import MAX_DEPTH, shown
+from bert_jax.files.read import MAX_DEPTH, no_such_file, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 from bert_jax.launch.section import SubmitSection
@@ -137,7 +137,7 @@ def _refuse_place(path: epath.Path) -> None:
         packaged = [name for name in packaged_configs() if not name.startswith(NEW)]
         near = did_you_mean(path.name, there) or did_you_mean(_packaged_name(path), packaged)
         near = near or "; `bert-jax new` writes a first configuration"
-        raise UserError("file.missing", "no such file{hint}", place=path, hint=near)
+        raise no_such_file(path, hint=near)
 
 
 def _packaged_name(path: epath.PathLike) -> str:

@@ -40,18 +40,27 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
         if reason is None:
             raise
         raise UserError(
-            f"{path}: {reason.lower()} while writing; make room and run again; finished parts stay"
+            "disk.full",
+            "{reason} while writing. Make room and run the command again: finished parts are kept.",
+            place=path,
+            reason=reason.lower(),
         ) from error
 
 
 @contextlib.contextmanager
 def write_errors(path: epath.PathLike) -> Iterator[None]:
-    """Turns any error of a block that only writes into ``path: cannot be written (reason)``."""
+    """Turns any OSError of a block that only writes into a UserError that names ``path``."""
     try:
         with disk_errors(path):
             yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: epath.PathLike, error: OSError) -> UserError:
+    """Returns the error for a place that refuses to be written to."""
+    reason = error.strerror or str(error)
+    return UserError("file.unwritable", "cannot be written ({reason})", place=path, reason=reason)
 
 
 def full_disk(error: Exception) -> str | None:

@@ -14,12 +14,14 @@ import time
 import urllib.parse
 from typing import Any, Final
 
-from bert_jax.errors import NoCredentials, UserError, not_installed
+from bert_jax.errors import UserError, not_installed
 from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
-    LOGIN,
     LONGEST_PAUSE_SECONDS,
     OUTAGE,
+    credentials_refused,
+    no_credentials,
+    no_such_bucket,
     reason_of,
 )
 
@@ -118,22 +120,24 @@ class Bucket(GCSFileSystem):
         refused = isinstance(error, HttpError) and error.code == 401
         if refused or isinstance(error, google.auth.exceptions.GoogleAuthError):
             if self.credentials.credentials is None:
-                return NoCredentials(f"{where}: found no credentials for Google Cloud; {LOGIN}")
-            return NoCredentials(f"{where}: credentials refused ({reason_of(error)}); {LOGIN}")
+                return no_credentials(where)
+            return credentials_refused(where, reason_of(error))
         if address is None or not address["objects"]:
             return None  # who may use a bucket's objects need not see the bucket itself
         bucket = f"gs://{address['bucket']}"
         if str(error).startswith("Forbidden"):
             reason = str(error).splitlines()[-1]
             return UserError(
-                f"{where}: no permission ({reason}); needed on {bucket}: roles/storage.objectUser"
+                "bucket.no_permission",
+                "no permission ({reason}). Grant roles/storage.objectUser on {bucket}.",
+                place=where,
+                reason=reason,
+                bucket=bucket,
             )
         # To list a bucket that exists, or to begin an upload to it, always succeeds.
         starts = address["name"] is None and "upload_id=" not in address.string
         if isinstance(error, FileNotFoundError) and starts:
-            return UserError(
-                f"{bucket}: no such bucket; make it: gcloud storage buckets create {bucket}"
-            )
+            return no_such_bucket(bucket)
         return None
 
     def _open(self, path: Any, mode: str = "rb", *args: Any, **kwargs: Any) -> GCSFile:

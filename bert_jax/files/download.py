@@ -14,7 +14,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import disk_errors
-from bert_jax.files.read import sha256_of_files
+from bert_jax.files.read import no_such_file, sha256_of_files
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import scratch_directory
 from bert_jax.narration import doing
@@ -74,7 +74,11 @@ def _fetch(
             end = min(start + _PIECE_BYTES, file.bytes)
             piece = system.cat_file(path, start=start, end=end)
             if len(piece) != end - start:
-                raise UserError(f"{file.path}: changed while it was copied; run again")
+                raise UserError(
+                    "file.changed_in_copy",
+                    "changed while it was copied. Run the command again.",
+                    place=file.path,
+                )
             if stopped.is_set():
                 raise concurrent.futures.CancelledError
             local.write(piece)
@@ -82,11 +86,19 @@ def _fetch(
             done[file] = end
     if file.sha256 not in (None, found := digest.hexdigest()):
         part.unlink()
-        raise UserError(
-            f"{file.path}: damaged: SHA-256 is {found}, expected {file.sha256}; copy or make it "
-            "again"
-        )
+        raise wrong_hash(file.path, found=found, expected=file.sha256)
     part.replace(target / file.name)
+
+
+def wrong_hash(path: epath.PathLike, *, found: str, expected: str) -> UserError:
+    """Returns the error for a file whose SHA-256 is not the recorded one."""
+    return UserError(
+        "file.damaged",
+        "damaged: its SHA-256 is {found}, expected: {expected}. Copy or make it again.",
+        place=path,
+        found=found,
+        expected=expected,
+    )
 
 
 CHECKED: Final = "sha256-"
@@ -113,13 +125,14 @@ def _copied(path: str) -> Path:
     except FileNotFoundError:
         files = []
     if not files:
-        raise UserError(f"{path}: no such file")
+        raise no_such_file(path)
     target = Path(_home(), path.partition("://")[2])
     into = target.parent if [file.path for file in files] == [path] else target
     into.mkdir(parents=True, exist_ok=True)
     with doing(f"copying {path}"):
         download(files, into)
-    wanted = _HASH.search(path)
-    if wanted and sha256_of_files({file.name: into / file.name for file in files}) != wanted[1]:
-        raise UserError(f"{path}: damaged: not of the SHA-256 in its name; copy it again")
+    if wanted := _HASH.search(path):
+        found = sha256_of_files({file.name: into / file.name for file in files})
+        if found != wanted[1]:
+            raise wrong_hash(path, found=found, expected=wanted[1])
     return target

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bert_jax.errors import UserError, first_line, not_installed
-from bert_jax.files.read import sha256_of
+from bert_jax.files.read import no_such_file, sha256_of
 from bert_jax.narration import doing
 from bert_jax.places import DATASETS
 
@@ -58,7 +58,12 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
     """
     hub, match = library(), _FILE.fullmatch(source)
     if match is None:
-        raise UserError(f"{source}: allowed: {DATASETS}OWNER/NAME, @REVISION and /FILE after it")
+        raise UserError(
+            "hub.dataset_name",
+            "not the name of a dataset, allowed: {allowed}",
+            place=source,
+            allowed=f"{DATASETS}OWNER/NAME[@REVISION][/FILE]",
+        )
     name, revision, file = match["name"], match["revision"], match["file"]
     words = _ROLES.get(role, (role,))
     patterns = [file] if file else [f"*{word}*{end}" for word in words for end in _SUFFIXES]
@@ -74,9 +79,16 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
         )
     found = [file] if file else _tables(directory, words)
     if len(found) != 1 or not (directory / found[0]).is_file():
-        several = f"found {', '.join(found)}" if len(found) > 1 else "found no such file"
-        wanted = file or f"one table with {' or '.join(words)} in its name"
-        raise UserError(f"{source}: {several}, allowed: {wanted}, or {DATASETS}{name}/FILE")
+        if file:
+            raise no_such_file(source)
+        raise UserError(
+            "hub.tables",
+            "found {found}, allowed: one table with {words:or} in its name. Name a file: {form}.",
+            place=source,
+            found=found or "none",
+            words=words,
+            form=f"{DATASETS}{name}/FILE",
+        )
     return HubFile(name, directory.name, found[0], directory / found[0])
 
 
@@ -112,33 +124,71 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
     """
     from huggingface_hub import errors
 
-    where = endpoint()
-    here = "found no such directory here, and no" if kind == "model" else "found no"
-    cached = "found no such directory here, nothing" if kind == "model" else "found nothing"
+    server = endpoint()
+    here = ["here"] if kind == "model" else []  # a model's name may be a directory's
     try:
         yield
     except errors.GatedRepoError:
-        page = f"{where}/{name}" if kind == "model" else f"{where}/{kind}s/{name}"
+        page = f"{server}/{name}" if kind == "model" else f"{server}/{kind}s/{name}"
         raise UserError(
-            f"{name}: its owner gives access on request; allowed: accepting the terms at "
-            f"{page}, then `hf auth login` or HF_TOKEN"
+            "hub.gated",
+            "its owner grants access on request. Accept the terms at {page}, then run `hf auth "
+            "login` or set HF_TOKEN.",
+            place=name,
+            page=page,
         ) from None
     except errors.RevisionNotFoundError:
-        raise UserError(f"{name}: found no revision {revision} on {where}") from None
+        raise UserError(
+            "hub.revision",
+            "no revision {found} on {server}",
+            place=name,
+            found=revision,
+            server=server,
+        ) from None
     except errors.RepositoryNotFoundError:
         raise UserError(
-            f"{name}: {here} such {kind} on {where} that may be seen without a login "
-            "(`hf auth login` or HF_TOKEN)"
+            "hub.not_found",
+            "no such {what} {searched:or}. If it is private, run `hf auth login` or set HF_TOKEN.",
+            place=name,
+            what=kind,
+            searched=[*here, f"on {server}"],
         ) from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        why = "HF_HUB_OFFLINE is set" if offline else f"{where} does not answer"
-        raise UserError(f"{name}: {cached} in the cache, and {why}") from None
+        searched = [*here, "in the cache"]
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise UserError(
+                "hub.offline",
+                "no such {what} {searched:or}, and HF_HUB_OFFLINE is set",
+                place=name,
+                what=kind,
+                searched=searched,
+            ) from None
+        raise UserError(
+            "hub.not_cached",
+            "no such {what} {searched:or}, and {server} does not answer",
+            place=name,
+            what=kind,
+            searched=searched,
+            server=server,
+        ) from None
     except errors.HFValidationError as error:
-        raise UserError(f"{name}: {first_line(error)}") from None
+        raise UserError("hub.name", "{reason}", place=name, reason=first_line(error)) from None
     except errors.HfHubHTTPError as error:
         code = getattr(error.response, "status_code", "an error")
-        hint = "; allowed: `hf auth login` or HF_TOKEN" if code in (401, 403) else ""
-        raise UserError(f"{name}: {where} answered {code}{hint}") from None
+        hint = ". Run `hf auth login` or set HF_TOKEN." if code in (401, 403) else ""
+        raise UserError(
+            "hub.response",
+            "{server} answered {status}{hint}",
+            place=name,
+            server=server,
+            status=code,
+            hint=hint,
+        ) from None
     except errors.HTTPError as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise UserError(f"{name}: {where} does not answer ({first_line(error)})") from None
+        raise UserError(
+            "hub.no_answer",
+            "{server} does not answer ({reason})",
+            place=name,
+            server=server,
+            reason=first_line(error),
+        ) from None

@@ -18,6 +18,7 @@ import fsspec
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
+from bert_jax.files.patience import no_such_bucket
 from bert_jax.files.remote import is_remote
 
 LOCK: Final = ".lock"
@@ -143,7 +144,7 @@ class CloudObject:
         try:
             return self._system().call("GET", "b/{}", self._bucket, json_out=True)["location"]
         except FileNotFoundError as error:
-            raise UserError(f"{self._path}: no such bucket") from error
+            raise no_such_bucket(f"gs://{self._bucket}") from error
         except OSError as error:
             if str(error).startswith("Forbidden"):
                 return None
@@ -204,8 +205,9 @@ class ObjectLock:
             self._renew()
         if self._generation is None:
             raise LockLost(
-                "another process has taken the lock, which was not written for "
-                f"{self._timeout_seconds:.0f} s"
+                "lock.lost",
+                "another process has taken the lock, which was not renewed for {seconds:.0f} s",
+                seconds=self._timeout_seconds,
             )
 
     def give_back(self) -> None:
@@ -284,12 +286,16 @@ def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         taken = lock.take()
     except OSError as error:
-        raise UserError(f"{what}: cannot be locked ({error.strerror or error})") from error
-    if not taken:
-        holder = lock.holder or "unknown"
+        reason = error.strerror or str(error)
         raise UserError(
-            f"{what}: another process is writing there (host and process {holder}); allowed: one "
-            f"at a time"
+            "lock.unusable", "cannot be locked ({reason})", place=what, reason=reason
+        ) from error
+    if not taken:
+        raise UserError(
+            "lock.held",
+            "another process is writing there (host and process {holder}), allowed: one at a time",
+            place=what,
+            holder=lock.holder or "unknown",
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from bert_jax.errors import UserError, first_line
-from bert_jax.files.read import require_file
+from bert_jax.files.read import not_utf8, require_file
 
 if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
     import pyarrow.parquet as pq
@@ -31,10 +31,20 @@ def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFil
             file = pq.ParquetFile(raw, page_checksum_verification=True, **options)
             names = file.schema_arrow.names
             if twice := [name for name in names if names.count(name) > 1]:
-                raise UserError(f'{path}: found the column "{twice[0]}" twice, allowed: once')
+                raise UserError(
+                    "parquet.column_twice",
+                    'found the column "{found}" twice, allowed: once',
+                    place=path,
+                    found=twice[0],
+                )
             yield file
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: cannot be read as Parquet ({first_line(error)})") from error
+        raise UserError(
+            "parquet.unreadable",
+            "cannot be read as Parquet ({reason})",
+            place=path,
+            reason=first_line(error),
+        ) from error
 
 
 def parquet_rows(
@@ -61,8 +71,11 @@ def _refuse_row(path: epath.PathLike, batch: Any, *, first: int) -> None:
         try:
             batch.slice(row, 1).to_pylist()
         except UnicodeDecodeError as error:
-            found = f"byte 0x{error.object[error.start]:02x}, allowed: UTF-8"
-            raise UserError(f"{path}: row {first + row}: found {found}") from None
+            raise not_utf8(f"{path}: row {first + row}", error) from None
         except (ValueError, OverflowError) as error:
-            found = f"a value that cannot be read ({first_line(error)})"
-            raise UserError(f"{path}: row {first + row}: found {found}") from None
+            raise UserError(
+                "parquet.value",
+                "found a value that cannot be read ({reason})",
+                place=f"{path}: row {first + row}",
+                reason=first_line(error),
+            ) from None

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Final, TypeVar
 
-from bert_jax.errors import RunStopped
+from bert_jax.errors import NoCredentials, RunStopped, UserError
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ def say_waiting(what: str, waited: float, error: BaseException) -> None:
         if waited < _QUIET_SECONDS or now - _said_at[0] < _BETWEEN_LINES_SECONDS:
             return
         _said_at[0] = now
-    line = "%s: no answer for %.0f s (%s); trying again for up to %.0f min"
+    line = "%s: no answer for %.0f s (%s); retrying for up to %.0f min"
     _log.warning(line, what, waited, reason_of(error), GIVE_UP_SECONDS / 60)
 
 
@@ -86,8 +86,12 @@ class Outage:
         if seconds <= (STOPPING_SECONDS if self.stopping else GIVE_UP_SECONDS):
             return None
         return RunStopped(
-            f"{self._where}: no answer for {seconds:.0f} s ({self._reason}); "
-            "once it answers, start the same command again"
+            "bucket.no_answer",
+            "no answer for {seconds:.0f} s ({reason}). When the bucket answers, run the same command "
+            "to resume.",
+            place=self._where,
+            seconds=seconds,
+            reason=self._reason,
         )
 
     def result(self, future: concurrent.futures.Future[Result]) -> Result:
@@ -99,6 +103,37 @@ class Outage:
 
 
 OUTAGE: Final = Outage()
+
+
+def no_credentials(place: object) -> NoCredentials:
+    """Returns the error for a machine without credentials for Google Cloud."""
+    return NoCredentials(
+        "cloud.no_credentials",
+        "no credentials for Google Cloud. To log in, {login}.",
+        place=place,
+        login=LOGIN,
+    )
+
+
+def credentials_refused(place: object, reason: str) -> NoCredentials:
+    """Returns the error for credentials that Google Cloud refuses."""
+    return NoCredentials(
+        "cloud.credentials_refused",
+        "credentials refused ({reason}). To log in, {login}.",
+        place=place,
+        reason=reason,
+        login=LOGIN,
+    )
+
+
+def no_such_bucket(bucket: str) -> UserError:
+    """Returns the error for a missing ``gs://bucket``."""
+    return UserError(
+        "bucket.missing",
+        "no such bucket. Create it with gcloud storage buckets create {bucket}.",
+        place=bucket,
+        bucket=bucket,
+    )
 
 
 def reason_of(error: BaseException) -> str:

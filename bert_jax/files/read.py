@@ -36,12 +36,12 @@ def require_file(path: epath.PathLike) -> None:
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise no_such_file(path) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(mode):
         found = "a directory" if stat.S_ISDIR(mode) else "a device, a pipe or a socket"
-        raise UserError(f"{path}: found {found}, allowed: a file")
+        raise UserError("file.kind", "found {found}, allowed: a file", place=path, found=found)
 
 
 def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
@@ -54,11 +54,13 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+        raise no_such_file(path) from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     if len(content) > limit:
-        raise UserError(f"{path}: found more than {limit:,} bytes, allowed: at most that many")
+        raise UserError(
+            "file.too_large", "found more than {allowed:,} bytes", place=path, allowed=limit
+        )
     return content  # pyright: ignore[reportReturnType] (epath takes every file for one of text)
 
 
@@ -71,10 +73,7 @@ def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        found = content[error.start]
-        raise UserError(
-            f"{path}: found byte 0x{found:02x} at offset {error.start}, allowed: UTF-8"
-        ) from None
+        raise not_utf8(f"{path}: offset {error.start}", error) from None
 
 
 def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Iterator[str]:
@@ -91,8 +90,10 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
                 number += 1
                 if len(line) > limit:
                     raise UserError(
-                        f"{path}: line {number}: found more than {limit:,} characters, "
-                        "allowed: at most that many"
+                        "file.line_too_long",
+                        "found more than {allowed:,} characters",
+                        place=f"{path}: line {number}",
+                        allowed=limit,
                     )
                 yield line
     except UnicodeDecodeError as error:
@@ -107,14 +108,19 @@ def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
     try:
         return parse_json_object(text)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise error.located(path) from None
 
 
 def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str, Any]:
     """Returns the JSON object in a text; raises UserError as `parse_json`, or if it is none."""
     content = parse_json(text, allowed=allowed)
     if not isinstance(content, dict):
-        raise UserError(f"found a JSON {type(content).__name__}, allowed: {allowed}")
+        raise UserError(
+            "json.kind",
+            "found a JSON {found}, allowed: {allowed}",
+            found=type(content).__name__,
+            allowed=allowed,
+        )
     return content
 
 
@@ -131,10 +137,18 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
             json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f" in line {error.lineno}" if "\n" in text else ""
-        raise UserError(f"found no JSON ({error.msg}{where}), allowed: {allowed}") from None
+        raise UserError(
+            "json.invalid",
+            "found no JSON ({reason}), allowed: {allowed}",
+            reason=f"{error.msg}{where}",
+            allowed=allowed,
+        ) from None
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise UserError(f"found {half}, half a surrogate pair, allowed: whole characters") from None
+        raise UserError(
+            "json.surrogate",
+            "found {found}, half of a surrogate pair, allowed: whole characters",
+            found=f"\\u{ord(error.object[error.start]):04x}",
+        ) from None
     except RecursionError:
         raise _too_deep() from None
     level = [content] if isinstance(content, dict | list) else []
@@ -147,14 +161,16 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
 
 
 def _too_deep() -> UserError:
-    return UserError(f"found JSON nested deeper than {MAX_DEPTH}, allowed: at most that deep")
+    return UserError("json.depth", "found JSON nested deeper than {allowed}", allowed=MAX_DEPTH)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = collections.Counter(name for name, _ in pairs).most_common(1)
-        raise UserError(f"found the key {shown(twice)} twice in an object, allowed: once")
+        raise UserError(
+            "json.key_twice", "found the key {found} twice, allowed: once", found=shown(twice)
+        )
     return found
 
 
@@ -165,7 +181,12 @@ def is_whole(text: str) -> bool:
 
 def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise UserError(f"found a number of {len(digits):,} digits, allowed: {MAX_DIGITS}")
+        raise UserError(
+            "json.digits",
+            "found a number of {found:,} digits, allowed: {allowed}",
+            found=len(digits),
+            allowed=MAX_DIGITS,
+        )
     return int(digits)
 
 
@@ -179,9 +200,25 @@ def shown(value: Any, *, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+def no_such_file(path: epath.PathLike, *, hint: str = "") -> UserError:
+    """Returns the error for a missing file, with a hint such as `did_you_mean`'s."""
+    return UserError("file.missing", "no such file{hint}", place=path, hint=hint)
+
+
+def not_utf8(place: str, error: UnicodeDecodeError) -> UserError:
+    """Returns the error for bytes that are not UTF-8. The place names file and line."""
+    return _not_utf8(place, error.object[error.start])
+
+
+def _not_utf8(place: str, byte: int) -> UserError:
+    return UserError(
+        "file.not_utf8", "found byte 0x{found:02x}, allowed: UTF-8", place=place, found=byte
+    )
+
+
 def _unreadable(path: epath.PathLike, error: Exception) -> UserError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return UserError(f"{path}: cannot be read ({reason})")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return UserError("file.unreadable", "cannot be read ({reason})", place=path, reason=reason)
 
 
 def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
@@ -195,7 +232,7 @@ def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
                 found = content[exact.start]
                 break
             number += content.endswith(b"\n")
-    return UserError(f"{path}: line {number}: found byte 0x{found:02x}, allowed: UTF-8")
+    return _not_utf8(f"{path}: line {number}", found)
 
 
 def sha256_of(path: epath.PathLike) -> str:

@@ -37,7 +37,11 @@ class _Absent(fsspec.AbstractFileSystem):
         if name == "hf":
             raise not_installed(client, "hf://", extra="hub")
         raise UserError(
-            f"{client}: not installed, needed for {name}://; allowed: pip install {client}"
+            "install.client",
+            "not installed, but {scheme}:// needs it. Run pip install {client}.",
+            place=client,
+            scheme=name,
+            client=client,
         )
 
 

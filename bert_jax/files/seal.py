@@ -12,10 +12,6 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_json_object
 
 SEAL: Final = "sha256"
-_CHANGED: Final = (
-    "found other values than were written (its SHA-256 differs), allowed: a copy of the file as it "
-    "was"
-)
 _FIRST_LINE: Final = re.compile(rf"# {SEAL}: [0-9a-f]{{64}}")
 
 
@@ -35,7 +31,7 @@ def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
     An object without a seal passes.
     """
     if SEAL in content and not is_intact(content):
-        raise UserError(f"{where}: {_CHANGED}")
+        raise _changed(where)
 
 
 def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +60,15 @@ def refuse_changed_yaml(text: str, *, where: str) -> None:
     YAML without the first line passes: the user deletes it to edit the file.
     """
     if _FIRST_LINE.match(text) and text != sealed_yaml(text.partition("\n")[2]):
-        raise UserError(f"{where}: {_CHANGED}; if you edited it, delete its first line")
+        raise _changed(where).followed_by(" If you edited it, delete its first line.")
+
+
+def _changed(where: str) -> UserError:
+    return UserError(
+        "file.changed",
+        "changed since it was written: its SHA-256 differs. Restore a copy of the file.",
+        place=where,
+    )
 
 
 def _sha256(text: str) -> str:

@@ -54,21 +54,36 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
         mapping: dict[Hashable, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _refusal(key, "a key that is no text")
+                raise UserError("yaml.key", "found a key that is not text", place=_line(key))
             if key.value in mapping:
-                raise _refusal(key, f"the key {shown(key.value)} is there twice")
+                raise UserError(
+                    "yaml.key_twice",
+                    "found the key {found} twice, allowed: once",
+                    place=_line(key),
+                    found=shown(key.value),
+                )
             mapping[key.value] = self.construct_object(value, deep=deep)
         return mapping
 
     def construct_number(self, node: Any) -> int | float:
         """Makes a number of what looks like one."""
         if len(node.value) > MAX_DIGITS:
-            raise _refusal(node, f"a number of more than {MAX_DIGITS} digits")
+            raise UserError(
+                "yaml.digits",
+                "found a number of more than {allowed} digits",
+                place=_line(node),
+                allowed=MAX_DIGITS,
+            )
         try:
             make = self.construct_yaml_int if node.tag == _INT else self.construct_yaml_float
             return make(node)
         except ValueError:  # such as 0b_
-            raise _refusal(node, f"{shown(node.value)} is no number") from None
+            raise UserError(
+                "yaml.number",
+                "found {found}, allowed: a number",
+                place=_line(node),
+                found=shown(node.value),
+            ) from None
 
 
 _EXPONENT: Final = (
@@ -86,21 +101,42 @@ def _check_events(text: str) -> None:
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_SafeLoader)):
         if count == MAX_EVENTS:
-            raise _refusal(event, f"more than {MAX_EVENTS:,} values")
+            raise UserError(
+                "yaml.values",
+                "found more than {allowed:,} values",
+                place=_line(event),
+                allowed=MAX_EVENTS,
+            )
         if isinstance(event, yaml.AliasEvent):
-            raise _refusal(event, f"an alias *{event.anchor} is not allowed, write the values out")
+            raise UserError(
+                "yaml.alias",
+                "found the alias *{found}. Write its values instead.",
+                place=_line(event),
+                found=event.anchor,
+            )
         if getattr(event, "tag", None) is not None:
-            raise _refusal(event, f"a tag {event.tag} is not allowed, write plain values")
+            raise UserError(
+                "yaml.tag",
+                "found the tag {found}, allowed: plain values",
+                place=_line(event),
+                found=event.tag,
+            )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise _refusal(event, f"nested deeper than {MAX_DEPTH}")
+                raise UserError(
+                    "yaml.depth",
+                    "nested deeper than {allowed}",
+                    place=_line(event),
+                    allowed=MAX_DEPTH,
+                )
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
 
-def _refusal(where: Any, problem: str) -> yaml.MarkedYAMLError:
-    return yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
+def _line(found: Any) -> str:
+    """Returns the line of a YAML node or event, as the place of an error."""
+    return f"line {found.start_mark.line + 1}"
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -114,14 +150,21 @@ def parse_yaml(text: str, source: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        if mark and text.splitlines()[mark.line : mark.line + 1] and problem in _INDENTATION:
+        place = f"{source}: line {mark.line + 1}" if mark else source
+        reason = getattr(error, "problem", None) or " ".join(str(error).split())
+        if mark and text.splitlines()[mark.line : mark.line + 1] and reason in _INDENTATION:
             tab = "\t" in text.splitlines()[mark.line]
-            problem += "; allowed: spaces, no tabs" if tab else "; is the indentation right?"
-        raise UserError(f"{source}{where}: not YAML ({problem})") from error
+            reason += "; indent with spaces, not tabs" if tab else "; check the indentation"
+        raise _not_yaml(place, reason) from error
+    except UserError as error:
+        raise error.located(source) from None
     except (ValueError, OverflowError) as error:  # an escape beyond Unicode
-        raise UserError(f"{source}: not YAML ({error})") from error
+        raise _not_yaml(source, str(error)) from error
+
+
+def _not_yaml(place: str, reason: str) -> UserError:
+    """Returns the error for a text that is not YAML."""
+    return UserError("yaml.invalid", "not YAML ({reason})", place=place, reason=reason)
 
 
 class _Dumper(yaml.SafeDumper):

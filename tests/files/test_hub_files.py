@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from bert_jax.errors import UserError
 from bert_jax.files.hub import fetch_file
 from tests.interop.hub_server import COMMIT, Hub, go_online, serve
+from tests.project import refuses
 
 NAME = "someone/reviews"
 TOKEN = "hf_secretsecretsecretsecret"
@@ -53,20 +54,29 @@ def test_a_file_is_found_by_name_or_role_and_pinned(
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "key", "values"),
     [
-        ("hf://datasets/someone", "allowed: hf://datasets/OWNER/NAME"),
-        ("hf://datasets/someone/other/a.csv", "someone/other: found no such dataset on http://127"),
-        (f"hf://datasets/{NAME}@v9/a.csv", f"{NAME}: found no revision v9"),
-        (f"hf://datasets/{NAME}/a.csv", "found no such file, allowed: a.csv, or"),
+        ("hf://datasets/someone", "hub.dataset_name", {"place": "hf://datasets/someone"}),
+        (
+            "hf://datasets/someone/other/a.csv",
+            "hub.not_found",
+            {"place": "someone/other", "what": "dataset"},
+        ),
+        (f"hf://datasets/{NAME}@v9/a.csv", "hub.revision", {"place": NAME, "found": "v9"}),
+        (f"hf://datasets/{NAME}/a.csv", "file.missing", {"place": f"hf://datasets/{NAME}/a.csv"}),
     ],
 )
-def test_a_missing_file_is_one_line(hub: Hub, source: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_a_missing_file_is_one_line(
+    hub: Hub, source: str, key: str, values: dict[str, Any]
+) -> None:
+    with refuses(key, **values) as caught:
         fetch_file(source)
+    if key == "hub.not_found":
+        assert caught.value.values["searched"] == [f"on {hub.address}"]
 
 
 def test_ambiguous_tables_of_a_role_are_named(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "served" / "data" / "train_more.csv").write_text("text,label\nc,1\n")
-    with pytest.raises(UserError, match=r"found data/train-00000-of-00001.csv, data/train_more"):
+    tables = ["data/train-00000-of-00001.csv", "data/train_more.csv"]
+    with refuses("hub.tables", found=tables, words=("train",)):
         fetch_file(f"hf://datasets/{NAME}")

@@ -105,7 +105,7 @@ def test_a_bucket_is_tried_and_its_location_compared(cloud: Cloud) -> None:
 def test_a_missing_bucket_is_an_error(cloud: Cloud) -> None:
     (finding,) = check_bucket(job_on(("v5e:4x4", "us-central1-a", 1), bucket="gs://no-such"))
     assert finding.verdict == "wrong"
-    assert "no such bucket" in finding.line
+    assert "gcloud storage buckets create gs://no-such" in finding.line
 
 
 def test_batch_and_mesh_must_fit_hosts_and_devices() -> None:

@@ -9,6 +9,7 @@ from bert_jax.errors import RunStopped
 from bert_jax.files import bucket as client
 from bert_jax.files import patience
 from bert_jax.files.lock import CloudObject
+from tests.project import refuses
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
 
@@ -53,13 +54,12 @@ def test_an_unreachable_bucket_ends_a_run_in_one_line(
     monkeypatch.setattr(patience, "_said_at", [-1e9])
     bucket = cloud.make_bucket()
     cloud.proxy.down = True
-    with pytest.raises(
-        RunStopped, match=rf"^{bucket}: no answer for \d+ s \(try again, (429|503)\)"
-    ):
+    with refuses("bucket.no_answer", kind=RunStopped, place=bucket) as caught:
         (bucket / "a b").write_text("x")
+    assert caught.value.values["reason"] in ("try again, 429", "try again, 503")
     (line,) = [r.getMessage() for r in caplog.records if r.name == "bert_jax.files"]
-    assert line.startswith(f"{bucket}: no answer for")
-    assert line.endswith("trying again for up to 0 min")
+    assert line.startswith(f"{bucket}: no answer")
+    assert line.endswith("up to 0 min")
     cloud.proxy.down = False
     (bucket / "a b").write_text("x")
 
@@ -79,7 +79,7 @@ def test_all_requests_of_an_outage_share_one_deadline(
     def waited() -> float:
         begun = time.monotonic()
         for request in requests:
-            with pytest.raises(RunStopped, match=r"no answer for \d+ s"):
+            with refuses("bucket.no_answer", kind=RunStopped):
                 request()
         return time.monotonic() - begun
 

@@ -149,7 +149,10 @@ def test_submitted_fine_tuning_reads_the_submitters_files(
     download._copied.cache_clear()
     download._home.cache_clear()
     damaged = refused("finetune", bucket / "jobs" / "again" / "config.yaml", "run_dir=tuned-2")
-    assert f"{target}: damaged: not of the SHA-256 in its name; copy it again" in damaged
+    assert (damaged.key, damaged.values["place"]) == (
+        "file.damaged",
+        f"finetune.task.train: {target}",
+    )
 
 
 @pytest.mark.parametrize(("stopped", "patience"), [(True, ("600", "1")), (False, ("3", "3"))])

@@ -78,7 +78,7 @@ def test_refused_metrics_wait_and_are_reported_once(
     setattr(cloud.proxy, how, True)
     report(2, 3, 4)
     reason = failure_of(writer.flush)  # a checkpoint does not depend on metrics
-    why = "no permission" if how == "forbidden" else "no answer for"
+    why = "(over quota)" if how == "forbidden" else "try again"
     assert reason is not None
     assert why in reason
     assert said == []  # the failing save prints it

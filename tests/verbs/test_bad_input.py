@@ -78,13 +78,9 @@ def test_an_override_is_not_blamed_for_the_files_mistake(
     [
         (
             "train:\n\tphases: []\n",
-            "line 2: not YAML (found character that cannot start any token; "
-            "allowed: spaces, no tabs)",
+            "line 2: not YAML (found character that cannot start any token; indent with spaces",
         ),
-        (
-            "train:\n  phases:\n - {dataset: x}\n",
-            "line 3: not YAML (did not find expected key; is the indentation right?)",
-        ),
+        ("train:\n  phases:\n - {dataset: x}\n", "line 3: not YAML (did not find expected key; "),
         ("- seed: 1\n", "found a list, allowed: keys and values"),
         ("seed=1\n", 'found "seed=1", allowed: keys and values'),
         ("train: [1, 2]\n", "train: found [1, 2], allowed: keys and values"),
@@ -94,9 +90,7 @@ def test_yaml_of_another_form_names_the_allowed_values(
     tmp_path: Path, content: str, expected: str
 ) -> None:
     (tmp_path / "bad.yaml").write_text(content)
-    assert f"bad.yaml{',' if 'not YAML' in expected else ':'} {expected}" in refused(
-        "pretrain", tmp_path / "bad.yaml"
-    )
+    assert f"bad.yaml: {expected}" in refused("pretrain", tmp_path / "bad.yaml")
 
 
 def test_a_section_that_a_verb_needs_is_named(tmp_path: Path, config: dict[str, Any]) -> None:

@@ -115,9 +115,9 @@ def test_a_second_writer_is_refused_unless_the_first_died(
     run: Path, config: Path, tmp_path: Path
 ) -> None:
     with hold_run(epath.Path(run)), hold_output(tmp_path / "exported"):
-        assert "another process is writing" in refused("pretrain", config, f"run_dir={run}")
-        assert "another process is writing" in refused("export", run, tmp_path / "exported")
-        assert "another process is writing" in refused("import", run, run, "--force")
+        assert refused("pretrain", config, f"run_dir={run}").key == "lock.held"
+        assert refused("export", run, tmp_path / "exported").key == "lock.held"
+        assert refused("import", run, run, "--force").key == "lock.held"
     (run / LOCK).write_text("elsewhere 1\n")  # its holder is dead
     ok("pretrain", config, f"run_dir={run}")
     assert not (run / LOCK).exists()
@@ -151,13 +151,13 @@ def test_every_verb_refuses_a_damaged_record(run: Path, config: Path, tmp_path: 
     (run / "config.yaml").write_text(written.replace("e-12", "e-02"))
     for verb in (("fill-mask", run, SENTENCE), ("pretrain", config, f"run_dir={run}")):
         line = refused(*verb)
-        assert f"{run / 'config.yaml'}: found other values than were written" in line
+        assert (line.key, line.values["place"]) == ("file.changed", str(run / "config.yaml"))
     (run / "config.yaml").write_text(written)
     provenance = (run / "provenance.json").read_text()
     (run / "provenance.json").write_text(provenance.replace('"python": "3', '"python": "4'))
     for verb in (("export", run, tmp_path / "exported"), ("pretrain", config, f"run_dir={run}")):
         line = refused(*verb)
-        assert f"{run / 'provenance.json'}: found other values than were written" in line
+        assert (line.key, line.values["place"]) == ("file.changed", str(run / "provenance.json"))
     assert not (tmp_path / "exported").exists()
 
 

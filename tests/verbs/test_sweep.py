@@ -257,4 +257,5 @@ def test_a_record_with_another_score_is_refused(
     changed["score"] = 0.99
     (root / "sweep.json").write_text(json.dumps(content))
     said = refuse(base, tmp_path, root, sweep=SWEEP)
-    assert f"{root / 'sweep.json'}: run {changed['name']}: found other values than were" in said
+    assert said.key == "file.changed"
+    assert said.values["place"] == f"{root / 'sweep.json'}: run {changed['name']}"
