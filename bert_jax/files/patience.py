@@ -87,7 +87,7 @@ class Outage:
             return None
         return RunStopped(
             "bucket.no_answer",
-            "no answer for {seconds:.0f} s ({reason}). When the bucket answers, run the same command "
+            "no answer for {seconds:.0f} s ({reason}). When it answers again, run the same command "
             "to resume.",
             place=self._where,
             seconds=seconds,
