@@ -22,7 +22,9 @@ and that length, so that refused hosts do not retry together."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 
-LOGIN: Final = "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
+_LOGIN: Final = (
+    "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS."
+)
 
 _QUIET_SECONDS: Final = 10.0
 _BETWEEN_LINES_SECONDS: Final = 60.0
@@ -108,21 +110,18 @@ OUTAGE: Final = Outage()
 def no_credentials(place: object) -> NoCredentials:
     """Returns the error for a machine without credentials for Google Cloud."""
     return NoCredentials(
-        "cloud.no_credentials",
-        "no credentials for Google Cloud. To log in, {login}.",
-        place=place,
-        login=LOGIN,
+        "gcp.no_credentials", "no credentials for Google Cloud. {login}", place=place, login=_LOGIN
     )
 
 
 def credentials_refused(place: object, reason: str) -> NoCredentials:
     """Returns the error for credentials that Google Cloud refuses."""
     return NoCredentials(
-        "cloud.credentials_refused",
-        "credentials refused ({reason}). To log in, {login}.",
+        "gcp.credentials",
+        "no valid credentials ({reason}). {login}",
         place=place,
         reason=reason,
-        login=LOGIN,
+        login=_LOGIN,
     )
 
 

@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from bert_jax.errors import NoCredentials
-from bert_jax.files.patience import LOGIN
+from bert_jax.files.patience import no_credentials
 from bert_jax.launch.section import SubmitSection
 
 # Setting: gcloud's section, and the environment variables in order of precedence.
@@ -72,9 +71,4 @@ def require_credentials(path: str) -> None:
     try:
         google.auth.default()
     except google.auth.exceptions.DefaultCredentialsError as error:
-        raise NoCredentials(
-            "gcp.no_credentials",
-            "no credentials for Google Cloud; {login}",
-            place=path,
-            login=LOGIN,
-        ) from error
+        raise no_credentials(path) from error

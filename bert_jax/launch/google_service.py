@@ -15,7 +15,7 @@ from google.api_core import exceptions
 from google.rpc import error_details_pb2
 
 from bert_jax.errors import NoCredentials, UserError
-from bert_jax.files.patience import LOGIN, reason_of
+from bert_jax.files.patience import credentials_refused, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable, no_permission
 from bert_jax.launch.retries import Pace, persistently
 
@@ -94,13 +94,7 @@ class GoogleService:
         if too_many:
             return OutOfQuota("cloud.quota", "no quota: {reason}", place=what, reason=reason)
         if isinstance(error, auth_errors.GoogleAuthError | exceptions.Unauthenticated):
-            return NoCredentials(
-                "gcp.credentials",
-                "no valid credentials ({reason}); {login}",
-                place=self._address,
-                reason=reason,
-                login=LOGIN,
-            )
+            return credentials_refused(self._address, reason)
         if isinstance(error, exceptions.Forbidden):
             return self._forbidden(error)
         if isinstance(error, exceptions.ClientError):

@@ -14,7 +14,7 @@ from etils import epath
 from bert_jax.data.dataset import cache as module
 from bert_jax.data.dataset.cache import CacheSection, DatasetCache
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped
 from bert_jax.files import download, patience
 from tests.project import refuses
 from tests.storage.cloud import Cloud

@@ -15,7 +15,6 @@ from bert_jax.diagnostics.machine import check_run_dir
 from bert_jax.errors import NoCredentials
 from bert_jax.files import bucket as client
 from bert_jax.files.lock import CloudObject
-from bert_jax.files.patience import LOGIN
 from tests.project import refuses
 from tests.storage.cloud import Cloud, forget_clients
 
@@ -58,7 +57,7 @@ def test_a_bucket_can_be_written_to(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("status", "key", "values"),
     [
-        (401, "cloud.no_credentials", {"login": LOGIN}),
+        (401, "gcp.no_credentials", {}),
         (403, "bucket.no_permission", {"reason": "Anonymous caller", "bucket": "gs://bucket"}),
     ],
 )
@@ -88,7 +87,7 @@ def test_expired_credentials_are_retried_and_then_named(
     fs = fsspec.filesystem("gcs", finalize_on_close=True)
     monkeypatch.setattr(fs.credentials, "credentials", object())
     reason = "Invalid Credentials, 401"
-    with refuses("cloud.credentials_refused", kind=NoCredentials, place=path, reason=reason):
+    with refuses("gcp.credentials", kind=NoCredentials, place=path, reason=reason):
         fs.cat_file(str(path))
     assert len(tries) == 4
 
