@@ -38,7 +38,7 @@ def host_variables(attempt: Attempt) -> dict[str, str]:
 
 
 def metadata(attempt: Attempt) -> dict[str, str]:
-    """Returns these variables as attributes of a Cloud TPU VM's metadata."""
+    """Returns the host variables as attributes of a Cloud TPU VM's metadata."""
     return {key.lower().replace("_", "-"): value for key, value in host_variables(attempt).items()}
 
 
@@ -55,7 +55,7 @@ class HostEnvironment(Section):
     attempt: int  # the attempt's number
     worker: int  # the host's index over all slices, from 0
     coordinator: str | None = None  # ``127.0.0.1:PORT``, for processes of `on: local`
-    home: str | None = None  # local directory for the Python environment, caches, datasets
+    home: str | None = None  # local directory for the Python environment, caches and datasets
     beat_seconds: float = 60.0  # time between heartbeats
     pause_seconds: float = 5.0  # pause before the first restart of a run; doubles each time
 
@@ -68,7 +68,7 @@ class HostEnvironment(Section):
 def read_environment(environment: Mapping[str, str]) -> HostEnvironment:
     """Returns the settings in an environment; empty variables count as unset.
 
-    Raises UserError if a variable is missing, or is not a number where one is needed.
+    Raises UserError if a variable is missing or has the wrong type.
     """
     values = {name: value for name, value in environment.items() if value}
     return validate(HostEnvironment, values, source="")
@@ -100,7 +100,7 @@ class Assignment:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Additional variables of the run. JAX's compilation cache is in the bucket."""
+        """Additional environment variables of the run: JAX's compilation cache in the bucket."""
         on_cloud = self.attempt.placement.topology is not None
         return {JAX_CACHE: str(self.host.files.compiled)} if on_cloud else {}
 

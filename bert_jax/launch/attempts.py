@@ -21,10 +21,11 @@ from bert_jax.validation import read_section
 _EXPIRY_FRACTION: Final = 0.95
 _MAX_EMPTY_ROUNDS: Final = 3
 
-# `quota`: no quota there. `capacity`: no machines in time. `taken`: machines were preempted.
-# `broken`: machines failed, or a host was silent. `over`: the job has ended.
+# Why an attempt ended. `quota`: no quota for the placement. `capacity`: no machines in time.
+# `taken`: machines were preempted. `broken`: machines failed, or a host was silent. `over`: the job
+# has ended.
 End = Literal["quota", "capacity", "taken", "broken", "over"]
-# `limit`: the job reached a limit. `stopped`: a user stopped the job.
+# How a job ended. `limit`: it reached a limit. `stopped`: a user stopped it.
 Outcome = Literal["done", "failed", "limit", "stopped"]
 
 
@@ -33,7 +34,8 @@ class AttemptRecord(Section):
 
     number: int = pydantic.Field(ge=1)
     placement: int = pydantic.Field(ge=0)  # index into the job's placements
-    # Time before the request for machines. Saved first, so that a new supervisor finds them.
+    # Time before the request for machines. It is saved before the request, so that a new
+    # supervisor can find the machines.
     intended: float
     created: float | None = None  # time of the launcher's answer
     bills_from: float | None = None  # time of the last observation without billing
@@ -62,7 +64,7 @@ class AttemptRecord(Section):
 class SupervisorState(Section):
     """The content of ``supervisor.json``."""
 
-    # All attempts so far; only the last one may have machines.
+    # All attempts so far. Only the last attempt may have machines.
     attempts: Annotated[tuple[AttemptRecord, ...], pydantic.BeforeValidator(as_tuple)] = ()
     outcome: Outcome | None = None  # the job's outcome
     message: str = ""  # reason for the outcome
@@ -116,9 +118,9 @@ class WatchPace:
 
     poll: float = 60.0  # interval between polls
     start: float = 2700.0  # limit from the first sight of machines to each host's first report
-    silence: float = 900.0  # limit between two reports of a host, and between two hosts' ends
+    silence: float = 900.0  # limit between two reports of a host, and between the ends of two hosts
     settle: float = 180.0  # limit from a request to the first sight of its machines
-    tell: float = 50.0  # interval between status lines: under a minute, so each poll prints one
+    status: float = 50.0  # interval between status lines; below the usual `poll`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +162,7 @@ def machines_verdict(
     waited_seconds = now - (record.created or now)
     patience = job.wait_hours
     waited = patience is not None and waited_seconds >= patience * 3600
-    # The service ends a request after this time by its own clock.
+    # The service ends a request by its own clock; 5% allow for the difference of the clocks.
     expired = patience is not None and waited_seconds >= _EXPIRY_FRACTION * patience * 3600
     if seen.state is State.SUSPENDED:
         return Verdict("taken", f"suspended{detail}")

@@ -131,8 +131,8 @@ def _distribution() -> metadata.Distribution:
 
 
 def _files() -> Iterator[tuple[str, Path]]:
-    """Yields the package's files by their relative names, in a fixed order."""
-    # In a checkout, some folders of the package are links to the top level.
+    """Yields the relative name and the path of each file in the package, in a fixed order."""
+    # In a checkout, some folders of the package are symbolic links to top-level folders.
     for directory, folders, names in os.walk(PACKAGE, followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):

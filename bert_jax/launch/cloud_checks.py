@@ -59,7 +59,7 @@ def _types(service: GoogleService, location: str, zone: str) -> list[str]:
 
 
 def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
-    """Compares each placement with the project's quota; does not count current use."""
+    """Compares each placement with the project's quota; ignores the current use of the quota."""
     submit, project = job.submit, job.submit.project or ""
     service = GoogleService(project, cloudquotas_v1.CloudQuotasClient, pace=pace)
     for placement in job.placements:
@@ -105,7 +105,7 @@ def _limit(service: GoogleService, project: str, quota: str, zone: str) -> int |
     default = None
     for entry in info.dimensions_infos:
         if entry.dimensions.get("zone") == zone:
-            return entry.details.value  # 0 without details
+            return entry.details.value  # 0 if there are no details
         if not entry.dimensions and zone in entry.applicable_locations:
             default = entry.details.value
     return default

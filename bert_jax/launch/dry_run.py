@@ -36,7 +36,7 @@ def dry_run(
     `config` is the hosts' YAML, `software` their files by name, `warnings` are lines on the
     placements. Raises UserError if the launcher cannot make the machines.
     """
-    requests = list(_requests(job, launcher))  # always: the launcher may refuse the machines
+    requests = list(_requests(job, launcher))  # even if unused: the launcher may refuse
     lines = [f"Dry run of job {job.name}: creates no files and requests no machines.", ""]
     lines += [f"{name:<10}{text}" for name, text in _summary(job, uploads, software)]
     lines += [*warnings, _title("Not checked"), *(f"- {line}" for line in UNCHECKED)]

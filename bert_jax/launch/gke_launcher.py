@@ -22,19 +22,20 @@ _INSTALL: Final = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 )
-_RETRIED_STATUSES: Final = (408, 409, 429)  # 4xx errors to retry, like all other errors
+_RETRIED_STATUSES: Final = (408, 409, 429)  # 4xx that are retried
 
 
 class GkeJobSets:
     """A `Launcher` for a GKE cluster with JobSet.
 
-    Methods other than `render` raise UserError: no such cluster, no credentials, no permission.
+    Methods other than `render` raise UserError if the cluster, credentials or a permission is
+    missing.
     """
 
     def __init__(
         self, *, cluster: str | None = None, namespace: str = "default", pace: Pace | None = None
     ) -> None:
-        """Opens no connection. `cluster`: a cluster's name. Default: kubectl's current context."""
+        """Opens no connection. If `cluster` is None, uses kubectl's current context."""
         self._cluster, self._namespace, self._pace = cluster, namespace, pace or Pace()
 
     def render(self, attempt: Attempt) -> list[launcher.Request]:
@@ -64,7 +65,7 @@ class GkeJobSets:
         found = self._get(attempt.resource)
         if found is None or not _owner(found).is_job(Owner.of(attempt)):
             return Observation(State.ABSENT)
-        seen, hours = self._look(found), attempt.job.wait_hours
+        seen, hours = self._observation(found), attempt.job.wait_hours
         if seen.waits_since is None or hours is None:
             return seen
         if self._pace.now() - seen.waits_since <= hours * 3600:
@@ -84,7 +85,10 @@ class GkeJobSets:
         there._delete(existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
-        """Returns JobSets with our label in all namespaces, or only in ours without permission."""
+        """Returns the JobSets with our label.
+
+        Without permission for all namespaces, searches only its own namespace.
+        """
         try:
             try:
                 found = self._list("list_cluster")
@@ -98,7 +102,7 @@ class GkeJobSets:
         return self._send(method, "list of JobSets", (404,), label_selector=JOB_LABEL)["items"]
 
     def _existing(self, item: dict[str, Any]) -> Existing:
-        metadata, state = item["metadata"], self._look(item).state
+        metadata, state = item["metadata"], self._observation(item).state
         where = f"{self._cluster or 'cluster'}/{metadata.get('namespace', self._namespace)}"
         bills = state in (State.STARTING, State.ACTIVE, State.DELETING)
         return Existing(_owner(item), metadata["name"], where, state, bills)
@@ -182,7 +186,7 @@ class GkeJobSets:
         except ApiException:
             return None
 
-    def _look(self, found: dict[str, Any]) -> Observation:
+    def _observation(self, found: dict[str, Any]) -> Observation:
         status = found.get("status", {})
         if found["metadata"].get("deletionTimestamp"):
             return Observation(State.DELETING)
@@ -220,7 +224,7 @@ class GkeJobSets:
 
     def _delete(self, name: str, owner: Owner) -> None:
         def is_gone() -> bool:
-            found = self._get(name)  # on each call: another job may take a free name
+            found = self._get(name)  # again on each call: another job may take the free name
             if found is None or not _owner(found).is_job(owner):
                 return True
             # Foreground deletion: the JobSet exists until its pods are gone.

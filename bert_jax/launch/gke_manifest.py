@@ -18,7 +18,7 @@ DIRECTORY: Final = "bert-jax/job"  # the annotation with the job's directory
 REPLICATED: Final = "slice"  # the name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…
 
 GRACE_SECONDS: Final = 600
-"""Time from SIGTERM to a pod's end, to save to a bucket. A spot machine has only 25 s."""
+"""Seconds from SIGTERM to the end of a pod, for a save to the bucket. Spot machines get only 25."""
 
 _WORK: Final = "/mnt/bert-jax"
 _CHIPS: Final = "google.com/tpu"

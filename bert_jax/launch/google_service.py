@@ -1,4 +1,4 @@
-"""Requests to a Google service, with time-outs, retries, and errors translated to ours.
+"""Sends requests to a Google service with timeouts and retries, and translates its errors.
 
 Importing this module loads Google's clients.
 """
@@ -19,7 +19,7 @@ from bert_jax.files.patience import credentials_refused, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable, no_permission
 from bert_jax.launch.retries import Pace, persistently
 
-# The smallest sufficient roles; tpu_setup/README.md lists them as a custom role.
+# Minimal roles. tpu_setup/role.yaml is a custom role with only the permissions needed.
 _ROLES: Final = {
     "tpu": "roles/tpu.admin",
     "cloudquotas": "roles/cloudquotas.viewer",
@@ -29,7 +29,7 @@ _ROLES: Final = {
 _PERMISSION: Final = re.compile(r"\b([a-z]+)\.[a-zA-Z]+\.[a-zA-Z]+\b")
 _DISABLED: Final = ("SERVICE_DISABLED", "API_DISABLED")
 _RATE: Final = ("RATE_LIMIT_EXCEEDED", "rateLimitExceeded")
-# 4xx errors to retry; every 5xx error is retried.
+# Errors that are retried, in addition to all 5xx errors.
 _RETRIED_ERRORS: Final = (exceptions.Aborted, exceptions.Cancelled, auth_errors.TransportError)
 _Expected = tuple[type[exceptions.GoogleAPICallError], ...]
 
@@ -51,8 +51,8 @@ class GoogleService:
         """Calls a method of the client and returns the answer.
 
         `what` names the request in messages. Raises Google's errors of the types in `expected`
-        unchanged. Raises all others as NoCredentials, OutOfQuota, Unavailable, or UserError (no
-        permission, API disabled, request refused).
+        unchanged. Raises all other errors as NoCredentials, OutOfQuota, Unavailable, or as
+        UserError (no permission, API disabled, request refused).
         """
         values = {"request": request, "retry": None, "timeout": self._pace.timeout}
         try:
@@ -70,7 +70,7 @@ class GoogleService:
     def pages(
         self, method: str, request: Any, *, what: str, expected: _Expected = ()
     ) -> Iterator[Any]:
-        """Yields the pages of a list; raises as `send` does."""
+        """Yields the pages of a list. Raises the same errors as `send`."""
         while True:
             page = self.send(method, request, what=what, expected=expected)
             yield page

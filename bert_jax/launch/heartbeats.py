@@ -33,9 +33,10 @@ class Hosts:
 
     @property
     def finished(self) -> int | None:
-        """A worker that has finished the run, if any; the other workers have no work left.
+        """A worker that has finished the run, if any.
 
-        A process ends with 0 only after all processes have made the last save.
+        Then the run is complete: a process ends with exit code 0 only after all processes have made
+        the last save.
         """
         return next((worker for worker, host in self.reports.items() if host.state == "done"), None)
 
@@ -61,7 +62,7 @@ def read_host(path: epath.Path) -> HostStatus | None:
 
 
 def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
-    """Returns the last reports of all hosts of an attempt; raises as `read_host` does."""
+    """Returns the last reports of all hosts of an attempt; see `read_host` for errors."""
     paths = [files.host(attempt.number, worker) for worker in range(attempt.hosts)]
     found = dict(enumerate(each(read_host, paths)))
     reports = {worker: host for worker, host in found.items() if host is not None}
@@ -88,7 +89,7 @@ class HeartbeatAges:
         return None if self._finished_at is None else now - self._finished_at
 
     def reset(self) -> None:
-        """Restarts all ages at the next report, after reports could not be read."""
+        """Forgets all ages. The next report of each host starts a new age."""
         self._changed.clear()
 
     def longest(self, hosts: Hosts, now: float) -> tuple[int, float]:
@@ -103,7 +104,7 @@ class HeartbeatAges:
 
 
 def total_steps(config: epath.PathLike) -> int | None:
-    """Returns the number of steps of a pretraining configuration, or None for other ones.
+    """Returns the number of steps of a pretraining configuration, or None for other verbs.
 
     Raises RunStopped if its bucket does not answer.
     """
@@ -117,14 +118,17 @@ class RunProgress:
     """Describes the progress of an attempt's run."""
 
     def __init__(self, total: int | None, *, old_endings: bool = False) -> None:
-        """`total`: steps of the run. `old_endings`: the first call of `hear` skips restarts."""
-        self._total = total  # steps of the run, if known
+        """`total`: steps of the run, if known.
+
+        `old_endings`: whether the first call of `update` returns no lines.
+        """
+        self._total = total
         self._steps: collections.deque[tuple[float, int]] = collections.deque()  # (time, step)
         self._hosts = Hosts({}, [])
         self._endings: set[tuple[int, float]] = set()  # (worker, time)
         self._skip_endings = old_endings
 
-    def hear(self, hosts: Hosts, now: float) -> list[str]:
+    def update(self, hosts: Hosts, now: float) -> list[str]:
         """Adds the reports at time `now` in seconds; returns a line for each new restart."""
         self._hosts = hosts
         if (step := hosts.step) is not None:
@@ -167,7 +171,7 @@ class RunProgress:
         return ", ".join(parts)
 
     def time_left(self) -> str:
-        """Returns ``, 3:20:00 left`` at the speed of the last hour, or "" if unknown."""
+        """Returns ``, 3:20:00 left`` at the speed of the last hour, or "" if that is unknown."""
         if self._total is None or len(self._steps) < 2:
             return ""
         (began, first), (ended, last) = self._steps[0], self._steps[-1]

@@ -39,14 +39,14 @@ _MISTAKE: Final = 2
 _MAX_ENDINGS: Final = 20
 
 PART_BYTES: Final = 1 << 20
-"""Size of a log part. Objects in a bucket cannot grow, so an upload rewrites the last part."""
+"""Bytes of a log part. Objects in a bucket cannot grow, so an upload rewrites the last part."""
 
 
 class Reports:
     """Uploads a host's status and log every minute, at each change, and at the end.
 
     A context manager: the end of the block waits for the last upload. If the bucket does not
-    answer, only uploads wait, not the run.
+    answer, the run continues without uploads.
 
     Attributes:
         status: the host's status. Initial value: the last report before a reboot, if any.
@@ -58,7 +58,8 @@ class Reports:
         self.status = read_host(self._path) or HostStatus(state="staging", at=time.time())
         self._log_of = functools.partial(host.files.log, host.attempt, host.worker)
         self._part = next(part for part in itertools.count() if not self._log_of(part).exists())
-        self._lines, self._uploaded, self._lock = bytearray(), 0, threading.Lock()  # of this part
+        self._lines, self._uploaded = bytearray(), 0  # lines of this part, and bytes uploaded
+        self._lock = threading.Lock()
         self._heartbeat, self._seconds = heartbeat, host.beat_seconds
         self._wake, self._closed = threading.Event(), False
         self._last_error = ""
@@ -102,7 +103,7 @@ class Reports:
             self._upload()
 
     def _upload(self) -> None:
-        """Writes the log, then the status: once the status says "done", the log is complete."""
+        """Writes the log, then the status: with a status ``done``, the log is complete."""
         figures = read_heartbeat(self._heartbeat)
         fields = {name: figures[name] for name in ("step", "loss", "goodput") if figures.get(name)}
         status = self.status.model_copy(update=fields | {"at": time.time()})
@@ -115,7 +116,7 @@ class Reports:
                 self._last_error = line
 
     def _upload_log(self) -> None:
-        """Writes the last part if it has new lines. After an error, the next call retries."""
+        """Writes the last log part if it has new lines. After an error, the next call retries."""
         with self._lock:
             content = bytes(self._lines)
         if len(content) == self._uploaded:
@@ -171,7 +172,7 @@ class Agent:
         return verdict.exit_code
 
     def stop(self) -> None:
-        """Requests the end, from any thread. The run saves first."""
+        """Requests the end of the run, which saves first. Any thread may call it."""
         self._stop.set()
         if (process := self._process) is not None:
             process.terminate()

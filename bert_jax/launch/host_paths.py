@@ -44,7 +44,7 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
     """Returns a configuration with ``gs://…`` for every path of the run, except its task's paths.
 
-    Raises UserError as `on_bucket` does.
+    Raises UserError if a path is local and absolute, or outside the bucket.
     """
     found = dict(config)
     for key in ("run_dir", "tokenizer"):
@@ -85,7 +85,7 @@ class Upload:
 
 
 def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the files and directories of a task by key, without datasets of a library."""
+    """Returns the files and directories of a task by key, without TFDS and Hub datasets."""
     named = {key: task.get(key) or TFDS for key in _KEYS}
     return {key: path for key, path in named.items() if path != TFDS and not is_dataset_file(path)}
 

@@ -33,7 +33,7 @@ class JobPlacement(Section):
     slices: int = 1  # number of slices
     zone: str | None = None  # unset for ``local``
     dollars_per_hour: float | None = None  # price of all chips; unset without a list price
-    estimated_hours: float | None = None  # duration of the whole run, if `bert-jax plan` ran
+    estimated_hours: float | None = None  # duration of the whole run; unset without a plan
 
     @property
     def topology(self) -> TpuTopology | None:
@@ -76,7 +76,7 @@ class Job(Section):
         return _SHARED_WAIT_HOURS if len(self.placements) > 1 else None
 
     def hosts(self, placement: JobPlacement) -> int:
-        """Returns the number of hosts of a placement: all slices, or the ``local`` processes."""
+        """Returns the number of hosts of a placement; for ``local``, the number of processes."""
         topology = placement.topology
         if topology is None:
             return self.submit.hosts
@@ -140,7 +140,7 @@ class HostStatus(Section):
     # `failed`: a restart would fail too (a wrong configuration, a loss that is not finite, two
     # crashes at one step). `stopped`: stopped by SIGTERM after a save.
     state: Literal["installing", "staging", "running", "restarting", "stopped", "done", "failed"]
-    exit_code: int | None = None  # exit code of the run's last process; unset during the first
+    exit_code: int | None = None  # exit code of the last ended process of the run
     restarts: int = 0  # number of restarts of the run's process on this host in this attempt
     message: str = ""  # the reason
     at: float  # seconds since 1970

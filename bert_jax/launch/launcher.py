@@ -17,7 +17,7 @@ class State(enum.Enum):
     """State of an attempt's machines."""
 
     ABSENT = "absent"  # not created yet, or deleted
-    WAITING = "waiting"  # for capacity; costs nothing, may hold quota
+    WAITING = "waiting"  # waiting for capacity; costs nothing, may hold quota
     STARTING = "starting"
     ACTIVE = "active"
     SUSPENDED = "suspended"  # preempted; does not restart by itself, holds quota
@@ -46,7 +46,7 @@ class Owner(NamedTuple):
         return cls(attempt.job.name, str(attempt.job.directory))
 
     def is_job(self, wanted: "Owner") -> bool:
-        """Returns whether both are one job. Compares only names if the directory is missing."""
+        """Returns whether both owners are one job. Without a directory, compares only names."""
         return self.job == wanted.job and self.directory in ("", wanted.directory)
 
 
@@ -97,8 +97,9 @@ class Launcher(Protocol):
     def create(self, attempt: Attempt) -> None:
         """Requests the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises UserError if only the user can fix it (no permission, no such zone), OutOfQuota,
-        NotOurs if another job has the name, or NoCredentials if no request was accepted.
+        Raises UserError if only the user can help (no permission, no such zone), OutOfQuota if the
+        quota is too small, NotOurs if another job has the name, and NoCredentials if no request was
+        accepted.
         """
         ...
 
@@ -120,7 +121,7 @@ class Launcher(Protocol):
 
 
 def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str) -> None:
-    """Raises NotOurs if another job owns the attempt's name, Unavailable if it is free again.
+    """Raises NotOurs if another job has the attempt's name, Unavailable if the name is free again.
 
     `what` and `where` are for messages: ``queued resource base-1``, ``us-west4-a``.
     """
@@ -193,7 +194,7 @@ def launcher_for(section: SubmitSection) -> Launcher:
 
 
 def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
-    """Yields the launchers that this machine can query; calls `say` with a line for the others."""
+    """Yields the launchers that this machine can query; calls `say` for each other launcher."""
     yield launcher_for(SubmitSection(on=("local",)))
     configs = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     has_cluster = any(Path(path).is_file() for path in configs.split(os.pathsep))

@@ -34,7 +34,7 @@ from bert_jax.launch.launcher import (
 
 _RECORD: Final = "machine.json"
 
-# Time from SIGTERM to SIGKILL, about as long as at the deletion of a Cloud TPU VM.
+# Time from SIGTERM to SIGKILL, about as long as Cloud TPU gives a VM that it deletes.
 _GRACE_SECONDS: Final = 90.0
 _KILLED_SECONDS: Final = 30.0
 
@@ -175,11 +175,11 @@ class LocalLauncher:
             hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns whether hosts are alive. If all have ended, their run failed or is done."""
+        """Returns ACTIVE while a host is alive, otherwise FAILED: the run is done or has failed."""
         return self._observe(attempt.resource, Owner.of(attempt))
 
     def delete(self, attempt: Attempt) -> None:
-        """Ends the hosts after they had time to save."""
+        """Ends the hosts, with time for a save."""
         self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:

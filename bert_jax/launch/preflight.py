@@ -177,7 +177,7 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
 
 
 def check_bucket_name(bucket: str) -> None:
-    """Raises UserError if the name in ``gs://bucket/…`` is no valid name of a bucket."""
+    """Raises UserError if the name in ``gs://bucket/…`` is not a valid bucket name."""
     name = bucket.removeprefix("gs://").partition("/")[0]
     longest = 222 if "." in name else 63
     if not 3 <= len(name) <= longest or _BUCKET.fullmatch(name) is None:

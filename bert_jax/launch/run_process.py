@@ -20,7 +20,7 @@ _ERROR_PREFIX: Final = "bert-jax: "  # prefix of the line with a verb's error
 _MAX_MESSAGE: Final = 500  # characters
 COORDINATOR_GONE: Final = "the JAX distributed service detected fatal errors"
 """Part of the line that JAX logs before it aborts a process because process 0 is gone."""
-# Limit for reading: descendants of a killed process may keep its output open.
+# Limit for reading the output: descendants of a killed process may keep it open.
 _READ_SECONDS: Final = 10.0
 
 _DONE: Final = 0
@@ -131,7 +131,8 @@ class Restarts:
         self._first_pause = self._pause = first_pause
         self._highest_step = -1  # highest step reported
         self._crash_steps: set[int | None] = set()  # steps of crashes since the last progress
-        self._uncaught, self._saved = 0, -1  # exceptions since the newest checkpoint; its step
+        self._saved = -1  # step of the newest checkpoint
+        self._uncaught = 0  # uncaught exceptions since the newest checkpoint
 
     def judge(self, ending: Ending, *, saved: int = -1) -> RestartDecision:
         """Decides after an ending. `saved`: step of the newest checkpoint. Default: none."""

@@ -37,8 +37,8 @@ class LimitsSection(Section):
         hours: maximum wall time since the first request.
         cost: maximum cost in US dollars, by the price list of `bert-jax plan`.
         wait_hours: maximum wait of one request for capacity (`valid-until`). If no placement has
-            capacity within it, the job ends. Default: a single placement waits without limit;
-            several placements wait 15 minutes each, in turn, without limit.
+            capacity within it, the job ends. Default: a single placement waits without limit.
+            Several placements wait 15 minutes each, in turn, until one of them has capacity.
     """
 
     retries: int = pydantic.Field(default=100, ge=0)

@@ -30,8 +30,8 @@ class RunFigures(Section):
     loss: float | None = None
     tokens_per_second: float | None = None  # tokens without padding
     mfu: float | None = None  # model FLOPs divided by the devices' peak, if the peak is known
-    # Mean over the last hour since the process started, including all interruptions. Unset before
-    # two reports.
+    # Mean over the last hour of the current process, including all interruptions. Unset before the
+    # second report.
     seconds_per_step: float | None = None
     at: float | None = None  # time of the figures in seconds since 1970, if any
     seconds: dict[str, float] = pydantic.Field(default_factory=dict)  # wall time by kind

@@ -101,7 +101,7 @@ class Supervisor:
         """Sleeps until the next poll, and prints a status line every minute."""
         left = self._pace.poll
         while left > 0.0:
-            if self._clock() >= self._printed_at + self._pace.tell:
+            if self._clock() >= self._printed_at + self._pace.status:
                 self._say(self._status_line())
                 self._printed_at = self._clock()
             pause = min(left, _LINE_SECONDS)
@@ -172,7 +172,7 @@ class Supervisor:
         return self._create(record, asked=False)
 
     def _create(self, record: AttemptRecord, *, asked: bool) -> None:
-        """Requests machines. `asked`: an earlier request may have worked with its answer lost."""
+        """Requests machines. `asked`: whether an earlier request may already have succeeded."""
         attempt = record.of(self.job)
         try:
             self._launcher.create(attempt)
@@ -224,7 +224,7 @@ class Supervisor:
             self._had_error = True
             return None
         self._ages.record(hosts, self._clock())
-        for line in self._progress.hear(hosts, self._clock()):
+        for line in self._progress.update(hosts, self._clock()):
             self._print_change(line)
         if hosts.step is not None:
             self._change(step=hosts.step)

@@ -44,7 +44,8 @@ _log: Final = logging.getLogger("bert_jax.launch")
 class QueuedResources:
     """A `Launcher` for the Cloud TPU API, v2.
 
-    Methods other than `render` raise UserError: no credentials, no permission, API disabled.
+    Methods other than `render` raise UserError if credentials or a permission is missing, or the
+    API is disabled.
     """
 
     def __init__(self, project: str, *, pace: Pace | None = None) -> None:
@@ -145,7 +146,7 @@ class QueuedResources:
         until_gone(nodes_are_gone, what=f"nodes of {name}", pace=self._pace)
 
     def _ask_to(self, method: str, request: Any) -> None:
-        # The resource is already gone, or cannot be deleted yet.
+        # Expected if the resource is already gone, or cannot be deleted yet.
         expected = (exceptions.NotFound, exceptions.FailedPrecondition)
         with contextlib.suppress(*expected):
             what = f"deletion of {_last(request.name)}"
