@@ -81,7 +81,7 @@ identify_host() {
   BERT_JAX_WORKER=$(number BERT_JAX_WORKER "$BERT_JAX_WORKER")
   BERT_JAX_ATTEMPT=$(number BERT_JAX_ATTEMPT "${BERT_JAX_ATTEMPT:-}")
   [[ $BERT_JAX_JOB == gs://?*/?* || $BERT_JAX_JOB == /* ]] ||
-    fail "BERT_JAX_JOB: found \"$BERT_JAX_JOB\", allowed: gs://BUCKET/… or a directory from / on"
+    fail "BERT_JAX_JOB: found \"$BERT_JAX_JOB\", allowed: gs://BUCKET/… or an absolute path"
   export BERT_JAX_JOB BERT_JAX_ATTEMPT BERT_JAX_WORKER
 }
 
@@ -153,7 +153,7 @@ not_installed() {
   exec 2>&"$err"
   cat -- "$log" >&2
   store "$log" "worker-$BERT_JAX_WORKER.log" || true
-  report failed 'bert-jax could not be installed; the log says why'
+  report failed 'installing bert-jax failed; see the log of this host'
 }
 
 # Installs bert-jax once into an environment named by its content's hash; sets BERT_JAX_PYTHON.

@@ -16,7 +16,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 1_000_000.0
         self.slept: list[float] = []
-        self.due: list[tuple[float, Callable[[], None]]] = []
+        self.due: list[tuple[float, Callable[[], object]]] = []
 
     def __call__(self) -> float:
         return self.now
@@ -29,7 +29,7 @@ class Clock:
             self.due.remove(entry)
             entry[1]()
 
-    def after(self, seconds: float, happens: Callable[[], None]) -> None:
+    def after(self, seconds: float, happens: Callable[[], object]) -> None:
         self.due.append((self.now + seconds, happens))
 
     @property

@@ -1,4 +1,4 @@
-"""A Cloud TPU VM from its startup script's view: a metadata server and recording commands."""
+"""Simulates a Cloud TPU VM for its startup script: a metadata server, and recorded commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.launch.jobs import STARTUP, TIMEOUT, http_server
 
 TOKEN = "ya29.secret-token"
 
-# Stands in for the agent: prints its arguments.
+# Replaces the agent; prints its environment variables.
 _AGENT = """
 import os
 names = ("BERT_JAX_JOB", "BERT_JAX_ATTEMPT", "BERT_JAX_WORKER", "BERT_JAX_HOME")
@@ -33,7 +33,7 @@ printf '%s\\n' "$0 $*" >>"$NOTES"
 exec {command} "$@"
 """
 
-# Records the unit's properties, and runs it at once.
+# Replaces `systemd-run`: records its arguments, then runs the unit's command.
 _SYSTEMD_RUN = """#!/bin/bash
 printf '%s\\n' "$0 $*" >>"$NOTES"
 while [[ $1 == --* ]]; do
@@ -117,10 +117,10 @@ class Vm:
     def boot(
         self, attributes: dict[str, str], storage: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the startup script as on the machine, with only its own environment."""
+        """Runs the startup script with only the environment of a Cloud TPU VM."""
         with metadata_server(attributes) as address:
             told = {
-                # The path of the tests' Python: a pyenv shim may fail here.
+                # The Python of the tests comes first: a pyenv shim may fail here.
                 "PATH": f"{self._bin}:{sys.base_prefix}/bin:{os.environ['PATH']}",
                 "HOME": str(self.home),
                 "BERT_JAX_HOME": str(self.home),

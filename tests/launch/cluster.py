@@ -24,7 +24,7 @@ KUBERNETES = "1.34"
 
 def check_manifest(manifest: dict[str, Any]) -> None:
     """Raises if a JobSet, its Jobs or their pods violate the published schemas."""
-    # Imported here: hundreds of classes, for only one pytest-xdist process.
+    # Imported here: it loads hundreds of classes, which most pytest-xdist processes do not need.
     from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
     parsed = JobsetV1alpha2JobSet.from_dict(manifest)

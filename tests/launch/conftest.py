@@ -2,6 +2,7 @@
 
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,8 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
 @pytest.fixture
 def config(project: Path, tmp_path: Path) -> Path:
     """The configuration of a run with any number of hosts on this machine."""
-    values = project_config(project) | {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
+    values: dict[str, Any] = project_config(project)
+    values |= {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
     values["submit"] = {"poll_seconds": 0.01, "on": "local"}
     values["mesh"] |= {"data": -1}
     return write_config(tmp_path / "run.yaml", values)
@@ -37,5 +39,5 @@ def config(project: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cpu_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The double's hosts are local processes: `submit` lets them train on the CPU."""
+    """Allows training on the CPU, because hosts of the simulated cloud are local processes."""
     monkeypatch.setattr(preflight, "check_platform", lambda job, mesh: [])

@@ -34,7 +34,7 @@ def saved_often(project: Path) -> dict[str, Any]:
 
 
 def run_undisturbed(values: dict[str, Any], directory: Path) -> Path:
-    """Runs the same command outside a job and returns its run directory."""
+    """Runs a configuration outside a job, without interruption; returns the run directory."""
     run_dir, config = directory / "undisturbed", write_config(directory / "here.yaml", values)
     with start("pretrain", config, f"run_dir={run_dir}", count=1, directory=directory) as job:
         assert job.wait() == [0], job.said()
@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
 def assert_done_as_undisturbed(
     files: JobFiles, ends: Sequence[str], run_dir: object, undisturbed: Path, *, said: str
 ) -> None:
-    """Asserts a job's end, the ends of its attempts, and parameters equal to the other run's."""
+    """Asserts that a job is done, how its attempts ended, and that both runs are equal."""
     found = read_state(files)
     assert [record.end for record in found.attempts] == ends, said
     assert found.outcome == "done"
@@ -59,7 +59,7 @@ def assert_done_as_undisturbed(
 
 
 def processes_told(value: str) -> list[str]:
-    """Command lines of other processes with a text in their environment: a job's leftovers."""
+    """Returns the command lines of other processes with a text in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

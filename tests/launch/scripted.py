@@ -116,7 +116,7 @@ class ScriptedLauncher:
 
 
 class Provider(ScriptedLauncher):
-    """Machines that are active at once; their run is done at the third request."""
+    """Machines that are active at once. Their run is done at the third observation."""
 
     looks_until_done = 3
     interrupt_at = 0
@@ -139,9 +139,9 @@ class Provider(ScriptedLauncher):
 
 
 class Said(list[str]):
-    """What a supervisor says. That it met a fault of its own fails the test, unless it is meant."""
+    """Lines of a supervisor. A line on an unexpected error fails the test by default."""
 
-    faults_meant = False
+    unexpected_allowed = False
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Said(list[str]):
         self.moments: list[float] = []  # time of each line
 
     def append(self, line: str, /) -> None:
-        assert self.faults_meant or UNFORESEEN not in line, line
+        assert self.unexpected_allowed or UNFORESEEN not in line, line
         self.moments.append(self.clock.now)
         super().append(line)
 
@@ -203,7 +203,7 @@ class World:
             path.write_text(HostStatus(state=state, at=self.clock.now, **told).model_dump_json())
 
     def keep_beating(self, attempt: int, steps: Iterator[int] | None = None, **told: Any) -> None:
-        """Writes heartbeats at every request while the machines are active."""
+        """Writes heartbeats at every poll while the machines are active."""
         found = self.launcher.machines.get(f"base-{attempt}")
         lives = found is not None and found.state is State.ACTIVE
         if lives and attempt not in self.ended:

@@ -17,8 +17,8 @@ from bert_jax.launch.job import Ending, HostStatus, JobFiles
 from bert_jax.launch.run_process import COORDINATOR_GONE, MOST_UNCAUGHT, Restarts, RunProcess
 from tests.launch.jobs import TIMEOUT, write_job
 
-# Each process takes the next of a list of endings: [exit code, step to report first or null]. A
-# process that ends with 70 also saves that step.
+# Each process removes the first entry, [exit code, step], from a list of endings. It reports the
+# step, unless null, and ends with the exit code. Before exit code 70 it also saves the step.
 PROGRAM = """
 import json, os, sys, time
 left = json.load(open(sys.argv[1]))
@@ -44,7 +44,7 @@ class Host:
         self.pause_seconds = "0.02"
 
     def run(self, *endings: tuple[int | None, int | None]) -> int:
-        """Runs the agent to its end, over processes with these endings."""
+        """Runs the agent until it ends. Its processes end as listed."""
         plan = self._directory / "plan.json"
         plan.write_text(json.dumps(endings))
         command = [sys.executable, "-S", "-c", PROGRAM, str(plan)]
@@ -103,7 +103,7 @@ def test_a_host_stops_after_another_has_failed(
 def test_a_crashed_host_of_a_finished_run_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """It crashed after the last save, or rebooted, and the others would never meet it again."""
+    """It crashed after the last save, or rebooted. A new process would wait for ended peers."""
     pair = Host(tmp_path, monkeypatch, hosts=2)
     done = HostStatus(state="done", exit_code=0, at=0.0, step=9)
     pair.files.host(1, 1).write_text(done.model_dump_json())
@@ -132,7 +132,7 @@ def test_sigterm_ends_the_run_then_the_host(host: Host) -> None:
 
 
 def test_sigterm_in_a_pause_ends_the_host_at_once(host: Host) -> None:
-    """Also if the main thread is not woken: any thread may get the signal."""
+    """The signal may reach another thread than the main thread."""
     host.pause_seconds = str(2 * TIMEOUT)
     began = time.monotonic()
 
@@ -195,13 +195,13 @@ def ending(code: int, step: int | None = None) -> Ending:
         ([(0, 5)], "said 0"),
         ([(1, 5)], "said 1"),
         ([(2, 5)], "said 2"),
-        # A signal or a lost peer does not count against the step.
+        # Signals and lost peers are not crashes.
         ([(3, 7), (4, 7), (3, 7), (4, 7), (4, 7)], None),
         *[
             ([(code, 7), (4, 6), (code, 7)], "the run crashed twice at step 7: said {code}")
             for code in (43, 137, 134, 5)
         ],
-        # Progress excuses a death before the first report.
+        # After progress, a second crash before the first report is allowed.
         (
             [(137, None), (137, 9), (137, None), (137, None)],
             "the run crashed twice before its first report: said 137",

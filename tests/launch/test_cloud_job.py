@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("cpu_hosts")
 
 
 class Hosts:
-    """Machines of the double: a host is the startup script with the metadata's values."""
+    """Hosts of the simulated service: each runs the startup script with its metadata."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self._directory, self._environment = directory, environment
@@ -60,13 +60,13 @@ class Hosts:
         LocalMachine(directory).start(0, script, self._environment | told, cwd=None)
 
     def stop(self, name: str) -> None:
-        """Ends a host: a spot machine's notice, then its end."""
+        """Ends a host as a preemption does: SIGTERM, then SIGKILL."""
         if (self._directory / name).exists():
             LocalMachine(self._directory / name).kill([0])
 
 
 def on_bucket(bucket: epath.Path, project: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Copies a run's input into the bucket, and names it relative to the bucket."""
+    """Copies the inputs of a run into the bucket. Returns a configuration with relative paths."""
     for name in ("tokenizer", "dataset32"):
         for path in (project / name).rglob("*"):
             if path.is_file():

@@ -35,7 +35,7 @@ def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_requests_and_manifests_equal_the_golden_files() -> None:
-    """After an intended change: ``python -m tests.launch.manifests``."""
+    """After an intended change, run ``python -m tests.launch.manifests``."""
     made = dict(texts())
     assert sorted(made) == sorted(path.name for path in GOLDEN.iterdir())
     for name, text in made.items():
@@ -125,7 +125,7 @@ def test_a_jobset_waits_runs_and_is_deleted(world: World) -> None:
     assert found.owner.directory == f"{BUCKET}/jobs/base"
     world.launcher.delete(attempt)
     assert world.cluster.jobsets == {}
-    assert world.clock.slept == [10.0, 10.0]  # its pods took 20 s
+    assert world.clock.slept == [10.0, 10.0]  # the pods ended after 20 s
     world.launcher.delete(attempt)
 
 
@@ -161,7 +161,7 @@ def test_waiting_for_preempted_pods_counts_from_preemption(world: World) -> None
     ran = {"restarts": 1, "replicatedJobsStatus": [{"name": "slice", "ready": 0}]}
     world.cluster.jobsets["base-1"]["status"] = ran
     world.cluster.unscheduled, world.cluster.pods_made = "no nodes", "2026-01-01T09:00:00Z"
-    world.clock.now = 1767225600 + 10 * 3600  # it ran for nine of the hours
+    world.clock.now = 1767225600 + 10 * 3600  # the pods ran for nine hours
     assert world.launcher.observe(attempt).state == State.WAITING
     world.clock.now += 2 * 3600
     seen = world.launcher.observe(attempt)

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from bert_jax.launch.local_launcher import LocalLauncher
 from bert_jax.launch.section import SubmitSection
 from tests.project import ok, project_config, refuses, write_config
 
-# A host whose run has its own session, beyond a signal to the host's group.
+# A host whose run has its own session: signals to the host's group do not reach the run.
 SCRIPT = """
 trap 'echo saved >> "$BERT_JAX_JOB/host-$BERT_JAX_WORKER"; exit 3' TERM
 echo "started $BERT_JAX_ATTEMPT $BERT_JAX_COORDINATOR" >> "$BERT_JAX_JOB/host-$BERT_JAX_WORKER"
@@ -81,7 +82,7 @@ def test_hosts_are_listed_started_once_and_may_save(
 ) -> None:
     assert launcher.observe(attempt).state is State.ABSENT
     launcher.create(attempt)
-    launcher.create(attempt)  # again, by a supervisor that forgot the first
+    launcher.create(attempt)  # as a new supervisor does
     eventually(lambda: len(runs(attempt)) == 2)
     elsewhere = LocalLauncher()
     assert elsewhere.observe(attempt).state is State.ACTIVE
@@ -136,7 +137,8 @@ def test_a_local_job_is_submitted_watched_and_deleted(
     """The real command line with real processes; test_host.py tests the agent."""
     monkeypatch.setattr(local, "startup_script", lambda: DONE)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    values = project_config(project) | {"run_dir": str(tmp_path / "run")}
+    values: dict[str, Any] = project_config(project)
+    values |= {"run_dir": str(tmp_path / "run")}
     values["submit"] = {"poll_seconds": 0.05}
     values["mesh"] |= {"data": -1}
     config = write_config(tmp_path / "run.yaml", values)

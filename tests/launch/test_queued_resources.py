@@ -286,7 +286,7 @@ def test_expired_credentials_leave_a_creation_uncertain(
 
 
 def test_the_next_request_uses_a_new_login(world: World) -> None:
-    """A client keeps the credentials of its creation."""
+    """A client caches the credentials of its first request."""
     attempt = world.attempt()
     world.launcher.create(attempt)
     world.launcher.observe(attempt)

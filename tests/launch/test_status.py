@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -182,7 +183,7 @@ def test_a_run_started_by_hand(files: JobFiles, tmp_path: Path) -> None:
 
 def test_a_log_is_read_in_parts_and_followed_to_the_end(files: JobFiles) -> None:
     files.log(2, 1).write_text("one\n")
-    steps = iter(
+    steps: Iterator[Any] = iter(
         [
             lambda: files.log(2, 1).write_text("one\ntwo\n"),
             lambda: files.log(2, 1, 1).write_text("three\n"),
@@ -240,7 +241,7 @@ def found(world: World) -> Machines:
 
 def test_unwatched_machines_with_silent_hosts_are_orphans(world: World) -> None:
     world.launcher.become("base-1", State.ACTIVE)
-    # The machines may have come a minute ago.
+    # The machines may have started a minute ago.
     assert (found(world).orphan, found(world).note) == ("", "not watched")
     world.supervisor()._poll()
     assert found(world).orphan == "not started within 300 min"

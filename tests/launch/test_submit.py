@@ -15,7 +15,7 @@ import yaml
 
 from bert_jax.config import load_config
 from bert_jax.launch.attempts import read_state
-from bert_jax.launch.job import HostStatus, JobFiles, JobPlacement, find_job, read_job
+from bert_jax.launch.job import HostStatus, JobPlacement, find_job, read_job
 from bert_jax.launch.launcher import OutOfQuota
 from bert_jax.verbs import submit_checks
 from bert_jax.verbs.watch import lease
@@ -109,7 +109,7 @@ def test_ctrl_c_asks_before_it_deletes(
     directory = tmp_path / "b" / "jobs" / "bert-small-1"
     if answer:
         assert provider.machines == {}
-        assert read_state(JobFiles(directory)).outcome == "stopped"
+        assert read_state(find_job(str(directory))).outcome == "stopped"
         return
     assert list(provider.machines) == ["bert-small-1-1"]
     assert f"{directory} is not watched" in begun.output

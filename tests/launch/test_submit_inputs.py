@@ -80,7 +80,7 @@ def test_incomplete_or_mismatched_data_are_refused(
     "evil", ["$(touch x)", "a;touch x", "a`touch x`", "a\ntouch x", "a\n", "a b"]
 )
 def test_names_of_a_job_are_safe_in_a_shell(evil: str) -> None:
-    """Every text of the section except the bucket, which commands omit or quote."""
+    """Covers every text setting except the bucket, which commands omit or quote."""
     texts = {name for name, field in SubmitSection.model_fields.items() if "str" in str(field)}
     texts -= {"bucket", "launcher", "provisioning"}
     assert {"name", "zone", "project", "image", "labels", "service_account"} <= texts

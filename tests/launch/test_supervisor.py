@@ -1,4 +1,4 @@
-"""Every event in a job's life leads to the designed end, without billing leftovers."""
+"""Every event in a job's life ends as designed, and no machines are left."""
 
 import dataclasses
 import itertools
@@ -55,7 +55,7 @@ def test_a_job_is_made_watched_and_deleted(tmp_path: Path) -> None:
     found = ends(world, "done")
     assert found.message == "at step 500"
     assert world.launcher.created == ["base-1"]
-    # Billed from the request before its activation to the one after its end, at $10 an hour.
+    # Billed from the poll before the activation to the poll after the end, at $10 an hour.
     assert found.dollars(world.job.placements, world.clock.now) == pytest.approx(
         10 * (HOUR - 60) / HOUR, rel=0.05
     )
@@ -141,7 +141,7 @@ class Login:
         self.world.clock.after(hours * HOUR, lambda: setattr(self, "valid", True))
 
     def make_without_answer(self, attempt: Attempt) -> None:
-        """Makes the machines, and then loses the answer."""
+        """Creates the machines, but loses the answer."""
         self.world.launcher.machines[attempt.resource] = Machines(attempt)
         self.world.launcher.created.append(attempt.resource)
         self.world.launcher.on_create = lambda attempt: None
@@ -245,7 +245,7 @@ def test_a_refusal_does_not_end_a_supervisor_while_billing(tmp_path: Path, metho
 def test_an_unforeseen_error_is_printed_once_and_retried(tmp_path: Path) -> None:
     """An error that ended the supervisor would leave machines that bill."""
     world = running(tmp_path)
-    world.said.faults_meant = True
+    world.said.unexpected_allowed = True
     world.fails("observe", KeyError("replicatedJobs\nand more"), at=HOUR, until=2 * HOUR)
     world.run_until_done(1, at=3 * HOUR, step=70)
     assert len(ends(world, "done").attempts) == 1
@@ -255,7 +255,7 @@ def test_an_unforeseen_error_is_printed_once_and_retried(tmp_path: Path) -> None
 
 def test_limits_hold_while_machines_are_unreachable(tmp_path: Path) -> None:
     world = running(tmp_path, limits=LimitsSection(cost=25.0))
-    world.said.faults_meant = True
+    world.said.unexpected_allowed = True
     world.fails("observe", KeyError("replicatedJobs"), at=HOUR, until=30 * HOUR)
     world.supervisor().run()
     found = ends(world, "limit")
@@ -287,7 +287,7 @@ def test_a_silent_host_is_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dies", ["before", "after"])
 def test_a_kill_around_a_creation_leaves_one_set_of_machines(tmp_path: Path, dies: str) -> None:
-    """The kill comes before or after the request, between the records of intention and answer."""
+    """The kill comes before or after the request, and before its answer is saved."""
     world = World(tmp_path)
     create = world.launcher.create
     world.launcher.create = raising(Killed())
@@ -512,7 +512,7 @@ def test_machines_from_a_suspended_time_may_start(tmp_path: Path) -> None:
 
 
 def test_machines_that_never_start_have_a_time_limit(tmp_path: Path) -> None:
-    """The limit runs from the first sight to the first heartbeat; activation does not extend it."""
+    """The limit starts when machines are first seen. Their activation does not extend it."""
     world = World(tmp_path)
     world.becomes(State.STARTING, at=120)
     world.becomes(State.STARTING, attempt=2, at=2400)
@@ -526,7 +526,7 @@ def test_machines_that_never_start_have_a_time_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("poll", [60.0, 600.0])
 def test_watching_prints_a_line_each_minute(tmp_path: Path, poll: float) -> None:
-    """State, step and number of steps, loss, dollars and time left."""
+    """The line has state, step, number of steps, loss, dollars and time left."""
     world = World(tmp_path)
     world.files.config.write_text("train: {phases: [{steps: 600}, {steps: 400}]}")
     world.activate(1, after=600, steps=steps(), loss=6.5)
@@ -575,7 +575,7 @@ def test_machines_that_wait_again_are_not_abandoned(
     world = running(tmp_path, limits=LimitsSection(wait_hours=1.0))
     world.becomes(State.WAITING, at=2 * HOUR)
     world.becomes(State.ACTIVE, at=2.5 * HOUR)
-    # Their last heartbeat is half an hour old, and the next takes a while.
+    # The last heartbeat is half an hour old, and the next one comes after five minutes.
     world.clock.after(2.5 * HOUR + 300, lambda: world.keep_beating(1, steps(200)))
     world.run_until_done(1, at=2.8 * HOUR, step=900)
     assert len(ends(world, "done").attempts) == 1

@@ -47,8 +47,8 @@ class Faults:
 
     Attributes:
         share_unavailable: share of all requests that are answered 503.
-        next_errors: errors by method, raised in turn before execution.
-        lost_answers: by method, number of requests executed but answered 503.
+        next_errors: errors by method, raised in turn instead of execution.
+        lost_answers: number of requests by method that are executed, but answered 503.
         quota: maximum chips per zone, or None.
         no_capacity: zones where requests stay in the queue.
         late_quota: zones where an accepted request fails in the queue for lack of quota.
@@ -77,7 +77,7 @@ class TpuService(grpc.GenericRpcHandler):
     Args:
         clock: clock for `valid_until_duration`.
         start: starts the hosts of a queued resource, given its name and node.
-        stop: ends them: a machine's notice, then its end.
+        stop: ends the hosts of a queued resource, given its name.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TpuService(grpc.GenericRpcHandler):
     # Methods for tests.
 
     def phase(self, name: str) -> Phase | None:
-        """The state of a queued resource by the last part of its name, or None."""
+        """Returns the state of a queued resource, named by the last part of its name, or None."""
         held = self._named(name)
         return None if held is None else held.message.state.state
 
@@ -118,7 +118,7 @@ class TpuService(grpc.GenericRpcHandler):
         held.nodes.clear()
 
     def make_by_hand(self, node: tpu_v2.Node) -> None:
-        """Makes a node without a queued resource."""
+        """Creates a node without a queued resource."""
         held = Held(tpu_v2.QueuedResource(name=f"by-hand/{node.name}"), 0.0, [node])
         self._held[held.message.name] = held
 
@@ -175,7 +175,7 @@ class TpuService(grpc.GenericRpcHandler):
         )
 
     def DeleteQueuedResource(self, request: Any) -> operations_pb2.Operation:
-        """Deletes slowly; an active resource only with force."""
+        """Deletes a resource at the second request. With nodes, `force` is required."""
         held = self._require(request.name)
         if held.nodes and not request.force:
             raise refusal(code_pb2.FAILED_PRECONDITION, "has nodes; delete them, or use force")
@@ -229,11 +229,7 @@ class TpuService(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(
             answer,
             request_deserializer=getattr(module, f"{method}Request").deserialize,
-            response_serializer=lambda found: (
-                found.SerializeToString()
-                if isinstance(found, operations_pb2.Operation)
-                else type(found).serialize(found)
-            ),
+            response_serializer=_serialized,
         )
 
     def _answer(self, method: str, request: Any) -> Any:
@@ -299,6 +295,13 @@ def refusal(code: int, message: str, *details: Any) -> Refusal:
     return Refusal(status(code, message, *details))
 
 
+def _serialized(answer: Any) -> bytes:
+    if isinstance(answer, operations_pb2.Operation):
+        return answer.SerializeToString()
+    kind: Any = type(answer)
+    return kind.serialize(answer)
+
+
 def quota_error(zone: str, limit: int) -> Refusal:
     """Cloud TPU's error for a project with too little quota."""
     text = (
@@ -319,7 +322,7 @@ def not_enabled() -> status_pb2.Status:
 
 
 def too_fast(seconds: int) -> status_pb2.Status:
-    """429 with a time to retry after."""
+    """An error 429 with a retry delay."""
     info = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=seconds))
     return status(code_pb2.RESOURCE_EXHAUSTED, "Quota exceeded for read requests per minute", info)
 
