@@ -63,7 +63,7 @@ def test_every_step_of_the_tutorial_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("exported/model.safetensors").is_file()
 
 
-# Less text, fewer steps, and a model that compiles in half the time; the rest is as printed.
+# Overrides that save time: less text, fewer steps, and a model that compiles in half the time.
 FEWER = (
     ('write_python_docs("text")', 'write_python_docs("text", max_bytes=250_000)'),
     ("steps: 1200", "steps: 8"),

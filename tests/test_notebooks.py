@@ -1,4 +1,4 @@
-"""The documentation's notebooks run in a Jupyter kernel and show progress as HTML."""
+"""The notebooks of the documentation run in a Jupyter kernel and show progress as HTML."""
 
 import json
 import re
@@ -15,20 +15,20 @@ from nbclient import NotebookClient
 from tests.project import ROOT, environment
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
-# The notebooks share a folder and a kernel, since they build on each other; JAX starts once.
+# The notebooks build on each other, so they share a folder and a kernel.
 # test_plain_scripts.py runs the code of "classifier".
 ORDER = ("pretrain", "finetune", "use")
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the notebooks."""
+    """Returns the folder of the notebooks."""
     return tmp_path_factory.mktemp("notebooks")
 
 
 @pytest.fixture(scope="module")
 def outputs(directory: Path) -> Iterator[dict[str, Any]]:
-    """The cells of each notebook after its run."""
+    """Runs the notebooks; returns the cells of each."""
     kernel = KernelManager(kernel_name="python3")
     assert kernel.kernel_spec is not None
     kernel.kernel_spec.argv[0] = sys.executable
@@ -40,7 +40,7 @@ def outputs(directory: Path) -> Iterator[dict[str, Any]]:
         kernel.cleanup_resources()
 
 
-# A model that compiles in half the time; the rest is as printed.
+# Use a model that compiles in half the time.
 SMALLER = (
     '"num_hidden_layers": 2',
     '"num_hidden_layers": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0',
@@ -55,7 +55,7 @@ def _run(name: str, kernel: KernelManager) -> list[Any]:
     try:
         return client.execute().cells
     finally:
-        client.kc.stop_channels()  # this client's channels; the kernel keeps running
+        client.kc.stop_channels()  # the kernel keeps running
 
 
 def test_every_notebook_runs_in_one_folder(outputs: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def test_every_notebook_runs_in_one_folder(outputs: dict[str, Any]) -> None:
 
 
 def test_the_notebooks_fine_tuning_learns(outputs: dict[str, Any], directory: Path) -> None:
-    del outputs  # the notebooks have run
+    del outputs  # requested only to run the notebooks
     found = json.loads((directory / "runs" / "hunter" / "evaluation.json").read_text())
     assert found["failure"] is None, found
     assert found["scores"]["accuracy"] >= found["constant_score"] + 0.3

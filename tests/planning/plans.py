@@ -1,4 +1,4 @@
-"""Small runs to plan, and steps as a compiler would describe them."""
+"""Small runs to plan, and made-up results of the compiler."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.request import CompileRequest
 
 HIDDEN, INTERMEDIATE, LAYERS, LENGTH, ROWS, VOCABULARY = 64, 128, 2, 64, 80, 1000
-PREDICTIONS = 10  # 15% of 64, plus one
+PREDICTIONS = 10  # 15% of 64 tokens, plus one
 DEEP = 12  # layers of a run for the quick form
 CONFIG: dict[str, Any] = {
     "run_dir": "nowhere",
@@ -90,7 +90,7 @@ def refused_step(needed: int, available: int) -> CompiledStep:
 
 @dataclasses.dataclass
 class FakeCompiler:
-    """Train steps fit; an evaluation of more rows than a microbatch, or than `most`, does not."""
+    """Refuses microbatches of more than `most` rows, and evaluations larger than a microbatch."""
 
     train: CompiledStep = dataclasses.field(default_factory=compiled)
     most: int = ROWS

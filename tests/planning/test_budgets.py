@@ -1,4 +1,4 @@
-"""Allowed collectives of compiled steps; any other collective fails by name."""
+"""Compiled steps have only the allowed collectives, within bounds of bytes."""
 
 import collections
 import importlib.util
@@ -41,7 +41,7 @@ SIZES = (
 
 
 def compiled(*overrides: str) -> CompiledStep:
-    """The train step of a small model for four v5e chips, or for several such slices."""
+    """Compiles the train step of a small model for one or more slices of four v5e chips."""
     config = run(*SIZES, *overrides, layers=LAYERS)
     (found,) = plan(config, ["v5e:2x2"], vocab_size=VOCABULARY, console=Console(quiet=True))
     return found.phases[0].train
@@ -49,13 +49,13 @@ def compiled(*overrides: str) -> CompiledStep:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache inside the test; no code generation, which does not affect collectives."""
+    """Uses an empty cache, and no code generation, which does not affect collectives."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(planning, "SHALLOW", LAYERS - 1)
 
 
 def check(step: CompiledStep, budget: Mapping[Kind, Bounds]) -> None:
-    """Fails with the names of collectives outside the budget or beyond it."""
+    """Asserts that a step has only the budget's collectives, with bytes within its bounds."""
     totals: collections.Counter[Kind] = collections.Counter()
     named: dict[Kind, list[str]] = collections.defaultdict(list)
     for one in step.collectives:
@@ -69,16 +69,16 @@ def check(step: CompiledStep, budget: Mapping[Kind, Bounds]) -> None:
 
 
 def parameters(step: CompiledStep) -> int:
-    """Bytes of a device's parameters between steps, all float32."""
+    """Returns the bytes of a device's parameters between steps. All are float32."""
     assert step.memory is not None
     return step.memory.parameters
 
 
 def gathers(size: int, *, tensor: int = 1) -> dict[Kind, Bounds]:
-    """Each kernel in bfloat16 and lookup tables in float32; `size`: bytes of all parameters.
+    """Returns bounds for gathering kernels in bfloat16 and lookup tables in float32.
 
-    The vocabulary's table may be gathered as a kernel too, and the FFN's second kernels once more
-    for GELU's recomputation.
+    The upper bound allows XLA to gather the vocabulary's table in bfloat16 too, and the FFN's
+    second kernels again to recompute GELU. `size` is the number of bytes of all parameters.
     """
     looked_up = (VOCABULARY // tensor + LENGTH) * WIDTH * F32
     again = LAYERS * 2 * WIDTH * WIDTH * BF16 // tensor
@@ -93,7 +93,7 @@ def round_up(number: int, unit: int) -> int:
 
 
 def activations(rows: int, width: int = F32) -> int:
-    """Bytes of hidden states."""
+    """Returns the bytes of the hidden states of rows."""
     return rows * LENGTH * WIDTH * width
 
 
@@ -116,15 +116,15 @@ def test_slices_exchange_only_gradient_shares() -> None:
 
 @pytest.mark.parametrize("attention", ["auto", pytest.param("xla", marks=pytest.mark.chaos)])
 def test_tensor_parallelism_sums_two_activations_per_block(attention: str) -> None:
-    """`auto` selects kernels here for attention, LayerNorm and GELU's gradient."""
+    """With `auto`, the step uses kernels for attention, LayerNorm and GELU's gradient."""
     step = compiled("mesh.tensor=2", f"model.execution.attention={attention}")
     assert step.cycles is not None
     kernels = sum(kernel.calls for kernel in step.cycles.kernels)
     of_loss = 2
     assert kernels == LAYERS * (7 if attention == "auto" else 5) + of_loss
     size, hidden = 2 * parameters(step), activations(ROWS // 2, BF16)
-    # In the last layer, queries, attention's output and the FFN cover only tokens that heads read,
-    # padded to registers of 16.
+    # The last layer computes queries, attention's output and the FFN only for tokens that heads
+    # read, padded to a multiple of 16.
     read = (ROWS // 2) * round_up(PREDICTIONS + 1, 16) * WIDTH * BF16
     blocks = 2 * 2 * (LAYERS - 1) * hidden + hidden + 2 * 2 * read
     head = (ROWS // 2) * PREDICTIONS * WIDTH * BF16
@@ -134,11 +134,11 @@ def test_tensor_parallelism_sums_two_activations_per_block(attention: str) -> No
         | {
             ("reduce-scatter", ("data",), "f32"): (SPLIT * size, size),
             ("all-reduce", ("data",), "f32"): (0, (1 - SPLIT) * size + FIGURES),
-            # The next-sentence head's kernel, whose two columns are not split.
+            # The kernel of the next-sentence head has two columns, which are not split.
             ("all-gather", ("tensor",), "f32"): (0, FIGURES),
             ("all-reduce", ("tensor",), "bf16"): (blocks + head, blocks + head),
-            # The vocabulary is split: each looked-up row is on one device of a pair, and softmax
-            # over pieces sums a maximum and a total.
+            # The vocabulary is split over two devices: embeddings are summed, and so are the
+            # maximum and the total of the softmax over pieces.
             ("all-reduce", ("tensor",), "f32"): (
                 activations(ROWS // 2),
                 activations(ROWS // 2) + 4 * FIGURES,
@@ -161,7 +161,7 @@ def test_gradients_can_be_summed_in_bfloat16() -> None:
 def test_fsdp_gathers_bfloat16_and_sums_float32() -> None:
     step = compiled("mesh.fsdp=4")
     assert step.memory is not None
-    whole = 4 * parameters(step)  # an upper bound: small parameters are replicated
+    whole = 4 * parameters(step)  # an upper bound, because small parameters are replicated
     gathered = sum(one.bytes * one.trips for one in step.collectives if one.kind == "all-gather")
     assert gathered < whole
     summed = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
@@ -177,5 +177,5 @@ def test_accumulation_moves_no_activation(accumulation: int) -> None:
     assert {one.kind for one in step.collectives} <= {"all-reduce", "reduce-scatter", "all-gather"}
     sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
     summed = sum(one.bytes * one.trips for one in sums)
-    # XLA sums most gradients per microbatch instead of once in total.
+    # XLA sums most gradients once per microbatch, not once per step.
     assert 0.6 < summed / (accumulation * 4 * parameters(step)) <= 1

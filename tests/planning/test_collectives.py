@@ -54,8 +54,8 @@ source_target_pairs={{{{0,1}},{{1,2}},{{2,3}},{{3,0}}}}
 """
 
 
-# A reduce-scatter over four devices, and a gather that overlaps a product: its start, the
-# overlapped fusion and its end each contain it.
+# A reduce-scatter over four devices, and an all-gather that overlaps a product. The gather occurs
+# in its start, in the overlapped fusion and in its end.
 IN_FUSIONS = f"""
 %all-reduce-scatter.1 (s: f32[400]) -> f32[100] {{
   %s = f32[400] parameter(0)
@@ -115,7 +115,7 @@ TWO_SLICES = DevicePlacement(
 def test_collectives_inside_fusions_count_once() -> None:
     scatter, gather = find_collectives(module(IN_FUSIONS), TWO_SLICES)
     assert (scatter.kind, scatter.name, scatter.bytes) == ("reduce-scatter", "share", 1600)
-    assert scatter.seconds == pytest.approx(3 / 4 * 1600 / 100e9)  # an all-reduce takes twice that
+    assert scatter.seconds == pytest.approx(3 / 4 * 1600 / 100e9)  # half of an all-reduce
     assert (gather.kind, gather.name, gather.bytes) == ("all-gather", "start", 1600)
     assert gather.hidden_cycles == 700 + 50
 
@@ -135,18 +135,18 @@ ENTRY %main (a: f32[400], b: f32[400]) -> f32[1600] {{
 
 
 def test_concurrent_collectives_share_the_hiding_work() -> None:
-    """Hiding each behind all of the work would count that work twice."""
+    """Work that hides two collectives is divided between them, so it is not counted twice."""
     first, second = find_collectives(module(TOGETHER), TWO_SLICES)
     assert (first.hidden_cycles, second.hidden_cycles) == (100 + 300, 300)
 
 
 def test_collectives_have_bytes_axes_links_and_overlap() -> None:
-    """Two slices of four v5e chips: the data axis crosses them, the tensor axis does not."""
+    """The data axis crosses two slices of four v5e chips, and the tensor axis does not."""
     permute, inside, across, everywhere = find_collectives(module(EXCHANGE), TWO_SLICES)
     assert (permute.kind, permute.bytes, permute.axes) == ("collective-permute", 4000, ("tensor",))
     assert permute.hidden_cycles == 3000
     assert permute.exposed_seconds(1.5e9) == 0.0
-    # Four chips in a square, not a ring: one link's bandwidth along each of two dimensions.
+    # Four chips form a square without wraparound links, so a sum uses one link per dimension.
     assert (inside.kind, inside.axes, inside.link, inside.group) == (
         "all-reduce",
         ("tensor",),

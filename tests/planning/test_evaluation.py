@@ -1,4 +1,4 @@
-"""Whether a run's evaluations fit into memory, also in a plan's quick form."""
+"""Plans check that evaluations fit into memory, in the quick form too."""
 
 import math
 
@@ -24,7 +24,7 @@ HALVES = f"{PHASE}.accumulation=2"
 def planned(
     monkeypatch: pytest.MonkeyPatch, *overrides: str, peak: int = 8 * GIB, copy_bytes: int = GIB
 ) -> tuple[Plan, list[str]]:
-    """The plan for a v5e slice of 16 GiB a chip, and the steps that were compiled for it."""
+    """Returns a plan for a v5e slice with 16 GiB per chip, and the steps compiled for it."""
     fake = FakeCompiler(compiled(peak=peak, copy_bytes=copy_bytes)).install(monkeypatch)
     request = train_step(run(HALVES, *overrides), "v5e:2x2", vocab_size=VOCABULARY)
     found = make_plan(request, compiler=Compiler(narrator=Narrator(Console(quiet=True))))
@@ -57,7 +57,7 @@ def test_a_larger_evaluation_that_does_not_fit_is_named(
     assert not found.fits
     assert found.hours is None
     assert found.memory_missing().startswith("the evaluation step of phase 0 needs 19.3 GiB")
-    # The suggested settings have fewer rows, with unchanged and with other training.
+    # All suggestions reduce the rows of an evaluation. One of them does not change the training.
     assert found.suggestions
     overrides = [each.overrides for each in found.suggestions]
     assert ("train.evaluation.batch_size=null",) in overrides
@@ -77,7 +77,7 @@ def test_the_evaluation_program_counts_the_training_state(override: str, rows: i
     assert (train.rows, evaluation.rows) == (ROWS, rows)
     params, batch = evaluation.lowered.args_info[0]
     assert {leaf.shape[0] for leaf in batch.values()} == {rows}
-    # Each chip has all parameters, a quarter of the state, and all indivisible arrays.
+    # Each chip has all parameters, a quarter of the divisible state, and all indivisible arrays.
     whole = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     assert train.copy_bytes == evaluation.parameter_bytes == whole
     assert evaluation.beside_bytes == train.parameter_bytes + train.optimizer_bytes

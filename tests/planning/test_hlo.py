@@ -26,8 +26,8 @@ def counted(text: str) -> Cycles:
     return count_cycles(module(text), {}, V5E)
 
 
-# A loop like the compiler's windowed product: from 0 to 8 in steps of two, its bound in the state,
-# its step a sum of two; inside it a scan of 3, and a fused condition.
+# A loop like the compiler's windowed product. It counts from 0 to 8 in steps of two. The bound is in
+# the loop's state, and the step is a sum of two values. The body has a scan of 3 steps.
 NESTED = f"""
 HloModule jit_step, is_scheduled=true
 
@@ -118,7 +118,8 @@ def test_a_loops_body_counts_once_per_trip() -> None:
     found = counted(NESTED)
     assert found.product_flops == 12 * 2 * 8 * 8 * 8
     assert found.unknown_loops == ()
-    # Fusions count once, only the costlier branch counts, random bits count by bytes: 4096 + 256.
+    # A fusion is counted once, and only the costlier branch is counted. The cycles of random bits
+    # follow from their bytes: 4096 + 256.
     assert found.total - found.by_bytes == 12 * 100 + 4 * 7 + 50
     assert found.by_bytes == round((4096 + 256) / V5E.bytes_per_cycle) > 0
     assert found.by_kind["matrix products"] == 1200
@@ -126,7 +127,7 @@ def test_a_loops_body_counts_once_per_trip() -> None:
 
 
 def test_a_data_dependent_loop_is_named_and_counts_once() -> None:
-    """The bound is an argument."""
+    """The bound of the loop is an argument of the program."""
     text = NESTED.replace("%eight = u32[] constant(8)", "%eight = u32[] convert(%flag)")
     found = counted(text)
     assert found.unknown_loops == ("while.2",)
@@ -145,7 +146,7 @@ B, H, L, D = 16, 12, 32, 64
 
 
 def of(left: str, right: str, out: str, attributes: str, opcode: str = "convolution") -> int:
-    """FLOPs of one product."""
+    """Returns the FLOPs of one product."""
     text = f"""
 ENTRY %main (a: {left}, b: {right}) -> {out} {{
   %a = {left} parameter(0)
@@ -164,14 +165,14 @@ ENTRY %main (a: {left}, b: {right}) -> {out} {{
             *(f"bf16[{L},{B},{D}]", f"bf16[{D},{3 * D},1]", f"bf16[{L},{B},{3 * D}]"),
             *("window={size=1}, dim_labels=0bf_io0->0bf", 2 * B * L * D * 3 * D),
         ),
-        # Scores: a product per row and head, written by the compiler as a dilated window.
+        # Attention scores: the compiler writes a product per row and head as a dilated window.
         (
             *(f"bf16[{B},{L},{H},{D}]", f"bf16[{B},{L},{H},{D}]", f"f32[{B},{H},{L},{L}]"),
             f"window={{size={B}x{H} stride={B - 1}x{H - 1} lhs_dilate={B}x{H}}}, "
             "dim_labels=0b1f_0o1i->01bf",
             2 * B * H * L * L * D,
         ),
-        # Padding is not multiplied: of 2 × 3 positions in each of 4 outputs only inner ones count.
+        # Padding is not multiplied: the four outputs use 2, 3, 3 and 2 positions.
         (
             *("f32[1,4,8]", "f32[3,8,5]", "f32[1,4,5]"),
             *("window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f", 2 * 8 * 5 * (2 + 3 + 3 + 2)),

@@ -1,4 +1,4 @@
-"""Compiled programs and schedules: recorded, hand-written, and compiled here."""
+"""Schedules of kernels: recorded, hand-written, and compiled by the test."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from tests.tpu_compiler import compile_for_tpus
 GOLDEN = ROOT / "tests/golden/planning"
 V5E = ACCELERATORS["v5e"]
 
-# The counter, and the test that skips the body in two of 50 steps, are spilled.
+# The compiler spills the counter, and the test that skips the body in two of 50 steps.
 SPILLED = """
      0   :  { %s1 = smov.u32 0  ;;  %s2 = sld [smem:[#allocation9]] /* megacore core id */ }
    0x1 LB: > { %s3 = sphi %s1, %s4 } /* Start region 7 */
@@ -53,7 +53,7 @@ def test_recorded_nested_loops_have_their_trip_counts() -> None:
         (GOLDEN / "nested.final_bundles.txt").read_text(),
         (GOLDEN / "nested.utilization.txt").read_text(),
     )
-    around, body = 9 + 7, 16  # of 18 steps, two skip the body
+    around, body = 9 + 7, 16  # two of 18 steps skip the body
     inner, outer, third, between = 10 * 7 * 5, 8 * 5, 14, 3 + 6 + 1
     assert found.bundles == 2 + 18 * around + body * (inner + outer + third + between) + 1
     assert (found.steps, found.unknown_loops) == (18, 1)
@@ -84,7 +84,7 @@ SLICES = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of `tpu_programs`."""
+    """Runs `tpu_programs`; returns the folder with its output."""
     made = tmp_path_factory.mktemp("programs")
     compile_for_tpus("tests.planning.tpu_programs", made, *(each.name for each in SLICES))
     return made
@@ -118,7 +118,7 @@ def test_a_compiled_kernel_has_its_loops_copies_and_calls(folder: Path) -> None:
     assert counted.uncounted == {}
     assert counted.unknown_loops == ()
     assert counted.in_kernels == counted.by_kind[KERNEL] == TURNS * one.cycles
-    # A turn of the inner loop is a few bundles, and the rest is small.
+    # One turn of the inner loop takes a few bundles. Everything else takes few in total.
     assert 5 < one.bundles / (STEPS * OUTER * INNER) < 40
     assert one.copied_bytes >= STEPS * ROWS * LANES * 4
     assert one.copied_bytes <= (STEPS + 2) * (ROWS + 8) * LANES * 4

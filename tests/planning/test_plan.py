@@ -35,7 +35,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A configuration, and a cache of its own."""
+    """A directory with a configuration and an empty cache."""
     folder = tmp_path_factory.mktemp("plan")
     (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
@@ -44,16 +44,16 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run_plan(folder: Path, *arguments: str) -> Result:
-    """Runs `plan` as a user does; the compiler runs in processes of its own."""
+    """Runs `plan` from the command line. The compiler runs in separate processes."""
     return invoke("plan", folder / "run.yaml", "--vocab-size", VOCABULARY, *arguments)
 
 
 @pytest.fixture(scope="module")
 def planned(workplace: Path) -> dict[str, Any]:
-    """The plan of the tiny run for four v5e chips."""
+    """Plans the tiny run for four v5e chips."""
     result = run_plan(workplace, "--topology", "v5litepod-4", "--json")
     assert result.exit_code == 0, result.stderr
-    # Without a terminal: a line at once, and more during compilation.
+    # Without a terminal, one line is printed at once and more lines during compilation.
     step = "compiling the train step of phase 0 for v5e:2x2"
     first, *_, last = (line for line in result.stderr.splitlines() if line.startswith(step))
     assert first == f"{step} …"
@@ -75,7 +75,7 @@ def test_memory_equals_the_compilers_and_the_states(planned: dict[str, Any]) -> 
     embeddings = (1024 + LENGTH + 2) * width + 2 * width  # vocabulary padded to a multiple of 128
     heads = (width * width + width) + (width * width + 3 * width + 1024) + (2 * width + 2)
     parameters = 4 * (LAYERS * layer + embeddings + heads)
-    # Each chip holds a quarter of them and of two moments, and all indivisible arrays.
+    # Each chip has a quarter of the parameters and of two moments, and all indivisible arrays.
     assert parameters / 4 < memory["parameters"] < parameters / 3
     assert 2 * memory["parameters"] <= memory["optimizer"] < 2 * memory["parameters"] + 2**10
     held = memory["parameters"] + memory["optimizer"] + memory["batch"]
@@ -87,7 +87,8 @@ def test_memory_equals_the_compilers_and_the_states(planned: dict[str, Any]) -> 
 def test_useful_flops_equal_a_count_by_hand(planned: dict[str, Any]) -> None:
     width, inner = HIDDEN, INTERMEDIATE
     layer = LENGTH * (8 * width * width + 4 * width * inner) + 4 * LENGTH * LENGTH * width
-    # In the last layer heads read only masked tokens and [CLS]; all tokens have keys and values.
+    # Heads read only masked tokens and [CLS] of the last layer, but its attention needs the keys
+    # and values of all tokens.
     read = PREDICTIONS + 1
     last = read * (4 * width * width + 4 * width * inner) + 4 * read * LENGTH * width
     last += LENGTH * 4 * width * width
@@ -128,12 +129,12 @@ def test_kernels_count_by_their_schedule(planned: dict[str, Any]) -> None:
     inside = sum(one["cycles"] * one["calls"] for one in kernels)
     assert cycles["by_kind"]["custom kernels"] == cycles["in_kernels"] == inside
     work = planned["phases"][0]["train"]["compiled"]["work"]
-    # For each row, 2 heads side by side in 128 columns, 64 tokens padded to 128: 2 and 5 products.
-    # The 11 queries of the last layer are padded to 16.
+    # A row has 2 heads in 128 columns, and 64 tokens padded to 128. Attention needs 2 products
+    # forward and 5 backward. The 11 queries of the last layer are padded to 16.
     queries = (LAYERS - 1) * 128 + 16
     attention = ROWS / 4 * (2 + 5) * 2 * queries * 128 * HIDDEN
-    # One product forward and two backward, for a chip's 200 predictions, padded to registers of 16,
-    # and 1,024 pieces.
+    # The loss needs one product forward and two backward. A chip has 200 predictions, padded to
+    # 208, and 1,024 pieces.
     loss = (1 + 2) * 2 * 208 * 1024 * HIDDEN
     assert work["kernel_flops"] == attention + loss
     assert work["hbm_bytes"] > 0
@@ -149,7 +150,7 @@ def test_gradients_are_scattered_and_parameters_gathered(
     assert {tuple(one["axes"]) for one in collectives} == {("data",)}
     gathered = sum(one["bytes"] for one in collectives if one["kind"] == "all-gather")
     parameters = 4 * planned["phases"][0]["train"]["compiled"]["memory"]["parameters"]
-    # Kernels in bfloat16, embeddings in float32; small parameters are replicated.
+    # Kernels are gathered in bfloat16, embeddings in float32. Small parameters are replicated.
     assert 0.5 * parameters < gathered <= parameters
     scattered = sum(one["bytes"] for one in collectives if one["kind"] == "reduce-scatter")
     assert 0.8 * parameters < scattered <= parameters
@@ -203,7 +204,7 @@ def test_the_quick_form_estimates_the_same_program(
     memory, known = (each["compiled"]["memory"] for each in (estimated, exact))
     for of in ("parameters", "optimizer", "temporaries"):
         assert memory[of] == pytest.approx(known[of], rel=0.01)
-    # The executable's own figure and the compiler's buffers, from two compilations and two readers.
+    # Peak memory comes from the executable in one plan, and from the compiler's files in the other.
     assert memory["peak"] == pytest.approx(known["peak"], rel=1e-3)
     moved = [
         sorted((one["kind"], one["trips"], one["bytes"]) for one in each["collectives"])
@@ -214,7 +215,7 @@ def test_the_quick_form_estimates_the_same_program(
     for kind in ("product_flops", "kernel_flops"):
         assert works[0][kind] == works[1][kind] > 0
     cycles, counted = (each["compiled"]["cycles"] for each in (estimated, exact))
-    # So small an operation costs only its start.
+    # Operations are so small that only their start takes time.
     scheduled, known_cycles = (
         each["total"] - each["by_bytes"] - each["in_kernels"] for each in (cycles, counted)
     )
@@ -238,7 +239,7 @@ def test_the_quick_form_estimates_the_same_program(
     ids=["topology", "batch", "prices"],
 )
 def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expected: str) -> None:
-    """Compiling finds a batch that the slices do not divide."""
+    """A batch that the slices do not divide is found when compiling."""
     config = workplace / "run.yaml"
     assert expected in refused("plan", config, "--vocab-size", VOCABULARY, *arguments)
 

@@ -34,7 +34,7 @@ from tests.planning.plans import VOCABULARY, compiled, run, values
 from tests.project import invoke
 
 V5E = ACCELERATORS["v5e"]
-# A product with its tanh, a copy, a number, and a kernel.
+# A program with a product and tanh, a copy, a scalar, and a kernel.
 PROGRAM = """HloModule jit_step, is_scheduled=true
 
 %fused (a: bf16[8192,768], b: bf16[768,3072]) -> bf16[8192,3072] {
@@ -85,7 +85,7 @@ def test_only_operations_on_the_core_get_cycles() -> None:
     assert cycles["attention_forward.2"] is None
     product = cycles["fusion.1"]
     assert product is not None
-    # At least the matrix units' time, and less than twice that.
+    # A product takes at least the time of the matrix units, and less than twice that time.
     least = 2 * 8192 * 768 * 3072 / (197e12 / 1.5e9)
     assert least < product < 2 * least
     found = count_cycles(program, {"AB=": SCHEDULE}, V5E)
@@ -94,9 +94,9 @@ def test_only_operations_on_the_core_get_cycles() -> None:
     assert found.kernel_flops == 200_000_000
     (call,) = found.kernels
     assert (call.bundles, call.busiest, call.busiest_bundles) == (800, "VALU", 400)
-    # The operand words, and a result of 16 elements of two bytes.
+    # The kernel copies the words of its operands, and a result of 16 elements of two bytes.
     assert call.copied_bytes == 2 * 16 * 6 * 2 * 512 * 4 + 16 * 2
-    # Its products dominate, at the matrix units' peak; one of 8 steps' copies is not hidden.
+    # Products at the peak of the matrix units dominate. Of 8 steps, the copies of one are exposed.
     products, copies = round(2e8 / (197e12 / 1.5e9)), call.copied_bytes / V5E.bytes_per_cycle
     assert call.cycles == round(max(products, copies) + min(products, copies) / 8)
     without = count_cycles(program, {}, V5E)
@@ -151,7 +151,7 @@ def test_kernels_of_a_lowered_program_have_their_operands() -> None:
 def test_an_oversized_kernel_keeps_the_others_schedules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The same for a program that does not fit: a later compilation finds that."""
+    """The kernel gets no schedule. Compiling the whole step later reports the error."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forward, norm = kernels_of(LOWERED)
     said = (
@@ -175,7 +175,7 @@ def test_an_oversized_kernel_keeps_the_others_schedules(
 
 
 def keep(request: CompileRequest, step: CompiledStep) -> None:
-    """Stores a made-up answer of the compiler."""
+    """Stores a made-up result of the compiler in the cache."""
     kept_at(request).parent.mkdir(parents=True, exist_ok=True)
     kept_at(request).write_bytes(STEP.dump_json(step))
 
@@ -185,7 +185,7 @@ EXACT = train_step(run("train.evaluation=null"), "v5e:2x2", vocab_size=VOCABULAR
 
 @pytest.fixture
 def deep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration of twelve layers, with stored compiler answers without code."""
+    """A configuration of twelve layers, whose quick compilation is in the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "run.yaml"
     settings = values()
@@ -196,7 +196,7 @@ def deep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_plan(path: Path, *arguments: str) -> Result:
-    """Runs `plan` as a user does."""
+    """Runs `plan` from the command line."""
     return invoke("plan", path, "--vocab-size", VOCABULARY, "--topology", "v5e:2x2", *arguments)
 
 
@@ -239,7 +239,7 @@ def test_an_unknown_libtpu_is_reported_and_compiled_exactly(
     assert "9.9" in run_plan(deep_run).stdout
 
 
-# libtpu's message for a kernel: the second line has the reason, the last one an address.
+# Error of libtpu for a kernel. The second line has the reason, and the last line an address.
 REFUSAL = """RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:
 Ran out of memory in memory space vmem while allocating on stack for %norm_backward.3 = (f32[1]{0})
 See https://openxla.org/xla/errors/error_1001 for more details."""

@@ -1,4 +1,4 @@
-"""Settings that `plan` tries if a run does not fit."""
+"""Settings that `plan` suggests if a run does not fit."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_candidates_start_with_the_run_and_are_distinct() -> None:
 
 
 class FakeCompiler:
-    """Memory and time depend on the microbatch and on the activations kept."""
+    """Returns steps whose memory depends on the microbatch and on the stored activations."""
 
     def __init__(self, available: int) -> None:
         self.available = available
@@ -48,15 +48,15 @@ class FakeCompiler:
 
 
 def test_hopeless_candidates_are_skipped() -> None:
-    compiler = FakeCompiler(available=50 + 3 * 32)  # remat=full and accumulation=8
+    compiler = FakeCompiler(available=50 + 3 * 32)  # fits with remat=full and accumulation=8
     found = find_fitting(request("v5e:4x4"), parse_topology("v5e:4x4"), compiled=compiler)
     assert len(compiler.titles) <= COMPILED + 1
     overrides = [set(each) for each, _ in found]
     assert {"model.execution.remat=full", "train.phases.0.accumulation=8"} in overrides
     assert all(step.memory is not None for _, step in found)
-    # The first candidate's need rules out some candidates, which are not compiled.
+    # The memory of the first candidate rules out other candidates, which are not compiled.
     assert not any("accumulation=2" in title and "remat" not in title for title in compiler.titles)
-    # The same microbatch without accumulation changes the batch, so it comes after the run's own.
+    # The last suggestion has the same microbatch without accumulation, which changes the batch.
     assert overrides[-1] == {"model.execution.remat=full", "train.phases.0.batch_size=32"}
     assert "settings 1 of at most 11: as configured" in compiler.titles[0]
 

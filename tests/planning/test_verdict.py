@@ -17,7 +17,7 @@ TABLES = ("HBM per chip, GiB", "Work of a step", "Collectives of a step", "cycle
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A configuration of two phases; a fake compiler handles its programs."""
+    """A configuration of two phases."""
     settings = values()
     (phase,) = settings["train"]["phases"]
     settings["train"]["phases"] = [phase | {"steps": 2 * 10**10}, phase]
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
-    """Programs that need 8 of a v5e chip's 16 GiB; twice the batch needs 19.3."""
+    """A compiler whose steps need 8 of 16 GiB, or 19.3 GiB with twice the batch."""
     return FakeCompiler().install(monkeypatch)
 
 

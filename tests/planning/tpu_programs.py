@@ -1,11 +1,13 @@
 """``python -m tests.planning.tpu_programs FOLDER SLICE …``: programs with known figures.
 
-``loops.txt``: OUTER × INNER products in two scans, one inside the other, with a sum over the chips
-in the outer one; a data-dependent loop; a branch. ``kernel.txt``: a kernel with a grid of STEPS, in
-each step OUTER × INNER turns, called TURNS times by a scan; the compiler's schedules are in the
-same folder. ``devices.json``: devices and hosts of one and two slices, for each SLICE.
-tests/golden/planning has the schedule of such a kernel with STEPS 16 and a third, data-dependent
-loop.
+``loops.txt`` has OUTER × INNER products in two nested scans, with a sum over the chips in the outer
+scan, then a data-dependent loop and a branch.
+
+``kernel.txt`` has a kernel with a grid of STEPS and OUTER × INNER turns in each step. A scan calls
+the kernel TURNS times. The compiler's schedules are in the same folder. tests/golden/planning has
+the schedule of a similar kernel with 16 steps and a third, data-dependent loop.
+
+``devices.json`` has the devices and hosts of one and two slices, for each SLICE.
 """
 
 import json
@@ -30,7 +32,7 @@ WIDTH, TOKENS = 512, 4096
 
 
 def kernel(x: Any, count: Any, out: Any) -> None:
-    """One step: a block of ROWS × LANES in, 8 × LANES out; `count` keeps it inside the scan."""
+    """Maps a block of ROWS × LANES to 8 × LANES. `count` keeps XLA from hoisting it."""
 
     def inner(at: jax.Array, total: jax.Array) -> jax.Array:
         return jnp.tanh(total * 1.5 + x[0, pl.ds(at * 8, 8), :])
@@ -43,7 +45,7 @@ def kernel(x: Any, count: Any, out: Any) -> None:
 
 
 def program(x: jax.Array, count: jax.Array) -> jax.Array:
-    """x [STEPS, ROWS, LANES], count [1, 1]; returns [STEPS, 8, LANES]."""
+    """Calls the kernel in a scan: x [STEPS, ROWS, LANES], count [1, 1] -> [STEPS, 8, LANES]."""
     call = pl.pallas_call(
         kernel,
         grid=(STEPS,),
@@ -63,7 +65,7 @@ def program(x: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def step(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """x [TOKENS, WIDTH], weights [OUTER, INNER, WIDTH, WIDTH]."""
+    """Multiplies x [TOKENS, WIDTH] with weights [OUTER, INNER, WIDTH, WIDTH] in loops."""
 
     def outer(x: jax.Array, rows: jax.Array) -> tuple[jax.Array, None]:
         x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, rows)

@@ -18,7 +18,7 @@ from tests.project import Refusal, bert_jax, ok, project_config, refused, said, 
 
 @pytest.fixture
 def config(project: Path) -> dict[str, Any]:
-    """The project's configuration, to be spoiled, on the test process's mesh."""
+    """The project's configuration on the test process's mesh; tests make it invalid."""
     values = project_config(project)
     values["mesh"] = {"platform": "cpu", "data": -1}
     return values
@@ -344,7 +344,7 @@ def test_a_second_vocab_is_refused_unless_the_first_died(
 def test_a_vocabulary_may_be_written_into_the_current_folder(
     tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`.` has no name for its lock file."""
+    """A lock file is named after its directory, and `.` has no name."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     ok("vocab", write_config(tmp_path / "config.yaml", config), "vocab.output=.", "vocab.size=600")

@@ -34,7 +34,7 @@ STEPS = 16
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """16 steps, a checkpoint every 6; a window of 8 steps."""
+    """A run of 16 steps with a checkpoint every 6 steps; spikes are found in a window of 8."""
     values = one_phase(
         project,
         steps=STEPS,
@@ -67,7 +67,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
 
 
 def resumed_at(step: int, run_dir: Path, copy: Path) -> Path:
-    """A copy of a run as if it was killed after a checkpoint."""
+    """Returns a copy of a run, as if the run was killed after a checkpoint."""
     shutil.copytree(run_dir, copy)
     for checkpoint in (copy / "checkpoints").iterdir():
         if int(checkpoint.name) > step:
@@ -77,14 +77,14 @@ def resumed_at(step: int, run_dir: Path, copy: Path) -> Path:
 
 SKIP_SPIKES = "train.bad_steps.on_spike=skip"
 
-# For runs without bit-for-bit checks: programs without dropout compile in half the time.
+# Overrides for runs without bit-for-bit checks. Without dropout, programs compile in half the time.
 PLAIN = [f"model.architecture.{name}=0.0" for name in DROPOUT]
 
 
 def test_skipped_nan_and_spike_survive_a_kill_bit_for_bit(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One comes right before a checkpoint, so that the restored history contains it.
+    # The second bad step comes right before a checkpoint, so the restored history contains it.
     poison_pretraining(monkeypatch, {4: nan, 5: nan, 13: spike})
     run_dir = tmp_path / "run"
     said = ok("pretrain", config, f"run_dir={run_dir}", SKIP_SPIKES)
@@ -149,7 +149,7 @@ def test_a_nan_gradient_with_finite_loss_is_found(
     assert found.reproduces
     assert found.first_bad
     assert found.bad_inputs == []
-    # The loss of that step in the dump is finite, and the replay has the same.
+    # The dump has a finite loss for the bad step, and the replay reproduces it.
     record = json.loads((run_dir / "bad_step_9" / "dump.json").read_text())
     assert found.loss == pytest.approx(float(record["figures"]["loss"]), rel=1e-5)
 
@@ -166,7 +166,7 @@ def test_a_rollback_skips_the_data_even_after_a_kill(
     assert f"step 9: loss nan, gradient_norm nan; written to {run_dir / 'bad_step_9'}" in said
     assert "step 9: back to step 6; rows 48 to 71 of phase 0 are left out" in said
     assert [(line["step"], line["at"]) for line in bad_lines(run_dir)] == [(6, 9)]
-    # Batches 6 to 8 were read once, and the 16 steps used batches 0 to 5 and 9 to 18.
+    # Batches 6 to 8 were read only once. The 16 steps used batches 0 to 5 and 9 to 18.
     assert read.count(8) == 1
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
     assert sorted(read_example_log(run_dir)) == list(range(1, STEPS + 1))
@@ -184,7 +184,7 @@ def test_a_rollback_skips_the_data_even_after_a_kill(
     assert (said.key, said.values["place"]) == ("file.changed", str(rollbacks))
     assert not read
     rollbacks.write_text(whole)
-    # Simulates a kill between the two files.
+    # Simulates a kill after writing rollbacks.json and before writing metrics.jsonl.
     metrics = killed / "metrics.jsonl"
     kept = [line for line in metrics.read_text().splitlines(True) if '"bad_step"' not in line]
     metrics.write_text("".join(kept))
@@ -205,7 +205,7 @@ def diverge_in(patch: pytest.MonkeyPatch, evaluations: Collection[int]) -> None:
     patch.setattr(Predictor, "__call__", diverged)
 
 
-# One length, so that one program is enough.
+# All rows have one length, so only one program is compiled.
 THREE_EPOCHS = {"epochs": 3, "max_length": 8}
 
 
@@ -276,14 +276,14 @@ def test_a_damaged_dump_is_refused_in_one_line(
 def test_a_flipped_bit_in_a_replica_stops_before_the_save(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device computes wrongly at step 9; step 10 detects and names it, and does not save."""
+    """A device computes a wrong result at step 9. Step 10 names the device and does not save."""
     run_step, steps = StepPrograms.__call__, itertools.count(1)
 
     def failing(programs: StepPrograms, *arguments: Any) -> Any:
         state, figures = run_step(programs, *arguments)
         if next(steps) == 9:
             bias = state.params["pooler"]["dense"]["bias"]
-            # Not the last bit: the update of step 10 may round it away.
+            # The update of step 10 may round the last bit away, so flip a higher bit.
             state.params["pooler"]["dense"]["bias"] = corrupt(bias, 5, bit=20)
         return state, figures
 
@@ -301,13 +301,13 @@ def test_bad_last_parameters_stop_at_the_evaluation(config: Path, tmp_path: Path
     diverging = ["optimizer.learning_rate=1e10", "optimizer.warmup_steps=0"]
     last = ["train.phases.0.steps=2", "train.evaluation.every=2"]
     command = ("pretrain", config, f"run_dir={run_dir}", *diverging, *last)
-    for _ in range(2):  # and again after resuming
+    for _ in range(2):  # the second command resumes the run
         line = refused(*command, code=1)
         assert line.key == "evaluation.diverged"
         assert line.values["place"] == "step 2: evaluation"
         assert "NaN" not in (run_dir / "metrics.jsonl").read_text()
     assert not [path for path in (run_dir / "checkpoints").iterdir() if path.name.isdecimal()]
-    # If more steps follow, they detect it and write a dump.
+    # In a longer run, the next steps detect the bad parameters and write a dump.
     earlier = ["train.phases.0.steps=16", "train.evaluation.every=2"]
     result = invoke("pretrain", config, f"run_dir={tmp_path / 'longer'}", *diverging, *earlier)
     assert result.exit_code == 1, (result.output, result.exception)

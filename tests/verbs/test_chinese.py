@@ -18,7 +18,7 @@ CHARACTERS = "我他在是去的看有来上"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Thirty articles, a vocabulary of their characters, and the configuration."""
+    """Thirty articles, a vocabulary of their characters, and a configuration."""
     rng = np.random.default_rng(0)
 
     def sentence() -> str:
@@ -70,7 +70,7 @@ def test_chinese_words_are_masked_whole(config: Path) -> None:
             text = "".join(map(original, line[3:].split()))
             for found in re.finditer("|".join(LEXICON), text):
                 words[found.group()].add(sum(changed[found.start() : found.end()]))
-    # All of a word's characters are predicted, or none.
+    # Either all characters of a word are predicted, or none.
     assert words == {word: {0, 2} for word in LEXICON}
 
     ok("pretrain", config)

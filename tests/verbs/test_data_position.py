@@ -17,7 +17,7 @@ from tests.project import MESH, ok, one_phase, project_config, refused, write_co
 
 @pytest.fixture(scope="module")
 def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A configuration whose dataset has an epoch of a few steps."""
+    """A configuration with a small dataset: one epoch has only a few steps."""
     root = tmp_path_factory.mktemp("small")
     values = project_config(project)
     text = max((project / "text").glob("*.txt"), key=lambda path: path.stat().st_size)
@@ -42,7 +42,7 @@ def small(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def cut_back(run_dir: Path, copy: Path, *, step: int) -> Path:
-    """A copy of a run after a kill: its files have steps beyond its last checkpoint."""
+    """Returns a copy of a run after a kill. Its files have steps beyond its last checkpoint."""
     shutil.copytree(run_dir, copy)
     for checkpoint in (copy / "checkpoints").iterdir():
         if int(checkpoint.name) > step:
@@ -64,7 +64,7 @@ def test_interrupted_runs_see_every_example_once(
     cut = cut_back(whole, tmp_path / "cut", step=4)
     last = json.loads((cut / "examples" / "0.jsonl").read_text().splitlines()[-1])
     assert last["step"] == 12
-    # An earlier process wrote here; its steps beyond step 4 no longer count.
+    # Add the log of an earlier process, whose steps beyond step 4 must be ignored.
     gone = json.dumps(last | {"step": 3}) + "\n" + json.dumps(last) + "\n"
     (cut / "examples" / "3.jsonl").write_text(gone)
     other = ("mesh.data=2", "mesh.tensor=2", "mesh.fsdp=2", "train.phases.0.batch_size=16")
@@ -86,13 +86,13 @@ def test_interrupted_runs_see_every_example_once(
     for epoch in over:
         assert seen[epoch] == dict.fromkeys(range(count), 1)
     assert set(seen[unfinished].values()) == {1}
-    # The order equals the undisturbed run's, as far as that run read.
+    # The interrupted run reads the examples in the same order as the uninterrupted run.
     assert in_order(cut)[: len(in_order(whole))] == in_order(whole)
     assert [line["step"] for line in read_metrics(cut, kind="train")] == [2, 4, 6, 8, 10, 12]
 
 
 def in_order(run_dir: Path) -> list[tuple[int, int]]:
-    """(epoch, example) of all steps."""
+    """Returns (epoch, example) for all steps."""
     return [
         (epoch.epoch, example)
         for step in read_example_log(run_dir).values()
@@ -114,7 +114,7 @@ def test_only_the_example_log_is_off_by_default(small: dict[str, Any], tmp_path:
     assert account.seconds["train"] > 0
     assert account.seconds["start"] > 0
     assert account.seconds["lost"] == account.seconds["down"] == 0
-    # Damage in the middle loses only the damaged line.
+    # If lines in the middle are damaged, all other lines are still read.
     metrics = run_dir / "metrics.jsonl"
     first, *others = metrics.read_bytes().splitlines(keepends=True)
     metrics.write_bytes(b"".join([first, b"\xff\xfe\n", b'{"loss": 1}\n', *others]))
@@ -160,8 +160,8 @@ def test_changed_data_are_refused_or_used_with_a_warning(
     count = len(open_dataset(tmp_path / "dataset", "train"))
     seen = times_seen(run_dir)
     assert len({epoch.data for epoch in seen}) == 2
-    assert dict.fromkeys(range(count), 1) in seen.values()  # the new data's first epoch
-    # From now on these are the run's data.
+    assert dict.fromkeys(range(count), 1) in seen.values()  # first epoch of the new data
+    # The run has recorded the new data, so it resumes without the option.
     output = ok("pretrain", config, *more, "seed=4")
     assert "--allow-data-change" not in output
 

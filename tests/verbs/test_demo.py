@@ -1,4 +1,4 @@
-"""A shortened demo; the real one, `make demo`, takes minutes."""
+"""A shortened demo; the full demo, `make demo`, takes minutes."""
 
 import json
 import re

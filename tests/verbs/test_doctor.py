@@ -64,7 +64,7 @@ def test_run_directory_is_tried_and_left_unchanged(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_run_directory_is_a_problem(tmp_path: Path) -> None:
-    # /proc refuses even root.
+    # Even root cannot write to /proc.
     assert only(check_run_dir("/proc/run")).level == "problem"
     (tmp_path / "file").touch()
     found = only(check_run_dir(str(tmp_path / "file" / "run")))

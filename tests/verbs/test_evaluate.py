@@ -1,4 +1,4 @@
-"""`evaluate`: which file holds which scores, and how `predict` uses them."""
+"""The files in which `evaluate` writes scores, and how `predict` uses the scores."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def tune(path: Path, threshold: float) -> None:
 
 
 def answers(run: Path, file: str, *options: object) -> set[bool]:
-    """Whether predictions of a file give answers."""
+    """Returns whether each prediction of a file has an answer, as a set."""
     output = run / "out.jsonl"
     ok("predict", run, output, "--input", file, "--force", *options)
     return {bool(json.loads(line)["prediction"]) for line in output.read_text().splitlines()}
@@ -61,7 +61,7 @@ def test_every_evaluation_and_threshold_is_kept_apart(
     line = refused("predict", run, tmp_path / "o.jsonl", "--input", file)
     assert (line.key, line.values["step"]) == ("squad.no_threshold", LAST)
     assert f"bert-jax evaluate {run} --checkpoint {LAST}" in line
-    ok("evaluate", run)  # without a ranking score, `auto` is the last
+    ok("evaluate", run)  # without a ranking score, `auto` is the last checkpoint
     before = (run / "evaluation.json").read_bytes()
     assert {"step": LAST, "split": "dev", "examples": 2}.items() <= json.loads(before).items()
     ok("evaluate", run, "--split", "test")
@@ -69,12 +69,12 @@ def test_every_evaluation_and_threshold_is_kept_apart(
     assert (run / "evaluation.json").read_bytes() == before
     others = {path.name for path in (run / "evaluations").iterdir()}
     assert others == {f"test-{LAST}.json", f"dev-{BEST}.json"}
-    # Thresholds that always and never accept an answer.
+    # The first threshold accepts every answer, the second threshold accepts none.
     tune(run / "evaluation.json", 1e9)
     tune(run / "evaluations" / f"dev-{BEST}.json", -1e9)
     assert answers(run, file) == {True}
     assert answers(run, file, "--checkpoint", BEST) == {False}
-    # The file's scores decide answers, so a damaged one is refused.
+    # Predictions depend on the scores in the file, so damaged scores are refused.
     whole = json.loads(before)
     for change in ({"scores": []}, {"scores": {"f1": "²"}}, {"examples": 1.5}):
         (run / "evaluation.json").write_text(json.dumps(whole | change))
@@ -89,7 +89,7 @@ def test_probabilities_are_refused_before_predicting(tmp_path: Path) -> None:
     run = tiny_run(tmp_path, heads=heads, config=config)
     (tmp_path / "in.csv").write_text("text\nword1\n")
     ask = ("predict", run, tmp_path / "out.csv", "--input", tmp_path / "in.csv", "--probabilities")
-    # Before the search for the checkpoint, which is missing.
+    # The option is checked before the checkpoint, which is missing.
     for more in ((), ("--checkpoint", 99)):
         assert refused(*ask, *more).key == "predict.probabilities"
     assert not (tmp_path / "out.csv").exists()

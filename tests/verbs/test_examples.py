@@ -42,7 +42,7 @@ def test_a_report_needs_no_text_and_changes_no_file(made: Path) -> None:
     assert f"train {provenance.splits['train'].documents} {len(train):,}" in text
     random = sum(e.next_sentence_label for e in train.__getitems__(range(len(train))))
     assert f"B is random {random / len(train):.2%} {random}" in text
-    assert f"train 0 {random}" in text  # purity
+    assert f"train 0 {random}" in text  # row of the purity table
     assert len([tag for tag in document.named("li") if tag.parents[-1] == "ol"]) == 20
     tokens = int(train.lengths.sum())
     assert f"one example per row {1 - tokens / (48 * len(train)):.2%}" in text
@@ -81,7 +81,7 @@ def test_masks_follow_the_configuration(made: Path) -> None:
     predicted = [int(line.split()[-3]) for line in printed.splitlines() if " to predict" in line]
     tokens = [int(line.split()[-5]) for line in printed.splitlines() if " to predict" in line]
     assert predicted == [round(0.4 * count) for count in tokens]
-    assert printed.count("[MASK]") < sum(predicted) / 10  # by chance only
+    assert printed.count("[MASK]") < sum(predicted) / 10  # a random piece may be [MASK]
 
 
 def test_tfrecords_are_written_from_a_finished_dataset(made: Path, tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def params_of(run_dir: Path) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fine-tuned run, in the directory of its configuration and tables."""
+    """A directory with a configuration, its tables and the fine-tuned run."""
     root = tmp_path_factory.mktemp("tuned")
-    # With dropout, to test that a stopped run resumes bit for bit.
+    # Dropout tests that a stopped run restores its random key.
     changes = {"epochs": 3, "optimizer": {"learning_rate": 2e-3}, "example_log": True}
     changes |= {"dropout": 0.1, "accumulation": 2}
     (root / "said.txt").write_text(ok("finetune", config_file(root, **changes)), encoding="utf-8")
@@ -78,7 +78,7 @@ def test_few_dev_rows_share_one_program(tuned: Path) -> None:
     config = yaml.safe_load((tuned / "config.yaml").read_text())["finetune"]
     lines = Path(config["task"]["dev"]).read_text(encoding="utf-8").splitlines()[1:]
     assert {len(line.split()) for line in lines} == {4, 18}
-    # Three evaluations, and one of the best checkpoint.
+    # The run evaluates four times: three times in training, and the best checkpoint at the end.
     said = (tuned / "said.txt").read_text(encoding="utf-8")
     assert re.findall(r"compiling the model for (\d+) × .* …", said) == ["8"], said
     assert re.findall(r"compiling the model for (\d+) × .* …", ok("evaluate", tuned / "tuned")) == [
@@ -158,7 +158,7 @@ def test_predict_works_with_and_without_labels(
             assert shown == pytest.approx(record["probabilities"])
     assert [record["text"] for record in records] == [row["text"] for row in rows]
     assert [record["id"] for record in records] == list(range(20))
-    # Regression test: the first row of a batch once decided whether labels were read.
+    # Regression: labels were once read only if the first row of the batch had a label.
     lines = [f"{row['text']},{'' if n % 3 else row['label']}" for n, row in enumerate(rows)]
     for some in (lines, lines[::-1]):
         (tmp_path / "some.csv").write_text("\n".join(["text,label", *some]))
@@ -219,7 +219,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     for name, value in whole.items():
         np.testing.assert_array_equal(stopped[name], value, err_msg=name)
     assert times_seen(tmp_path / "stopped") == times_seen(tuned / "tuned")
-    # The configuration names the directory; all figures are the same.
+    # Only the directory in the configuration differs. All figures are equal.
     assert read_metrics(tmp_path / "stopped", kind="validation") == read_metrics(
         tuned / "tuned", kind="validation"
     )
@@ -237,7 +237,7 @@ def test_a_run_without_progress_stops_early_with_a_warning(tmp_path: Path) -> No
     found = evaluation_of(tmp_path / "tuned")
     assert (found["constant_score"], found["failure"]) == (0.5, "predicts nothing but good")
     assert "Warning: the model learnt nothing" in (tmp_path / "tuned" / "report.html").read_text()
-    # The same holds for an evaluation and for restarting the finished run.
+    # The warning is repeated by an evaluation, and by a restart of the finished run.
     assert warning in ok("evaluate", tmp_path / "tuned").splitlines()
     again = ok("finetune", path)
     assert "resuming at step 30" in again
@@ -272,13 +272,13 @@ def test_frozen_layers_keep_bits_and_changed_data_are_refused(tmp_path: Path) ->
     ok("finetune", config, "--allow-data-change")
     (change,) = json.loads((tmp_path / "tuned" / "provenance.json").read_text())["changes"]
     assert change["content"] == "train"
-    ok("finetune", config)  # the flipped data are now the run's data
+    ok("finetune", config)  # the run has recorded the flipped data
 
 
 def test_a_hugging_face_origin_is_pinned_by_contents(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory has a head of the same labels, and the run starts with it."""
+    """The exported head has the same labels, so the new run starts with that head."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.chdir(tmp_path)
@@ -295,7 +295,7 @@ def test_a_hugging_face_origin_is_pinned_by_contents(
     assert own["finetune"]["init_from"] == origin
     (imported,) = (cache / "bert_jax" / "models").glob("*/config.yaml")
     assert imported.parent.name == origin
-    # Changed contents are refused when resuming and when the old pin is requested.
+    # Changed contents are refused when the run resumes, and when the old pin is requested.
     settings = Path("hf", "config.json")
     settings.write_text(settings.read_text() + "\n")
     assert "finetune.init_from" in refused("finetune", "config.yaml")

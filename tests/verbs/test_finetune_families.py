@@ -103,7 +103,7 @@ def write_labels(root: Path, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def in_rows(name: str, records: list[dict[str, Any]]) -> Any:
-    """The examples of records as a user has them in memory."""
+    """Returns the examples of records in the form that a user has in memory."""
     if name == "squad":
         return [(record["question"], record["context"]) for record in records]
     if name == "conll":
@@ -115,7 +115,7 @@ def in_rows(name: str, records: list[dict[str, Any]]) -> Any:
     return [(record["text"], record["pair"]) for record in records]
 
 
-# The function that writes the data, the ranking score, the official file.
+# Function that writes the data, ranking score, and name of the benchmark's file.
 FAMILIES: dict[str, tuple[Writer, str, str | None]] = {
     "rte": (write_rte, "accuracy", "RTE.tsv"),
     "stsb": (write_stsb, "spearman", "STS-B.tsv"),
@@ -148,7 +148,7 @@ def test_a_family_goes_from_training_to_submission(name: str, tmp_path: Path) ->
     run_dir = tmp_path / "tuned"
     concluded = json.loads((run_dir / "evaluation.json").read_text())["scores"]
     assert np.isfinite(concluded[metric])
-    # Also for a run with fewer steps than finetune.log_every.
+    # A run with fewer steps than finetune.log_every also logs a loss.
     assert np.isfinite(read_metrics(run_dir, kind="train")[-1]["loss"])
     assert "</html>" in (run_dir / "report.html").read_text()
     said = ok("evaluate", run_dir, "--batch-size", 3)

@@ -11,7 +11,7 @@ from tests.tasks.runs import tiny_config
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A valid configuration, to be spoiled."""
+    """A valid configuration, in which tests make mistakes."""
     return tiny_config(tmp_path_factory.mktemp("base"), layers=2)
 
 

@@ -1,4 +1,4 @@
-"""Runs that resume after an interrupted evaluation; runs that lose their lock."""
+"""Runs that resume after an interrupted evaluation, and runs that lose their lock."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from tests.project import invoke, ok, one_phase, write_config
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Evaluates and saves every fourth of eight steps."""
+    """A run of eight steps that evaluates and saves every four steps."""
     evaluation, checkpoint = {"every": 4, "examples": 24}, {"every": 4}
     values = one_phase(project, steps=8, evaluation=evaluation, checkpoint=checkpoint, log_every=1)
     return write_config(tmp_path_factory.mktemp("config") / "run.yaml", values)
@@ -64,7 +64,7 @@ def test_an_interrupted_evaluation_is_made_up_for(
         batches.append(len(batches))
         if len(batches) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-            while not STOP.name:  # until the signal thread has handled it
+            while not STOP.name:  # wait for the signal thread
                 time.sleep(0.001)
         between_batches()
 
@@ -76,7 +76,7 @@ def test_an_interrupted_evaluation_is_made_up_for(
     assert "stopped at step 4, saved" in result.output
     assert len(batches) == 2
     assert not read_metrics(run_dir, kind="validation")
-    with monkeypatch.context() as patched:  # evaluates, then dies before the next step
+    with monkeypatch.context() as patched:  # end after the evaluation
         patched.setattr(StepTracker, "remaining_phases", die)
         assert isinstance(invoke("pretrain", config, f"run_dir={run_dir}").exception, Killed)
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [4]
@@ -110,4 +110,4 @@ def test_a_run_without_its_lock_stops_writing(
     assert result.exit_code == 1, result.output
     assert "another process has taken the lock" in result.stderr
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["4"]
-    assert checks == ["save"] * 2  # waiting for a bucket is not a hanging step
+    assert checks == ["save"] * 2  # the watchdog ignores a slow bucket

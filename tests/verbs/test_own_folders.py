@@ -30,7 +30,7 @@ def test_working_directory_folders_do_not_hide_ours(tmp_path: Path) -> None:
             }
         },
     )
-    # Imports the installed package; the working directory still comes first on the path.
+    # The working directory comes first on the path, but the installed package must be imported.
     done = subprocess.run(
         [sys.executable, "-m", "bert_jax.cli", "examples", str(config)],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""Pretraining through the command line: resuming, starting from, evaluating, filling."""
+"""Pretraining through the command line: resuming, init_from, evaluating, filling masks."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, with its output beside it."""
+    """A finished run. `said.txt` beside it has the output."""
     directory = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(directory)
@@ -48,7 +48,7 @@ def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run, to be changed."""
+    """A copy of the finished run, which the test may change."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
@@ -75,7 +75,7 @@ def test_a_run_directory_suffices_for_the_other_verbs(run: Path) -> None:
 
 def test_reports_go_to_terminal_json_lines_and_tensorboard(trained: Path) -> None:
     output = (trained.parent / "said.txt").read_text()
-    assert "normal MLM loss: 6.5 at the start" in output  # ln 640
+    assert "normal MLM loss: 6.5 at the start" in output  # ln(640), for 640 pieces
     assert re.search(
         r"step 12/12 loss \S+ tokens/s \S+ eta 0:00:00 .*mlm_accuracy .*% .*nsp_accuracy .*% "
         r"learning_rate .* input \d+%",
@@ -180,7 +180,10 @@ def test_a_run_does_not_resume_as_another_one(
 def test_init_from_draws_missing_heads_afresh(config: Path, trained: Path, tmp_path: Path) -> None:
     heads = HeadsSection(pooler=False, next_sentence=False)
     source, run_dir = import_of(trained, tmp_path / "imported", heads=heads), tmp_path / "run"
-    one_step = ("train.phases.0.steps=1", "optimizer.warmup_steps=1")  # a rate of zero
+    one_step = (
+        "train.phases.0.steps=1",
+        "optimizer.warmup_steps=1",
+    )  # a learning rate of zero
     result = ok("pretrain", config, f"run_dir={run_dir}", *one_step, "--init-from", source)
     assert f"--init-from {source}: start fresh: the pooler, the next-sentence head" in result
     found, given = params_of(run_dir), params_of(trained)
@@ -195,7 +198,7 @@ def test_init_from_draws_missing_heads_afresh(config: Path, trained: Path, tmp_p
 
 
 def import_of(trained: Path, directory: Path, *, heads: HeadsSection) -> Path:
-    """An import of the parameters of a model with these heads."""
+    """Returns an imported run whose model has these heads."""
     run = open_run(trained)
     write_run(
         epath.Path(directory),

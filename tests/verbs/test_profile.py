@@ -12,14 +12,14 @@ from tests.project import ok, one_phase, write_config
 
 
 def traced_steps(path: Path) -> set[int]:
-    """The steps in a trace's annotations."""
+    """Returns the steps in the annotations of a trace."""
     data = jax.profiler.ProfileData.from_file(str(path))
     events = [event for plane in data.planes for line in plane.lines for event in line.events]
     stats = [dict(event.stats) for event in events if event.name == "train"]
     return {int(found["step_num"]) for found in stats if "step_num" in found}
 
 
-# A warning from jaxlib's trace binding on Python 3.13; as an error it would end the process.
+# On Python 3.13 jaxlib's trace binding emits a warning, which as an error would end the process.
 @pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")
 def test_only_the_named_steps_are_traced(project: Path, tmp_path: Path) -> None:
     profile = {"start": 3, "steps": 2}

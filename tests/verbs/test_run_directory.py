@@ -1,4 +1,4 @@
-"""The command line on damaged runs, nonfinite numbers and two writers."""
+"""The command line with damaged runs, nonfinite numbers and two writers."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ SENTENCE = "the function returns a [MASK] ."
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps, saved every second step; its own data."""
+    """A run of four steps with its own data, saved every second step."""
     data = tmp_path_factory.mktemp("data") / "dataset32"
     shutil.copytree(project / "dataset32", data)
     checkpoint = {"every": FIRST, "keep_last": 2}
@@ -121,7 +121,10 @@ def test_a_second_writer_is_refused_unless_the_first_died(
     (run / LOCK).write_text("elsewhere 1\n")  # its holder is dead
     ok("pretrain", config, f"run_dir={run}")
     assert not (run / LOCK).exists()
-    for name in (f"exported.{'0a' * 16}.tmp", "exported.tmp"):  # a killed export's, a user's
+    for name in (
+        f"exported.{'0a' * 16}.tmp",
+        "exported.tmp",
+    ):  # left by a killed export, and a user's own
         (tmp_path / name).mkdir()
     ok("export", run, tmp_path / "exported")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "exported.tmp", "run"]

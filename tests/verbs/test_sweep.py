@@ -33,7 +33,7 @@ RATE, TOO_LOW, TOO_HIGH = 1e-3, 1e-6, 1e30
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A configuration with 8 positions, so that one program is enough."""
+    """A configuration with 8 positions, so that only one program is compiled."""
     return tiny_config(tmp_path_factory.mktemp("base"), max_length=8)
 
 
@@ -50,7 +50,7 @@ def told(config: RunConfig, **options: Any) -> str:
 
 
 def dies_after(count: int, ran: list[str]) -> Any:
-    """Replaces `run_finetuning`: records the names of runs and dies after a number of them."""
+    """Replaces `run_finetuning`: records the names of runs, and ends after a number of runs."""
 
     def run(prepared: Any, root: Any, predictor: Predictor, **options: Any) -> Any:
         if len(ran) == count:
@@ -66,7 +66,10 @@ SWEEP = {"seeds": 2, "learning_rates": [RATE, TOO_LOW, TOO_HIGH]}
 
 @pytest.fixture(scope="module")
 def swept(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six runs, killed after the first; of each seed two fail to learn, one by divergence."""
+    """A sweep of six runs, killed after the first run and resumed.
+
+    For each seed, one run diverges and one run learns nothing.
+    """
     root, ran = tmp_path_factory.mktemp("swept") / "run", []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep_verb, "run_finetuning", dies_after(1, ran))
@@ -85,7 +88,7 @@ def runs(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def curves(root: Path, name: str) -> dict[str, float]:
-    """Every metric that a run wrote, without speeds and times."""
+    """Returns every metric of a run except speeds and times."""
     return {
         f"{line['kind']} {line['step']} {key}": value
         for line in read_metrics(root / "runs" / name)

@@ -39,7 +39,7 @@ def test_a_hub_dataset_is_pinned_and_works_offline(
     files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
     assert TOKEN.encode() not in b"".join(files)
     assert TOKEN not in said
-    # The server is down from here on.
+    # From here on, the server is down.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     ok("predict", run, tmp_path / "p.csv", "--input", pinned)
     assert (tmp_path / "p.csv").read_text().startswith('"id","prediction"\n')
