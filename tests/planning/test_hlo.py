@@ -26,8 +26,8 @@ def counted(text: str) -> Cycles:
     return count_cycles(module(text), {}, V5E)
 
 
-# A loop like the compiler's windowed product. It counts from 0 to 8 in steps of two. The bound is in
-# the loop's state, and the step is a sum of two values. The body has a scan of 3 steps.
+# A loop like the compiler's windowed product. It counts from 0 to 8 in steps of two. Its bound is
+# in the state of the loop, and its step is a sum of two values. The body has a scan of 3 steps.
 NESTED = f"""
 HloModule jit_step, is_scheduled=true
 

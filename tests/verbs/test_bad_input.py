@@ -334,7 +334,7 @@ def test_a_second_vocab_is_refused_unless_the_first_died(
     left = unfinished(output / "vocab.txt")
     for name in (left, output / "mine.tmp"):
         name.write_text("half")
-    (tmp_path / ".tokenizer.lock").write_text("elsewhere 1\n")  # its holder is dead
+    (tmp_path / ".tokenizer.lock").write_text("elsewhere 1\n")  # the holder of the lock is dead
     ok("vocab", path, "vocab.size=600")
     names = sorted(path.name for path in output.iterdir())
     assert names == ["mine.tmp", "tokenizer_config.json", "vocab.txt"]

@@ -118,13 +118,11 @@ def test_a_second_writer_is_refused_unless_the_first_died(
         assert refused("pretrain", config, f"run_dir={run}").key == "lock.held"
         assert refused("export", run, tmp_path / "exported").key == "lock.held"
         assert refused("import", run, run, "--force").key == "lock.held"
-    (run / LOCK).write_text("elsewhere 1\n")  # its holder is dead
+    (run / LOCK).write_text("elsewhere 1\n")  # the holder of the lock is dead
     ok("pretrain", config, f"run_dir={run}")
     assert not (run / LOCK).exists()
-    for name in (
-        f"exported.{'0a' * 16}.tmp",
-        "exported.tmp",
-    ):  # left by a killed export, and a user's own
+    # A killed export left the first directory. The second belongs to the user.
+    for name in (f"exported.{'0a' * 16}.tmp", "exported.tmp"):
         (tmp_path / name).mkdir()
     ok("export", run, tmp_path / "exported")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "exported.tmp", "run"]
