@@ -295,8 +295,8 @@ def test_a_missing_run_suggests_the_nearest_one(tmp_path: Path) -> None:
     assert line.values["found"] == "no config.yaml in it"
     assert line.values["hint"] == f"; runs there: {tmp_path / 'mine'}"
     line = refused("fill-mask", tmp_path / "mine" / "config.yaml", "a [MASK]")
-    assert "found a file, allowed: a run directory" in line
-    assert f'did you mean "{tmp_path / "mine"}"?' in line
+    assert (line.key, line.values["found"]) == ("run.missing", "a file")
+    assert line.values["hint"] == f'; did you mean "{tmp_path / "mine"}"?'
 
 
 def copy_dataset(project: Path, tmp_path: Path) -> Path:

@@ -311,7 +311,8 @@ def test_bad_last_parameters_stop_at_the_evaluation(config: Path, tmp_path: Path
     earlier = ["train.phases.0.steps=16", "train.evaluation.every=2"]
     result = invoke("pretrain", config, f"run_dir={tmp_path / 'longer'}", *diverging, *earlier)
     assert result.exit_code == 1, (result.output, result.exception)
-    assert "step 2: evaluation: found NaN or infinity in mlm_loss, nsp_loss" in result.output
+    (line,) = (line for line in result.output.splitlines() if "step 2: evaluation: " in line)
+    assert "mlm_loss, nsp_loss" in line
     assert "after 3 skips" in result.stderr
     (folder,) = (tmp_path / "longer").glob("bad_step_*")
     assert str(folder) in result.stderr

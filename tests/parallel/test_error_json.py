@@ -1,0 +1,46 @@
+"""An error that crosses processes as JSON is the same error: key, values and line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.errors import Diverged, KeyedError, NoCredentials, PeerLost, RunStopped, UserError
+from bert_jax.parallel.error_json import error_from_json, error_to_json
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"),
+    [
+        (UserError, UserError),
+        (NoCredentials, UserError),
+        (RunStopped, RunStopped),
+        (Diverged, RunStopped),
+        (PeerLost, PeerLost),
+    ],
+)
+def test_an_error_keeps_key_values_and_line(
+    kind: type[UserError | RunStopped | PeerLost], raised: type[KeyedError]
+) -> None:
+    message = "{count:,} rows, {loss:.3g}, {names:or}, {wanted}, {other}"
+    error = kind(
+        *("area.kind", message),
+        place=Path("runs/mine"),
+        count=np.int64(1200),
+        loss=np.float32(0.5),
+        names=("a", Path("b")),
+        wanted=None,
+        other={"c": 1},
+    )
+    found = error_from_json(json.loads(json.dumps(error_to_json(error))))
+    assert type(found) is raised
+    assert found.line() == error.line()
+    assert found.values == {
+        "place": "runs/mine",
+        "count": 1200,
+        "loss": 0.5,
+        "names": ["a", "b"],
+        "wanted": None,
+        "other": "{'c': 1}",
+    }
