@@ -1,4 +1,4 @@
-"""The first difference between the settings of two runs on one dataset, for messages."""
+"""Describes the first difference between the settings of two runs on one dataset."""
 
 import itertools
 import json
@@ -8,27 +8,31 @@ from typing import Any, Final
 from bert_jax.errors import differing
 
 AGES: Final = "the input files' age"
-"""Key of the modification times of the text's files, in the order of the files."""
+"""Key of the input files' modification times, in the order of the files."""
 
 _TOKENIZER: Final = ("tokenizer_hash", "vocab_size", "special_ids", "token_dtype")
-_FLAT: Final = ("pairing", "text")  # records of settings that are flat in the section
+_FLAT: Final = ("pairing", "text")  # records whose fields are top-level keys of the section
 _NO_SETTINGS: Final = ("format_version", "minhash_version", "work_version")
 _MOST_NAMED: Final = 3
 _NOTHING: Final = object()
 
 
 def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection[str]) -> str:
-    """Returns the first difference in some keys: ``examples.seed was 11, now 12``.
+    """Describes the first difference: ``examples.seed was 11, now 12``.
 
-    For the text it names files. ``was`` and ``now`` are JSON dumps of `Recipe` or
-    `PreparationRecipe`, and differ in each of ``keys``.
+    If the input text differs, the description names its files.
+
+    Args:
+        was: JSON dump of a `Recipe` or `PreparationRecipe`.
+        now: later dump of the same kind.
+        keys: keys in which the dumps differ; at least one.
     """
     if not {"text", AGES}.isdisjoint(keys):
         before, after = _files(was), _files(now)
         if changes := list(_changed_files(before, after)):
             more = len(changes) - _MOST_NAMED
-            said = ", ".join(changes[:_MOST_NAMED]) + (f", and {more} more" if more > 0 else "")
-            return f"examples.input: {said}"
+            named = ", ".join(changes[:_MOST_NAMED]) + (f", and {more} more" if more > 0 else "")
+            return f"examples.input: {named}"
     key = next(key for key in now if key in keys)
     before, after = was.get(key), now[key]
     if key in _TOKENIZER:
@@ -44,13 +48,16 @@ def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection
 
 
 def _files(settings: Mapping[str, Any]) -> dict[str, tuple[int, float | None, str | None]]:
-    """Returns size, age and language of the text's files by their names; None: not recorded."""
+    """Returns size, modification time and language of each input file, by file name.
+
+    A modification time or language that was not recorded is None.
+    """
     text = settings.get("text", {})
     language = text.get("language")
     ages = settings.get(AGES) or itertools.repeat(None)
     languages = language if isinstance(language, list) else itertools.repeat(None)
-    held = zip(text.get("files", []), ages, languages, strict=False)
-    return {file["name"]: (file["bytes"], age, code) for file, age, code in held}
+    records = zip(text.get("files", []), ages, languages, strict=False)
+    return {file["name"]: (file["bytes"], age, code) for file, age, code in records}
 
 
 def _changed_files(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
@@ -68,7 +75,7 @@ def _changed_files(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def _narrow(place: list[str], was: Any, now: Any) -> tuple[list[str], Any, Any]:
-    """Descends to the first value that differs, so that a message has room for it."""
+    """Descends to the first value that differs, which is short enough for a message."""
     if isinstance(was, list) and isinstance(now, list):
         was, now = ({str(at): value for at, value in enumerate(held)} for held in (was, now))
     if not isinstance(was, dict) or not isinstance(now, dict):

@@ -1,4 +1,4 @@
-"""``bert-jax examples``: text and a tokenizer in, a dataset of pretraining examples out."""
+"""Makes a dataset of pretraining examples from text and a tokenizer (``bert-jax examples``)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,15 +44,16 @@ def make_examples(
 ) -> Provenance:
     """Makes a dataset directory that :func:`open_dataset` and TFDS open.
 
-    The documents are tokenised part by part (``tokenise``) and put into buckets by a hash of their
-    ids. Each bucket is paired and written (``write_shard``). The directory ``<output>.partial``
-    gets the output's name when it is complete. A run that was stopped resumes where it ended.
-    The same settings and input give the same bytes on either engine with any number of workers. An
-    output that the same settings have made from the same input is left as it is.
+    The documents are tokenised part by part (`tokenise_corpus`) and divided into buckets by a hash
+    of their ids. Each bucket is paired and written to a shard (`write_shard`). All files are first
+    written to ``<output>.partial``, which is renamed when it is complete. A stopped run resumes
+    there. The same settings and input give the same bytes on either engine with any number of
+    workers. If the output already has this dataset, nothing is written.
 
-    Returns the content of ``provenance.json``. Raises UserError: bad input or settings, an output
-    that holds something else, another run on the same output, a full disk; RunStopped: the system
-    has killed a worker.
+    Returns the content of ``provenance.json``.
+
+    Raises UserError if the input or a setting is bad, the output has other content, another run
+    uses the same output, or the disk is full. Raises RunStopped if the system kills a worker.
     """
     say = progress or (lambda line: None)
     need_data_libraries("examples")
@@ -74,16 +75,16 @@ def make_examples(
             "them."
         )
     with Workspace(output, say=say) as workspace, _engine(section, workspace.work) as engine:
-        # With the version of the format, since another version may cut and pair otherwise.
+        # The version of the format belongs to the settings: another version may pair differently.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
         settings[AGES] = [source.modified for source in sources]
-        # Without on_error: a run that a damaged file has stopped may resume with on_error: skip.
+        # on_error is excluded, so that a run stopped by a damaged file may resume with skip.
         settings |= preparation.model_dump(mode="json", exclude={"on_error"})
         workspace.check_settings(settings)
         build = DatasetBuild(section, workspace, engine, say)
         corpus = tokenise_corpus(build, sources=sources, tally=tally)
         listed = corpus.tally.listed_problems
-        if listed and section.on_error == "fail":  # skipped by the run that is resumed
+        if listed and section.on_error == "fail":  # the resumed run had skipped them
             raise UserError(
                 "examples.skipped_before",
                 "found fail, but an earlier run with skip left out input ({reason}). Repair the "
@@ -112,7 +113,7 @@ def _engine(section: ExamplesSection, work: epath.Path) -> WorkerPool | BeamEngi
 
 
 def dataset_directory(section: ExamplesSection) -> epath.Path:
-    """Returns the dataset's directory: an absolute local path, or one in a bucket."""
+    """Returns the dataset's directory: an absolute local path, or a path in a bucket."""
     return epath.Path(absolute(section.output))
 
 
@@ -144,11 +145,14 @@ def _recipe(section: ExamplesSection, tokenizer: Tokenizer, sources: Sequence[So
 def _already_made(
     output: epath.Path, recipe: Recipe, preparation: PreparationRecipe
 ) -> Provenance | None:
-    """Returns the provenance of a finished output, or ``None``; refuses a foreign directory."""
+    """Returns the provenance of a finished output, or None if it is not finished.
+
+    Raises UserError if the output has other content or was made with other settings.
+    """
     try:
         if not output.exists():
             return None
-    except Exception as error:  # each bucket library has its own
+    except Exception as error:  # each bucket library raises its own errors
         if not is_remote(output) and not isinstance(error, OSError):
             raise
         raise UserError(
@@ -166,7 +170,7 @@ def _already_made(
             found=output,
         )
     if not (output / PROVENANCE_NAME).exists():
-        # In a bucket an unfinished run has its shards there; its work is elsewhere.
+        # In a bucket an unfinished run writes its shards here and its other files elsewhere.
         if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
                 "examples.output_has_files",
@@ -183,7 +187,7 @@ def _already_made(
 
 
 def _check_same(output: epath.Path, made: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raises UserError, naming the first setting of a finished dataset that differs."""
+    """Raises UserError if a finished dataset was made with other settings."""
     if changed := [key for key, value in wanted.items() if made.get(key) != value]:
         raise UserError(
             "examples.other_settings",

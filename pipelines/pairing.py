@@ -1,17 +1,18 @@
-"""Examples from tokenised documents: two spans with a pair task, or full sentences without one.
+"""Makes examples from tokenised documents: two spans for a pair task, or full sentences.
 
-Each document has a random stream of its own, so its examples depend on other documents only through
-the random next. There is no masking here: the loader masks.
+Each document has its own random stream, so other documents affect its examples only as the source
+of random next sentences. The loader does the masking.
 
-Next sentence (BERT): in half of the cases the second span comes from another document. The rules
-follow ``create_instances_from_document`` in google-research/bert ``create_pretraining_data.py``,
-with one deliberate difference: a random next never comes from the document itself
-(google-research/bert gives up after ten tries and still labels it random).
+Next sentence prediction (BERT): in half of the cases the second span comes from another document.
+The rules follow ``create_instances_from_document`` in google-research/bert's
+``create_pretraining_data.py``, with one deliberate difference: a random next sentence never comes
+from the document itself. google-research/bert stops looking for another document after ten tries.
 
-Sentence order (ALBERT, arXiv 1909.11942, section 3.1): are the two spans swapped? Chunks and
-truncation are the same. One deliberate difference from ALBERT's ``create_pretraining_data.py``:
-there, a chunk of a single sentence gets its second span from another document and the label of a
-swapped one. Here both spans always come from one document.
+Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1): in half of the cases the two
+spans are swapped. Chunks and truncation are as in next sentence prediction. One deliberate
+difference: here both spans always come from one document. ALBERT's ``create_pretraining_data.py``
+takes the second span from another document if a chunk has a single sentence, and labels the pair as
+swapped.
 
 Full sentences follow RoBERTa (arXiv 1907.11692, section 4.2).
 """
@@ -33,15 +34,15 @@ _SPECIAL_TOKENS: Final = 2  # [CLS] and the last [SEP]
 
 
 class Pair(NamedTuple):
-    """``[CLS] A [SEP] B [SEP]``: two spans of the corpus' tokens."""
+    """Two spans of the corpus' tokens, for an example ``[CLS] A [SEP] B [SEP]``."""
 
     first_start: int
     first_stop: int
     second_start: int
     second_stop: int
     next_sentence_label: int
-    """0: the second span follows the first in its document. 1: it comes from another document
-    (``nsp``) or precedes the first in its own (``sop``)."""
+    """0 if the second span follows the first in its document. 1 if it comes from another document
+    (``nsp``) or precedes the first (``sop``)."""
 
     @property
     def token_ranges(self) -> tuple[tuple[int, int], ...]:
@@ -50,41 +51,44 @@ class Pair(NamedTuple):
 
     @property
     def first_length(self) -> int:
-        """Tokens of type 0: ``[CLS] A [SEP]``."""
+        """Number of tokens of type 0: ``[CLS] A [SEP]``."""
         return self.first_stop - self.first_start + 2
 
     @property
     def length(self) -> int:
-        """Tokens of ``[CLS] A [SEP] B [SEP]``."""
+        """Number of tokens of ``[CLS] A [SEP] B [SEP]``."""
         return self.first_length + self.second_stop - self.second_start + 1
 
 
 class Single(NamedTuple):
-    """``[CLS] A [SEP]``, or ``[CLS] A [SEP] A' [SEP]`` across a document's end: all of type 0."""
+    """An example without a second span; all tokens have type 0.
+
+    It is ``[CLS] A [SEP]``, or ``[CLS] A [SEP] A' [SEP]`` if it crosses the end of a document.
+    """
 
     token_ranges: tuple[tuple[int, int], ...]  # start and stop of each document's part, in order
 
     @property
     def next_sentence_label(self) -> int:
-        """0, without meaning where there is no second span."""
+        """Always 0: without a second span the label has no meaning."""
         return 0
 
     @property
     def first_length(self) -> int:
-        """Equals :attr:`length`: there is no second span."""
+        """Number of tokens of type 0, which is the whole :attr:`length`."""
         return self.length
 
     @property
     def length(self) -> int:
-        """Tokens, [CLS] and a [SEP] after each document's part included."""
+        """Number of tokens, with [CLS] and a [SEP] after each document's part."""
         return 1 + sum(stop - start + 1 for start, stop in self.token_ranges)
 
 
 class SentenceOffsets(NamedTuple):
-    """Starts of sentences and documents; lists, since bisection reads single numbers."""
+    """Starts of sentences and documents. Lists are faster than arrays for bisection."""
 
-    bounds: list[int]  # token offset of every sentence of all documents, and of the end
-    starts: list[int]  # first sentence of every document, and the number of sentences
+    bounds: list[int]  # token offset of every sentence; the last entry is the number of tokens
+    starts: list[int]  # first sentence of every document; the last entry is the number of sentences
 
 
 def pair_document(
@@ -92,9 +96,10 @@ def pair_document(
 ) -> Iterator[Pair]:
     """Yields the examples of one pass over one document, for next sentence prediction.
 
-    Sentences are gathered until they reach the target length or the document ends. The chunk is cut
-    at a random sentence. In half of the cases, and for every chunk of a single sentence, a span of
-    another document replaces the second span, and the replaced sentences go into the next chunk.
+    A chunk is a run of sentences that reaches the target length or the end of the document. It is
+    cut at a random sentence into two spans. In half of the cases, and if the chunk has a single
+    sentence, a span of another document replaces the second span. The replaced sentences begin the
+    next chunk.
     """
     bounds, starts = offsets
     draw = rng.random
@@ -102,7 +107,7 @@ def pair_document(
     target = draw_target(max_tokens, section.short_seq_prob, draw)
     begin, end = starts[document], starts[document + 1]
     while begin < end:
-        # The fewest sentences whose tokens reach the target, or all that are left.
+        # The fewest sentences whose tokens reach the target, or all remaining sentences.
         stop = bisect_left(bounds, bounds[begin] + target, begin + 1, end)
         cut = begin + 1 if stop == begin + 1 else begin + 1 + below(stop - begin - 1, draw)
         first = bounds[begin], bounds[cut]
@@ -119,7 +124,11 @@ def pair_document(
 def _random_span(
     offsets: SentenceOffsets, document: int, wanted: int, draw: Callable[[], float]
 ) -> tuple[int, int]:
-    """Returns sentences of another document: at least one, until they hold ``wanted`` tokens."""
+    """Returns the token range of sentences of another document.
+
+    The range begins at a random sentence and has at least ``wanted`` tokens, unless the document
+    ends before.
+    """
     bounds, starts = offsets
     other = below(len(starts) - 2, draw)
     other += other >= document
@@ -131,10 +140,11 @@ def _random_span(
 def order_document(
     offsets: SentenceOffsets, document: int, section: PairingSection, *, rng: np.random.Generator
 ) -> Iterator[Pair]:
-    """Yields the same for sentence order; nothing for a document of a single sentence.
+    """Yields the examples of one pass over one document, for sentence order prediction.
 
-    A chunk has at least two sentences, and in half of the cases its two parts are swapped. A single
-    last sentence forms a chunk with the sentence before it, which is thus used twice.
+    A chunk has at least two sentences, and in half of the cases its two parts are swapped. If one
+    sentence remains at the end, it forms a chunk with the sentence before it, which is thus used
+    twice. A document of a single sentence gives no example.
     """
     bounds, starts = offsets
     begin, end = starts[document], starts[document + 1]
@@ -150,17 +160,18 @@ def order_document(
         first, second = (bounds[begin], bounds[cut]), (bounds[cut], bounds[stop])
         swapped = draw() < _SWAP_PROBABILITY
         if swapped:
-            # Before the truncation: it gives one span the odd token, and after it the lengths would
-            # give the answer away.
+            # Swap before truncating. Truncation favours the first span if the number of tokens is
+            # odd, so after a later swap the lengths would reveal the label.
             first, second = second, first
         yield Pair(*truncate(first, second, max_tokens=max_tokens, rng=rng), int(swapped))
         begin = stop
 
 
 def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float]) -> int:
-    """Returns the target length of both spans, without special tokens, for a pass over a document.
+    """Returns the target length of both spans together, without special tokens.
 
-    It is ``max_tokens`` or, with probability ``short_seq_prob``, a uniform length from 2.
+    The length is uniform from 2 to ``max_tokens`` with probability ``short_seq_prob``, and
+    otherwise ``max_tokens``.
     """
     if draw() < short_seq_prob:
         return MIN_PAIR_TOKENS + below(max_tokens - MIN_PAIR_TOKENS + 1, draw)
@@ -170,11 +181,13 @@ def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float
 def truncate(
     first: tuple[int, int], second: tuple[int, int], *, max_tokens: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Shortens two spans to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, say ``1, 4, 7, 10``.
+    """Shortens two spans to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, for example ``1, 4, 7, 10``.
 
-    google-research/bert removes one token at a time from the longer span (the second, if they are
-    equal), at its front or its back with equal probability. That fixes the remaining lengths, and
-    the number of tokens lost at the front is binomial. Returns start and stop of each span.
+    google-research/bert removes one token at a time from the longer span (from the second if both
+    are equal), at the front or the back with equal probability. So the remaining lengths are fixed,
+    and the number of tokens removed at the front is binomial; it is drawn at once here.
+
+    Returns start and stop of each span.
     """
     length_a, length_b = first[1] - first[0], second[1] - second[0]
     if length_a + length_b > max_tokens:
@@ -189,7 +202,7 @@ def truncate(
 
 
 def below(count: int, draw: Callable[[], float]) -> int:
-    """Returns a uniform number in ``[0, count)``, up to one part in 2**53 / count."""
+    """Returns a uniform integer in ``[0, count)``; probabilities are exact up to 2**-53."""
     return int(draw() * count)
 
 
@@ -197,7 +210,7 @@ def _lose(span: tuple[int, int], count: int, rng: np.random.Generator) -> tuple[
     """Removes ``count`` tokens, each at the front or the back with equal probability."""
     if not count:
         return span
-    # A fair binomial draw is the number of ones among that many random bits.
+    # The number of ones among `count` random bits is a fair binomial draw.
     bits = int.from_bytes(rng.bytes((count + 7) // 8), "little") & ((1 << count) - 1)
     front = bits.bit_count()
     return span[0] + front, span[1] - (count - front)
@@ -206,9 +219,9 @@ def _lose(span: tuple[int, int], count: int, rng: np.random.Generator) -> tuple[
 def _fill(offsets: SentenceOffsets, documents: Iterable[int], room: int) -> Iterator[Single]:
     """Yields examples of as many contiguous sentences as fit into ``room`` tokens.
 
-    If a document ends within an example, a [SEP] precedes the next document. Every token is in
-    exactly one example. Only a sentence longer than an example is cut; its rest counts as a
-    sentence.
+    If a document ends within an example, a [SEP] separates it from the next document. Every token
+    is in exactly one example. A sentence is cut only if it is longer than an example. Its remainder
+    is then a sentence of its own.
     """
     bounds, starts = offsets
     held: list[tuple[int, int]] = []
@@ -217,7 +230,7 @@ def _fill(offsets: SentenceOffsets, documents: Iterable[int], room: int) -> Iter
         first, last = starts[document], starts[document + 1]
         at, end = bounds[first], bounds[last]
         while at < end:
-            # `held` is of earlier documents: one example takes all that fits of this one.
+            # `held` has parts of earlier documents; add all sentences that still fit.
             fitting = max(left - 1, 0) if held else room
             stop = bounds[bisect_right(bounds, at + fitting, first, last + 1) - 1]
             if stop <= at:
@@ -238,12 +251,11 @@ def _fill(offsets: SentenceOffsets, documents: Iterable[int], room: int) -> Iter
 def pair_documents(
     documents: TokenisedDocuments, section: PairingSection, *, seed: int, boost: float = 1.0
 ) -> Iterator[Pair | Single]:
-    """Yields the examples of ``dupe_factor`` passes over every document.
+    """Yields the examples of ``dupe_factor * boost`` passes over every document.
 
-    There are at least ``section.min_documents``. The seed, the documents' keys and the settings
-    decide every random choice. ``boost`` multiplies ``dupe_factor``; the fraction of the product is
-    the probability of one more pass over a document. A document without a pass may still be a
-    random next.
+    The fraction of this product is the probability of one more pass over a document. A document
+    without a pass can still be a random next sentence. The seed, the keys of the documents and the
+    settings decide every random choice. There must be at least ``section.min_documents``.
     """
     offsets = SentenceOffsets(
         documents.sentence_starts.tolist(), documents.document_starts.tolist()
@@ -254,7 +266,7 @@ def pair_documents(
     pair = order_document if section.kind == "sop" else pair_document
     for number, chosen in enumerate(passes):
         if section.kind == "full_sentences":
-            if len(passes) > 1:  # each pass has an order of its own
+            if len(passes) > 1:  # each pass has its own order
                 ranks = stream(seed, "order", number).random(len(keys))[chosen]
                 chosen = np.asarray(chosen)[np.argsort(ranks, kind="stable")].tolist()
             yield from _fill(offsets, chosen, room)
@@ -268,10 +280,10 @@ def pair_documents(
 
 
 def draw_passes(keys: np.ndarray, *, mean: float, seed: int) -> list[list[int]]:
-    """Returns the documents of every pass: three documents at 1.4 → ``[0, 1, 2]``, ``[1]``, say.
+    """Returns the documents of every pass, for example ``[[0, 1, 2], [1]]`` with a mean of 1.4.
 
-    Every document is in ``floor(mean)`` passes, and in one more with the remaining probability, a
-    function of its key alone. The keys are ``[d, 2]`` uint64.
+    Every document is in ``floor(mean)`` passes. The fraction of the mean is the probability of one
+    more pass, drawn from the document's key and the seed alone. The keys are ``[d, 2]`` uint64.
     """
     whole = math.floor(mean)
     passes = [list(range(len(keys))) for _ in range(whole)]

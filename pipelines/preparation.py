@@ -1,4 +1,4 @@
-"""``preparation.json``: how the text of a dataset was read, and how much each rule dropped."""
+"""Reads and writes ``preparation.json``: a dataset's rules for text, and what each rule dropped."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ PREPARATION_NAME: Final = "preparation.json"
 
 
 class PreparationRecipe(Section):
-    """The settings that decide which text a dataset has, besides ``provenance.json``."""
+    """Settings that decide the text of a dataset, in addition to ``provenance.json``."""
 
-    formats: tuple[str, ...]  # of the sources, each once
+    formats: tuple[str, ...]  # distinct formats of the sources
     text_field: str
     id_field: str | None
     on_error: str
     max_line_length: int
     max_document_length: int
     cleaning: CleaningSection
-    evaluation_sha256: tuple[str, ...]  # of each evaluation file
-    minhash_version: int | None  # of the library's signatures, where near duplicates are dropped
+    evaluation_sha256: tuple[str, ...]  # SHA-256 of each evaluation file
+    minhash_version: int | None  # version of the MinHash signatures; None without near duplicates
 
     @property
     def plain(self) -> Self:
-        """The settings of a dataset without a record: all text of files of plain text."""
+        """Settings of a dataset without ``preparation.json``: all text of plain text files."""
         return self.model_copy(
             update={
                 "formats": ("text",),
@@ -50,28 +50,29 @@ class PreparationRecipe(Section):
 
 
 class Preparation(PreparationRecipe):
-    """The content of ``preparation.json``."""
+    """Content of ``preparation.json``."""
 
     documents: dict[str, int]
-    """Documents ``read`` and ``kept``, and documents dropped, by the setting of the rule;
-    ``emptied``: all their lines were dropped."""
+    """Numbers of documents: ``read``, ``kept``, dropped by each rule (named by its setting), and
+    ``emptied`` because all lines were dropped."""
     lines: dict[str, int]
-    """Lines likewise. Lines of dropped documents count as neither kept nor dropped."""
-    skipped: int  # files, parts of files and records that could not be read
-    skipped_listed: tuple[str, ...]  # the first of these, a line each
+    """Numbers of lines by the same names. They exclude the lines of dropped documents, except under
+    ``read``."""
+    skipped: int  # number of unreadable files, parts of files and records
+    skipped_listed: tuple[str, ...]  # one line for each of the first skipped items
     contamination: tuple[OverlapRecord, ...]
     contaminated_listed: tuple[str, ...]
     """Ids of the first documents with text of an evaluation file."""
 
 
 def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> PreparationRecipe:
-    """Returns the settings that decide which text a dataset has.
+    """Returns the settings that decide the text of a dataset.
 
-    Raises UserError: an evaluation file is missing, or the language filter cannot be imported.
+    Raises UserError if an evaluation file is missing, or the language filter cannot be imported.
     """
     cleaning, hashes = section.cleaning, []
     if cleaning.language_filter is not None:
-        load_function(cleaning.language_filter, key=LANGUAGE_FILTER)  # before hours of reading
+        load_function(cleaning.language_filter, key=LANGUAGE_FILTER)  # fail before hours of reading
     if cleaning.contamination is not None:
         paths = find_files(cleaning.contamination.files, key=CONTAMINATION_FILES)
         try:
@@ -93,7 +94,10 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
 def write_preparation(
     directory: epath.Path, recipe: PreparationRecipe, tally: Tally, *, work: epath.Path
 ) -> None:
-    """Writes ``preparation.json`` unless the text is all of plain files; UserError: a full disk."""
+    """Writes ``preparation.json``, unless the dataset has all text of plain text files.
+
+    Raises UserError if the disk is full.
+    """
     if recipe == recipe.plain:
         return
     overlaps: tuple[OverlapRecord, ...] = ()
@@ -112,7 +116,10 @@ def write_preparation(
 
 
 def read_preparation(directory: epath.PathLike) -> Preparation | None:
-    """Reads a dataset's ``preparation.json``, ``None`` if it has none; UserError: it is damaged."""
+    """Returns a dataset's ``preparation.json``, or None if there is no such file.
+
+    Raises UserError if the file is damaged.
+    """
     path = epath.Path(directory) / PREPARATION_NAME
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""A corpus that every machine has: the English in the installed Python's own documentation."""
+"""Writes a corpus from text that every machine has: the installed Python's own documentation."""
 
 import ast
 import inspect
@@ -20,14 +20,14 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.text.sentences import split_sentences
 
 MIN_SENTENCES: Final = 4
-"""A shorter document joins its module's or package's: two spans need a choice of sentences."""
+"""Fewest sentences of a document. Shorter documents of a module or package are merged."""
 
-# Packages of other authors, and tests, whose strings are made to be parsed.
+# Packages of other authors, and tests: their docstrings are often not prose.
 _SKIPPED: Final = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "_bundled"}
 )
 
-# Marks of documentation text.
+# Markup of documentation text.
 _BULLET: Final = re.compile(r"^(?:[*+•-]|\(?(?:\d{1,2}|[a-zA-Z])[.)])\s+(?=\S)")
 _ROLE: Final = re.compile(r":[a-z][a-z:+-]*:(?=`)")
 _LITERAL: Final = re.compile(r"``?([^`\n]+?)(?:``?|'(?!\w))")
@@ -45,7 +45,7 @@ _CODE: Final = re.compile(
 _WORD: Final = re.compile(r"(?<![\w.])[A-Za-z][a-z]*(?:['’-][a-z]+)*(?![\w(])")
 
 _SENTENCE_END: Final = (".", "!", "?", ":", ";")
-_MIN_WORDS: Final = {True: 4, False: 6}  # by whether the paragraph has a sentence's end
+_MIN_WORDS: Final = {True: 4, False: 6}  # by whether the paragraph ends like a sentence
 _MIN_WORD_SHARE: Final = 0.65
 
 _Node: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -62,8 +62,10 @@ def write_python_docs(
     standard library, read with `ast`. The layout is google-research/bert's (README, "Pre-training
     with BERT"): a sentence per line, a blank line between documents. Each sentence occurs once, so
     no held-out document repeats the training text. One installation always gives the same bytes.
-    The text ends before the document that would exceed ``max_bytes``. Returns the files: chapters,
-    then docstrings. Raises UserError: `max_bytes` is less than the first document.
+    The text ends before the first document that would exceed ``max_bytes``.
+
+    Returns the files: chapters, then docstrings. Raises UserError if `max_bytes` is smaller than
+    the first document.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,7 +104,7 @@ def _chapters(seen: set[str]) -> Iterator[list[str]]:
 
 
 def _library(seen: set[str]) -> Iterator[list[str]]:
-    """Yields documents of modules and classes, and of the short ones of each package together."""
+    """Yields the documents of modules and classes. Short documents of a package are merged."""
     root = Path(sysconfig.get_path("stdlib"))
     for _, modules in itertools.groupby(_source_files(root), key=lambda path: _name(path, root)[0]):
         brief: list[str] = []
@@ -124,15 +126,15 @@ def _source_files(root: Path) -> list[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in _SKIPPED and "-" not in name]
         files += [Path(folder, name) for name in names if name.endswith(".py")]
-    # By parts, not as text: "os/x.py" and "os.py" must not have "os-y.py" between them.
+    # Sort by path parts, so that "os-y.py" does not come between "os.py" and "os/x.py".
     return sorted(files, key=lambda path: _name(path, root))
 
 
 def _module_documents(path: Path, seen: set[str]) -> Iterator[list[str]]:
-    """Yields its classes' documents, then a module's own: its docstring and its functions'."""
+    """Yields a document per class, then one of the module's and its functions' docstrings."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escapes in the library's docstrings
+            warnings.simplefilter("ignore")  # the library's docstrings have invalid escapes
             module = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):  # a template or a test's input, not a module
         return
@@ -160,7 +162,7 @@ def _docstrings(node: _Node, body: Iterable[ast.stmt]) -> Iterator[str]:
 
 
 def _new_sentences(texts: Iterable[str], seen: set[str]) -> list[str]:
-    """Returns the sentences of several texts' prose that are not in `seen`, and adds them to it."""
+    """Returns the new prose sentences of several texts, and adds them to `seen`."""
     new: list[str] = []
     for text in texts:
         for paragraph in prose_paragraphs(text):
@@ -175,17 +177,17 @@ def _new_sentences(texts: Iterable[str], seen: set[str]) -> list[str]:
 def prose_paragraphs(text: str) -> list[str]:
     r"""Returns the paragraphs of English in a docstring or help text, each on one line.
 
-    ``"Return *x*.\n\n>>> f(1)\n2\n\nSee ``g`` for\nthe rest of it." ->
-    ["Return x.", "See g for the rest of it."]`` but for the first, which is too short to keep.
+    ``"Return x.\n\n>>> f(1)\n2\n\nSee ``g`` for\nthe *rest* of it." ->
+    ["See g for the rest of it."]``: the first paragraph is too short to count as prose.
 
-    Code, doctest sessions, signatures, grammar, tables, headings, and lists of names are dropped.
-    Emphasis, literals, roles, bullets and footnote references lose their marks.
+    Code, doctest sessions, signatures, grammar, tables, headings and lists of names are dropped.
+    The marks of emphasis, literals, roles, bullets and footnote references are removed.
     """
     return [paragraph for paragraph in map(_plain, _blocks(text)) if _is_prose(paragraph)]
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """Yields runs of lines of one indentation, as one line each; doctest sessions are left out."""
+    """Yields each run of equally indented lines as one line. Doctest sessions are skipped."""
     lines: list[str] = []
     indent = 0
     in_session = False
@@ -199,7 +201,7 @@ def _blocks(text: str) -> Iterator[str]:
         if not stripped:
             in_session = False
             continue
-        # A session's output follows its prompt, up to the next blank line.
+        # The output of a session ends at the next blank line.
         in_session = in_session or stripped.startswith((">>>", "... "))
         if in_session:
             continue
@@ -223,7 +225,7 @@ def _is_prose(paragraph: str) -> bool:
     if _CODE.search(paragraph):
         return False
     words = len(_WORD.findall(paragraph))
-    # Many docstrings leave out their full stop. Without it more words are needed: it may be a
-    # heading or a line of a table.
+    # Many docstrings omit the full stop. A paragraph without one may be a heading or a line of a
+    # table, so it needs more words.
     ended = paragraph.rstrip("\"')”’").endswith(_SENTENCE_END)
     return words >= max(_MIN_WORDS[ended], _MIN_WORD_SHARE * len(paragraph.split()))

@@ -1,4 +1,4 @@
-"""Settings of ``bert-jax examples``, and of sources, which ``bert-jax vocab`` shares."""
+"""Settings of ``bert-jax examples``, and the settings of text that ``bert-jax vocab`` shares."""
 
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -19,11 +19,11 @@ from bert_jax.section import (
 )
 
 MAX_LINE_LENGTH: Final = 1_000_000
-"""A line of this many characters is refused: it is not prose, and splitting or encoding it would
-take disproportionate memory and time."""
+"""Characters of a line that is refused. A line this long is not prose, and splitting or encoding it
+would need too much memory and time."""
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
-"""A record of this many characters is refused: it is larger than any book."""
+"""Characters of a record that is refused. A record this long is larger than any book."""
 
 Format: TypeAlias = Literal[
     "auto", "text", "jsonl", "parquet", "wikiextractor", "wikipedia_xml", "tfds"
@@ -32,9 +32,9 @@ _LANGUAGE: Final = "en"
 
 
 def as_inputs(value: Any) -> Any:
-    """Returns file names as a tuple, or for several languages as a mapping to tuples.
+    """Returns file names as a tuple, or for several languages as a dict of tuples.
 
-    Raises ValueError: ``value`` is something else.
+    Raises SettingError if ``value`` is something else.
     """
     by_language = value if isinstance(value, dict) else {None: value}
     inputs = {code: as_tuple(names) for code, names in by_language.items()}
@@ -51,40 +51,40 @@ def as_inputs(value: Any) -> Any:
 
 
 class SourcesSection(Section):
-    """Where text is and how its files hold it. ``docs/data.md`` describes every format."""
+    """Files of text and their format. ``docs/data.md`` describes every format."""
 
     input: Annotated[
         tuple[str, ...] | dict[str, tuple[str, ...]], pydantic.BeforeValidator(as_inputs)
     ]
-    """Files and globs, local or ``gs://``, also packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``); of
-    TFDS datasets, directories or names. Or such a list for each language, by its ISO 639 code."""
+    """Files and globs, local or ``gs://``, also packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``), or
+    directories or names of TFDS datasets. For several languages, a list per ISO 639 code."""
     mixture: MixtureSection | None = None
-    """Share of each language in the result; by default that in the corpus."""
+    """Share of each language in the result. By default, the same share as in the corpus."""
     format: Format = "auto"
-    """How files hold documents; ``auto``: by each file's suffix and first bytes."""
+    """Format of the files. ``auto`` chooses it by each file's suffix and first bytes."""
     text_field: str = "text"
-    """The field, column or feature with the text of a JSONL, Parquet or TFDS record."""
+    """Field, column or feature with the text of a JSONL, Parquet or TFDS record."""
     id_field: str | None = None
-    """The field with the record's id, unique in its file; by default the id is the record's
-    position. Wikipedia's formats always use the page id."""
+    """Field with the record's id, which must be unique in its file. By default, the id is the
+    record's position. Wikipedia's formats always use the page id."""
     tfds_split: str = "train"
     """Split of TFDS datasets."""
     max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
-    """A line of this length, in characters, is an error."""
+    """Length, in characters, from which a line is an error."""
     max_document_length: Annotated[int, pydantic.Field(ge=1)] = MAX_DOCUMENT_LENGTH
-    """A record of this length (in a JSONL file, of its whole line) is an error."""
+    """Length, in characters, from which a record is an error. A JSONL record is the whole line."""
     on_error: Literal["fail", "skip"] = "fail"
-    """On a damaged file or record: stop with a message, or skip that record or the rest of that
-    file's part and list it in ``preparation.json``."""
+    """Treatment of a damaged file or record. ``fail`` stops with a message. ``skip`` skips the
+    record, or the rest of the file's part, and lists it in ``preparation.json``."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of ``input``."""
+        """Names of ``input`` in all languages."""
         return tuple(name for names in self.by_language.values() for name in names)
 
     @property
     def by_language(self) -> dict[str | None, tuple[str, ...]]:
-        """The names of ``input`` by language, in the order of codes; ``None``: it has one list."""
+        """Names of ``input`` by language, ordered by code. A single list has the key None."""
         if isinstance(self.input, tuple):
             return {None: self.input}
         return dict(sorted(self.input.items()))
@@ -104,83 +104,83 @@ class SourcesSection(Section):
 
 
 class BoilerplateSection(Section):
-    """Lines and documents of web pages that are no prose.
+    """Drops lines and documents of web pages that are not prose.
 
-    The defaults are the rules of C4 (arXiv:1910.10683, section 2.2), but for its list of bad words
-    and its three-sentence duplicates. Text is compared in lower case.
+    The defaults are the rules of C4 (arXiv:1910.10683, section 2.2), without its list of bad words
+    and its removal of repeated three-sentence spans. Phrases are compared in lower case.
     """
 
     min_line_words: Annotated[int, pydantic.Field(ge=0)] = 5
-    """Drop lines of fewer words. In scripts without spaces an ideograph or kana counts as one."""
+    """Drop lines with fewer words. Each ideograph or kana is a word."""
     letters: bool = True
     """Drop lines without a letter."""
     sentence_end: bool = True
-    """Drop lines that end neither in a full stop, exclamation or question mark nor in a closing
-    quotation mark."""
+    """Drop lines that do not end in a full stop, an exclamation, question or closing quotation
+    mark."""
     line_phrases: Strings = (
         *("javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies"),
         *("use of cookies", "use cookies"),
     )
-    """Drop lines with one of these."""
+    """Drop lines with one of these phrases."""
     document_phrases: Strings = ("lorem ipsum", "{")
-    """Drop documents with one of these."""
+    """Drop documents with one of these phrases."""
     min_sentence_ends: Annotated[int, pydantic.Field(ge=0)] = 3
-    """Drop documents with fewer sentence ends in their remaining lines."""
+    """Drop documents whose remaining lines have fewer sentence ends."""
 
 
 class NearDuplicatesSection(Section):
-    """Documents that share most of their word n-grams with an earlier one.
+    """Drops documents that share most of their word n-grams with an earlier document.
 
-    MinHash with locality-sensitive hashing in 14 bands of 8 hashes. All numbers are FineWeb's
-    (arXiv:2406.17557, section 3.4).
+    The method is MinHash with locality-sensitive hashing in 14 bands of 8 hashes. All numbers are
+    FineWeb's (arXiv:2406.17557, section 3.4).
     """
 
     ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 5
     """Words per n-gram."""
     threshold: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.75
-    """A document is dropped if the share of equal hashes, an estimate of the Jaccard similarity of
-    the n-gram sets, is at least this."""
+    """Lowest share of equal hashes at which a document is dropped. This share estimates the Jaccard
+    similarity of the n-gram sets."""
 
 
 class ContaminationSection(Section):
-    """Documents that hold text of evaluation sets."""
+    """Finds documents that contain text of evaluation sets."""
 
     files: Annotated[
         tuple[DataPathText, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
     ]
     """Files and globs: GLUE's ``.tsv`` (every field), SQuAD's ``.json`` (questions and contexts),
-    anything else as plain lines."""
+    ``.jsonl`` (every string), and plain lines in any other file."""
     ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 13
-    """Length in words of a shared n-gram; 13 as in GPT-3 (arXiv:2005.14165, appendix C).
-    Evaluation texts with fewer words are counted, but cannot be found."""
+    """Words in a shared n-gram. The default is GPT-3's (arXiv:2005.14165, appendix C). Evaluation
+    texts with fewer words are counted but cannot be found."""
     on_contaminated: Literal["report", "drop"] = "report"
-    """Whether documents with an overlap are dropped, or only counted."""
+    """Drop documents with an overlap, or only count them."""
 
 
 class CleaningSection(Section):
-    """Rules for text to leave out, in the order of their use; every rule is off by default."""
+    """Rules that drop text, in the order in which they apply. By default every rule is off."""
 
     unicode: Literal["nfc", "nfkc"] | None = None
-    """Unicode normalisation form to bring lines into."""
+    """Unicode normalisation form of lines. By default, lines are not normalised."""
     boilerplate: BoilerplateSection | None = None
-    """``{}``: the rules of C4."""
+    """Drop lines and documents that are not prose. ``{}`` uses the rules of C4."""
     duplicate_lines: Literal["keep", "document", "corpus"] = "keep"
-    """Which lines to drop: those that occur earlier in their document, or in any earlier one."""
+    """Drop lines that occur earlier in the same document, or anywhere earlier in the corpus."""
     language_filter: str | None = None
-    """``package.module:function`` of yours: text of a document in, True or False or a language code
-    out. It must be deterministic."""
+    """Your function, ``package.module:function``. It takes the text of a document and returns True,
+    False or a language code. It must be deterministic."""
     languages: Strings = ()
-    """Codes to keep, when the function returns codes."""
+    """Language codes to keep if `language_filter` returns codes."""
     contamination: ContaminationSection | None = None
-    """Overlap with evaluation sets."""
+    """Report or drop documents that overlap with evaluation sets."""
     duplicate_documents: bool = False
-    """Drop documents whose text equals an earlier one's."""
+    """Drop documents whose text equals an earlier document's."""
     near_duplicates: NearDuplicatesSection | None = None
-    """``{}``: drop documents that nearly equal an earlier one."""
+    """Drop documents that nearly equal an earlier document. ``{}`` uses FineWeb's numbers."""
 
     @property
     def looks_across_documents(self) -> bool:
-        """Whether a rule needs all documents, so that they are read before any is tokenised."""
+        """Whether a rule compares documents. Then all are read before the first is tokenised."""
         return (
             self.duplicate_documents
             or self.near_duplicates is not None
@@ -189,45 +189,44 @@ class CleaningSection(Section):
 
 
 class ExamplesSection(SourcesSection, PairingSection):
-    """Where the text is, how it is read, and how examples are made of it.
+    """Settings of reading text and making examples from it.
 
-    The keys are flat: they include the keys of :class:`SourcesSection` and :class:`PairingSection`.
-    Names and defaults of the latter are google-research/bert's.
+    The keys of :class:`SourcesSection` and :class:`PairingSection` are part of this section. Names
+    and defaults of :class:`PairingSection` are google-research/bert's.
     """
 
     tokenizer: PathText
     """Directory of the tokenizer."""
     output: PathText
-    """Directory of the dataset, which must not exist yet."""
+    """New directory for the dataset."""
     layout: Literal["sentences", "prose"] = "sentences"
-    """``sentences``: each line is a sentence, as in google-research/bert. ``prose``: each line is
-    a paragraph."""
+    """Content of a line: a sentence, as in google-research/bert, or a paragraph of ``prose``."""
     documents: Literal["blank_line", "file"] = "blank_line"
-    """Separation of documents in plain text: blank lines, or each file is one document."""
+    """Documents of plain text: separated by blank lines, or one document per file."""
     language: str = _LANGUAGE
-    """ISO 639 code, for splitting prose into sentences, where ``input`` does not name languages."""
+    """ISO 639 code for splitting prose into sentences. Omit it if ``input`` names languages."""
     input_root: PathText | None = None
-    """File names below this directory go into document ids; by default the deepest that holds all
-    files."""
+    """Directory relative to which document ids name files. By default, the deepest directory that
+    contains all files."""
     cleaning: CleaningSection = CleaningSection()
-    """Parts of the text to leave out; by default none."""
+    """Rules that drop text. By default, no text is dropped."""
     validation_fraction: Annotated[float, pydantic.Field(ge=0.0, le=0.5)] = 0.01
-    """Share of the documents held out as the split ``validation``; 0: no such split."""
+    """Share of the documents in the split ``validation``. If 0, there is no such split."""
     num_shards: Annotated[int, pydantic.Field(ge=1, le=99_999)] | None = None
-    """Shards of the split ``train``; by default a function of its size."""
+    """Shards of the split ``train``. By default, its size decides."""
     engine: Literal["local", "beam"] = "local"
-    """Processes of this machine, or an Apache Beam runner. The dataset does not depend on the
-    engine, nor on ``workers`` and ``beam``."""
+    """Processes on this machine, or an Apache Beam runner. The dataset is the same for any
+    ``engine``, ``workers`` and ``beam``."""
     workers: Annotated[int, pydantic.Field(ge=1)] | None = None
-    """Processes on this machine; by default one per core."""
+    """Number of processes on this machine. By default, one per core."""
     beam: BeamSection = BeamSection()
-    """The runner of ``engine: beam``, and its options."""
+    """Runner and options for ``engine: beam``."""
     seed: int = 12345
-    """Seed of every random choice; google-research/bert's default."""
+    """Seed of every random choice. The default is google-research/bert's."""
 
     @property
     def pairing(self) -> PairingSection:
-        """The settings of pairing alone, as a dataset records them."""
+        """Settings of pairing, as a dataset records them."""
         return PairingSection(**{name: getattr(self, name) for name in PairingSection.model_fields})
 
     @pydantic.model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Counts of the documents and lines that a stage has read, dropped and found."""
+"""Counts of the documents and lines that a stage reads, drops and finds."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import is_whole
 
-TALLY: Final = "tally.json"  # written last in the directory of a stage's part: marks it as complete
+TALLY: Final = "tally.json"  # written last: marks the directory of a stage's part as complete
 MOST_LISTED: Final = 100
 
 
 class Tally(pydantic.BaseModel):
-    """Counts of one stage for some parts of the corpus; counts of several parts add up."""
+    """Counts of one stage for some parts of the corpus. `add` combines the counts of parts."""
 
     documents: Counter[str] = Counter()
-    """Documents ``read`` and ``kept``, and documents dropped, by the setting of the rule."""
+    """Numbers of documents: ``read``, ``kept``, and dropped by each rule (named by its setting)."""
     lines: Counter[str] = Counter()
-    """Lines likewise. Lines of dropped documents count as neither kept nor dropped."""
-    problems: int = 0  # files, parts and records that could not be read
-    listed_problems: list[str] = []  # a line for each of the first problems
-    overlaps: set[int] = set()  # hashes of the evaluation files' n-grams that occur in the corpus
-    overlapping: Counter[str] = Counter()  # documents with such an n-gram, by evaluation file
-    contaminated: list[str] = []  # ids of the first of these documents
-    held: Counter[str] = Counter()  # tokenised documents by split
-    tokens: Counter[str] = Counter()  # their tokens by split
-    sentences: int = 0  # their sentences
+    """Numbers of lines by the same names. They exclude the lines of dropped documents, except under
+    ``read``."""
+    problems: int = 0  # number of unreadable files, parts and records
+    listed_problems: list[str] = []  # one line for each of the first problems
+    overlaps: set[int] = set()  # hashes of evaluation n-grams that occur in the corpus
+    overlapping: Counter[str] = Counter()  # number of overlapping documents, by evaluation file
+    contaminated: list[str] = []  # ids of the first overlapping documents
+    held: Counter[str] = Counter()  # number of tokenised documents, by split
+    tokens: Counter[str] = Counter()  # number of tokens, by split
+    sentences: int = 0  # number of tokenised sentences
 
     def skip(self, error: UserError, *, on_error: str) -> None:
-        """Counts and lists input that cannot be read; raises ``error`` with ``on_error: fail``."""
+        """Counts and lists unreadable input. If ``on_error`` is ``fail``, raises ``error``."""
         if on_error == "fail":
             raise error
         self.problems += 1
@@ -61,12 +62,12 @@ class Tally(pydantic.BaseModel):
 
     @classmethod
     def load(cls, directory: epath.PathLike) -> Tally:
-        """Reads the file of :meth:`save`."""
+        """Reads the file that :meth:`save` writes."""
         return cls.model_validate_json((epath.Path(directory) / TALLY).read_bytes())
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """Adds up tallies in their order."""
+    """Returns the sum of tallies."""
     found = Tally()
     for tally in tallies:
         found.add(tally)
@@ -74,5 +75,5 @@ def total(tallies: Iterable[Tally]) -> Tally:
 
 
 def is_made(directory: epath.PathLike) -> bool:
-    """Whether a stage has completed the directory of a part."""
+    """Returns whether a stage has completed the directory of a part."""
     return is_whole(directory, last=TALLY)

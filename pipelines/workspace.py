@@ -1,4 +1,4 @@
-"""The directory that a dataset is made in, until it is complete, and the progress of its stages."""
+"""The directory of an unfinished dataset, and the progress of its stages."""
 
 import contextlib
 import json
@@ -28,32 +28,33 @@ Result = TypeVar("Result")
 
 _SETTINGS: Final = "settings.json"
 
-# Settings that only the shards depend on, and settings of the tokenised parts as well.
+# Settings that affect only the shards, and settings that affect the tokenised parts too.
 _OF_SHARDS: Final = frozenset({"pairing", "num_shards", "mixture"})
 _OF_PARTS: Final = frozenset({"validation_fraction"})
 
-# Version of the work files and of the cuts: only the same version resumes an unfinished run.
+# Version of the work files and of the division into parts. An unfinished run of another version
+# cannot be resumed.
 _WORK_VERSION: Final = 4
 
 
 class UnusableText(UserError):
-    """The text cannot become a dataset, whatever the other settings are.
+    """The text cannot become a dataset with any settings.
 
-    No run can resume the finished work: the corrected run has other text.
+    The corrected run will have other text, so the finished work is useless.
     """
 
 
 class Workspace:
-    """The place of a dataset in the making: finished shards, and ``work/`` for other files.
+    """Context manager for the directories of an unfinished dataset: shards and ``work/``.
 
-    On a file system both are in ``<output>.partial``, which :meth:`publish` renames to the output's
-    name, so that a reader never sees an incomplete dataset. A bucket cannot rename a directory:
-    there the shards are written to the output itself. ``provenance.json`` comes last, and no reader
+    On a file system both are in ``<output>.partial``. :meth:`publish` renames it to the output's
+    name, so readers never see an incomplete dataset. A bucket cannot rename a directory, so there
+    the shards are written to the output itself. ``provenance.json`` is written last, and no reader
     opens a directory without it.
 
-    A context manager that holds a lock, so that two processes never make one dataset. The directory
-    survives an exception: the next run resumes there. After a user's mistake it is removed if a
-    corrected run could use nothing in it.
+    A lock prevents two processes from making the same dataset. After an exception the directory
+    stays, and the next run resumes there. After a UserError it is removed if a corrected run could
+    use none of its files.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Workspace:
         self.partial = self.output if is_remote(self.output) else partial
         self.work = partial / "work"
         self._say = say
-        self._is_ours = False  # the directory's content belongs to this run's settings
+        self._is_ours = False  # True once the directory belongs to this run's settings
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -84,7 +85,7 @@ class Workspace:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        # If another process has taken a lock in a bucket, the directory is that process's.
+        # If another process has taken the lock in a bucket, `check` raises and nothing is removed.
         with self._held, contextlib.suppress(RunStopped, OSError):
             if isinstance(error, UserError):
                 self._lock.check()
@@ -96,15 +97,14 @@ class Workspace:
         return (self.work / _SETTINGS).exists()
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuses to resume an unfinished run with different settings.
+        """Raises UserError if finished work of an unfinished run depends on a changed setting.
 
-        A setting may change while no finished work depends on it. `validation_fraction` may change
-        until there is a shard: only tokenised text shows that it is too small. Its parts are then
-        made again. Raises UserError: the first setting that differs.
+        `validation_fraction` may change until there is a shard, because only tokenised text shows
+        whether it is too small. The tokenised parts are then made again.
         """
         path = self.work / _SETTINGS
         text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
-        # A run that failed before it made anything need not be resumed.
+        # If the earlier run made nothing, its settings do not matter.
         if path.exists() and any(made.name != _SETTINGS for made in self.work.iterdir()):
             held, asked = read_json_object(path), json.loads(text)
             changed = {key for key in asked if held.get(key) != asked[key]}
@@ -130,17 +130,17 @@ class Workspace:
 
     @property
     def _has_finished(self) -> bool:
-        """Whether there is a whole part, spill or shard, which took long to make."""
+        """Whether there is a complete part, spill or shard, which took long to make."""
         made = (path for name in ("part-*", "spill-*") for path in self.work.glob(name))
         return self._has_shards or any(map(is_made, made))
 
     def _tidy(self, *, is_useless: bool) -> None:
-        """Removes work that no run could resume, and empty directories."""
+        """Removes work that no run can use, and empty directories."""
         if self._is_ours and not self._has_shards and (is_useless or not self._has_finished):
             self._clear()
         if not is_remote(self.output):
             for directory in (self.work, self.partial):
-                pathlib.Path(directory).rmdir()  # refused where there is something
+                pathlib.Path(directory).rmdir()  # raises OSError if it is not empty
 
     def _clear(self) -> None:
         self.work.rmtree(missing_ok=True)
@@ -148,28 +148,29 @@ class Workspace:
             self.work.mkdir()
 
     def publish(self) -> None:
-        """Drops ``work/`` and gives the directory its final name.
+        """Removes ``work/`` and gives the directory its final name.
 
-        Raises RunStopped: another process has taken the lock.
+        Raises RunStopped if another process has taken the lock.
         """
         self._lock.check()
         if is_remote(self.output):
             self.work.rmtree()
             return
-        # Renamed first: if this is interrupted, half of work/ would pass for an unfinished run.
+        # Rename before removing: after an interruption, half of work/ would look like an unfinished
+        # run.
         gone = unfinished(pathlib.Path(self.work))
         self.work.rename(gone)
         shutil.rmtree(gone)
-        pathlib.Path(self.partial).rename(self.output)  # also over an empty directory
+        pathlib.Path(self.partial).rename(self.output)  # replaces an empty directory
 
 
 class DatasetBuild(NamedTuple):
-    """One call of `make_examples` at work: all that its stages share."""
+    """Objects that the stages of one `make_examples` call share."""
 
     section: ExamplesSection
     workspace: Workspace
     engine: WorkerPool | BeamEngine
-    say: Callable[[str], None]  # gets a line of text when a part or a shard is finished
+    say: Callable[[str], None]  # prints a line of progress
 
     def run(
         self,
@@ -180,24 +181,29 @@ class DatasetBuild(NamedTuple):
         total: int,
         unit: str,
         work: Callable[[Job], float],
-        told: Callable[[Job, Result], tuple[str, float]],
+        result: Callable[[Job, Result], tuple[str, float]],
     ) -> Iterator[Result]:
-        """Yields ``function`` of each job of a stage as it finishes, and says a line of progress.
+        """Yields the result of each job of a stage as it finishes, and prints a line of progress.
 
-        ``name`` is the noun for a job: ``tokenised part``. ``total`` includes the jobs that an
-        earlier run has finished. The remaining time is estimated from the jobs' sizes, ``work``.
-        ``told`` gives a job's result for the line, and its amount in ``unit``.
+        Args:
+            function: function that does a job.
+            jobs: jobs to do.
+            name: noun for a job: ``tokenised part``.
+            total: number of jobs, including the jobs that an earlier run finished.
+            unit: unit of the speed in the line.
+            work: function that returns a job's size, from which the remaining time is estimated.
+            result: function that returns a job's result as text, and its amount in ``unit``.
         """
         finished, left, done, amount = total - len(jobs), sum(map(work, jobs)), 0.0, 0.0
         started = time.monotonic()
-        for job, result in self.engine.run(function, jobs):
-            made, more = told(job, result)
+        for job, made in self.engine.run(function, jobs):
+            text, more = result(job, made)
             finished, done, amount = finished + 1, done + work(job), amount + more
             seconds = max(time.monotonic() - started, 1e-6)
             rate = amount / seconds
-            line = f"{name} {finished} of {total}: {made}, "
+            line = f"{name} {finished} of {total}: {text}, "
             line += f"{rate:,.1f} {unit}/s" if rate < 100 else f"{rate:,.0f} {unit}/s"
             if finished < total and done:
                 line += f", {timedelta(seconds=round(seconds * (left - done) / done))} left"
             self.say(line)
-            yield result
+            yield made

@@ -1,1 +1,1 @@
-"""Rules for text to leave out of a corpus: each is a setting, each is counted."""
+"""Rules that drop text from a corpus. Each rule is a setting and counts what it drops."""

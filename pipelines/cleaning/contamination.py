@@ -1,4 +1,4 @@
-"""Overlap of evaluation examples with documents of the corpus: shared n-grams of words."""
+"""Finds evaluation examples in the corpus by shared n-grams of words."""
 
 import atexit
 import contextlib
@@ -22,7 +22,7 @@ from bert_jax.pipelines.tally import MOST_LISTED, Tally
 from bert_jax.pipelines.tokenised.documents import save_array
 from bert_jax.section import Section
 
-# A first row with one of these is a header. CoLA, for one, has none.
+# A first row with one of these names is a header. CoLA's files have no header.
 _COLUMNS: Final = frozenset(
     (
         *("index", "id", "label", "quality", "genre", "sentence", "sentence1", "sentence2"),
@@ -39,9 +39,10 @@ _FILES: Final = "files.json"
 def evaluation_texts(path: str) -> Iterator[list[str]]:
     """Yields the texts of each example of an evaluation file.
 
-    A ``.tsv`` gives the fields of each row; a ``.json`` of SQuAD's form each question and each
-    context by itself; a ``.jsonl`` the strings of each object; any other file each line. Raises
-    UserError: the file cannot be read, or is JSON of another form.
+    An example is a row of a ``.tsv`` (all fields), an object of a ``.jsonl`` (all strings), a
+    question or a context of a SQuAD ``.json``, or a line of any other file.
+
+    Raises UserError if the file cannot be read, or if its JSON has another form than SQuAD's.
     """
     suffix = bare_suffix(path)
     if suffix == ".json":
@@ -85,26 +86,26 @@ def _squad(path: str) -> Iterator[list[str]]:
 
 
 class OverlapRecord(Section):
-    """The overlap of one evaluation file with the corpus."""
+    """Overlap of one evaluation file with the corpus."""
 
     name: str
     examples: int
-    too_short: int  # examples with fewer words than an n-gram, which cannot be found
+    too_short: int  # examples shorter than an n-gram; the search cannot find them
     found: int  # examples with an n-gram that occurs in a document
-    documents: int  # documents with an n-gram of the file, including those dropped for it
+    documents: int  # documents with an n-gram of the file, dropped documents included
 
 
 def build_index(section: ContaminationSection, work: epath.PathLike) -> None:
     """Writes the n-grams of all evaluation files as an index that workers map into memory.
 
-    The index is a directory below ``work`` and appears atomically; an existing one is left as it
-    is. Raises UserError: a file is missing or cannot be read, or the disk is full.
+    The index is a directory below ``work`` and appears atomically. If it exists already, nothing is
+    written. Raises UserError if a file is missing or unreadable, or the disk is full.
     """
     directory = epath.Path(work) / _INDEX
     if is_whole(directory, last=_FILES):
         return
     paths = find_files(section.files, key=CONTAMINATION_FILES)
-    grams: list[np.ndarray] = []  # of each example
+    grams: list[np.ndarray] = []  # sorted n-gram hashes per example
     ends, too_short = [], []
     for path in paths:
         for texts in evaluation_texts(path):
@@ -125,7 +126,7 @@ def build_index(section: ContaminationSection, work: epath.PathLike) -> None:
 
 
 class OverlapIndex:
-    """The n-grams of evaluation files, looked up."""
+    """Looks up the n-grams of evaluation files."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         content = json.loads((directory / _FILES).read_text(encoding="utf-8"))
@@ -137,7 +138,7 @@ class OverlapIndex:
         self._owners = np.load(directory / "owners.npy", mmap_mode="r")
 
     def check(self, text: str, *, identity: str, tally: Tally) -> bool:
-        """Whether a document has an n-gram of an evaluation file; counts it if so."""
+        """Returns whether a document shares an n-gram with an evaluation file, and counts it."""
         found = np.unique(ngram_hashes(word_hashes(text), self._ngram))
         places = np.searchsorted(self._hashes, found)
         inside = places < len(self._hashes)
@@ -152,7 +153,7 @@ class OverlapIndex:
         return True
 
     def report(self, tally: Tally) -> tuple[OverlapRecord, ...]:
-        """Returns the figures of every file, from the sum of all tallies."""
+        """Returns the overlap of every evaluation file, from the sum of all tallies."""
         hit = np.unique(self._owners_of(np.array(sorted(tally.overlaps), np.uint64)))
         found = np.bincount(self._file(hit), minlength=len(self._names)).tolist()
         examples = np.diff(self._ends, prepend=0).tolist()
@@ -178,8 +179,8 @@ class OverlapIndex:
 
 @functools.lru_cache(maxsize=1)
 def load_index(work: str) -> OverlapIndex:
-    """Opens the index of a work directory, once in each process, with a copy of a remote one."""
+    """Opens the index of a work directory once per process. A remote index is copied first."""
     copies = contextlib.ExitStack()
     atexit.register(copies.close)
-    [held] = copies.enter_context(local_copies([epath.Path(work) / _INDEX], ["*"]))
-    return OverlapIndex(held)
+    [directory] = copies.enter_context(local_copies([epath.Path(work) / _INDEX], ["*"]))
+    return OverlapIndex(directory)

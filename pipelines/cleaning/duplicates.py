@@ -1,6 +1,7 @@
-"""The rules that compare documents: all are spilled to disk with hashes, then compared.
+"""Drops equal lines, equal documents and nearly equal documents across the whole corpus.
 
-Nearly equal documents are found by MinHash (``rensa``), banded.
+A first pass writes every document with its hashes to disk (a spill). A second pass compares the
+hashes. Nearly equal documents are found by MinHash (``rensa``) with banding.
 """
 
 import contextlib
@@ -22,15 +23,15 @@ from bert_jax.pipelines.sources.documents import Document
 from bert_jax.pipelines.tally import TALLY, Tally, is_made
 from bert_jax.pipelines.tokenised.documents import array_bytes, save_array, starts_of
 
-# Two documents are compared if all hashes of one band are equal: FineWeb's numbers, which find most
-# pairs with a similarity of 0.75 and more.
+# Two documents are compared if all hashes of one band are equal. With FineWeb's 14 bands of 8
+# hashes, most pairs with a similarity of 0.75 or more are compared.
 BANDS: Final = 14
 ROWS: Final = 8  # hashes per band
 _SEED: Final = 1
 
 _BUFFER_BYTES: Final = 1 << 18
-_HASHES_AT_A_TIME: Final = 1 << 16  # of n-grams
-_MOST_AT_A_TIME: Final = 1 << 19  # hashes of documents or lines
+_HASHES_AT_A_TIME: Final = 1 << 16  # n-gram hashes per call of the library
+_MOST_AT_A_TIME: Final = 1 << 19  # hashes of documents or lines in memory
 
 # Files of a spill.
 _TEXT: Final = "documents.jsonl.zst"
@@ -39,16 +40,17 @@ _SIGNATURES: Final = "signatures.npy"
 _DROPPED_DOCUMENTS: Final = "dropped_documents.npy"
 _DROPPED_LINES: Final = "dropped_lines.npy"
 
-_RULES: Final = ("", "duplicate_documents", "near_duplicates")  # numbers of the dropping rule
+# Rules by the number that `_DROPPED_DOCUMENTS` stores; 0 marks a document that stays.
+_RULES: Final = ("", "duplicate_documents", "near_duplicates")
 
 
 def spill_part(part: CorpusPart) -> Tally:
     """Reads and cleans the documents of a part and spills them to disk with their hashes.
 
-    The directory appears atomically; an existing one is left as it is. Raises UserError: bad input,
-    or a full disk.
+    The directory appears atomically. If it exists already, nothing is written. Raises UserError if
+    the input is bad or the disk is full.
     """
-    if is_made(part.spill):  # made by another worker that was given the same job
+    if is_made(part.spill):  # Beam may run a job twice
         return Tally.load(part.spill)
     cleaning = part.section.cleaning
     tally, documents, lines = Tally(), list[int](), list[int]()
@@ -75,7 +77,7 @@ def spill_part(part: CorpusPart) -> Tally:
 
 @contextlib.contextmanager
 def _write_text(directory: pathlib.Path) -> Iterator[Callable[[str, list[str]], None]]:
-    """Gives a function that spills a document: its id and its lines."""
+    """Yields a function that writes a document's id and lines to the spill."""
     import pyarrow as pa  # 50 MB of library, so only where it is needed
 
     counts = [0]
@@ -91,22 +93,22 @@ def _write_text(directory: pathlib.Path) -> Iterator[Callable[[str, list[str]], 
 
 
 class Signatures:
-    """The MinHash signatures of documents, gathered one by one."""
+    """Collects the MinHash signatures of documents."""
 
     def __init__(self, section: NearDuplicatesSection) -> None:
         self._section = section
         self._rows = [np.empty((0, BANDS * ROWS), np.uint32)]
-        self._held: list[np.ndarray] = []  # n-grams of each document without a signature yet
-        self._held_hashes = 0
+        self._waiting: list[np.ndarray] = []  # n-grams per document that has no signature yet
+        self._waiting_hashes = 0
 
     def add(self, text: str) -> None:
-        """Adds a document; one with fewer words than an n-gram is compared as a whole."""
+        """Adds a document. If it is shorter than an n-gram, all its words form one n-gram."""
         hashes = word_hashes(text)
         grams = ngram_hashes(hashes, min(self._section.ngram, max(1, len(hashes))))
-        # A document without words gets a hash that no other document is likely to have.
-        self._held.append(grams if len(grams) else np.array([text_hash(text)], np.uint64))
-        self._held_hashes += len(self._held[-1])
-        if self._held_hashes >= _HASHES_AT_A_TIME:
+        # Documents without words would all look alike, so their whole text is hashed.
+        self._waiting.append(grams if len(grams) else np.array([text_hash(text)], np.uint64))
+        self._waiting_hashes += len(self._waiting[-1])
+        if self._waiting_hashes >= _HASHES_AT_A_TIME:
             self._flush()
 
     def save(self, directory: pathlib.Path) -> None:
@@ -120,25 +122,25 @@ class Signatures:
             save_hashes(directory, _band(band), combine(list(columns.T)))
 
     def _flush(self) -> None:
-        if not self._held:
+        if not self._waiting:
             return
         matrix = _minhash().digest_matrix_from_flat_token_hashes(
-            np.concatenate(self._held),
-            starts_of(list(map(len, self._held))).astype(np.uint64),
+            np.concatenate(self._waiting),
+            starts_of(list(map(len, self._waiting))).astype(np.uint64),
             num_perm=BANDS * ROWS,
             seed=_SEED,
         )
         self._rows.append(np.array(matrix.to_rows(), np.uint32))
-        self._held, self._held_hashes = [], 0
+        self._waiting, self._waiting_hashes = [], 0
 
 
 def algorithm_version() -> int:
-    """Returns the version of the library's signatures; signatures of two versions differ."""
+    """Returns the version of the library's signatures. Different versions must not be compared."""
     return _minhash().ALGORITHM_VERSION
 
 
 def _minhash() -> Any:
-    import rensa  # of the extra `data`; every configuration imports this module
+    import rensa  # only the extra `data` has it, but every configuration imports this module
 
     return rensa.RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -148,18 +150,19 @@ def _band(band: int) -> str:
 
 
 def save_hashes(directory: pathlib.Path, name: str, hashes: np.ndarray) -> None:
-    """Writes ``[n]`` uint64 hashes in ascending order, and the place of each in the spill."""
+    """Writes ``[n]`` uint64 hashes in ascending order, with each hash's position in the spill."""
     order = np.argsort(hashes, kind="stable")
     save_array(directory / f"{name}.hashes.npy", hashes[order])
     save_array(directory / f"{name}.places.npy", order.astype(np.uint32))
 
 
 def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) -> None:
-    """Decides which documents and lines are dropped, and records that in each spill.
+    """Decides which documents and lines are dropped, and records the decisions in each spill.
 
-    The first of equal documents stays, in the order of the corpus (files by name, documents by
-    place); then the first of nearly equal documents; then the first of equal lines in the remaining
-    documents. Memory holds a byte for every document and line, and half a million hashes.
+    The rules apply in this order: equal documents, nearly equal documents, equal lines of the
+    remaining documents. Of equals, the first in the corpus stays. The corpus is ordered by file
+    name, then by position in the file. Memory use is one byte per document and line, plus half a
+    million hashes.
     """
     with local_copies(spills, ("*.npy", "*/*.npy")) as held:
         lengths = [np.diff(load_array(epath.Path(spill) / _FIRST_LINES)) for spill in held]
@@ -180,9 +183,9 @@ def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) 
 
 
 def find_repeats(spills: Sequence[pathlib.Path], name: str, *, dropped: np.ndarray) -> np.ndarray:
-    """Returns ``[n]`` bool, for the things of all spills: whether each repeats something earlier.
+    """Returns ``[n]`` bool: which items (documents or lines) of all spills repeat an earlier item.
 
-    Dropped things, ``[n]`` bool, are left out.
+    Items marked in ``dropped``, ``[n]`` bool, are ignored.
     """
     repeats = np.zeros(len(dropped), bool)
     for again, _ in _repetitions(spills, name, dropped=dropped):
@@ -193,9 +196,10 @@ def find_repeats(spills: Sequence[pathlib.Path], name: str, *, dropped: np.ndarr
 def find_near_duplicates(
     spills: Sequence[pathlib.Path], section: NearDuplicatesSection, *, dropped: np.ndarray
 ) -> np.ndarray:
-    """Returns the same for documents that nearly equal an earlier one.
+    """Returns ``[n]`` bool: which documents nearly equal an earlier document.
 
-    Of all documents with the same hashes in a band, each is compared with the first.
+    Documents with the same hashes in a band are each compared with the first of them. Documents
+    marked in ``dropped``, ``[n]`` bool, are ignored.
     """
     near = np.zeros(len(dropped), bool)
     signatures = [np.load(spill / _SIGNATURES, mmap_mode="r") for spill in spills]
@@ -217,11 +221,11 @@ def find_near_duplicates(
 def _repetitions(
     spills: Sequence[pathlib.Path], name: str, *, dropped: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the numbers of things whose hash an earlier thing has, and of those first things.
+    """Yields pairs of arrays: numbers of repeated items, and of the first item with that hash.
 
-    Things are numbered through all spills, in the order of the corpus. A range of hashes is
-    contiguous in each spill, since they are sorted on disk. About half a million hashes are in
-    memory at a time, unless one hash alone occurs more often.
+    Items are numbered through all spills, in the order of the corpus. Hashes are sorted on disk, so
+    a range of hashes is contiguous in each spill. The ranges are read one by one, about half a
+    million hashes each; more only if a single hash occurs more often.
     """
     hashes, places = (
         [np.load(spill / f"{name}.{kind}.npy", mmap_mode="r") for spill in spills]
@@ -232,7 +236,7 @@ def _repetitions(
     starts = [0] * len(spills)
     for number in range(1, count + 1):
         limit = np.uint64((2**64 * number // count) - 1)
-        stops = [int(np.searchsorted(held, limit, side="right")) for held in hashes]
+        stops = [int(np.searchsorted(own, limit, side="right")) for own in hashes]
         found = np.concatenate([h[a:b] for h, a, b in zip(hashes, starts, stops, strict=True)])
         numbers = np.concatenate(
             [p[a:b] + at for p, a, b, at in zip(places, starts, stops, before, strict=False)]
@@ -249,7 +253,7 @@ def _repetitions(
 
 
 def unique_documents(spill: epath.Path, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Yields the ids and documents that :func:`find_duplicates` keeps; counts the dropped ones."""
+    """Yields id and document for every document that stays; counts the dropped documents."""
     import pyarrow as pa
 
     starts, rules, repeated = (

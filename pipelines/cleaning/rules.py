@@ -1,4 +1,4 @@
-"""The rules that look at one document at a time, and the documents of the corpus that pass them."""
+"""Cleaning rules that need only one document at a time, and the documents that pass them."""
 
 import re
 import unicodedata
@@ -19,7 +19,7 @@ from bert_jax.user_function import load_function
 
 _END: Final = re.compile("[.!?。！？．｡…؟।\"”’'»」』]$")
 # A sentence ends at a full stop, exclamation or question mark before white space or the end of the
-# line. The marks of Chinese and Japanese count anywhere.
+# line. Chinese and Japanese marks end a sentence anywhere.
 _ENDS: Final = re.compile("[.!?؟।]+[\"”’'»)\\]]*(?=\\s|$)|[。！？．｡]+")
 
 LANGUAGE_FILTER: Final = "examples.cleaning.language_filter"
@@ -30,9 +30,9 @@ _OFF = CleaningSection()
 def prose_lines(
     lines: Sequence[str], section: BoilerplateSection, *, tally: Tally
 ) -> list[str] | None:
-    """Returns the lines that no rule drops; ``None`` if a rule drops the whole document.
+    """Returns the lines that no rule drops. If a rule drops the whole document, returns None.
 
-    The first rule that drops a line or document counts it.
+    A dropped line or document is counted under the first rule that drops it.
     """
     kept = []
     for line in lines:
@@ -57,7 +57,7 @@ def _line_rule(line: str, section: BoilerplateSection) -> str | None:
         return "letters"
     if section.sentence_end and not _END.search(line):
         return "sentence_end"
-    # For almost every line of prose its spaces suffice.
+    # Counting spaces is fast and settles almost every line; `words` is slow.
     least = section.min_line_words
     if least and len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least:
         return "min_line_words"
@@ -70,12 +70,13 @@ def _has_phrase(text: str, phrases: Sequence[str]) -> bool:
 
 
 class DocumentRules:
-    """Applies the rules that are on, in the order of the settings."""
+    """Applies the enabled rules in the order of the settings."""
 
     def __init__(self, section: CleaningSection, *, work: str) -> None:
-        """Prepares the rules; UserError: the language filter cannot be imported.
+        """Prepares the rules.
 
-        ``work`` is the directory with the index of evaluation files.
+        ``work`` is the directory with the index of evaluation files. Raises UserError if the
+        language filter cannot be imported.
         """
         self._section = section
         self._filter = self._index = None
@@ -85,7 +86,7 @@ class DocumentRules:
             self._index = load_index(work)
 
     def apply(self, lines: list[str], *, identity: str, tally: Tally) -> list[str]:
-        """Returns what is left of a document's lines; nothing if the document is dropped."""
+        """Returns the remaining lines of a document, or no lines if the document is dropped."""
         section = self._section
         if section.unicode is not None:
             form = "NFC" if section.unicode == "nfc" else "NFKC"
@@ -123,7 +124,10 @@ class DocumentRules:
 def _keeps(
     function: Callable[[str], Any], text: str, *, languages: Sequence[str], identity: str
 ) -> bool:
-    """Whether the user's filter keeps a document: it returns True, False or a language code."""
+    """Returns whether the user's filter function keeps a document.
+
+    The function returns True, False or a language code. Raises UserError for anything else.
+    """
     try:
         answer = function(text)
     except Exception as error:
@@ -159,34 +163,34 @@ def _keeps(
 
 
 class CorpusPart(NamedTuple):
-    """A part of the corpus in one language, which one worker cleans and tokenises."""
+    """Part of the corpus in one language. One worker cleans and tokenises it."""
 
     number: int
     files: tuple[FilePart, ...]
     language: str
     section: ExamplesSection
-    work: str  # directory of the work, which all workers reach
+    work: str  # work directory, shared by all workers
 
     @property
     def size(self) -> int:
-        """Bytes of its files on disk."""
+        """Size of the files on disk, in bytes."""
         return sum(part.size for part in self.files)
 
     @property
     def spill(self) -> epath.Path:
-        """Directory of its cleaned documents, if a rule compares documents."""
+        """Directory of the cleaned documents. Only rules that compare documents need it."""
         return epath.Path(self.work) / f"spill-{self.number:05d}"
 
     @property
     def tokenised(self) -> epath.Path:
-        """Directory of its documents as token ids."""
+        """Directory of the documents as token ids."""
         return epath.Path(self.work) / f"part-{self.number:05d}"
 
 
 def corpus_documents(part: CorpusPart, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Yields the id and the document of everything that passes the rules on single documents.
+    """Yields id and document for every document that passes the rules on single documents.
 
-    Raises UserError: bad input with ``on_error: fail``.
+    Raises UserError if the input is bad and ``on_error`` is ``fail``.
     """
     section = part.section
     rules = None

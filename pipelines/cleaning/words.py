@@ -1,4 +1,4 @@
-"""Words and word n-grams as 64-bit hashes, the same in every process."""
+"""Words and word n-grams as 64-bit hashes that are equal in every process."""
 
 import functools
 import hashlib
@@ -10,7 +10,8 @@ import numpy as np
 
 from bert_jax.data.rng import mix64
 
-# An ideograph or kana is a word, since those scripts have no spaces; elsewhere letters and digits.
+# Each ideograph or kana is a word, because these scripts have no spaces. In other scripts a word is
+# a run of letters and digits.
 _WORD: Final = re.compile(
     "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]"
     "|[^\\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
@@ -18,7 +19,7 @@ _WORD: Final = re.compile(
 _ASCII_WORD: Final = re.compile("[a-z0-9]+")
 _WORDS_REMEMBERED: Final = 1 << 16
 
-# Odd, so that the polynomial below loses no bits; the digits of the golden ratio.
+# Base of the polynomial hash: the digits of the golden ratio, made odd so that no bits are lost.
 _BASE: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -38,13 +39,13 @@ _word_hash = functools.lru_cache(_WORDS_REMEMBERED)(text_hash)
 
 
 def word_hashes(text: str) -> np.ndarray:
-    """Returns ``[w]`` uint64, the hash of each word of a text in order."""
+    """Returns the hash of each word of a text in order: ``[w]`` uint64."""
     found = words(text)
     return np.fromiter(map(_word_hash, found), np.uint64, count=len(found))
 
 
 def ngram_hashes(hashes: np.ndarray, n: int) -> np.ndarray:
-    """Returns the hashes of all n-grams of words ``[w]``: ``[max(0, w - n + 1)]`` uint64.
+    """Returns the hashes of all n-grams: ``[w]`` word hashes -> ``[max(0, w - n + 1)]`` uint64.
 
     Two different n-grams have equal hashes with a probability of about 2⁻⁶⁴.
     """
@@ -53,7 +54,7 @@ def ngram_hashes(hashes: np.ndarray, n: int) -> np.ndarray:
 
 
 def combine(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns ``[k]`` uint64, a hash of each row of some columns ``[k]`` uint64."""
+    """Returns a hash of each row of a table of uint64 columns: ``[k]`` each -> ``[k]`` uint64."""
     total = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         total = total * _BASE + column

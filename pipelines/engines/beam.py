@@ -1,4 +1,7 @@
-"""Lists of jobs on an Apache Beam runner, a thin pipeline per list: docs/adr/0007-engines.md."""
+"""Runs lists of jobs on an Apache Beam runner, one small pipeline per list.
+
+The reasons are in docs/adr/0007-engines.md.
+"""
 
 import functools
 import itertools
@@ -26,13 +29,13 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _DIRECT: Final = "DirectRunner"
-# Beam looks for a name without a dot among its own list, from which this one is missing.
+# Beam finds a name without a dot only in a list of its own, which lacks this runner.
 _FULL_NAMES: Final = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 
 _OPTIONS: Final = "examples.beam.options"
 _RUNNER: Final = "examples.beam.runner"
 
-_STAGE: Final = "beam-"  # directory of one list of jobs, with the files below
+_STAGE: Final = "beam-"  # prefix of the directory of one list of jobs, which has the files below
 _JOBS: Final = "jobs.pickle"
 _STOP: Final = "stop"
 _RESULT: Final = ".result"
@@ -43,14 +46,14 @@ _IN_ENVIRONMENT: Final = re.compile(r"\$[A-Za-z_]\w*").fullmatch
 
 
 class BeamSection(Section):
-    """Which Apache Beam runner, and its options."""
+    """Apache Beam's runner and its options."""
 
     runner: str = _DIRECT
     """Beam's name of the runner, or ``module.Class``."""
     options: Strings = ()
     """Beam's own command line options: ``["--region=europe-west4"]``. A value ``$NAME`` is read
-    from the environment. A password or the like must have this form, since the settings are written
-    down with the run."""
+    from the environment. Passwords and other secrets must have this form, because the settings are
+    saved with the run."""
 
     @pydantic.field_validator("options")
     @classmethod
@@ -60,7 +63,7 @@ class BeamSection(Section):
             value = value if equals else "" if after.startswith("--") else after
             secret = name.startswith("-") and _SECRET.search(name) and not _IN_ENVIRONMENT(value)
             if (value and secret) or _IN_ADDRESS.search(option):
-                # Not a ValueError, whose message would show the value.
+                # Not a SettingError: pydantic would show the secret in its message.
                 raise UserError(
                     "beam.secret",
                     "found a secret in {found}, which would be saved with the run. Use an "
@@ -72,10 +75,10 @@ class BeamSection(Section):
 
 
 class BeamEngine:
-    """Runs each list of jobs as one Beam pipeline: ``Create | Reshuffle | Map``.
+    """Context manager that runs each list of jobs as a Beam pipeline: ``Create | Reshuffle | Map``.
 
-    A context manager. An element is a job's number. Jobs go to the workers, and results come back,
-    as files in a directory that every worker must be able to read and write.
+    The elements of the pipeline are job numbers. Jobs and results are files in a directory that
+    every worker must be able to read and write.
     """
 
     def __init__(
@@ -83,9 +86,13 @@ class BeamEngine:
     ) -> None:
         """Checks the settings.
 
-        Without ``workers``, the direct runner has a process per core. Only one engine at a time may
-        use the directory, which is for jobs and results. Raises UserError: Beam is not installed,
-        no such runner, an option that Beam does not know, ``workers`` that the runner would ignore.
+        Args:
+            section: runner and options.
+            workers: number of processes of the direct runner. If None, one per core.
+            directory: directory for jobs and results. Only one engine at a time may use it.
+
+        Raises UserError if Beam is not installed, the runner or an option is unknown, or the
+        runner would ignore ``workers``.
         """
         self._runner = section.runner
         self._flags = [
@@ -96,7 +103,7 @@ class BeamEngine:
         _check_flags(self._flags, runner=_make_runner(section.runner))
 
     def __enter__(self) -> Self:
-        self.__exit__()  # removes the stages of a run that was killed
+        self.__exit__()  # removes the files of a killed run
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -108,9 +115,10 @@ class BeamEngine:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, as the results arrive.
 
-        Beam repeats jobs that seem lost, so one job may run twice, also at the same time. Raises
-        UserError: the first one of a job, after which no job begins; or a result did not arrive.
-        Beam raises its own exception if a job raises anything else.
+        Beam repeats jobs that seem lost, so a job may run twice, even at the same time.
+
+        Raises UserError if a job raises it, or if a result is missing at the end. After the first
+        error no new job starts. If a job raises another exception, Beam raises its own.
         """
         if not jobs:
             return
@@ -118,7 +126,7 @@ class BeamEngine:
         stage.mkdir(exist_ok=True)
         write_whole(stage / _JOBS, pickle.dumps((function, list(jobs))))
         failed: list[BaseException] = []
-        # Unlike a pool's thread, a daemon does not keep the process alive.
+        # A daemon thread, unlike a pool's thread, does not keep the process alive.
         pipeline = threading.Thread(
             target=self._run_pipeline, args=(stage, len(jobs), failed), name="beam", daemon=True
         )
@@ -133,7 +141,7 @@ class BeamEngine:
                 else:
                     yield job, result
         finally:
-            # Also if the caller stops iterating: jobs that have not begun are skipped.
+            # Also runs if the caller stops iterating. The workers then skip the remaining jobs.
             (stage / _STOP).touch()
         if error is not None or failed:
             raise error or failed[0]
@@ -157,24 +165,24 @@ class BeamEngine:
             _ = (
                 pipeline
                 | "jobs" >> beam.Create([(str(stage), number) for number in range(count)])
-                # Without it a runner may keep all jobs in one worker.
+                # Without the reshuffle a runner may give all jobs to one worker.
                 | "spread" >> beam.Reshuffle()
                 | "work" >> beam.Map(do_job)
             )
             pipeline.run().wait_until_finish()
-        except BaseException as error:  # any kind: the caller waits for the end
+        except BaseException as error:  # the caller raises it after the thread has ended
             failed.append(error)
 
 
 def do_job(element: tuple[str, int]) -> None:
-    """Does a job, given by directory and number; writes its result or ``UserError`` to a file.
+    """Runs the job ``(directory, number)`` and writes its result or UserError to a file.
 
-    A ``UserError`` is a result: for an exception Beam would repeat the job four times.
+    A UserError is written as a result, because Beam repeats a job four times if it raises.
     """
     stage, number = element
     directory = epath.Path(stage)
     target = directory / f"{number}{_RESULT}"
-    # Without a shared disk there is no directory; the engine reports that.
+    # If the disk is not shared, this directory is missing, and the engine raises an error.
     if not directory.exists() or (directory / _STOP).exists() or target.exists():
         return
     use_one_thread()
@@ -197,7 +205,7 @@ def _results(stage: epath.Path, pipeline: threading.Thread) -> Iterator[tuple[in
     seen: set[str] = set()
     started, running = time.monotonic(), True
     while running:
-        # Short pipelines are polled often; polling a long one may cost money.
+        # The interval grows with the pipeline's age, because a bucket may charge for each poll.
         pipeline.join(min(0.2 + (time.monotonic() - started) / 20, 10.0))
         running = pipeline.is_alive()
         for path in stage.iterdir():
@@ -224,7 +232,8 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
                 found=workers,
                 runner=section.runner,
             )
-        # Dask's bags hold 128 elements by default, and a job takes about a minute.
+        # By default Dask puts 128 elements into a partition: with jobs of about a minute, most
+        # workers would get none.
         own = {"--dask_partition_size", "--dask_npartitions"}
         is_dask = section.runner.endswith("DaskRunner")
         return ["--dask_partition_size=1"] if is_dask and not given & own else []
@@ -244,7 +253,7 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
 
 
 def _make_runner(name: str) -> Any:
-    """Returns a runner; importing it makes its options known to Beam."""
+    """Returns the runner. Importing it also registers its options with Beam."""
     beam = _import_beam()
     known = beam.options.pipeline_options.StandardOptions.KNOWN_RUNNER_NAMES
     allowed = sorted({*known, *_FULL_NAMES})
@@ -272,7 +281,7 @@ def _make_runner(name: str) -> Any:
 
 
 def _check_flags(flags: list[str], *, runner: Any) -> None:
-    """Raises UserError for an option that Beam does not know, and would ignore."""
+    """Raises UserError for an option that Beam does not know and would ignore."""
     beam = _import_beam()
 
     def refuse(message: str) -> None:
@@ -295,7 +304,7 @@ def _check_flags(flags: list[str], *, runner: Any) -> None:
             )
 
     if isinstance(runner, beam.runners.portability.portable_runner.PortableRunner):
-        return  # its job server may know more
+        return  # the runner's job server may know more options
     options = beam.options.pipeline_options.PipelineOptions(flags)
     options.get_all_options(add_extra_args_fn=check)
 
@@ -318,7 +327,7 @@ def _from_environment(option: str) -> str:
 def _import_beam() -> Any:
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # on import Beam logs that BigQuery is not available
+    root.setLevel(logging.ERROR)  # Beam's import logs that BigQuery is not available
     try:
         import apache_beam
         import apache_beam.runners.portability.portable_runner

@@ -1,4 +1,4 @@
-"""Lists of jobs on one machine's processes."""
+"""Runs lists of jobs in processes on one machine."""
 
 import concurrent.futures
 import multiprocessing
@@ -15,7 +15,7 @@ from bert_jax.errors import RunStopped
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-# Modules that the fork server loads once, which takes half a second.
+# Modules that the fork server imports once. Each worker would need half a second for them.
 _LOADED_ONCE: Final = [
     "bert_jax.pipelines.tokenised.corpus",
     "bert_jax.pipelines.shards.write_shard",
@@ -23,14 +23,17 @@ _LOADED_ONCE: Final = [
 
 
 class WorkerPool:
-    """Worker processes that stay for several lists of jobs.
+    """Context manager of worker processes that run several lists of jobs.
 
-    A context manager. Processes start when there is work for them. They do not import the main
-    script, which needs no ``if __name__ == "__main__":`` guard.
+    Processes start when there is work for them. They do not import the main script, so the script
+    needs no ``if __name__ == "__main__":`` guard.
     """
 
     def __init__(self, workers: int | None) -> None:
-        """``workers``: 1 is this process, ``None`` a process per core that it may use."""
+        """Takes the number of processes.
+
+        If it is 1, jobs run in this process. If it is None, each available core gets a process.
+        """
         self._count = workers or available_cores()
         self._executor: concurrent.futures.ProcessPoolExecutor | None = None
 
@@ -53,8 +56,8 @@ class WorkerPool:
     ) -> Iterator[tuple[Job, Result]]:
         """Yields every job with ``function(job)``, in the order in which they finish.
 
-        Workers import the function; jobs and results are pickled. Raises RunStopped: the system has
-        killed a worker; or the exception of the first job that raises.
+        Workers import the function; jobs and results are pickled. Raises RunStopped if the system
+        kills a worker, and the exception of the first job that raises one.
         """
         if self._executor is None or len(jobs) < 2:
             for job in jobs:
@@ -75,12 +78,12 @@ class WorkerPool:
 
 
 def use_one_thread() -> None:
-    """Keeps the tokenizer library from starting a thread per core in each worker."""
+    """Stops the tokenizer library from starting a thread per core in each worker."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _context() -> BaseContext:
-    """Returns how workers start: never as forks of this process, which has threads."""
+    """Returns the start method of workers. Forking this process is unsafe: it has threads."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -89,7 +92,7 @@ def _context() -> BaseContext:
 
 
 def _prepare_worker(environment: dict[str, str]) -> None:
-    os.environ.clear()  # its own environment is from the start of the fork server
+    os.environ.clear()  # it has the environment in which the fork server was started
     os.environ.update(environment)
     use_one_thread()
     end_with_parent()

@@ -1,1 +1,1 @@
-"""Tokenised documents to the shards and indexes of a dataset."""
+"""Writes the shards and indexes of a dataset from tokenised documents."""

@@ -1,4 +1,4 @@
-"""Datasets as google-research/bert's TFRecords: static masks, all seven features."""
+"""Writes datasets as google-research/bert's TFRecords, with static masks and all seven features."""
 
 import contextlib
 import pathlib
@@ -15,7 +15,7 @@ from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 
-_READ: Final = 1024  # examples at a time
+_READ: Final = 1024  # examples per read
 
 
 def write_tfrecords(
@@ -28,11 +28,13 @@ def write_tfrecords(
 ) -> dict[str, int]:
     """Writes splits as ``create_pretraining_data.py`` of google-research/bert writes them.
 
-    Rows are in a random order, in turn over as many files as the split has shards. Each training
-    example is written ``copies`` times, each copy with its own masks; ``seed`` decides the order
-    and the masks. The directory appears atomically. Returns the number of records of each split.
-    Raises UserError: another pairing kind, an example longer than a row, the output exists already,
-    or the disk is full.
+    Rows are written in random order, round-robin to as many files as the split has shards. Each
+    training example is written ``copies`` times, each time with other masks. ``seed`` decides the
+    order and the masks. The directory appears atomically.
+
+    Returns the number of records of each split. Raises UserError if the dataset has another pairing
+    kind than ``nsp``, an example is longer than a row, the output exists already, or the disk is
+    full.
     """
     written = {}
     for dataset in datasets:

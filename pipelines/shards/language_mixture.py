@@ -1,8 +1,8 @@
-"""The languages of a split: how much there is of each, and how often it is used.
+"""Computes how often the text of each language is used in a split.
 
-Sampling is exponentially smoothed, as in multilingual BERT's README (google-research/bert,
-``multilingual.md``): the share of a language in the corpus is taken to the power of S = 0.7 and
-renormalised, for the vocabulary and for the examples.
+The shares are smoothed as in multilingual BERT (google-research/bert, ``multilingual.md``): each
+language's share of the corpus is raised to the power S = 0.7, then the shares are normalised. The
+vocabulary and the examples use the same shares.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def check_languages(section: ExamplesSection, languages: Mapping[str, LanguageCo
 
 @dataclasses.dataclass(frozen=True)
 class SplitLanguages:
-    """The languages of one split of the dataset."""
+    """Languages of one split of the dataset."""
 
     section: ExamplesSection
     split: str
@@ -53,24 +53,25 @@ class SplitLanguages:
 
     @property
     def paired(self) -> dict[str, LanguageCorpus]:
-        """The languages with enough documents for examples."""
+        """Languages with enough documents for examples."""
         least = self.section.min_documents
         return {n: h for n, h in self.languages.items() if h.tally.held[self.split] >= least}
 
     @property
     def boosts(self) -> dict[str, float]:
-        """The factor of the passes of each paired language.
+        """Factor by which each paired language's number of passes is multiplied.
 
-        It is 1 without a mixture, and in the split ``validation``, so that mixtures compare.
+        Without a mixture it is 1. In the split ``validation`` it is always 1, so that runs with
+        different mixtures can be compared.
         """
         return boosts(self.tokens(self.paired), smoothing=self._smoothing)
 
     def tokens(self, languages: Mapping[str, LanguageCorpus]) -> dict[str, int]:
-        """Returns each language's tokens in the split."""
+        """Returns the number of tokens of each language in the split."""
         return {name: language.tally.tokens[self.split] for name, language in languages.items()}
 
     def records(self, shards: Iterable[ShardSummary]) -> dict[str, LanguageRecord] | None:
-        """Returns each language's figures; ``None``: the settings distinguish no languages."""
+        """Returns the figures of each language, or None if the settings name no languages."""
         if not isinstance(self.section.input, dict):
             return None
         held = list(shards)
@@ -105,11 +106,11 @@ def mixed_shares(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, flo
 def boosts(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, float]:
     """Returns each language's smoothed share divided by its share in the corpus.
 
-    ``{"en": 90, "is": 10}`` at 0.7 → 0.915 and 1.769: how often its text is used, 1 being the mean
-    over all text. A smoothing of 1 gives exactly 1.
+    ``{"en": 90, "is": 10}`` at 0.7 → 0.915 and 1.769. This is how often a language's text is used,
+    relative to the mean over all text. A smoothing of 1 gives exactly 1.
     """
     weights = _weights(sizes, smoothing)
-    # In this order of operations, so that at 1 equal numbers are divided by each other.
+    # The order of operations matters: a smoothing of 1 must give exactly 1.
     level = sum(sizes.values()) / sum(weights.values())
     return {language: weights[language] / size * level for language, size in sizes.items()}
 

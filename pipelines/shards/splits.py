@@ -1,4 +1,4 @@
-"""From tokenised parts to the shards and the lengths index of each split."""
+"""Writes the shards and the lengths index of each split from the tokenised parts."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +20,17 @@ from bert_jax.pipelines.tokenised.documents import load_high_keys
 from bert_jax.pipelines.workspace import DatasetBuild, UnusableText, Workspace
 from bert_jax.text import SpecialIds
 
-MIN_DOCUMENTS_PER_BUCKET: Final = 16  # fewest documents that random next sentences should come from
-TOKENS_PER_BUCKET: Final = 1_000_000  # of text: what a worker holds in memory
+MIN_DOCUMENTS_PER_BUCKET: Final = 16  # so that random next sentences come from many documents
+TOKENS_PER_BUCKET: Final = 1_000_000  # a worker has one bucket in memory
 _MAX_DEFAULT_SHARDS: Final = 1024
 
 
 def count_shards(
     section: ExamplesSection, languages: Mapping[str, LanguageCorpus]
 ) -> dict[str, int]:
-    """Returns the number of shards of each split that the dataset is to have.
+    """Returns the number of shards of each split.
 
-    Raises UserError: a split or a shard would have fewer documents than its pairing needs.
+    Raises UserError if a split or a shard would have fewer documents than its pairing needs.
     """
     tallies = [language.tally for language in languages.values()]
     total = sum(tally.held.total() for tally in tallies)
@@ -85,7 +85,7 @@ def write_splits(
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
 
-    Raises UserError: see :func:`count_shards` and :func:`check_languages`, or a full disk.
+    Raises UserError as :func:`count_shards` and :func:`check_languages` do, or if the disk is full.
     """
     check_languages(build.section, languages)
     counts = count_shards(build.section, languages)
@@ -106,7 +106,7 @@ def write_splits(
         total=len(jobs),
         unit="examples",
         work=lambda job: 1,
-        told=lambda job, made: (f"{made.record.examples:,} examples", made.record.examples),
+        result=lambda job, made: (f"{made.record.examples:,} examples", made.record.examples),
     )
     finished = {summary.record.name: summary for summary in made}
     records = {}
@@ -156,7 +156,7 @@ def _finish_split(
             descr = np.lib.format.dtype_to_descr(np.dtype(np.uint16))
             header = {"descr": descr, "fortran_order": False, "shape": (examples,)}
             np.lib.format.write_array_header_1_0(file, header)
-            for lengths in figures("lengths"):  # one by one: there may be thousands
+            for lengths in figures("lengths"):  # one at a time: there may be thousands of shards
                 file.write(lengths.tobytes())
         lengths_sha256 = sha256_of(temporary)
     smallest = np.zeros(0, np.uint64)
@@ -177,11 +177,14 @@ def _finish_split(
 
 
 def default_shards(*, documents: int, tokens: int) -> int:
-    """Returns the number of shards for a split: a function of its size alone, not of the machine.
+    """Returns the default number of shards of a split, which depends only on the size of its text.
 
-    A shard for every million tokens of text, a bucket each, and at most 1024. The random next
-    sentences of a shard come from at least 16 documents. ``documents`` is the number of documents
-    of the language that has most.
+    There is a shard for every million tokens, which is one bucket, but at most 1,024 shards. Each
+    shard has at least 16 documents of the largest language if there are that many.
+
+    Args:
+        documents: number of documents of the largest language.
+        tokens: number of tokens of all languages.
     """
     return min(_pieces(documents=documents, tokens=tokens), _MAX_DEFAULT_SHARDS)
 
@@ -189,9 +192,14 @@ def default_shards(*, documents: int, tokens: int) -> int:
 def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
     """Cuts documents, sorted by key, into buckets of equal size.
 
-    Ranges of the sorted order, not remainders, so that no bucket gets a single document by chance.
-    ``keys`` are the high halves of all keys, ``[d]`` uint64, sorted. Returns the first and the last
-    key of each bucket, both inclusive.
+    A bucket is a range of the sorted keys. Hashing keys into buckets could give a bucket a single
+    document by chance.
+
+    Args:
+        keys: high halves of all keys, ``[d]`` uint64, sorted.
+        count: number of buckets.
+
+    Returns the first and the last key of each bucket, both inclusive.
     """
     cuts = [len(keys) * bucket // count for bucket in range(count + 1)]
     return [(int(keys[a]), int(keys[b - 1])) for a, b in itertools.pairwise(cuts)]
@@ -200,13 +208,17 @@ def bucket_ranges(keys: np.ndarray, count: int) -> list[tuple[int, int]]:
 def deal(
     keys: Mapping[str, np.ndarray], count: int, *, tokens: Mapping[str, int]
 ) -> list[list[shard.DocumentBucket]]:
-    """Assigns documents to ``count`` shards: returns the buckets of each.
+    """Assigns documents to ``count`` shards and returns the buckets of each shard.
 
-    The language with most documents is in all shards. Any other language is in one shard, or in as
-    many as get at least 16 of its documents. Small languages get different shards. A shard's
-    documents of a language are one bucket, or several beyond a million tokens, each of at least 16
-    documents, so memory does not grow with the corpus. ``keys`` has, by language, the high halves
-    of all keys, ``[d]`` uint64, sorted.
+    The language with most documents is in all shards. Another language is in as many shards as get
+    at least 16 of its documents, but in at least one. Small languages are in different shards.
+    A shard's documents of a language form one bucket. Above a million tokens they form several
+    buckets of at least 16 documents, so memory use does not grow with the corpus.
+
+    Args:
+        keys: high halves of all keys by language, ``[d]`` uint64, sorted.
+        count: number of shards.
+        tokens: number of tokens by language.
     """
     shards: list[list[shard.DocumentBucket]] = [[] for _ in range(count)]
     most = max(map(len, keys.values()))

@@ -1,4 +1,4 @@
-"""The files that make a directory of shards a TFDS dataset, and ours."""
+"""Writes the metadata files of a dataset directory, for TFDS and for this package."""
 
 import json
 
@@ -18,9 +18,9 @@ _DESCRIPTION = (
 def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
     """Writes ``features.json``, ``dataset_info.json`` and, last, ``provenance.json``.
 
-    Raises UserError: the disk is full.
+    Raises UserError if the disk is full.
     """
-    import tensorflow_datasets as tfds  # takes a third of a second
+    import tensorflow_datasets as tfds  # the import takes a third of a second
 
     template = tfds.core.ShardedFileTemplate(
         data_dir=epath.Path(directory),
@@ -31,7 +31,7 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
     dtype = np.dtype(provenance.token_dtype)
     features = {
         "first_length": tfds.features.Scalar(np.int32),
-        # Bytes, since a tf.train.Example stores a number in no less than a variable-length int64.
+        # Bytes are smaller: a tf.train.Example would store each id as a variable-length int64.
         "input_ids": tfds.features.Tensor(shape=(None,), dtype=dtype, encoding="bytes"),
         "next_sentence_label": tfds.features.Scalar(np.int32),
     }
@@ -52,7 +52,7 @@ def write_metadata(directory: epath.Path, provenance: Provenance) -> None:
             filename_template=template,
             version="1.0.0",
             description=_DESCRIPTION,
-            check_data=False,  # that check needs TensorFlow
+            check_data=False,  # the check needs TensorFlow
         )
     values = sealed(provenance.model_dump(mode="json"))
     write_whole(directory / PROVENANCE_NAME, json.dumps(values, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""From tokenised parts to shards: buckets of documents paired and written as an ArrayRecord."""
+"""Pairs buckets of tokenised documents and writes them as an ArrayRecord shard."""
 
 import array
 import contextlib
@@ -27,55 +27,56 @@ from bert_jax.pipelines.tokenised.documents import (
 from bert_jax.section import Section
 from bert_jax.text import SpecialIds
 
-# One record per group, so that a random read unpacks one record. zstd at its fastest level saves an
-# eighth and costs random reads nothing measurable. One packing thread keeps up with the writer.
+# With one record per group, a random read unpacks one record. zstd at its fastest level saves an
+# eighth of the size, and random reads are not measurably slower. One compression thread keeps up
+# with the writer.
 _WRITER_OPTIONS: Final = "group_size:1,zstd:1,max_parallelism:1"
 
 SKETCH: Final = 1 << 14
-"""Hashes in a sketch: the number of different sentences is off by 1 / sqrt(SKETCH) = 0.8%."""
+"""Hashes in a sketch. The standard error of a count of sentences is 1 / sqrt(SKETCH) = 0.8%."""
 
-_CHUNK: Final = 4096  # sentences that are hashed at a time
+_CHUNK: Final = 4096  # sentences hashed at a time
 
 
 class DocumentBucket(NamedTuple):
-    """Documents of one language that are paired together: a range of the order of their keys."""
+    """Documents of one language that are paired together: a range of sorted keys."""
 
     language: str
-    first_key: int  # the high half of the first document's key
-    last_key: int  # of the last one's
+    first_key: int  # high half of the first document's key
+    last_key: int  # high half of the last document's key, inclusive
 
 
 class ShardJob(NamedTuple):
-    """The input of one shard."""
+    """Input of one shard."""
 
     name: str
     target: str  # directory of the finished shard
-    work: str  # directory of the shard's summary, which says that it is finished
+    work: str  # directory of the shard's summary, which marks the shard as finished
     split: str
-    buckets: tuple[DocumentBucket, ...]  # in memory one at a time
-    parts: dict[str, tuple[str, ...]]  # by language: directories of all tokenised parts
-    boosts: dict[str, float]  # by language: factor of the passes, see `pair_documents`
+    buckets: tuple[DocumentBucket, ...]  # loaded one at a time
+    parts: dict[str, tuple[str, ...]]  # directories of all tokenised parts, by language
+    boosts: dict[str, float]  # `boost` of `pair_documents`, by language
     special: SpecialIds
     pairing: PairingSection
     seed: int
 
 
 class ShardSummary(Section):
-    """A finished shard."""
+    """Summary of a finished shard."""
 
     record: ShardRecord
     documents: int
     sentences: int
     pairs: PairsRecord | None
-    examples: dict[str, int]  # by language
-    tokens: dict[str, int]  # of the examples, by language
+    examples: dict[str, int]  # number of examples by language
+    tokens: dict[str, int]  # number of tokens in the examples, by language
 
 
 def write_shard(job: ShardJob) -> ShardSummary:
-    """Pairs a shard's buckets and writes it, its lengths and its summary.
+    """Pairs a shard's buckets and writes the shard, its lengths and its summary.
 
-    A finished shard of an earlier run stays if its bytes still match. Raises UserError: the disk is
-    full; no file has the shard's name then.
+    If an earlier run finished the shard and its hash still matches, nothing is written. Raises
+    UserError if the disk is full; then no file has the shard's name.
     """
     done, target = epath.Path(job.work) / f"{job.name}.json", epath.Path(job.target) / job.name
     if (finished := _read_finished(done, target)) is not None:
@@ -120,7 +121,7 @@ def write_shard(job: ShardJob) -> ShardSummary:
 def _write_bucket(
     writer: Any, job: ShardJob, documents: TokenisedDocuments, *, boost: float
 ) -> "tuple[array.array[int], PairsRecord | None]":
-    """Writes the examples of a bucket; returns their lengths, and counts their pairs."""
+    """Writes the examples of a bucket. Returns their lengths and the counts of their pairs."""
     lengths, pairs = array.array("H"), array.array("q")
     for record, example in _examples(documents, job, boost=boost):
         writer.write(record)
@@ -133,7 +134,7 @@ def _write_bucket(
 
 
 def _load_bucket(job: ShardJob, bucket: DocumentBucket) -> TokenisedDocuments:
-    """Gathers the documents of a bucket from all tokenised parts, in the order of their keys."""
+    """Returns the documents of a bucket from all tokenised parts, sorted by key."""
     load = functools.partial(
         TokenisedDocuments.load, first_key=bucket.first_key, last_key=bucket.last_key
     )
@@ -143,14 +144,14 @@ def _load_bucket(job: ShardJob, bucket: DocumentBucket) -> TokenisedDocuments:
 
 
 def figures_path(work: epath.PathLike, name: str, kind: str) -> epath.Path:
-    """Returns the file of a shard's ``lengths`` or ``sketch``, until the dataset is finished."""
+    """Returns the work file of a shard's ``lengths`` or ``sketch``."""
     return epath.Path(work) / f"{name}.{kind}.npy"
 
 
 def _examples(
     documents: TokenisedDocuments, job: ShardJob, *, boost: float
 ) -> Iterator[tuple[bytes, Pair | Single]]:
-    """Yields every example, and its record."""
+    """Yields every example's record and the example."""
     dtype = documents.tokens.dtype
     tokens, width = documents.tokens.data.cast("B"), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
@@ -175,7 +176,10 @@ def _read_finished(done: epath.Path, target: epath.Path) -> ShardSummary | None:
 
 
 def count_pairs(documents: TokenisedDocuments, pairs: np.ndarray) -> PairsRecord:
-    """Counts pairs, ``[n, 5]`` int64 as :class:`Pair` has them, by the documents of their spans."""
+    """Counts pairs by label, and by whether their spans come from one document.
+
+    ``pairs`` is ``[n, 5]`` int64, with the fields of :class:`Pair` as columns.
+    """
     starts = documents.sentence_starts[documents.document_starts]
     first, second = (np.searchsorted(starts, pairs[:, at], side="right") for at in (0, 2))
     same, label = first == second, pairs[:, 4] == 1
@@ -186,16 +190,16 @@ def count_pairs(documents: TokenisedDocuments, pairs: np.ndarray) -> PairsRecord
 
 
 def add_pairs(records: Iterable[PairsRecord | None]) -> PairsRecord | None:
-    """Adds counts up; ``None`` if there are none."""
-    held = [(*r.same_document, *r.other_document) for r in records if r is not None]
-    if not held:
+    """Adds up the counts that are not None. Returns None if all are None."""
+    counts = [(*r.same_document, *r.other_document) for r in records if r is not None]
+    if not counts:
         return None
-    same_0, same_1, other_0, other_1 = map(sum, zip(*held, strict=True))
+    same_0, same_1, other_0, other_1 = map(sum, zip(*counts, strict=True))
     return PairsRecord(same_document=(same_0, same_1), other_document=(other_0, other_1))
 
 
 def sentence_hashes(documents: TokenisedDocuments) -> np.ndarray:
-    """Returns a hash of every sentence, ``[s]`` uint64, of its tokens in order."""
+    """Returns a hash of each sentence's tokens in order: ``[s]`` uint64."""
     starts, total = documents.sentence_starts, len(documents.sentence_starts) - 1
     parts = [np.zeros(0, np.uint64)]
     for first in range(0, total, _CHUNK):
@@ -208,15 +212,16 @@ def sentence_hashes(documents: TokenisedDocuments) -> np.ndarray:
 
 
 def sketch(hashes: np.ndarray) -> np.ndarray:
-    """Returns the smallest distinct hashes, ascending; sketches may be joined and sketched again.
+    """Returns the smallest distinct hashes in ascending order.
 
-    Source: Bar-Yossef et al., "Counting distinct elements in a data stream" (2002).
+    A sketch of concatenated sketches equals the sketch of all their hashes. Source:
+    Bar-Yossef et al., "Counting distinct elements in a data stream" (2002).
     """
     return np.unique(hashes)[:SKETCH]
 
 
 def count_distinct(smallest: np.ndarray) -> float:
-    """Returns the number of distinct hashes: exact below `SKETCH`, else an estimate."""
+    """Returns the number of distinct hashes, which is exact below `SKETCH` and else an estimate."""
     if len(smallest) < SKETCH:
         return float(len(smallest))
     return (SKETCH - 1) / (float(smallest[-1]) / 2.0**64)

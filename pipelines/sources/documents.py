@@ -1,4 +1,4 @@
-"""Documents: their lines, sentences and ids, and the text files that hold them."""
+"""Documents: their lines, sentences and ids, and how plain text files separate them."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from bert_jax.text.sentences import split_sentences
 class Document(NamedTuple):
     """A document as its file has it."""
 
-    offset: int  # byte offset of its first line, or number of its record; see :func:`document_id`
-    lines: list[str]  # at least one, all without surrounding white space
-    id: str | None = None  # the id in the file, unique there; None: the offset is its id
+    offset: int  # byte offset of the first line, or number of the record
+    lines: list[str]  # at least one line; all are stripped
+    id: str | None = None  # id in the file, unique there; None if the file has no ids
 
 
 def blank_line_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
     """Yields the documents of a file that separates them by blank lines.
 
-    The end of the file ends a document too; google-research/bert continues it in the next file.
+    The end of a file also ends a document. google-research/bert continues it in the next file.
     """
     offset, held = 0, list[str]()
     for line in lines:
@@ -41,7 +41,7 @@ def file_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
 
 
 def document_sentences(document: Document, *, layout: str, language: str) -> list[str]:
-    """Returns a document's sentences: its lines, or the sentences of its lines of ``prose``."""
+    """Returns a document's sentences. In the layout ``prose`` each line is split into sentences."""
     if layout == "sentences":
         return document.lines
     return [s for line in document.lines for s in split_sentences(line, language=language)]
@@ -50,9 +50,10 @@ def document_sentences(document: Document, *, layout: str, language: str) -> lis
 def document_id(name: str, offset: int, given: str | None = None) -> str:
     """Returns ``"books/emma.txt:20480"``: file name below the input root, byte of the first line.
 
-    Or ``"wiki.jsonl#Q42"``, if the file gives the document an id. The result does not depend on the
-    cuts of the file, on the machine or on the place of the input root. It changes if the file is
-    renamed or, without an id in the file, if text before the document changes.
+    If the file gives the document an id, the result is ``"wiki.jsonl#Q42"``. It does not depend on
+    the division of the file into parts, the machine, or the path of the input root. It changes if
+    the file is renamed. Without an id in the file, it also changes with the text before the
+    document.
     """
     return f"{name}:{offset}" if given is None else f"{name}#{given}"
 
@@ -63,10 +64,10 @@ def text_lines(text: str) -> list[str]:
 
 
 def is_validation(identity: str, *, fraction: float) -> bool:
-    """Whether a document is held out: a function of its id, the same for all seeds."""
+    """Returns whether a document is in the validation split. Its id decides, not the seed."""
     return digest128(0, "validation", identity) < fraction * 2**128
 
 
 def document_key(identity: str, *, seed: int) -> int:
-    """Returns the 128-bit key that decides a document's place and its random stream."""
+    """Returns the 128-bit key that decides a document's position and its random stream."""
     return digest128(seed, "document", identity)

@@ -1,4 +1,4 @@
-"""Input files: their names, their lines, decompression, and how they are cut for workers."""
+"""Input files: finding, decompressing and reading them, and cutting them into parts for workers."""
 
 import bz2
 import contextlib
@@ -23,20 +23,20 @@ from bert_jax.pipelines.section import MAX_LINE_LENGTH
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 _MAX_UTF8_BYTES: Final = 4
 _PIECE_BYTES: Final = 1 << 20
-# More than any line that a reader takes. The rest of the file stays one part, which its reader
-# refuses.
+# Longer than any line that a reader accepts. From such a line on, the file is a single part, which
+# its reader refuses.
 _MAX_UNENDED_BYTES: Final = 128 << 20
 
 
 def _unpack_zstd(raw: BinaryIO) -> Any:
-    import pyarrow as pa  # 50 MB of library in every worker, so only where it is needed
+    import pyarrow as pa  # imported only where needed: it takes 50 MB in every worker
 
-    # Python has no decompressor of its own before 3.14.
+    # Before 3.14 Python has no Zstandard decompressor.
     stream: Any = pa.CompressedInputStream(pa.PythonFile(raw, mode="r"), "zstd")
     return io.BufferedReader(stream, buffer_size=1 << 16)
 
 
-# By suffix: a packing's name for messages, and how to unpack it.
+# Name for messages and decompressor of each packing, by suffix.
 _PACKINGS: Final[dict[str, tuple[str, Callable[[BinaryIO], Any]]]] = {
     ".gz": ("gzip", lambda raw: gzip.GzipFile(fileobj=raw)),
     ".bz2": ("bzip2", bz2.BZ2File),
@@ -46,46 +46,46 @@ _PACKINGS: Final[dict[str, tuple[str, Callable[[BinaryIO], Any]]]] = {
 
 
 class TextLine(NamedTuple):
-    """One line without its line end, and the byte offset of its start (in the unpacked file)."""
+    """One line without its line end, and its byte offset in the unpacked file."""
 
     offset: int
     text: str
 
 
 class FilePart(NamedTuple):
-    """A range of one file, read by one worker."""
+    """Range of one file, read by one worker."""
 
     path: str
-    name: str  # the file's name below the input root
+    name: str  # name of the file below the input root
     start: int
     stop: int
-    """Byte offset of the end; for a packed file, which is never cut, the packed size. Parquet and
-    TFDS count row groups or records instead of bytes."""
-    format: str = "text"  # key of its reader in `sources.READERS`
-    bytes: int | None = None  # bytes on disk, where `start` and `stop` do not count bytes
+    """End of the range: a byte offset, a row group (Parquet) or a record (TFDS). A packed file is
+    never cut, and its end is the packed size."""
+    format: str = "text"  # key of the reader in `sources.READERS`
+    bytes: int | None = None  # size on disk if `start` and `stop` are not byte offsets
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Size on disk, in bytes."""
         return self.stop - self.start if self.bytes is None else self.bytes
 
 
 def is_packed(path: str) -> bool:
-    """Whether a file's name says that it is packed: ``"a.txt.gz" -> True``."""
+    """Returns whether a file is packed, by its suffix: ``"a.txt.gz" -> True``."""
     return pathlib.PurePath(path).suffix in _PACKINGS
 
 
 def bare_suffix(path: str) -> str:
-    """Returns the suffix below the packing, in lower case: ``"dump.XML.bz2" -> ".xml"``."""
+    """Returns the suffix of the unpacked file in lower case: ``"dump.XML.bz2" -> ".xml"``."""
     pure = pathlib.PurePath(path)
     return (pure.with_suffix("") if is_packed(path) else pure).suffix.lower()
 
 
 @contextlib.contextmanager
 def open_text(path: str) -> Iterator[BinaryIO]:
-    """Opens a file's bytes, unpacked as its name says (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
+    """Opens a file and unpacks it by its suffix (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
-    Raises UserError: the file cannot be read or, on reading, is damaged or cut short.
+    Raises UserError if the file cannot be read, or turns out to be damaged or truncated.
     """
     require_file(path)
     packing, unpack = _PACKINGS.get(pathlib.PurePath(path).suffix, (None, None))
@@ -97,7 +97,7 @@ def open_text(path: str) -> Iterator[BinaryIO]:
                 with unpack(cast(BinaryIO, raw)) as unpacked:
                     yield unpacked
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        # The libraries' own complaints about content have no number of the system's.
+        # If `errno` is not set, the library rejects the content of the file.
         number = getattr(error, "errno", None)
         if packing is not None and number is None:
             raise UserError(
@@ -119,11 +119,13 @@ def unreadable(path: str, error: OSError) -> UserError:
 
 
 def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
-    """Returns the files that patterns name: ``["data/*.txt"] -> ["data/a.txt", "data/b.txt"]``.
+    """Returns the files that match patterns: ``["data/*.txt"] -> ["data/a.txt", "data/b.txt"]``.
 
     Patterns are file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
-    local or ``gs://``. The files are sorted by name, each once, however many patterns name it.
-    Raises UserError: a missing file, a glob that matches no file, a directory, or no pattern.
+    local or ``gs://``. The files are sorted by name and distinct.
+
+    Raises UserError at the setting ``key`` if a file is missing, a glob matches no file, a pattern
+    is a directory, or there is no pattern.
     """
     if not patterns:
         raise UserError(
@@ -133,7 +135,7 @@ def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
 
 
 def _expand(pattern: str, key: str) -> list[str]:
-    if is_remote(pattern) and "**" in pattern:  # epath refuses it: it would list a whole bucket
+    if is_remote(pattern) and "**" in pattern:  # epath raises: it would list a whole bucket
         raise UserError(
             "input.remote_glob",
             "found {found}, but ** works only for local files. Use * for each directory.",
@@ -148,7 +150,7 @@ def _expand(pattern: str, key: str) -> list[str]:
             place=key,
             found=path,
         )
-    if path.exists():  # also a file that has a bracket in its name
+    if path.exists():  # first, because a file's name may have a bracket
         return [str(path)]
     if _GLOB_CHARACTERS.isdisjoint(pattern):
         if not path.parent.is_dir():
@@ -192,22 +194,22 @@ def read_lines(
 ) -> Iterator[TextLine]:
     """Yields the lines of a UTF-8 file that start in the byte range ``[start, stop)``.
 
-    ``start`` is the start of a line; without ``stop`` the range ends with the file. A line of
-    ``max_line_length`` characters is refused before it is read completely; messages call that limit
-    ``setting``. Raises UserError: bytes that are not UTF-8 (file and byte offset), or a line that
-    is too long (file and line number).
+    ``start`` must be the start of a line. If ``stop`` is None, the range ends with the file.
+
+    Raises UserError if the bytes are not UTF-8, or if a line has ``max_line_length`` characters or
+    more. Such a line is not read to its end. The message calls the limit ``setting``.
     """
     with open_text(path) as file:
         if start:
             file.seek(start)
         offset = start
-        # One byte more than the longest lawful line, its line end included, can have.
+        # One byte more than the longest allowed line with its line end.
         limit = max_line_length * _MAX_UTF8_BYTES + 2
         while (stop is None or offset < stop) and (raw := file.readline(limit)):
             try:
                 text = raw.decode("utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
-                if len(raw) == limit:  # cut in the middle of a character
+                if len(raw) == limit:  # the limit may fall within a character
                     raise _too_long(path, offset, max_line_length, setting) from error
                 raise UserError(
                     "text.not_utf8",
@@ -226,18 +228,18 @@ def read_lines(
 def read_part(
     part: FilePart, *, max_line_length: int = MAX_LINE_LENGTH, setting: str = "max_line_length"
 ) -> Iterator[TextLine]:
-    """Yields the lines of a part: see :func:`read_lines`."""
+    """Yields the lines of a part as :func:`read_lines` does."""
     return read_lines(
         part.path,
         start=part.start,
-        stop=None if is_packed(part.path) else part.stop,  # ``stop`` is in unpacked bytes
+        stop=None if is_packed(part.path) else part.stop,  # or else the packed size
         max_line_length=max_line_length,
         setting=setting,
     )
 
 
 def line_number(path: str, offset: int) -> int:
-    """Returns the number, from 1, of the line at a byte offset of the unpacked file."""
+    """Returns the number of the line at a byte offset of the unpacked file, counted from 1."""
     with open_text(path) as file:
         number, left = 1, offset
         while left and (block := file.read(min(left, _PIECE_BYTES))):
@@ -260,8 +262,8 @@ def _too_long(path: str, offset: int, limit: int, setting: str) -> UserError:
 def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
     """Returns the names of files below a root: ``["/d/a/x", "/d/b/x"] -> ["a/x", "b/x"]``.
 
-    The default root is the deepest directory that holds all files. Raises UserError: a file is not
-    below ``root``.
+    The default root is the deepest directory that contains all files. Raises UserError if a file is
+    not below ``root``.
     """
     split = [epath.Path(path).parts for path in paths]
     if root is None:
@@ -285,10 +287,10 @@ def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
 def cut_file(
     path: str, name: str, *, part_bytes: int, is_gap: Callable[[bytes], bool] | None
 ) -> list[FilePart]:
-    """Cuts a file into parts of about ``part_bytes``, each beginning after a gap between documents.
+    """Cuts a file into parts of about ``part_bytes`` bytes. Each part begins after a gap.
 
-    ``is_gap`` is True for a line after which a cut may be made. Without it the file stays whole,
-    and a packed file always does.
+    ``is_gap`` returns True for a line after which a cut is allowed. If it is None, or the file is
+    packed, the file stays whole.
     """
     size = epath.Path(path).stat().length
     if is_gap is None or is_packed(path) or size <= part_bytes:
@@ -297,7 +299,7 @@ def cut_file(
     with open_text(path) as file:
         while cuts[-1] + part_bytes < size:
             file.seek(cuts[-1] + part_bytes)
-            whole, unended = False, 0  # the first line read may have begun before
+            whole, unended = False, 0  # the first line may have begun before this position
             while (raw := file.readline(_PIECE_BYTES)) and unended < _MAX_UNENDED_BYTES:
                 if whole and raw.endswith(b"\n") and is_gap(raw):
                     break

@@ -1,4 +1,4 @@
-"""Sources of any format: which they are, their parts, and their documents."""
+"""Finds the sources that the settings name, cuts them into parts, and reads their documents."""
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ from bert_jax.text.sentences import check_language
 
 
 class Reader(NamedTuple):
-    """How a format is read."""
+    """Functions that read one format."""
 
     cut: Callable[[str, str, SourcesSection, int], list[FilePart]]
     """Cuts a file (path, name, settings, bytes of a part) into parts for workers."""
@@ -53,7 +53,7 @@ _BY_SUFFIX: Final = {
     ".parquet": "parquet",
     ".xml": "wikipedia_xml",
 }
-# Formats by the first bytes of a file, for other suffixes.
+# Formats by the first bytes of a file, if its suffix does not decide.
 _BY_START: Final = (
     (b'<doc id="', "wikiextractor"),
     (b"<mediawiki", "wikipedia_xml"),
@@ -61,7 +61,7 @@ _BY_START: Final = (
 )
 _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
-# Libraries of the extra `data`; only the preparation of text needs them.
+# Libraries of the extra `data`, which only the preparation of text needs.
 _LIBRARIES: Final = ("tensorflow-datasets", "mwparserfromhell", "sentencex", "rensa")
 _PART_BYTES: Final = 64 << 20  # part size in a process that reads all parts
 
@@ -70,28 +70,29 @@ class Source(NamedTuple):
     """One file, or one split of a TFDS dataset."""
 
     path: str
-    name: str  # its name below the input root; in ids
+    name: str  # name below the input root, part of document ids
     format: str
     bytes: int
     modified: float  # seconds since 1970
-    language: str | None = None  # `None`: the settings name no languages
+    language: str | None = None  # None if the settings name no languages
 
 
 def need_data_libraries(verb: str) -> None:
-    """Raises UserError, before any text is read, that names the libraries not installed."""
+    """Raises UserError if libraries for reading text are not installed."""
     missing = [n for n in _LIBRARIES if not importlib.util.find_spec(n.replace("-", "_"))]
     if missing:
         raise not_installed(", ".join(missing), verb, extra="data")
 
 
 def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> list[Source]:
-    """Returns the sources of ``section.input``, in the order of the documents' ids.
+    """Returns the sources of ``section.input``: files, then TFDS datasets.
 
-    Several languages come in the order of their codes. The tally lists unreadable files. Raises
-    UserError: a missing file or dataset, a glob without files, an unknown split or feature or
-    language code, a language without files, a file of two languages.
+    Both are ordered by language code, then by name. The tally lists unreadable files.
+
+    Raises UserError if a file or dataset is missing, a glob matches no file, a split, feature or
+    language code is unknown, a language has no files, or a file has two languages.
     """
-    files: dict[str, str | None] = {}  # languages by path
+    files: dict[str, str | None] = {}  # language of each path
     datasets: dict[str, str | None] = {}
     for language, names in section.by_language.items():
         if language == "false":
@@ -109,16 +110,16 @@ def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> 
                     place="input",
                     language=language,
                 )
-        held = [
+        of_tfds = [
             name
             for name in names
             if section.format == "tfds"
             or (section.format == "auto" and tfds_dataset.is_dataset(name))
         ]
-        patterns = [name for name in names if name not in held]
-        if patterns or not held:
+        patterns = [name for name in names if name not in of_tfds]
+        if patterns or not of_tfds:
             _add(files, find_files(patterns), language)
-        _add(datasets, sorted({*map(tfds_dataset.find_dataset, held)}), language)
+        _add(datasets, sorted({*map(tfds_dataset.find_dataset, of_tfds)}), language)
     found = []
     relative = relative_names(list(files), root=root)
     for (path, language), name in zip(files.items(), relative, strict=True):
@@ -153,7 +154,7 @@ def cut_sources(
 def read_documents(part: FilePart, section: SourcesSection, tally: Tally) -> Iterator[Document]:
     """Yields the documents of a part, one in memory at a time.
 
-    Raises UserError: bad input with ``on_error: fail``.
+    Raises UserError if the input is bad and ``on_error`` is ``fail``.
     """
     try:
         yield from READERS[part.format].read(records.PartReading(part, section, tally))
@@ -162,10 +163,10 @@ def read_documents(part: FilePart, section: SourcesSection, tally: Tally) -> Ite
 
 
 def iter_text(section: SourcesSection, *, language: str | None = None) -> Iterator[str]:
-    """Yields every line of the text of all sources, with one document in memory at a time.
+    """Yields every line of all sources, with one document in memory at a time.
 
-    Files of plain text are read line by line, blank lines included. Raises UserError: bad input
-    with ``on_error: fail``.
+    If ``language`` is given, only sources in that language are read. Lines of plain text files
+    include blank lines. Raises UserError if the input is bad and ``on_error`` is ``fail``.
     """
     tally = Tally()
     for source in find_sources(section, root=None, tally=tally):

@@ -1,1 +1,1 @@
-"""Tokenised documents, sorted by key, in memory and on disk."""
+"""Tokenised documents in memory and on disk, sorted by key."""

@@ -1,4 +1,4 @@
-"""A corpus as tokenised parts on disk: documents as token ids, sorted by key; and its figures."""
+"""Makes the tokenised parts of a corpus on disk: documents as token ids, sorted by key."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ SPLITS: Final = ("train", "validation")
 _MIN_PART_BYTES: Final = 1 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
-# Text that the tokenizer gets at a time: its lists take a hundred times the memory of the text.
+# Text per call of the tokenizer. Its lists take a hundred times the memory of the text.
 _BATCH_CHARACTERS: Final = 1 << 18
 
 _tokenizer = functools.lru_cache(maxsize=1)(load_tokenizer)
@@ -44,9 +44,9 @@ T = TypeVar("T")
 
 
 class LanguageCorpus(NamedTuple):
-    """The tokenised documents of one language."""
+    """Tokenised documents of one language."""
 
-    parts: list[epath.Path]  # directories, in the order of the sources
+    parts: list[epath.Path]  # directories in the order of the sources
     tally: Tally
 
 
@@ -54,14 +54,14 @@ class Corpus(NamedTuple):
     """A corpus on disk."""
 
     languages: dict[str, LanguageCorpus]  # by code, in the order of the settings
-    tally: Tally  # of all stages
+    tally: Tally  # counts of all stages
 
     def record(self, *, unknown: int) -> CorpusRecord:
-        """Returns the figures of all parts; UserError: there is no document with text."""
+        """Returns the figures of all parts. Raises UserError if no document has text."""
         counts = np.zeros(1, np.int64)
         parts = [part / "counts.npy" for held in self.languages.values() for part in held.parts]
         for part_counts in each(load_array, parts):
-            counts = counts + part_counts  # one by one: there may be thousands
+            counts = counts + part_counts  # one at a time: there may be thousands
         tokens = int(counts.sum())
         if not tokens:
             raise UnusableText(
@@ -77,9 +77,10 @@ class Corpus(NamedTuple):
 
 
 def tokenise_corpus(build: DatasetBuild, *, sources: Sequence[Source], tally: Tally) -> Corpus:
-    """Makes the tokenised parts that do not exist yet; ``tally`` counts the sources.
+    """Makes the tokenised parts that do not exist yet.
 
-    Raises UserError: bad input, two documents with one id, a full disk.
+    ``tally`` has the counts of `find_sources`. Raises UserError if the input is bad, two documents
+    have the same id, or the disk is full.
     """
     section = build.section
     parts = list(_parts(build, sources, tally))
@@ -107,12 +108,12 @@ def tokenise_corpus(build: DatasetBuild, *, sources: Sequence[Source], tally: Ta
 
 
 def _parts(build: DatasetBuild, sources: Sequence[Source], tally: Tally) -> Iterator[CorpusPart]:
-    """Yields the parts of the corpus: large files are cut, small files of a language are joined."""
+    """Yields the parts of the corpus. Large files are cut, small files of a language are joined."""
     section = build.section
-    # A function of the corpus, so that a resumed run finds the same parts on any machine.
+    # Only the corpus decides the size, so that a resumed run has the same parts on any machine.
     size = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, size // _MOST_PARTS), _MAX_PART_BYTES)
-    # A worker on another machine has another current directory.
+    # Paths are absolute, because a worker may have another current directory.
     resolved = section.model_copy(update={"tokenizer": absolute(section.tokenizer)})
     numbers = itertools.count()
     for language, held in itertools.groupby(sources, key=lambda source: source.language):
@@ -126,7 +127,7 @@ def _parts(build: DatasetBuild, sources: Sequence[Source], tally: Tally) -> Iter
 def _batches(
     items: Iterable[T], size: Callable[[T], int], *, least: int
 ) -> Iterator[tuple[T, ...]]:
-    """Yields runs of items, each as short as its size of at least ``least`` allows."""
+    """Yields the shortest runs of items with a total size of at least ``least`` each."""
     batch, held = list[T](), 0
     for item in items:
         batch.append(item)
@@ -143,9 +144,17 @@ def _make(
     function: Callable[[CorpusPart], Tally],
     parts: Mapping[epath.Path, CorpusPart],
     done: str,
-    told: Callable[[Tally], str],
+    describe: Callable[[Tally], str],
 ) -> None:
-    """Does a stage for the parts, by their directories, that no earlier run has made."""
+    """Runs a stage for the parts that no earlier run has completed.
+
+    Args:
+        build: the dataset's settings and engine.
+        function: function that makes a part and returns its counts.
+        parts: all parts, by directory.
+        done: participle of the stage for progress lines: ``tokenised``.
+        describe: function that describes a part's counts in progress lines.
+    """
     is_there = each(is_made, list(parts))
     to_do = [part for part, there in zip(parts.values(), is_there, strict=True) if not there]
     for _ in build.run(
@@ -155,18 +164,18 @@ def _make(
         total=len(parts),
         unit="MB",
         work=lambda part: part.size,
-        told=lambda part, tally: (told(tally), part.size / 1e6),
+        result=lambda part, tally: (describe(tally), part.size / 1e6),
     ):
         pass
 
 
 def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
-    """Raises UserError if two documents have one id."""
+    """Raises UserError if two documents have the same id."""
     high = load_high_keys([part.tokenised / split for part in parts for split in SPLITS])
     alike = high[1:][high[1:] == high[:-1]]
     if not len(alike):
         return
-    # Ids are not kept, so the files are read again to find the one to name.
+    # The parts store no ids, so the files are read again to name an example.
     suspects, seen = set(alike.tolist()), set[str]()
     for part in parts:
         for identity, _ in corpus_documents(part, Tally()):
@@ -185,13 +194,14 @@ def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
 
 
 def tokenise_part(part: CorpusPart) -> Tally:
-    """Reads, splits and encodes the documents of a part and writes them as one directory.
+    """Reads, splits and encodes the documents of a part and writes them to a directory.
 
-    It holds a file of :class:`TokenisedDocuments` per split, sorted by key, and ``counts.npy``: the
-    number of occurrences of each id. It appears atomically; an existing one is left as it is.
-    Raises UserError: bad input (see :func:`read_documents`), or a full disk.
+    The directory has a file of :class:`TokenisedDocuments` per split, sorted by key, and
+    ``counts.npy`` with the number of occurrences of each token id. It appears atomically. If it
+    exists already, nothing is written. Raises UserError if the input is bad (see
+    :func:`read_documents`) or the disk is full.
     """
-    if is_made(part.tokenised):  # made by another worker that was given the same job
+    if is_made(part.tokenised):  # Beam may run a job twice
         return Tally.load(part.tokenised)
     tokenizer, tally = _tokenizer(part.section.tokenizer), Tally()
     splits, counts = _encode_documents(part, tokenizer, tally)
@@ -209,18 +219,19 @@ def tokenise_part(part: CorpusPart) -> Tally:
 def _encode_documents(
     part: CorpusPart, tokenizer: Tokenizer, tally: Tally
 ) -> tuple[dict[str, TokenisedDocuments], np.ndarray]:
-    """Returns each split's documents, sorted by key, and how often each id occurs."""
+    """Returns the documents of each split, sorted by key, and the counts of all token ids."""
     section = part.section
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     keys, held_out = list[int](), list[bool]()
-    sentence_counts, lengths = list[int](), list[int]()  # per document; per sentence
+    sentence_counts = list[int]()  # per document
+    lengths = list[int]()  # tokens per sentence
     tokens = [np.empty(0, token_dtype(tokenizer.vocab_size))]
     documents = _documents(part, tally)
     for batch in _batches(documents, lambda d: sum(map(len, d[1])), least=_BATCH_CHARACTERS):
         encoded = iter(tokenizer.encode_batch([s for _, sentences in batch for s in sentences]))
         kept: list[list[int]] = []
         for identity, sentences in batch:
-            # A line of control characters, say, has no tokens.
+            # Some sentences, for example of control characters, have no tokens.
             ids = [sentence for _ in sentences if (sentence := next(encoded))]
             if ids:
                 kept += ids

@@ -19,17 +19,21 @@ from etils import epath
 
 from bert_jax.files.remote import is_remote
 
-# One file and not four of NumPy's, whose headers take longer to read than a few documents. Its own
-# header: magic bytes; documents, sentences, tokens, bytes of a token.
+# One file with its own header, because reading the headers of four NumPy files takes longer than
+# reading a few documents. The header has magic bytes, then the numbers of documents, sentences,
+# tokens, and bytes per token.
 _HEADER: Final = struct.Struct("<8sQQQQ")
 _MAGIC: Final = b"bj-docs1"
 
 
 class DocumentsFile:
-    """An open file of :meth:`TokenisedDocuments.save`, read piece by piece."""
+    """An open file that :meth:`TokenisedDocuments.save` wrote. It is read piece by piece."""
 
     def __init__(self, file: BinaryIO) -> None:
-        """Reads the header; ValueError: another file; EOFError: it is cut short."""
+        """Reads the header.
+
+        Raises ValueError if the file has another format, and EOFError if it is truncated.
+        """
         self._file = file
         magic, documents, sentences, tokens, width = _HEADER.unpack(self._bytes(0, _HEADER.size))
         if magic != _MAGIC:
@@ -44,11 +48,14 @@ class DocumentsFile:
         return self._documents
 
     def high_keys(self, start: int, stop: int) -> np.ndarray:
-        """Returns the high halves of the keys of documents ``start`` to ``stop``, uint64."""
+        """Returns the high halves of the keys of documents ``start`` to ``stop``: uint64."""
         return self._array(0, 2 * start, 2 * stop)[::2]
 
     def between(self, first_key: int, last_key: int) -> tuple[int, int]:
-        """Returns start and stop of the documents whose keys' high halves are in a range."""
+        """Returns start and stop of the documents in a range of keys, both ends inclusive.
+
+        ``first_key`` and ``last_key`` are high halves of keys.
+        """
         numbers = range(len(self))
 
         def high_key(at: int) -> int:
@@ -83,8 +90,8 @@ class DocumentsFile:
 
 @contextlib.contextmanager
 def open_documents(path: epath.PathLike) -> Iterator[DocumentsFile]:
-    """Opens a file of :meth:`TokenisedDocuments.save`; errors as :class:`DocumentsFile`."""
-    # Python's own open for local files, since it takes half the time.
+    """Opens a file that :meth:`TokenisedDocuments.save` wrote. Raises as :class:`DocumentsFile`."""
+    # Local files are opened with Python's own `open`, which takes half the time of epath's.
     with epath.Path(path).open("rb") if is_remote(path) else open(os.fspath(path), "rb") as file:
         yield DocumentsFile(cast(BinaryIO, file))
 
@@ -95,16 +102,16 @@ def _dtypes(width: int) -> tuple[np.dtype, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenisedDocuments:
-    """Documents of sentences of token ids, concatenated; each has a token.
+    """Concatenated token ids of documents, with the starts of documents and sentences.
 
     Sentence ``s`` is ``tokens[sentence_starts[s]:sentence_starts[s + 1]]``. Document ``d`` has the
-    sentences ``document_starts[d]`` to ``document_starts[d + 1]``.
+    sentences ``document_starts[d]`` to ``document_starts[d + 1]``. Every sentence has a token.
     """
 
-    keys: np.ndarray  # `[d, 2]` uint64: each document's 128-bit key, the high half first
-    document_starts: np.ndarray  # `[d + 1]` int64, in sentences
-    sentence_starts: np.ndarray  # `[s + 1]` int64, in tokens
-    tokens: np.ndarray  # `[t]` uint16 or uint32
+    keys: np.ndarray  # 128-bit key per document, high half first: `[d, 2]` uint64
+    document_starts: np.ndarray  # index of each document's first sentence: `[d + 1]` int64
+    sentence_starts: np.ndarray  # index of each sentence's first token: `[s + 1]` int64
+    tokens: np.ndarray  # token ids: `[t]` uint16 or uint32
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -120,7 +127,7 @@ class TokenisedDocuments:
         )
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes documents that are sorted by key into a new file."""
+        """Writes the documents, which must be sorted by key, to a new file."""
         arrays = (self.keys, self.document_starts, self.sentence_starts, self.tokens)
         width = self.tokens.dtype.itemsize
         sentences = len(self.sentence_starts) - 1
@@ -133,27 +140,27 @@ class TokenisedDocuments:
     def load(
         cls, path: epath.PathLike, *, first_key: int = 0, last_key: int = 2**64 - 1
     ) -> TokenisedDocuments:
-        """Reads the documents of a range of keys from a file of :meth:`save`, and no others.
+        """Reads only the documents in a range of keys from a file that :meth:`save` wrote.
 
-        ``first_key`` and ``last_key``, both inclusive, are high halves of keys.
+        ``first_key`` and ``last_key`` are high halves of keys, both inclusive.
         """
         with open_documents(path) as file:
             return cls(*file.read(*file.between(first_key, last_key)))
 
 
 def load_high_keys(paths: Sequence[epath.PathLike]) -> np.ndarray:
-    """Returns the high halves of the keys of all documents, sorted: 8 bytes of memory for each."""
+    """Returns the sorted high halves of the keys of all documents, 8 bytes of memory each."""
     held = array.array("Q")
     for path in paths:
         with open_documents(path) as file:
             held.frombytes(file.high_keys(0, len(file)).tobytes())
-    high = np.asarray(held)  # the same memory
+    high = np.asarray(held)  # shares the memory of `held`
     high.sort()
     return high
 
 
 def concatenate(parts: Sequence[TokenisedDocuments]) -> TokenisedDocuments:
-    """Returns the documents of all parts (at least one part) in order."""
+    """Returns the documents of all parts in order. There must be at least one part."""
     return TokenisedDocuments(
         np.concatenate([part.keys for part in parts]),
         starts_of(np.concatenate([np.diff(part.document_starts) for part in parts])),
@@ -179,7 +186,7 @@ def key_order(keys: np.ndarray) -> np.ndarray:
 
 
 def save_array(path: pathlib.Path, array: np.ndarray) -> None:
-    """Writes a ``.npy`` file. ``np.save`` into a file would drop the ``errno`` of a full disk."""
+    """Writes a ``.npy`` file. `np.save` would lose the ``errno`` of a full disk."""
     path.write_bytes(array_bytes(array))
 
 
@@ -191,7 +198,7 @@ def array_bytes(array: np.ndarray) -> bytes:
 
 
 def starts_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Returns int64 starts and the end of ranges with these lengths: ``[2, 3] -> [0, 2, 5]``."""
+    """Returns the starts and the end of consecutive ranges: ``[2, 3] -> [0, 2, 5]``, int64."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))])
 
 

@@ -1,9 +1,9 @@
 """Trains WordPiece vocabularies on counted words, and SentencePiece models.
 
-Google never published its WordPiece trainer. SentencePiece learns byte-pair merges here, which for
-greedy longest match need fewer tokens than converted unigram pieces (measured on English Wikipedia:
-8% fewer at 4,000 pieces, 12% fewer at 6,000). SentencePiece models get BERT's special pieces at
-BERT's ids.
+Google never published its WordPiece trainer. Here SentencePiece learns byte-pair merges, and the
+merged pieces are converted to WordPiece. With greedy longest match, these pieces need fewer tokens
+than converted unigram pieces: on English Wikipedia 8% fewer at 4,000 pieces and 12% fewer at 6,000.
+SentencePiece models get BERT's special pieces at BERT's ids.
 """
 
 import io
@@ -24,15 +24,15 @@ _LONGEST_PIECE = 32  # characters
 
 SentencePieceAlgorithm = Literal["unigram", "bpe"]
 _TOO_FEW_FOR_CHARACTERS = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
-# Fixed, since the number of threads decides the order of sums: one text gives one model.
+# The number of threads is fixed because it decides the order of sums, and so the model.
 _THREADS = 4
 
 
 def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str]:
     """Returns the most frequent characters that make up ``coverage`` (0 to 1) of the text.
 
-    ``covered_characters({"aab": 3, "c": 1}, coverage=0.9)`` -> ``["a", "b"]``, the most frequent
-    first, equally frequent ones by code point.
+    ``covered_characters({"aab": 3, "c": 1}, coverage=0.9) -> ["a", "b"]``. The most frequent come
+    first. Equally frequent characters are ordered by code point.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():
@@ -51,8 +51,8 @@ def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str
 def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool]) -> list[str]:
     """Returns the pieces that spell any word of ``characters``.
 
-    ``character_pieces("a!", is_punctuation)`` -> ``["a", "!", "##a"]``: a character that is always
-    a word by itself (``isolates``) never continues one.
+    ``character_pieces("a!", is_punctuation) -> ["a", "!", "##a"]``. A character for which
+    ``isolates`` returns True is always a word by itself and never continues a word.
     """
     starts = list(characters)
     return starts + [CONTINUATION + character for character in starts if not isolates(character)]
@@ -63,9 +63,11 @@ def rank_pieces(
 ) -> list[str]:
     """Learns up to ``count`` pieces of two characters or more, the best first.
 
-    ``words`` counts each word, split as the tokenizer will split it. Words with a character outside
-    ``characters`` are left out. No piece is in ``alphabet``, the pieces of one character (see
-    ``character_pieces``).
+    Args:
+        words: count of each word, split as the tokenizer will split it.
+        characters: known characters. Words with other characters are ignored.
+        alphabet: pieces of one character from `character_pieces`; they are not returned.
+        count: largest number of pieces.
     """
     known = frozenset(characters)
     usable = {
@@ -91,7 +93,7 @@ def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> 
         model_writer=model,
         input_format="tsv",
         model_type="bpe",
-        # Characters, "▁", [UNK] and "▁x" take places, but the conversion drops them.
+        # The model also has pieces for characters, "▁", [UNK] and "▁x". The conversion drops them.
         vocab_size=count + 2 * len(alphabet) + 2,
         hard_vocab_limit=False,
         character_coverage=1.0,
@@ -113,7 +115,7 @@ def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> 
 
 
 class VocabularyTooSmall(Exception):
-    """The characters need more pieces than the vocabulary's size. Argument: the least size."""
+    """The characters need more pieces than the given size. The argument is the least size."""
 
 
 def train_sentencepiece(
@@ -125,12 +127,18 @@ def train_sentencepiece(
     character_coverage: float,
     max_line_bytes: int,
 ) -> bytes:
-    """Trains a model with the layout of ``reserved_pieces(unused_slots)``: [PAD] is 0.
+    """Trains a model with the layout of ``reserved_pieces(unused_slots)``, in which [PAD] is 0.
 
-    ``lines`` is the folded text; the library drops lines longer than ``max_line_bytes`` in UTF-8.
-    ``size`` counts all pieces, reserved ones included; ``character_coverage`` is the share of the
-    text's characters to have as pieces, 0 to 1. Returns the serialised model, with fewer pieces if
-    the text gives no more. Raises VocabularyTooSmall: the characters alone need more than ``size``.
+    Args:
+        lines: the folded text.
+        algorithm: SentencePiece's algorithm.
+        size: number of pieces, reserved pieces included.
+        unused_slots: number of unused slots.
+        character_coverage: share of the text's characters that become pieces, 0 to 1.
+        max_line_bytes: longest line in bytes of UTF-8. The library drops longer lines.
+
+    Returns the serialised model. It has fewer pieces than ``size`` if the text is too small. Raises
+    VocabularyTooSmall if the characters alone need more than ``size`` pieces.
     """
     reserved = reserved_pieces(unused_slots)
     named = (PAD, UNK, CLS, SEP)
@@ -142,7 +150,7 @@ def train_sentencepiece(
             model_type=algorithm,
             vocab_size=size,
             hard_vocab_limit=False,
-            # The library gives control symbols the lowest free ids, in this order.
+            # The library assigns the lowest free ids to control symbols, in this order.
             control_symbols=[piece for piece in reserved if piece not in named],
             pad_id=reserved.index(PAD),
             unk_id=reserved.index(UNK),

@@ -1,4 +1,4 @@
-"""A sample of a corpus in bounded memory: uniform, or with smoothed shares of its languages."""
+"""Samples a corpus in bounded memory: uniformly, or with smoothed shares of its languages."""
 
 import heapq
 import math
@@ -16,7 +16,7 @@ MAX_PART_BYTES = 4 * MAX_PART_CHARACTERS  # UTF-8
 def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
     """Yields the parts of a long line, cut at spaces; no part is blank.
 
-    ``cut_line("to be or not", limit=6)`` -> ``to be``, ``or not``
+    ``cut_line("to be or not", limit=6) -> "to be", "or not"``
     """
     start = 0
     while start < len(line):
@@ -29,14 +29,22 @@ def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
 
 
 def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: int) -> list[str]:
-    """Returns a uniform sample within both bounds, in corpus order; all of the corpus if it fits.
+    """Returns a uniform sample within both bounds, in corpus order.
 
-    Bottom-k sampling: every part gets a random rank, and parts below a falling threshold stay. Long
-    lines count as several parts. ``max_lines`` bounds the number of parts, ``max_bytes`` their size
-    in UTF-8. The same corpus and seed give the same sample.
+    The whole corpus is returned if it fits. The method is bottom-k sampling: every part gets a
+    random rank, and parts below a falling threshold stay. The same corpus and seed give the same
+    sample.
+
+    Args:
+        lines: lines of the corpus. A long line is cut into several parts.
+        max_lines: largest number of parts.
+        max_bytes: largest size of all parts in bytes of UTF-8.
+        seed: seed of the ranks.
     """
     ranks = random.Random(seed)
-    kept: list[tuple[float, int, str]] = []  # a heap with the highest rank first, hence -rank
+    kept: list[
+        tuple[float, int, str]
+    ] = []  # heap of (-rank, index, part): the highest rank is first
     kept_bytes, threshold = 0, 1.0
     for index, part in enumerate(part for line in lines for part in cut_line(line)):
         rank = ranks.random()
@@ -52,10 +60,10 @@ def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: 
 
 
 class TextSize(NamedTuple):
-    """How much text there is."""
+    """Size of a text."""
 
-    parts: int  # as `cut_line` cuts it
-    bytes: int  # UTF-8
+    parts: int  # number of parts that `cut_line` makes
+    bytes: int  # bytes of UTF-8
 
 
 def measure(lines: Iterable[str]) -> TextSize:
@@ -74,13 +82,22 @@ def sample_mixture(
     max_bytes: int,
     seed: int,
 ) -> list[str]:
-    """Returns a sample, language by language, in which each has its smoothed share of the bytes.
+    """Returns a sample in which each language has its smoothed share of the bytes.
 
-    The text is read twice, first for its size: each of ``languages`` opens its lines from the
-    start. The sample has as many bytes as the corpus, or as the bounds of :func:`sample_lines`
-    allow for all languages together. A language whose share exceeds its text has all of it, as
-    often as it fits, and a uniform sample for the rest. The same text and seed give the same
-    sample. Raises UserError: a language has no text.
+    The sample is ordered by language. It has as many bytes as the corpus, unless a bound of
+    :func:`sample_lines` is smaller. If a language's share exceeds its text, the text is repeated as
+    often as it fits, and a uniform sample fills the rest. The same text and seed give the same
+    sample.
+
+    Args:
+        languages: function per language that opens its lines from the start. It is called twice,
+            first to measure the text.
+        smoothing: exponent of the shares.
+        max_lines: largest number of parts of all languages together.
+        max_bytes: largest size of all parts together.
+        seed: seed of the samples.
+
+    Raises UserError if a language has no text.
     """
     sizes = {language: measure(open_lines()) for language, open_lines in languages.items()}
     if empty := [language for language, size in sizes.items() if not size.bytes]:
@@ -94,7 +111,7 @@ def sample_mixture(
     sample: list[str] = []
     for language, open_lines in languages.items():
         size, left = sizes[language], wanted[language]
-        # All of the text as often as both bounds allow.
+        # Repeat the whole text as often as both bounds allow.
         whole = min(left.parts // size.parts, left.bytes // size.bytes)
         lines = open_lines()
         if whole:
@@ -113,14 +130,15 @@ def _wanted(
     sizes: Mapping[str, TextSize], *, smoothing: float, max_lines: int, max_bytes: int
 ) -> dict[str, TextSize]:
     boost = boosts({name: size.bytes for name, size in sizes.items()}, smoothing=smoothing)
-    # For a mixture as large as the corpus. With short lines, their number is the narrower bound.
+    # Start from a mixture as large as the corpus. If lines are short, `max_lines` is the tighter
+    # bound.
     total_bytes = sum(size.bytes for size in sizes.values())
     parts = {name: size.parts * boost[name] for name, size in sizes.items()}
     total_parts = sum(parts.values())
     scale = min(1.0, max_bytes / total_bytes, max_lines / total_parts)
     return {
         name: TextSize(
-            # Not scaled by the bytes: that leaves room for parts shorter than the mean.
+            # This bound ignores `max_bytes`, because the sampled parts may be shorter than average.
             parts=math.floor(max_lines * (parts[name] / total_parts)),
             bytes=math.floor(size.bytes * (boost[name] * scale)),
         )

@@ -1,4 +1,4 @@
-"""Text to tokenizer: trains a vocabulary on a bounded sample of a corpus."""
+"""Trains a tokenizer on a bounded sample of a corpus."""
 
 import functools
 import unicodedata
@@ -22,30 +22,32 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
-# Lines to sample, or parts of 2,048 characters of long ones: memory, beside `max_bytes`.
+# Largest number of sampled lines, where parts of 2,048 characters of long lines count as lines. It
+# bounds memory in addition to `max_bytes`.
 MAX_LINES: Final = 10_000_000
-_LANE = 128  # the width to which the device pads a vocabulary
-_MARKS_LINES: Final = 20_000  # enough to tell a language by
-_MARKS_SHARE: Final = 0.1  # Vietnamese has 0.3, French 0.04, German 0.02
+_LANE = 128  # the device pads a vocabulary to a multiple of this
+_MARKS_LINES: Final = 20_000  # lines that suffice to recognise a language with many accents
+_MARKS_SHARE: Final = 0.1  # share of letters with accents: Vietnamese 0.3, French 0.04, German 0.02
 
 
 class VocabSection(SourcesSection):
-    """How to train a tokenizer. `SourcesSection` says where the text is, and in which format.
+    """Settings of training a tokenizer. The settings of its text are those of `SourcesSection`.
 
     Attributes:
-        output: the tokenizer directory to write.
-        algorithm: WordPiece, or a SentencePiece model of one of two kinds.
+        output: tokenizer directory to write.
+        algorithm: WordPiece, or SentencePiece with unigram or byte-pair pieces.
         size: exact number of ids, including special pieces and unused slots.
-        pad_to_128: add unused slots up to the next multiple of 128, also in place of pieces that
-            the text cannot give.
-        unused_slots: number of ``[unusedN]`` pieces; 99 or more put [UNK] at 100, [CLS] at 101,
-            [SEP] at 102 and [MASK] at 103, as in the 2018 vocabularies.
+        pad_to_128: add unused slots up to the next multiple of 128, also if the text gives too few
+            pieces.
+        unused_slots: number of ``[unusedN]`` pieces. With 99 or more, [UNK] is 100, [CLS] 101,
+            [SEP] 102 and [MASK] 103, as in the 2018 vocabularies.
         lower_case: lower-case the text, in training and in use.
-        strip_accents: drop accents; None follows ``lower_case``.
-        chinese: set CJK ideographs apart (WordPiece only).
-        character_coverage: share of the text's characters to have as pieces.
-        max_bytes: UTF-8 bytes to sample. Training peaked at 4 times this in memory for wordpiece,
-            6 times for bpe and 22 times for unigram (100 MB of English with a million rare words).
+        strip_accents: drop accents. If None, the same as ``lower_case``.
+        chinese: treat each CJK ideograph as a word (WordPiece only).
+        character_coverage: share of the text's characters that become pieces.
+        max_bytes: size of the sample in bytes of UTF-8. For 100 MB of English with a million rare
+            words, the peak memory of training was 4 times this size with wordpiece, 6 times with
+            bpe and 22 times with unigram.
         seed: seed of the sample.
     """
 
@@ -73,10 +75,11 @@ def train_vocab(
 ) -> Tokenizer:
     """Trains a tokenizer and writes its directory.
 
-    The corpus is read line by line, once (twice for a mixture of languages), and only a bounded
-    sample is kept. The same corpus and settings give the same tokenizer. Raises UserError: the
-    input is missing, empty or not UTF-8; the text cannot give ``size`` pieces; its characters do
-    not fit into ``size``; the output cannot be written.
+    The corpus is read line by line, once, or twice for a mixture of languages. Memory has only a
+    bounded sample. The same corpus and settings give the same tokenizer.
+
+    Raises UserError if the input is missing, empty or not UTF-8, if ``size`` is too large for the
+    text or too small for its characters, or if the output cannot be written.
     """
     need_data_libraries("vocab")
     lines = _sample(section)
@@ -115,7 +118,7 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
         lower_case=section.lower_case, strip_accents=section.strip_accents, chinese=section.chinese
     )
     words = Counter(word for line in lines for word in splitter.split(line))
-    lines.clear()  # the counts are all that training needs
+    lines.clear()  # frees memory: training needs only the counts
     characters = algorithms.covered_characters(words, coverage=section.character_coverage)
     alphabet = algorithms.character_pieces(characters, splitter.isolates)
     needed = len(reserved_pieces(section.unused_slots)) + len(alphabet)
@@ -156,7 +159,7 @@ def _train_sentencepiece(
         tokenizer = fit(section.size, section.unused_slots)
         found = tokenizer.vocab_size
         padding = _padding(section, found=found)
-        if padding:  # the library reserves slots before it learns, so it must learn again
+        if padding:  # the library reserves slots before training, so it must train again
             tokenizer = fit(found + padding, section.unused_slots + padding)
     except algorithms.VocabularyTooSmall as error:
         raise _too_small(section, error.args[0]) from None
@@ -170,7 +173,7 @@ def _drops_accents(section: VocabSection) -> bool:
 
 
 def _padding(section: VocabSection, *, found: int) -> int:
-    """Returns the number of unused slots to add to ``found`` ids for the wanted size."""
+    """Returns the number of unused slots to add to ``found`` ids to reach the wanted size."""
     wanted = -(-section.size // _LANE) * _LANE if section.pad_to_128 else section.size
     missing = wanted - found
     if missing and not (section.pad_to_128 and 0 < missing < _LANE):
@@ -204,7 +207,7 @@ def _too_small(section: VocabSection, needed: int) -> UserError:
 
 
 def _lost_marks(lines: Iterable[str]) -> str | None:
-    """Returns a warning if dropping accents changes a tenth of a text's letters, else None."""
+    """Returns a warning if dropping accents changes a tenth of the letters, and otherwise None."""
     counts = Counter(chain.from_iterable(islice(lines, _MARKS_LINES)))
     letters = Counter({c: n for c, n in counts.items() if unicodedata.category(c)[0] in "LM"})
     changed = Counter({c: n for c, n in letters.items() if _is_changed(c)})

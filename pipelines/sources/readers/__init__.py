@@ -1,1 +1,1 @@
-"""One file per format of input: how it is cut into parts, and its documents."""
+"""Readers, one module per input format. Each cuts files into parts and yields their documents."""

@@ -1,4 +1,4 @@
-"""Parquet: a document per row; row groups are read one by one, and only the named columns."""
+"""Reads Parquet files: a document per row, one row group at a time, only the named columns."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -16,9 +16,10 @@ _ROWS_AT_A_TIME: Final = 256
 def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[FilePart]:
     """Returns a part per row group.
 
-    Raises UserError: the file is damaged, or a column of the settings is missing or holds no text.
+    Raises UserError if the file is damaged, a named column is missing, or `text_field` is not a
+    column of strings.
     """
-    import pyarrow as pa  # 60 MB of library in every worker, so only where it is needed
+    import pyarrow as pa  # imported only where needed: it takes 60 MB in every worker
 
     del part_bytes
     with open_parquet(path) as file:
@@ -35,7 +36,7 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
                 found=str(kind),
             )
         metadata = file.metadata
-        # Not its place in the schema: nested columns before it have several leaves.
+        # The index in the schema differs: nested columns have several leaf columns.
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         leaf = columns.index(field)
         groups = range(metadata.num_row_groups)
@@ -47,7 +48,7 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the documents of a row group; UserError: the file is damaged."""
+    """Yields the documents of a row group. Raises UserError if the file is damaged."""
     part = reading.part
     with open_parquet(part.path, pre_buffer=False, buffer_size=1 << 20) as file:
         before = sum(file.metadata.row_group(g).num_rows for g in range(part.start))

@@ -1,4 +1,4 @@
-"""Lines and records as documents: plain text, JSON lines, and what other records share."""
+"""Reads plain text and JSON lines, and turns the records of all formats into documents."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -19,11 +19,11 @@ R = TypeVar("R")
 
 
 class PartReading(NamedTuple):
-    """A part of a file that is being read."""
+    """State of reading one part of a file."""
 
     part: FilePart
-    section: SourcesSection  # names of fields, limits of length, `on_error`
-    tally: Tally  # lists each bad record, with the file and its place
+    section: SourcesSection  # settings of fields, lengths and errors
+    tally: Tally  # list of bad records
 
     def documents(
         self,
@@ -32,10 +32,15 @@ class PartReading(NamedTuple):
         *,
         place: Callable[[R], str],
     ) -> Iterator[Document]:
-        """Yields the document of each record that keeps within the limits of length.
+        """Yields the document of each record with text.
 
-        ``document`` returns ``None`` for a record without text. ``place`` names the record in
-        messages: ``line 7``.
+        Args:
+            records: records of the part.
+            document: function that returns a record's document, or None if it has no text.
+            place: function that names a record in messages: ``line 7``.
+
+        If ``on_error`` is ``fail``, raises UserError for the first bad record. Otherwise bad
+        records, and records that are too long, are skipped and listed in the tally.
         """
         for record in records:
             try:
@@ -51,7 +56,7 @@ class PartReading(NamedTuple):
     def numbered_documents(
         self, records: Iterable[Mapping[str, Any]], *, first: int, place: Callable[[int], str]
     ) -> Iterator[Document]:
-        """Yields the same for records that are named by their number in the file."""
+        """Yields documents as `documents` does. Records are numbered from ``first``."""
         return self.documents(
             enumerate(records, first),
             lambda numbered: self.document(numbered[1], numbered[0]),
@@ -59,12 +64,12 @@ class PartReading(NamedTuple):
         )
 
     def document(self, record: Mapping[str, Any], place: int) -> Document | None:
-        r"""Returns a record's document, ``None`` if its text is empty or null.
+        r"""Returns a record's document, or None if its text is empty or null.
 
         ``{"text": "One.\n\nTwo.", "id": 7} -> Document(0, ["One.", "Two."], id="7")``
 
-        The settings name the fields. ``place`` is the byte offset or number in the file. Raises
-        UserError: a field is missing or has another type; the message begins with its name.
+        ``place`` is the byte offset or the number in the file. Raises UserError if a field that the
+        settings name is missing or has another type.
         """
         text_field, id_field = self.section.text_field, self.section.id_field
         text, given = _field(record, text_field), None
@@ -89,9 +94,9 @@ class PartReading(NamedTuple):
         return Document(place, lines, given) if lines else None
 
     def line_place(self, line: TextLine) -> str:
-        """Returns ``line 7``, or ``byte 123`` if no more problems are listed.
+        """Returns ``line 7``, or ``byte 123`` if the list of problems is full.
 
-        Counting lines means reading the file again: too slow for thousands of problems.
+        Counting lines reads the file again, which is too slow for thousands of problems.
         """
         if self.tally.lists_more:
             return f"line {line_number(self.part.path, line.offset)}"
@@ -99,13 +104,13 @@ class PartReading(NamedTuple):
 
 
 def named_fields(section: SourcesSection) -> dict[str, str]:
-    """Returns the fields of a record that are read, by the setting that names each."""
+    """Returns the names of the fields to read, by the setting that names them."""
     fields = {"text_field": section.text_field, "id_field": section.id_field}
     return {setting: name for setting, name in fields.items() if name is not None}
 
 
 def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], kind: str) -> None:
-    """Raises UserError if a field to read is missing; ``kind`` is the format's word for field."""
+    """Raises UserError if a field to read is missing. ``kind`` is the format's word for a field."""
     names = list(allowed)
     for setting, name in named_fields(section).items():
         if name not in names:
@@ -164,14 +169,14 @@ def cut_text(path: str, name: str, section: SourcesSection, part_bytes: int) -> 
 def read_text(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a part of plain text.
 
-    No problem is skipped: after bad bytes the start of the next document is unknown.
+    Bad bytes always end the part, because the start of the next document is then unknown.
     """
     lines = read_part(reading.part, max_line_length=reading.section.max_line_length)
     return (file_documents if _is_document(reading.section) else blank_line_documents)(lines)
 
 
 def _is_document(section: SourcesSection) -> bool:
-    """Whether each file of plain text is one document."""
+    """Returns whether each file of plain text is one document."""
     return isinstance(section, ExamplesSection) and section.documents == "file"
 
 
@@ -191,7 +196,7 @@ def read_objects(
 ) -> Iterator[Document]:
     """Yields ``document(object, byte offset)`` of each line.
 
-    Raises UserError: a line is too long or not in UTF-8.
+    Raises UserError if a line is too long or not UTF-8.
     """
     limit = reading.section.max_document_length
     lines = read_part(reading.part, max_line_length=limit, setting="max_document_length")

@@ -1,4 +1,4 @@
-"""TFDS datasets that are prepared: a document per record."""
+"""Reads prepared TFDS datasets: a document per record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TFDS = "tensorflow_datasets.core."
 
 
 def is_dataset(path: str) -> bool:
-    """Whether a directory is one version of a prepared TFDS dataset."""
+    """Returns whether a directory is one version of a prepared TFDS dataset."""
     return (epath.Path(path).expanduser() / _INFO).exists()
 
 
@@ -35,7 +35,7 @@ def find_dataset(name: str) -> str:
     """Returns a dataset's directory: ``"ag_news_subset" -> "/data/ag_news_subset/1.0.0"``.
 
     The name is a directory, local or ``gs://``, or a dataset that is prepared in TFDS's own
-    directory (``TFDS_DATA_DIR``). Nothing is downloaded. Raises UserError: there is no such
+    directory (``TFDS_DATA_DIR``). Nothing is downloaded. Raises UserError if there is no such
     dataset.
     """
     if is_dataset(name):
@@ -44,7 +44,7 @@ def find_dataset(name: str) -> str:
 
     try:
         directory = str(tfds.builder(name, try_gcs=False).data_dir)
-    except Exception as error:  # its registry raises anything
+    except Exception as error:  # TFDS's registry raises many kinds of errors
         raise UserError(
             "tfds.not_found",
             "found no TFDS dataset {found} ({reason}), allowed: a directory with {file}, or the "
@@ -66,11 +66,12 @@ def find_dataset(name: str) -> str:
 
 
 def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
-    """Returns a split's name in ids, its bytes, and its modification time in seconds since 1970.
+    """Returns a split's name for document ids, its size in bytes, and its modification time.
 
-    ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000, 1_700_000_000.0)``
+    ``("wikipedia/20230601.en/1.0.0/train", 21_000_000_000, 1_700_000_000.0)``. The time is in
+    seconds since 1970.
 
-    Raises UserError: there is no such split or feature, or the dataset is damaged.
+    Raises UserError if there is no such split or feature, or the dataset is damaged.
     """
     builder = _builder(path)
     splits = builder.info.splits
@@ -91,7 +92,7 @@ def describe(path: str, section: SourcesSection) -> tuple[str, int, float]:
 
 
 def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[FilePart]:
-    """Cuts a split into ranges of equally many records."""
+    """Cuts a split into ranges with equal numbers of records."""
     info = _builder(path).info.splits[section.tfds_split]
     count, size = info.num_examples, info.num_bytes
     pieces = max(1, min(count, -(-size // part_bytes)))
@@ -105,7 +106,7 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
 def read(reading: PartReading) -> Iterator[Document]:
     """Yields the documents of a range of records.
 
-    Raises UserError: the files are damaged, or need TensorFlow, which is not installed.
+    Raises UserError if the files are damaged, or if they need TensorFlow and it is not installed.
     """
     part = reading.part
     names = list(named_fields(reading.section).values())
@@ -120,21 +121,21 @@ def read(reading: PartReading) -> Iterator[Document]:
 def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
     import tensorflow_datasets as tfds
 
-    builder: Any = _builder(path)  # decorators hide as_data_source and as_dataset
+    builder: Any = _builder(path)  # TFDS's decorators hide two methods from pyright
     with _readable(path):
         if builder.info.file_format in tfds.core.FileFormat.with_random_access():
             yield from builder.as_data_source(split=split)
             return
-        # Its log lines are not for users; errors come as exceptions.
+        # Hides TensorFlow's log lines. Errors are still raised as exceptions.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         try:
-            import tensorflow as tf  # an extra of its own, and seconds to load
+            import tensorflow as tf  # a separate extra; the import takes seconds
         except ImportError as error:
             files = f"{path}, a TFDS dataset of {builder.info.file_format.value} files"
             raise not_installed("tensorflow", files, extra="tf") from error
         tf.config.set_visible_devices([], "GPU")
-        # One file at a time, so that the records come in the order of their numbers.
+        # Read one file at a time, so that records keep the order of their numbers.
         config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
         dataset = builder.as_dataset(
             split=split,
@@ -151,7 +152,7 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # of either library's many kinds
+    except Exception as error:  # TFDS and TensorFlow raise many kinds of errors
         raise UserError(
             "tfds.unreadable",
             "cannot be read as a TFDS dataset ({reason})",
@@ -170,7 +171,7 @@ def _builder(path: str) -> tfds.core.DatasetBuilder:
 
 
 def _only_features_of_tfds(path: epath.Path) -> None:
-    """Refuses classes of other packages, which TFDS would import and call."""
+    """Raises UserError for classes of other packages, which TFDS would import and call."""
     if not path.exists():
         return
     waiting: list[Any] = [read_json_object(path)]

@@ -1,4 +1,4 @@
-"""WikiExtractor's output: ``<doc id= url= title=>`` … ``</doc>``, or its JSON lines."""
+"""Reads WikiExtractor's output: ``<doc id= url= title=>`` … ``</doc>``, or its JSON lines."""
 
 import html
 import re
@@ -11,7 +11,7 @@ from bert_jax.pipelines.sources import files
 from bert_jax.pipelines.sources.documents import Document, text_lines
 from bert_jax.pipelines.sources.readers.records import PartReading, read_objects
 
-# The title is not escaped: it may have quotation marks.
+# The title is not escaped, so it may contain quotation marks.
 _OPEN: Final = re.compile(r'<doc id="([^"]*)"(?: revid="[^"]*")? url="([^"]*)" title="(.*)">$')
 _CLOSE: Final = "</doc>"
 
@@ -38,11 +38,11 @@ def _is_json(path: str) -> bool:
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the documents of a part, each without its first line, the title.
+    """Yields the documents of a part without their first line, which repeats the title.
 
-    The page id is the document's id. Entities such as ``&lt;``, which WikiExtractor writes by
-    default, become characters. Raises UserError: text outside a document, or a document without an
-    end.
+    The page id is the document's id. WikiExtractor escapes characters as entities such as
+    ``&lt;``; they are unescaped here. Raises UserError if there is text outside a document, or a
+    document has no end.
     """
     if _is_json(reading.part.path):
         fields = {"text_field": "text", "id_field": "id"}

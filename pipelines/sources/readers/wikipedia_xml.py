@@ -1,4 +1,4 @@
-"""Wikipedia's own dumps: ``…-pages-articles.xml``, plain or packed, and their wikitext."""
+"""Reads Wikipedia's dumps (``…-pages-articles.xml``, plain or packed) and their wikitext."""
 
 import html
 import re
@@ -22,8 +22,8 @@ _DROPPED_TAGS: Final = frozenset(
 )
 _EMPTY_BRACKETS: Final = re.compile(r"\s*[(（][\s,;:，；]*[)）]")
 _SPACES: Final = re.compile(r"[ \t\xa0]+")
-# Opening brackets by their closing ones. For a bracket without an end the parser reads all of the
-# text after it; it reads about ten million characters a second.
+# Opening brackets by closing bracket. For each unclosed bracket the parser reads all text after it,
+# about ten million characters per second. `_MOST_WORK` limits the product of both.
 _PAIRS: Final = {"}}": "{{", "]]": "[[", ">": "<"}
 _BRACKETS: Final = re.compile(r"\{\{|\}\}|\[\[|\]\]|<|>")
 _MOST_WORK: Final = 20_000_000
@@ -31,7 +31,7 @@ _MAGIC_WORD: Final = re.compile(r"__[A-Z]+__")
 
 _PAGE_ID: Final = re.compile("[0-9]{1,18}")
 _MAX_UTF8_BYTES: Final = 4
-_BESIDE_TEXT: Final = 1 << 20  # bytes of a page that are not its text
+_BESIDE_TEXT: Final = 1 << 20  # limit of a page's bytes besides its text
 _ARTICLES = "0"
 _FILES_AND_CATEGORIES = ("6", "14")
 
@@ -39,12 +39,12 @@ _FILES_AND_CATEGORIES = ("6", "14")
 def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -> list[str]:
     r"""Returns the paragraphs of a page: ``"'''A''' is [[b|B]].\n== C ==\n* d" -> ["A is B."]``.
 
-    Only text passages stay (BERT paper, section 3.1). Templates, tables, lists, headings,
-    references, pictures with their captions, and categories are dropped. ``dropped_namespaces``
-    holds the lower-case names of the namespaces of files and categories, in the wiki's language and
-    in English. Raises UserError: the text is nested too deep, or has many brackets without an end.
+    Only text passages remain (BERT paper, section 3.1). Templates, tables, lists, headings,
+    references, pictures with their captions, and categories are dropped. ``dropped_namespaces`` are
+    the lower-case names of the namespaces of files and categories, in the wiki's language and in
+    English. Raises UserError if the text is nested too deeply or has many unclosed brackets.
     """
-    import mwparserfromhell  # of the extra `data`; every configuration imports this module
+    import mwparserfromhell  # only the extra `data` has it, but every configuration imports this
 
     _refuse_unended(wikitext)
     try:
@@ -62,17 +62,17 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
 
 
 def _refuse_unended(wikitext: str) -> None:
-    """Refuses text that the parser would read again for each of many brackets without an end."""
-    begun = sum(map(wikitext.count, _PAIRS.values()))
-    if begun * len(wikitext) <= _MOST_WORK:
+    """Raises UserError if the parser would be too slow, because many brackets are unclosed."""
+    opened = sum(map(wikitext.count, _PAIRS.values()))
+    if opened * len(wikitext) <= _MOST_WORK:
         return
-    open_ones = dict.fromkeys(_PAIRS.values(), 0)
+    counts = dict.fromkeys(_PAIRS.values(), 0)
     for token in _BRACKETS.findall(wikitext):
-        if token in open_ones:
-            open_ones[token] += 1
+        if token in counts:
+            counts[token] += 1
         else:
-            open_ones[_PAIRS[token]] = max(0, open_ones[_PAIRS[token]] - 1)
-    if (unended := sum(open_ones.values())) * len(wikitext) > _MOST_WORK:
+            counts[_PAIRS[token]] = max(0, counts[_PAIRS[token]] - 1)
+    if (unended := sum(counts.values())) * len(wikitext) > _MOST_WORK:
         raise UserError(
             "wikipedia.brackets",
             "found {found:,} unclosed brackets in {characters:,} characters of wikitext, allowed: "
@@ -85,7 +85,7 @@ def _refuse_unended(wikitext: str) -> None:
 def _visible(code: Any, dropped: Collection[str]) -> Iterator[str]:
     from mwparserfromhell import nodes
 
-    in_list = False  # until the end of its line
+    in_list = False  # True until the end of the list item's line
     for node in code.nodes:
         if isinstance(node, nodes.Tag) and str(node.wiki_markup or "") in _LIST_MARKS:
             in_list = True
@@ -107,7 +107,7 @@ def _node_text(node: Any, dropped: Collection[str]) -> Iterator[str]:
     if isinstance(node, nodes.Text):
         yield str(node)
     elif isinstance(node, nodes.HTMLEntity):
-        yield html.unescape(str(node))  # half of a pair of characters is U+FFFD
+        yield html.unescape(str(node))  # half a surrogate pair becomes U+FFFD
     elif isinstance(node, nodes.Wikilink):
         space, colon, _ = str(node.title).partition(":")
         if not (colon and space.strip().lower() in dropped):
@@ -130,9 +130,9 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the articles (namespace 0) that are no redirects, with page id and title.
+    """Yields the articles (namespace 0) without redirects. The page id is the document's id.
 
-    Raises UserError: the file is no dump, damaged or cut short.
+    Raises UserError if the file is not a dump, or is damaged or truncated.
     """
     dropped, most = {"file", "image", "category"}, reading.section.max_document_length
     return reading.documents(
@@ -143,9 +143,9 @@ def read(reading: PartReading) -> Iterator[Document]:
 
 
 class _Bounded:
-    """A file with a limit on the bytes of a page: the parser keeps a page in memory.
+    """A file that limits the bytes of each page, because the parser has whole pages in memory.
 
-    A packed file of megabytes may be one page of terabytes.
+    Without a limit, a packed file of megabytes could unpack to a page of terabytes.
     """
 
     def __init__(self, file: BinaryIO, path: str, limit: int) -> None:
@@ -167,7 +167,7 @@ class _Bounded:
 
 
 def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
-    """Yields the pages; adds the wiki's names of file and category namespaces to ``dropped``."""
+    """Yields the pages. Adds the wiki's names of file and category namespaces to ``dropped``."""
     with open_text(path) as opened:
         file = _Bounded(opened, path, most * _MAX_UTF8_BYTES + _BESIDE_TEXT)
         try:
@@ -189,7 +189,7 @@ def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
                     yield element
                     root.clear()  # or the whole dump would stay in memory
                     file.unended = 0
-        # The last two: of an encoding that is not known, or not to the parser.
+        # LookupError and ValueError are raised for an unknown or unsupported encoding.
         except (ET.ParseError, StopIteration, LookupError, ValueError) as error:
             raise UserError(
                 "wikipedia.xml",
