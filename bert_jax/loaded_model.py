@@ -203,7 +203,13 @@ def load(
         run = open_run(directory)
         return LoadedModel(model_of_run(run, checkpoint=checkpoint, mesh=devices), run)
     if checkpoint != "auto":
-        raise UserError(f"checkpoint: found {checkpoint}, but {source} is no run directory")
+        raise UserError(
+            "checkpoint.without_run",
+            "found {found}, but {source} is not a run directory",
+            place="checkpoint",
+            found=checkpoint,
+            source=source,
+        )
     path, name = Path(directory), str(source)
     if not on_hub and not directory.is_dir() and not is_tf(directory):
         raise missing_run(directory, allowed=RUN_OR_CHECKPOINT)
@@ -218,8 +224,10 @@ def _texts(texts: str | Rows) -> list[InputText]:
     for row in rows:
         if "text" not in row.values:
             raise UserError(
-                f"{row.place}: found the columns {', '.join(row.values)}, allowed: text, pair; "
-                f'rename a column to "text"'
+                "rows.no_text",
+                'found the columns {found}, allowed: text, pair. Rename a column to "text".',
+                place=row.place,
+                found=list(row.values),
             )
         pair = row.text("pair") if row.values.get("pair") is not None else None
         found.append(InputText(row.line, row.text("text"), pair, None))

@@ -92,7 +92,7 @@ def test_a_hugging_face_directory_equals_its_import(
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(model.params))
     with refuses("predict.no_task_head"):
         model.predict(["w1"])
-    with pytest.raises(UserError, match="found 0, allowed: 1 or more"):
+    with refuses("batch_size.too_small", found=0):
         model.encode("w1", batch_size=0)
 
 
@@ -207,9 +207,9 @@ def test_an_invalid_choice_is_named(
     classifier: tuple[bert_jax.LoadedModel, BertForSequenceClassification],
 ) -> None:
     model = classifier[0]
-    with pytest.raises(UserError, match='pool: found "max", allowed: cls, mean'):
+    with refuses("features.choice", place="--pool", found="max", allowed=("cls", "mean")):
         model.encode("w1", pool=cast(Any, "max"))
-    with pytest.raises(UserError, match=r'level: found "wrod", .*did you mean "word"'):
+    with refuses("features.choice", found="wrod", hint='; did you mean "word"?'):
         model.features("w1", level=cast(Any, "wrod"))
-    with pytest.raises(UserError, match=r'rows: row 1: found the columns name, .*column to "text"'):
+    with refuses("rows.no_text", place="rows: row 1", found=["name"]):
         model.encode({"name": ["w1"]})

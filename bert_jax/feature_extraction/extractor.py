@@ -73,20 +73,34 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
     if text in named:
         if "last-four" in text and depth < 4:
             raise UserError(
-                f'--layers: found "{text}", but the model has {depth} layers; allowed: last, '
-                f"sum-all, or numbers from 0 to {depth} with commas between"
+                "features.too_few_layers",
+                'found "{found}", but the model has {depth} layers. Use last, sum-all, or numbers '
+                "from 0 to {depth}, separated by commas.",
+                place="--layers",
+                found=text,
+                depth=depth,
             )
         return named[text]
     numbers = [part.strip() for part in text.split(",")]
     if not all(map(is_whole, numbers)):
         raise UserError(
-            f'--layers: found "{text}", allowed: {", ".join(named)}, or numbers from 0 (the '
-            f"embeddings) to {depth} with commas between{did_you_mean(text, list(named))}"
+            "features.layers",
+            'found "{found}", allowed: {allowed}, or numbers from 0 (the embeddings) to {depth}, '
+            "separated by commas{hint}",
+            place="--layers",
+            found=text,
+            allowed=list(named),
+            depth=depth,
+            hint=did_you_mean(text, list(named)),
         )
     states = tuple(map(int, numbers))
     if max(states) > depth:
         raise UserError(
-            f"--layers: found {max(states)}, allowed: 0 (the embeddings) to {depth}, the last layer"
+            "features.layer",
+            "found {found}, allowed: 0 (the embeddings) to {depth} (the last layer)",
+            place="--layers",
+            found=max(states),
+            depth=depth,
         )
     return LayerSelection(text, states)
 
@@ -119,12 +133,22 @@ def settings_for(
     check_batch_size(batch_size)
     for name, value, allowed in (("level", level, Level), ("pool", pool or "mean", Pool)):
         if value not in (names := get_args(allowed)):
-            near = did_you_mean(str(value), names)
-            raise UserError(f'--{name}: found "{value}", allowed: {", ".join(names)}{near}')
+            raise UserError(
+                "features.choice",
+                'found "{found}", allowed: {allowed}{hint}',
+                place=f"--{name}",
+                found=value,
+                allowed=names,
+                hint=did_you_mean(str(value), names),
+            )
     depth, positions = architecture.num_hidden_layers, architecture.max_position_embeddings
     if max_length is not None and not 4 <= max_length <= positions:
         raise UserError(
-            f"--max-length: found {max_length}, allowed: 4 to {positions}, the positions"
+            "features.max_length",
+            "found {found}, allowed: 4 to {positions}, the model's positions",
+            place="--max-length",
+            found=max_length,
+            positions=positions,
         )
     return ExtractionSettings(
         layers=select_layers(layers, depth=depth),
@@ -241,8 +265,9 @@ class FeatureExtractor:
         vectors = vectors[None].copy() if level == "sentence" else vectors[at]
         if not np.isfinite(vectors).all():
             raise UserError(
-                f"line {text.source.line}: found features that are not finite, allowed: a "
-                f"checkpoint whose parameters are"
+                "features.not_finite",
+                "found features with NaN or infinity. Use a checkpoint with finite parameters.",
+                place=f"line {text.source.line}",
             )
         if level == "sentence" or len(at) == 0:
             return TextFeatures(text.source, vectors, [], [])

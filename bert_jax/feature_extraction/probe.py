@@ -96,13 +96,20 @@ def _classes(labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, float]
     names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise UserError(
-            f"--probe: found one label ({', '.join(names) or 'none'}), allowed: two or more"
+            "probe.labels",
+            "found {found}, allowed: two or more different labels",
+            place="--probe",
+            found=names.tolist() or "none",
         )
     rarest = int(counts.argmin())
     if counts[rarest] < FOLDS:
         raise UserError(
-            f'--probe: label "{names[rarest]}" has {counts[rarest]} texts, allowed: {FOLDS} or '
-            f"more, one for each fold"
+            "probe.rare_label",
+            'label "{label}" has {found} texts, allowed: {folds} or more, one for each fold',
+            place="--probe",
+            label=str(names[rarest]),
+            found=int(counts[rarest]),
+            folds=FOLDS,
         )
     return tuple(names.tolist()), classes, float(counts.max() / len(labels))
 

@@ -62,6 +62,18 @@ class EncodedText(NamedTuple):
         return starts | (at == 1) | (at == self.second)
 
 
+def wrong_suffix(path: Path, allowed: Sequence[str]) -> UserError:
+    """Returns the error for a file name with another suffix than the allowed ones."""
+    found = path.suffix or "no suffix"
+    return UserError(
+        "features.suffix",
+        "found {found}, allowed: {allowed}",
+        place=path,
+        found=found,
+        allowed=list(allowed),
+    )
+
+
 def encode(
     texts: Sequence[InputText], tokenizer: Tokenizer, *, max_length: int
 ) -> list[EncodedText]:
@@ -83,17 +95,18 @@ def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
     label.
     """
     if path.suffix not in SUFFIXES:
-        raise UserError(
-            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(SUFFIXES)}"
-        )
+        raise wrong_suffix(path, SUFFIXES)
     if path.suffix != ".txt":
         yield from (_text_of(row, columns) for row in read_table(path))
         return
     if columns.asked:
         option, name = next(iter(columns.asked.items()))
         raise UserError(
-            f'{option}: found "{name}" with a .txt, which has no columns; allowed: with '
-            f"{', '.join(TABLES)}"
+            "features.column_of_text",
+            'found "{found}", but a .txt has no columns, allowed: with {allowed:or}',
+            place=option,
+            found=name,
+            allowed=TABLES,
         )
     for number, line in read_lines(path):
         yield InputText(number, line, None, None)
@@ -106,7 +119,12 @@ def _text_of(row: TableRow, columns: TextColumns) -> InputText:
     if columns.label is not None:
         found = row.values[columns.label]
         if found is None or found == "" or isinstance(found, dict | list):
-            raise UserError(f'{row.place}: "{columns.label}" found {found!r}, allowed: a label')
+            raise UserError(
+                "label.type",
+                "found {found!r}, allowed: a label",
+                place=f'{row.place}: column "{columns.label}"',
+                found=found,
+            )
         label = str(found)
     pair = None if columns.pair is None else row.text(columns.pair)
     return InputText(row.line, row.text(column), pair, label)

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from bert_jax.errors import UserError
 from bert_jax.feature_extraction.extractor import Level, TextFeatures
-from bert_jax.files.atomic import output_exists
+from bert_jax.feature_extraction.texts import wrong_suffix
+from bert_jax.files.atomic import output_exists, unwritable
 
 ROW_GROUP_VALUES: Final = 1 << 22  # numbers in a Parquet row group: 16 MiB
 UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
@@ -26,13 +27,16 @@ UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
 def check_output(path: Path, *, force: bool) -> None:
     """Raises UserError: a suffix without a writer, no directory, or a file that is there."""
     if path.suffix not in WRITERS:
-        raise UserError(
-            f"{path}: found {path.suffix or 'no suffix'}, allowed: {', '.join(WRITERS)}"
-        )
+        raise wrong_suffix(path, list(WRITERS))
     if path.is_dir() or (path.exists() and not force):
         raise output_exists(path)
     if not path.parent.is_dir():
-        raise UserError(f"{path}: found no directory {path.parent}, allowed: one that is there")
+        raise UserError(
+            "output.no_directory",
+            "no directory {found}. Create it first.",
+            place=path,
+            found=path.parent,
+        )
 
 
 @contextlib.contextmanager
@@ -53,7 +57,7 @@ def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWrit
             writer.close()
             aside.replace(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise unwritable(path, error) from error
 
 
 class JsonlWriter:

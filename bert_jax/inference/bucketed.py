@@ -25,7 +25,12 @@ from bert_jax.train.prefetch import to_devices
 def check_batch_size(rows: int | None) -> None:
     """Raises UserError for a ``--batch-size`` below 1."""
     if rows is not None and rows < 1:
-        raise UserError(f"--batch-size: found {rows:,}, allowed: 1 or more")
+        raise UserError(
+            "batch_size.too_small",
+            "found {found}, allowed: 1 or more",
+            place="--batch-size",
+            found=rows,
+        )
 
 
 class ComputedBatch(NamedTuple):

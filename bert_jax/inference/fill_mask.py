@@ -43,8 +43,11 @@ class MaskFiller:
         require_mlm_head(model.heads, name=model.name)
         if not 1 <= top_k <= model.tokenizer.vocab_size:
             raise UserError(
-                f"--top-k: found {top_k}, allowed: 1 to {model.tokenizer.vocab_size}, the "
-                f"vocabulary"
+                "fill_mask.top_k",
+                "found {found}, allowed: 1 to {pieces}, the size of the vocabulary",
+                place="--top-k",
+                found=top_k,
+                pieces=model.tokenizer.vocab_size,
             )
         self._tokenizer, self._params = model.tokenizer, model.loaded.params
         self._positions = model.architecture.max_position_embeddings
@@ -65,7 +68,11 @@ class MaskFiller:
         longest = max(map(len, encoded), default=0)
         if longest > self._positions:
             raise UserError(
-                f"fill-mask: a text has {longest} pieces, allowed: up to {self._positions}"
+                "fill_mask.too_long",
+                "found a text of {found} pieces, allowed: up to {allowed}",
+                place="fill-mask",
+                found=longest,
+                allowed=self._positions,
             )
         masks = [np.flatnonzero(np.equal(ids, self._tokenizer.special.mask)) for ids in encoded]
         # Room for masks: the next power of two, so that few numbers are compiled for.

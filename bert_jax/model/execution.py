@@ -50,21 +50,31 @@ def choose(
     """
     key, asked = f"model.execution.{part}", getattr(execution, part)
     if asked == "xla":
-        return Choice("xla", f"{key} says so")
+        return Choice("xla", f"set by {key}")
     found, allowed = _obstacle(part, execution, architecture, mesh, longest)
     if found and asked == "fused":
-        raise UserError(f"{key}: found fused with {found}, allowed: {allowed}, or {part}: xla")
+        raise UserError(
+            "model.fused_size",
+            "found fused with {found}, allowed: {allowed}, or {part}: xla",
+            place=key,
+            found=found,
+            allowed=allowed,
+            part=part,
+        )
     if found:
-        return Choice("xla", f"{found}; fused takes {allowed}")
+        return Choice("xla", f"{found}; the kernel supports {allowed}")
     if takes_kernels(device):
         return Choice("fused", f"one kernel on {device.device_kind}")
     if asked == "auto":
         return Choice("xla", f"no kernel for {device.device_kind}")
     if device.platform == "tpu":
         raise UserError(
-            f"{key}: found fused on {device.device_kind}, allowed: v4, v5e, v5p, v6e; here xla"
+            "model.fused_device",
+            "found fused on {found}, allowed: on v4, v5e, v5p and v6e. Use xla here.",
+            place=key,
+            found=device.device_kind,
         )
-    return Choice("fused", f"{key} says so; interpreted, slowly: there is no TPU")  # for tests
+    return Choice("fused", f"set by {key}; interpreted, which is slow, without a TPU")  # for tests
 
 
 def _obstacle(

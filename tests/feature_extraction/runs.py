@@ -70,13 +70,3 @@ def write_lines(path: Path, lines: Sequence[str]) -> Path:
 def features(*arguments: object) -> Result:
     """Runs the verb as a user would."""
     return invoke("features", *arguments)
-
-
-def refusal(*arguments: object) -> str:
-    """Runs the verb and returns the one line of its refusal."""
-    result = features(*arguments)
-    assert result.exit_code == 2, (result.output, result.exception)
-    # Long stages print a line before it.
-    *stages, line = result.stderr.splitlines()
-    assert not any(stage.startswith("bert-jax:") for stage in stages), stages
-    return line

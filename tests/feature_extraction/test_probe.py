@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.feature_extraction.probe import learn_mix
-from tests.feature_extraction.runs import features, make_run, refusal, write_lines
+from tests.feature_extraction.runs import features, make_run, write_lines
+from tests.project import refused
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +76,13 @@ def test_mix_weights_the_informative_layer_most() -> None:
 def test_labels_too_rare_for_the_folds_are_refused(run: Path, tmp_path: Path) -> None:
     options = ("--column", "a", "--probe", "b", "--layers", "last")
     source = write_lines(tmp_path / "t.csv", ["a,b", *["w1,x"] * 9, *["w2,y"] * 4])
-    line = refusal(run, source, tmp_path / "o.npz", *options)
-    assert '--probe: label "y" has 4 texts, allowed: 5 or more' in line
+    line = refused("features", run, source, tmp_path / "o.npz", *options)
+    assert line.key == "probe.rare_label"
+    assert line.values == {"place": "--probe", "label": "y", "found": 4, "folds": 5}
     write_lines(source, ["a,b", *["w1,x"] * 9])
-    assert "found one label (x), allowed: two or more" in refusal(
-        run, source, tmp_path / "o.npz", *options
-    )
-    assert 'did you mean "label"' in refusal(
-        *(run, table(tmp_path / "t.tsv"), tmp_path / "o.npz", "--probe", "labels")
-    )
+    line = refused("features", run, source, tmp_path / "o.npz", *options)
+    assert (line.key, line.values["found"]) == ("probe.labels", ["x"])
+    other = table(tmp_path / "t.tsv")
+    line = refused("features", run, other, tmp_path / "o.npz", "--probe", "labels")
+    assert (line.key, line.values["hint"]) == ("table.column_unknown", '; did you mean "label"?')
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.tsv"]

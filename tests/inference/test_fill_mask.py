@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import BertForMaskedLM
 
-from bert_jax.errors import UserError
 from bert_jax.verbs.fill_mask import fill_mask
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.feature_extraction.runs import IDS, PIECES
 from tests.interop.hf_checkpoints import hf_config, hf_model
+from tests.project import refuses
 
 POSITIONS = 100
 
@@ -67,5 +67,5 @@ def test_candidates_equal_hugging_faces_at_every_position(
 
 
 def test_a_text_beyond_the_last_position_is_refused(imported: tuple[str, BertForMaskedLM]) -> None:
-    with pytest.raises(UserError, match="101 pieces, allowed: up to 100"):
+    with refuses("fill_mask.too_long", found=101, allowed=100):
         fill_mask(imported[0], [" ".join(["w1"] * (POSITIONS - 2) + ["[MASK]"])])
