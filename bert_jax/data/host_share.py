@@ -1,4 +1,4 @@
-"""Which part of every batch a host makes."""
+"""The part of every batch that one host makes."""
 
 import dataclasses
 from typing import Final
@@ -6,16 +6,17 @@ from typing import Final
 
 @dataclasses.dataclass(frozen=True)
 class HostShare:
-    """The contiguous part ``index`` of ``count`` equal parts of every batch; by default, all of it.
+    """Part ``index`` of ``count`` equal, contiguous parts of every batch.
 
-    Hosts may share a part, see `bert_jax.parallel.mesh.process_share`.
+    The default is the whole batch. Several hosts may make the same part; see
+    `bert_jax.parallel.mesh.process_share`.
     """
 
     index: int = 0
     count: int = 1
 
     def part(self, size: int) -> slice:
-        """Returns this host's rows of a global batch of ``size``: index 1 of 2, 8 -> ``4:8``."""
+        """Returns this host's rows of a global batch: part 1 of 2, size 8 -> ``4:8``."""
         rows = size // self.count
         return slice(self.index * rows, (self.index + 1) * rows)
 

@@ -1,4 +1,4 @@
-"""Rows of a table that is in memory: lists, dicts of columns, DataFrames, Arrow, Hugging Face's."""
+"""Tables in memory: lists of rows, dicts of columns, DataFrames, Arrow tables, `datasets`."""
 
 import dataclasses
 import json
@@ -14,8 +14,8 @@ from bert_jax.data.tables import TableRow
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 
-NAME: Final = "rows"  # of the table, in messages
-_NOTHING: Final = ("NAType", "NaTType")  # pandas' own
+NAME: Final = "rows"  # name of the table in messages
+_NOTHING: Final = ("NAType", "NaTType")  # types of pandas for a missing value
 
 
 class Frame(Protocol):
@@ -23,12 +23,12 @@ class Frame(Protocol):
 
     @property
     def columns(self) -> Any:
-        """Its columns."""
+        """Columns of the table."""
         ...
 
 
-# Texts, tuples of texts or dicts, in a list, an array or a `datasets.Dataset`; a dict of columns;
-# or a table of another library.
+# A table is one of: texts, tuples of texts or dicts, in a list, an array or a `datasets.Dataset`; a
+# dict of columns; a table of another library.
 Rows: TypeAlias = (
     Iterable[str]
     | Iterable[Sequence[str]]
@@ -40,7 +40,7 @@ Rows: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTable:
-    """A table's rows as they were given: a text, several, or values by column each."""
+    """A table in memory. Each row is a text, a tuple of values, or a dict of values by column."""
 
     rows: tuple[str | tuple[Any, ...] | dict[str, Any], ...]
 
@@ -49,19 +49,19 @@ class MemoryTable:
 
     @classmethod
     def of(cls, rows: Rows) -> Self:
-        """Takes a table in any of the forms of `Rows`.
+        """Returns a table from any form of `Rows`.
 
         ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``
 
-        Raises UserError: a row that is no text, tuple or dict; columns of different lengths.
+        Raises UserError if a row is no text, tuple or dict, or if columns have different lengths.
         """
         return cls(tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1)))
 
     def named(self, names: Sequence[str]) -> Iterator[TableRow]:
         """Yields the rows with values by column.
 
-        ``names`` are the columns of a row that is a text or a tuple of texts; UserError: a tuple
-        has more values.
+        ``names`` are the columns of rows that are texts or tuples. Raises UserError if a tuple has
+        more values than ``names``.
         """
         columns: Collection[str] | None = None
         for number, row in enumerate(self.rows, start=1):
@@ -80,14 +80,14 @@ class MemoryTable:
             yield TableRow(Path(NAME), number, values, columns)
 
     def has(self, column: str, *, width: int) -> bool:
-        """Whether a row has a column, by name or by position in a tuple."""
+        """Returns whether a row has a column: a key of a dict, or value `width` of a tuple."""
         return any(
             column in row if isinstance(row, dict) else isinstance(row, tuple) and len(row) >= width
             for row in self.rows
         )
 
     def write_jsonl(self, path: epath.PathLike, names: Sequence[str]) -> None:
-        """Writes the rows as JSON lines; UserError: a value that JSON cannot hold."""
+        """Writes the rows as JSON lines. Raises UserError if JSON cannot represent a value."""
         try:
             lines = [json.dumps(dict(row.values), ensure_ascii=False) for row in self.named(names)]
         except TypeError as error:
@@ -105,13 +105,13 @@ def _each(rows: Any) -> Iterable[Any]:
         return [rows]
     if isinstance(rows, Mapping):
         return _of_columns(rows)
-    if hasattr(rows, "to_pylist"):  # of pyarrow
+    if hasattr(rows, "to_pylist"):  # pyarrow
         return rows.to_pylist()
-    if hasattr(rows, "to_dicts"):  # of polars
+    if hasattr(rows, "to_dicts"):  # polars
         return rows.to_dicts()
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # of pandas
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas
         return rows.to_dict("records")
-    if isinstance(rows, Iterable):  # a `datasets.Dataset` too, of dicts
+    if isinstance(rows, Iterable):  # also a `datasets.Dataset`, whose rows are dicts
         return rows
     raise UserError(
         "rows.kind",
@@ -157,7 +157,7 @@ def _row(row: Any, number: int) -> str | tuple[Any, ...] | dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of NumPy's as Python's own, and pandas' "nothing" as None."""
+    """Returns NumPy values as Python values, and missing values (NaN, pandas' NA) as None."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in _NOTHING:

@@ -1,4 +1,4 @@
-"""Counter-based random streams, keyed by purpose, and the hashes that they are made of."""
+"""Counter-based random streams, keyed by purpose, and their hash functions."""
 
 import hashlib
 import struct
@@ -9,10 +9,9 @@ import numpy as np
 def stream(seed: int, *key: int | str) -> np.random.Generator:
     """Returns the random stream of one purpose: ``stream(7, "mask", epoch, index)``.
 
-    A counter-based generator (Philox 4x64) keyed by a 128-bit BLAKE2b hash of the arguments: its
-    numbers are a function of ``(seed, *key)`` alone. Different keys give statistically independent
-    streams: ``1`` and ``"1"`` are different keys, and so are ``("a", "b")`` and ``("ab",)``. The
-    seed has any size and sign.
+    The generator is Philox 4x64, keyed by a 128-bit BLAKE2b hash of ``(seed, *key)``; its numbers
+    depend on nothing else. Different keys give statistically independent streams. ``1`` and ``"1"``
+    are different keys, and so are ``("a", "b")`` and ``("ab",)``. The seed is any integer.
     """
     return np.random.Generator(np.random.Philox(key=digest128(seed, *key)))
 
@@ -20,8 +19,8 @@ def stream(seed: int, *key: int | str) -> np.random.Generator:
 def digest128(seed: int, *key: int | str) -> int:
     """Returns the 128-bit BLAKE2b hash of ``(seed, *key)`` as an unsigned integer.
 
-    Every part is prefixed with its type and its byte length, so that different keys never give the
-    same bytes. Takes the arguments of :func:`stream`.
+    Every part is prefixed with its type and byte length, so that different keys always give
+    different input bytes.
     """
     content = bytearray()
     for part in (seed, *key):
@@ -34,7 +33,7 @@ def digest128(seed: int, *key: int | str) -> int:
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
-    """Returns uint64 numbers scattered over the whole range, one to one.
+    """Maps uint64 numbers one to one to numbers that look random.
 
     Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable PRNGs", 2014).
     """

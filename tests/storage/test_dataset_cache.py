@@ -147,7 +147,7 @@ def test_the_least_recently_used_copy_is_evicted(
     assert cache(tmp_path).local(str(source)) == first  # used again, after the second
     lines: list[str] = []
     third = cache(tmp_path, lines, max_gb=2.5 * size).local(str(others[1]))
-    assert f"{second}: removed to make room" in "\n".join(lines)
+    assert f"{second}: deleted" in "\n".join(lines)
     assert [Path(path).exists() for path in (first, second, third)] == [True, False, True]
 
 

@@ -192,7 +192,9 @@ def test_a_packed_run_resumes_and_refuses_another_packing(project: Path, tmp_pat
     cut_back(whole, cut, step=3)
 
     other = refused("pretrain", config, f"run_dir={cut}", "train.phases.0.packing.max_examples=3")
-    assert "packing.max_examples: found 3, but the checkpoint's data position" in other
+    assert other.key == "resume.data_changed"
+    found = [other.values[name] for name in ("place", "found", "expected")]
+    assert found == ["packing.max_examples", 3, 4]
 
     (cut / "metrics.jsonl").unlink()
     ok("pretrain", config, f"run_dir={cut}")

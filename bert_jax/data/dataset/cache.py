@@ -1,7 +1,7 @@
 """Local copies of datasets in a bucket.
 
-Examples are read at random places of a shard, a few kilobytes each: in a bucket each read would be
-a request.
+The loader reads examples at random places of a shard, a few kilobytes each. From a bucket, every
+read would be a request.
 """
 
 import fcntl
@@ -34,17 +34,20 @@ from bert_jax.section import LocalPathText, Section
 _PARTIAL: Final = ".partial"
 _USERS: Final = ".users"
 
-# Locks that keep other processes from removing datasets in use; held until this process ends.
+# Open lock files of datasets in use. They keep other processes from removing the datasets and close
+# when this process ends.
 _held: Final[list[int]] = []
 
 
 class CacheSection(Section):
-    """Where datasets of ``gs://`` are kept on each machine.
+    """Where each machine stores copies of datasets in ``gs://``.
 
     Attributes:
-        directory: None: ``bert_jax/datasets`` in ``$XDG_CACHE_HOME``, or else in ``~/.cache``.
-        max_gb: limit of all copies together, in 10⁹ bytes. The least recently used copies that no
-            process uses are removed for a new one. None: as much as the disk holds.
+        directory: directory of the copies. By default ``bert_jax/datasets`` in ``$XDG_CACHE_HOME``,
+            or in ``~/.cache`` if that variable is not set.
+        max_gb: limit for the sum of all copies, in 10⁹ bytes. To make space for a new copy, the
+            least recently used copies that no process uses are deleted. By default the disk is the
+            limit.
     """
 
     directory: LocalPathText | None = None
@@ -59,13 +62,13 @@ class CacheSection(Section):
 
 
 class DatasetCache:
-    """Copies of datasets, each in a directory named after it and its content.
+    """Copies of datasets, in directories named after the dataset and a hash of its provenance.
 
     ``DatasetCache(CacheSection(), say=print).local("gs://bucket/wiki")`` →
     ``/home/me/.cache/bert_jax/datasets/wiki-3f2a90c1d4e5b6f7``
 
-    Of several processes one copies and the others wait. An interrupted copy resumes with the next
-    file. A dataset that is made again under the same name is copied again.
+    If several processes need a dataset, one copies it and the others wait. An interrupted copy
+    resumes with the next file. A dataset that was made again under the same name is copied again.
     """
 
     def __init__(self, section: CacheSection, *, say: Callable[[str], None]) -> None:
@@ -75,10 +78,10 @@ class DatasetCache:
         self._opened: dict[str, str] = {}
 
     def local(self, directory: str) -> str:
-        """Returns a local directory: the given one, or the copy of a remote one.
+        """Returns a local directory unchanged; copies a remote one first and returns the copy.
 
-        Raises UserError: no dataset there, one that is damaged, or no room for it here; RunStopped:
-        the bucket does not answer.
+        Raises UserError if the dataset is missing or damaged, or if the disk is full. Raises
+        RunStopped if the bucket does not answer.
         """
         if not is_remote(directory):
             return directory
@@ -97,7 +100,7 @@ class DatasetCache:
                 if not target.exists():
                     self._copy(source, files, target, raw)
                 _hold(target)
-        except FileNotFoundError as error:  # of an object
+        except FileNotFoundError as error:  # an object of the bucket has disappeared
             raise UserError(
                 "cache.source_changed",
                 "changed while it was copied. Run the same command again.",
@@ -127,7 +130,7 @@ class DatasetCache:
         self._say(f"{source}: copied to {target}")
 
     def _make_room(self, source: epath.Path, needed: int, *, spare: pathlib.Path) -> None:
-        """Removes unused copies, the least recently used first, until there is room for another."""
+        """Deletes unused copies, the least recently used first, until `needed` bytes are free."""
         unused = self._unused(spare)
         while True:
             kept, free = _size(self._root), shutil.disk_usage(self._root).free
@@ -135,7 +138,7 @@ class DatasetCache:
                 return
             if (oldest := next(unused, None)) is None:
                 break
-            self._say(f"{oldest}: removed to make room")
+            self._say(f"{oldest}: deleted to free space")
             shutil.rmtree(oldest)
         if free < needed:
             raise UserError(
@@ -160,7 +163,7 @@ class DatasetCache:
         )
 
     def _unused(self, spare: pathlib.Path) -> Iterator[pathlib.Path]:
-        """Yields directories that no process uses, the least recently used first."""
+        """Yields the copies that no process uses, the least recently used first."""
         found = [path for path in self._root.iterdir() if path.is_dir() and path != spare]
         for path in sorted(found, key=lambda path: path.stat().st_mtime):
             whole = path.with_name(path.name.removesuffix(_PARTIAL))
@@ -174,15 +177,16 @@ class DatasetCache:
 
 
 def check_files(directory: epath.PathLike) -> None:
-    """Checks that every file of a dataset exists and has its size; without reading it.
+    """Checks that every file of a dataset exists and has the recorded size, without reading it.
 
-    Raises UserError: a file is missing or has another size; RunStopped: the bucket does not answer.
+    Raises UserError if a file is missing or its size differs. Raises RunStopped if the bucket does
+    not answer.
     """
     _files(epath.Path(directory))
 
 
 def _files(source: epath.Path) -> list[RemoteFile]:
-    """Returns the files of a dataset besides its provenance; raises as `check_files`."""
+    """Returns the files of a dataset without its provenance; raises the errors of `check_files`."""
     splits = read_provenance(source).splits
     hashes = {lengths_name(name): split.lengths_sha256 for name, split in splits.items()}
     sizes: dict[str, int] = {}
@@ -199,7 +203,7 @@ def _files(source: epath.Path) -> list[RemoteFile]:
 
 
 def _waiting(lock: filelock.BaseFileLock, say: Callable[[], None]) -> filelock.AcquireReturnProxy:
-    """Acquires a lock; calls `say` first if another process has it."""
+    """Acquires a lock. If another process has the lock, calls `say` first and then waits."""
     try:
         return lock.acquire(blocking=False)
     except filelock.Timeout:
@@ -208,7 +212,10 @@ def _waiting(lock: filelock.BaseFileLock, say: Callable[[], None]) -> filelock.A
 
 
 def _hold(dataset: pathlib.Path) -> None:
-    """Keeps other processes from removing a dataset until this one ends; records its use."""
+    """Locks a copy until this process ends, so that no other process deletes it.
+
+    The modification time of the directory becomes the time of the last use.
+    """
     users = os.open(_beside(dataset, _USERS), os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.flock(users, fcntl.LOCK_SH)
     _held.append(users)

@@ -1,4 +1,4 @@
-"""Provenance of a dataset: its settings and sources, and the expected state of its files."""
+"""Provenance of a dataset: settings, sources, and the size and hash of every file."""
 
 import contextlib
 import hashlib
@@ -14,48 +14,50 @@ from bert_jax.files.seal import refuse_changed, unsealed
 from bert_jax.section import Section
 from bert_jax.validation import validate
 
-FORMAT_VERSION: Final = 1  # the format that this version writes, and the newest that it reads
+FORMAT_VERSION: Final = 1  # format that this version writes; newer formats are refused
 PROVENANCE_NAME: Final = "provenance.json"
 
 TokenDtype: TypeAlias = Literal["uint16", "uint32"]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=0)]
 Sha256: TypeAlias = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
-# A file in the dataset's own directory: no path, so that no name leads out of it.
+# Name of a file in the dataset's directory. Slashes are refused, so that no name leads out of it.
 FileName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^[\w-][\w.-]*$")]
 PairingKind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
 
-PAIR_KINDS: Final = ("nsp", "sop")  # kinds whose examples have a second span
-PAIR_SPECIAL_TOKENS: Final = 3  # of `[CLS] A [SEP] B [SEP]`
-MIN_PAIR_TOKENS: Final = 2  # one token in each span
+PAIR_KINDS: Final = ("nsp", "sop")  # kinds of pairing whose examples have a second span
+PAIR_SPECIAL_TOKENS: Final = 3  # number of special tokens in `[CLS] A [SEP] B [SEP]`
+MIN_PAIR_TOKENS: Final = 2  # shortest pair: one token in each span
 
 
 class PairingSection(Section):
-    """How documents become examples: google-research/bert's flags and defaults, RoBERTa's kinds."""
+    """How documents become examples: the flags of google-research/bert, and RoBERTa's formats."""
 
     kind: PairingKind = "nsp"
-    """``nsp``: two spans, the second random in half of the cases (arXiv 1810.04805). ``sop``: two
-    spans of one document, swapped in half of the cases (ALBERT, arXiv 1909.11942).
-    ``full_sentences``: one span of as many contiguous sentences as fit, continued in the next
-    document after a separator; ``doc_sentences``: the same within a document (RoBERTa, arXiv
-    1907.11692)."""
+    """``nsp``: two spans; the second is random in half of the examples (arXiv 1810.04805). ``sop``:
+    two spans of one document, swapped in half of the examples (ALBERT, arXiv 1909.11942).
+    ``full_sentences``: one span of as many contiguous sentences as fit; it may continue in the next
+    document, after a separator. ``doc_sentences``: one span that ends with its document (both
+    RoBERTa, arXiv 1907.11692)."""
     max_seq_length: Annotated[
         int, pydantic.Field(ge=PAIR_SPECIAL_TOKENS + MIN_PAIR_TOKENS, lt=1 << 16)
     ] = 512
-    """Longest example in tokens, special tokens included. (google-research/bert: 128.)"""
+    """Most tokens in an example, including special tokens. google-research/bert's default is
+    128."""
     dupe_factor: Annotated[int, pydantic.Field(ge=1)] = 10
-    """How often each document is used, each time with other random numbers. Without a pair task the
-    default is 1; further passes of ``full_sentences`` take the documents in another order."""
+    """Number of passes over the documents, each with other random numbers. Without a pair task the
+    default is 1. Every pass of ``full_sentences`` has another order of documents."""
     short_seq_prob: Annotated[float, pydantic.Field(ge=0.0, le=1.0)] = 0.1
-    """Share of the passes over a document with a random target length; 0 without a pair task."""
+    """Share of the passes over a document that have a random target length. Without a pair task it
+    is 0."""
 
     @property
     def has_pairs(self) -> bool:
-        """Whether examples have a second span and a label."""
+        """Whether the examples have a second span and a label."""
         return self.kind in PAIR_KINDS
 
     @property
     def min_documents(self) -> int:
-        """Fewest documents: a random next sentence needs a second one."""
+        """Minimum number of documents: a random next sentence needs a second document."""
         return 2 if self.kind == "nsp" else 1
 
     @pydantic.model_validator(mode="before")
@@ -88,15 +90,15 @@ class PairingSection(Section):
 
 
 class MixtureSection(Section):
-    """Share of each language."""
+    """Target share of each language."""
 
     smoothing: Annotated[float, pydantic.Field(ge=0.0, le=1.0)] = 0.7
-    """Exponent S of each language's share: 1 keeps the corpus as it is, 0 makes all languages
-    equal."""
+    """Exponent of each language's share of the corpus. With 1 the shares do not change; with 0 all
+    languages have equal shares."""
 
 
 class ShardRecord(Section):
-    """One shard file as it was written: a reader checks its size, ``Dataset.verify`` its hash."""
+    """One shard file. `open_dataset` checks the size, ``Dataset.verify`` the hash."""
 
     name: FileName
     bytes: Count
@@ -105,9 +107,10 @@ class ShardRecord(Section):
 
 
 class PairsRecord(Section):
-    """Pairs by the document of their spans, for label 0 and for label 1.
+    """Number of pairs with spans from one document and from two: (label 0, label 1) each.
 
-    With kind ``nsp`` a pair of label 1 (random) has spans of two documents, any other of one.
+    With kind ``nsp``, pairs of label 1 (random) have spans from two documents, pairs of label 0
+    from one.
     """
 
     same_document: tuple[Count, Count]
@@ -115,30 +118,31 @@ class PairsRecord(Section):
 
 
 class LanguageRecord(Section):
-    """One language's part of a split, if the settings distinguish languages."""
+    """One language of a split."""
 
     documents: Count
-    tokens: Count  # of the text, each document counted once
-    share: float  # of the split's tokens
-    mixture_share: float  # target share of the mixture
-    passes: float  # mean number of uses of a document; 0: too few documents for pairs
+    tokens: Count  # tokens of the text; each document counts once
+    share: float  # share of the split's tokens
+    mixture_share: float  # target share in the mixture
+    passes: float  # mean number of passes over a document; 0 if too few documents for pairs
     examples: Count
-    example_tokens: Count  # special tokens included
+    example_tokens: Count  # tokens of the examples, including special tokens
 
 
 class SplitRecord(Section):
-    """One split: its shards in order, and totals."""
+    """One split: its shards in order, and its totals."""
 
     shards: tuple[ShardRecord, ...]
     documents: Count
     examples: Count
-    tokens: Count  # of all examples, special tokens included (there is no padding on disk)
+    tokens: Count  # tokens of all examples, including special tokens; files have no padding
     lengths_sha256: Sha256  # SHA-256 of the lengths index, the file `<split>.lengths.npy`
-    pairs: PairsRecord | None = None  # without a pair task: None
-    sentences: Count | None = None  # of the documents, each once
-    # 1 − distinct sentences / sentences; an estimate accurate to 1% above 16,384 distinct ones.
+    pairs: PairsRecord | None = None  # None without a pair task
+    sentences: Count | None = None  # sentences of the documents; each document counts once
+    # Share of repeated sentences: 1 − distinct sentences / sentences. Above 16,384 distinct
+    # sentences it is an estimate, accurate to 1%.
     repeated_sentences: float | None = None
-    # By ISO 639 code; absent if the settings do not distinguish languages.
+    # Languages by ISO 639 code. Absent if the settings do not distinguish languages.
     languages: dict[str, LanguageRecord] | None = None
 
     @pydantic.model_validator(mode="after")
@@ -159,9 +163,9 @@ class SplitRecord(Section):
 
 
 class SourceRecord(Section):
-    """One input file: its name below the input root, and its size."""
+    """One input file."""
 
-    name: str
+    name: str  # path below the input root
     bytes: Count
 
 
@@ -170,40 +174,40 @@ class TextRecord(Section):
 
     layout: str
     documents: str
-    # Language of the sentence splitter, one per file if the settings distinguish languages.
+    # Language of the sentence splitter. If the settings distinguish languages, one for each file.
     language: str | tuple[str, ...] | None
     files: tuple[SourceRecord, ...]
 
 
 class CorpusRecord(Section):
-    """Statistics of the corpus before pairing, train and validation, each document counted once."""
+    """Statistics of the whole corpus before pairing. Each document counts once."""
 
     documents: Count
     sentences: Count
     tokens: Count
-    # Entropy of the token distribution in nats per token: the masked-token loss of a model that
-    # has learnt token frequencies only.
+    # Entropy of the token frequencies, in nats per token. A model that has learned only token
+    # frequencies has this masked-token loss.
     unigram_entropy: float
-    unknown_rate: float  # share of the tokens that are the unknown piece
+    unknown_rate: float  # share of [UNK] among the tokens
 
 
 class Recipe(Section):
-    """Everything that determines a dataset's bytes, besides the input itself."""
+    """Everything except the input files that determines a dataset's bytes."""
 
     tokenizer_hash: str
     vocab_size: Annotated[int, pydantic.Field(ge=1, le=1 << 32)]
     special_ids: dict[str, int]  # `{"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}`
-    token_dtype: TokenDtype  # the type of the stored `input_ids`
+    token_dtype: TokenDtype  # type of the stored `input_ids`
     seed: int
     validation_fraction: float
-    num_shards: int | None  # training shards as configured; if None, the corpus's size decides
+    num_shards: int | None  # configured number of training shards; None: by size of the corpus
     pairing: PairingSection
     text: TextRecord
     mixture: MixtureSection | None = None
 
 
 class Provenance(Recipe):
-    """``provenance.json``: written last, so that a directory that has it is complete."""
+    """``provenance.json``. It is written last: a directory with this file is complete."""
 
     format_version: int = FORMAT_VERSION
     corpus: CorpusRecord
@@ -214,7 +218,7 @@ class Provenance(Recipe):
         return _without_none(handler(self), "mixture")
 
     def require_tokenizer(self, given: str, *, place: str) -> None:
-        """Raises UserError, which begins with `place`, if the tokenizer has another hash."""
+        """Raises UserError at `place` if `given` is not the hash of the dataset's tokenizer."""
         if self.tokenizer_hash != given:
             made_with, given = differing(self.tokenizer_hash, given)
             raise UserError(
@@ -229,8 +233,8 @@ class Provenance(Recipe):
     def fingerprint(self, split: str) -> str:
         """Returns the identity of one split's content: 32 hexadecimal digits.
 
-        A hash of what determines the example at each index: the tokenizer hash, the stored type and
-        the hashes of the shards in order.
+        It is a hash of the tokenizer's hash, the stored type and the hashes of the shards in order.
+        They determine the example at each index.
         """
         content = [self.tokenizer_hash, self.token_dtype]
         content += [f"{shard.sha256}:{shard.examples}" for shard in self.splits[split].shards]
@@ -238,15 +242,15 @@ class Provenance(Recipe):
 
 
 def _without_none(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """Omits a field that is None, so that the files of datasets without it do not change."""
+    """Omits a field that is None. Files of datasets without this field stay as they were."""
     return {key: value for key, value in fields.items() if key != name or value is not None}
 
 
 def read_provenance(directory: epath.PathLike) -> Provenance:
     """Reads ``provenance.json`` of a dataset directory.
 
-    Raises UserError: there is no such directory, it is not a complete dataset, it was written by a
-    newer version, or the file is damaged.
+    Raises UserError if the directory is missing, the dataset is incomplete or from a newer version,
+    or the file is damaged.
     """
     root = epath.Path(directory)
     path = root / PROVENANCE_NAME
@@ -280,7 +284,7 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
 
 @contextlib.contextmanager
 def _copy_again() -> Iterator[None]:
-    """Adds what to do to the error of a damaged ``provenance.json``."""
+    """Adds advice to errors of a damaged ``provenance.json``."""
     try:
         yield
     except UserError as error:
@@ -288,7 +292,7 @@ def _copy_again() -> Iterator[None]:
 
 
 def file_missing(path: epath.Path) -> UserError:
-    """Returns the error for a file of a dataset that is not there."""
+    """Returns the error for a missing file of a dataset."""
     return UserError(
         "dataset.file_missing",
         "missing. Copy this file again, or make the dataset again.",
@@ -297,7 +301,7 @@ def file_missing(path: epath.Path) -> UserError:
 
 
 def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
-    """Returns the error for a file of a dataset with another number of bytes."""
+    """Returns the error for a file of a dataset that has not its recorded size."""
     return UserError(
         "dataset.file_size",
         "damaged: found {found} bytes, expected {expected}. Copy this file again, or make the "
@@ -309,7 +313,7 @@ def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
 
 
 def split_unknown(place: epath.PathLike, split: str, splits: Collection[str]) -> UserError:
-    """Returns the error for a split that a dataset does not have."""
+    """Returns the error for an unknown split, with the nearest name."""
     return UserError(
         "dataset.split_unknown",
         'no split "{name}", allowed: {allowed}{hint}',

@@ -25,7 +25,7 @@ from bert_jax.files.read import sha256_of
 
 __all__ = ["Dataset", "Example", "open_dataset"]
 
-# Without read-ahead, a random read fetches one record and not megabytes after it.
+# Disables read-ahead: a random read then fetches one record instead of megabytes.
 _READER_OPTIONS = "readahead_buffer_size:0"
 _READER_BUFFER_BYTES = 32768
 
@@ -33,10 +33,10 @@ _READER_BUFFER_BYTES = 32768
 def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
     """Opens a split, "train" or "validation": ``open_dataset("data/wiki", "train")[0].input_ids``.
 
-    Checks the size of every shard and the bytes of the lengths index. Reading a record compares the
-    checksum of its chunk; :meth:`Dataset.verify` checks every byte. Raises UserError: no dataset
-    there, no such split, a shard or the lengths index missing or damaged, or a dataset of a newer
-    version.
+    Checks the size of every shard and the hash of the lengths index. Reading a record checks the
+    checksum of its chunk; :meth:`Dataset.verify` checks every byte. Raises UserError if the
+    directory is no dataset, the split does not exist, a file is missing or damaged, or the dataset
+    is from a newer version.
     """
     root = epath.Path(directory)
     provenance = read_provenance(root)
@@ -45,7 +45,8 @@ def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
     record = provenance.splits[split]
     for shard in record.shards:
         _check_size(root / shard.name, shard)
-    # Two bytes an example, and all that the order of the examples depends on.
+    # The whole lengths index is hashed: it is small (2 bytes per example), and the order of the
+    # examples depends on it.
     lengths = root / lengths_name(split)
     if not lengths.exists():
         raise file_missing(lengths)
@@ -56,13 +57,14 @@ def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
 class Dataset:
     """One split of a dataset directory: a sequence of :class:`Example`.
 
-    Picklable: a worker process gets the directory's name and opens the files itself. Implements
-    Grain's random-access protocol (``__len__``, ``__getitem__``, stable ``__repr__``).
+    A pickled dataset contains only the directory's name and the provenance; each worker process
+    opens the files itself. Implements Grain's random-access protocol (``__len__``, ``__getitem__``,
+    stable ``__repr__``).
 
     Attributes:
         provenance: settings and sources of the dataset.
-        fingerprint: identity of the split's content, see :meth:`Provenance.fingerprint`.
-        lengths: ``[len(self)]`` uint16 or uint32, tokens per example, memory-mapped: read-only.
+        fingerprint: identity of the split's content; see :meth:`Provenance.fingerprint`.
+        lengths: tokens per example, ``[len(self)]`` uint16 or uint32, memory-mapped and read-only.
     """
 
     def __init__(self, *, directory: str, split: str, provenance: Provenance) -> None:
@@ -70,7 +72,7 @@ class Dataset:
         self.fingerprint = provenance.fingerprint(split)
         self._dtype = np.dtype(provenance.token_dtype)
         self._record = provenance.splits[split]
-        # starts[k] is the index of shard k's first example; one more entry holds the total.
+        # starts[k] is the index of shard k's first example; the last entry is the total.
         self._starts = [0, *itertools.accumulate(s.examples for s in self._record.shards)]
         self._readers: dict[int, Any] = {}
         path = epath.Path(directory) / lengths_name(split)
@@ -95,9 +97,8 @@ class Dataset:
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Returns examples in the order of ``indices``, several times faster than one by one.
 
-        The indices are in ``[-len(self), len(self))``, in any order, repeats allowed. Raises
-        IndexError: an index out of range; UserError: a shard is damaged: the message names the
-        file.
+        The indices are in ``[-len(self), len(self))``, in any order, with or without repeats.
+        Raises IndexError if an index is out of range and UserError if a shard is damaged.
         """
         positions: dict[int, tuple[list[int], list[int]]] = {}
         total = len(self)
@@ -128,7 +129,7 @@ class Dataset:
     def verify(self) -> None:
         """Checks the hashes of all shards and of the lengths index.
 
-        Raises UserError: naming the first file that differs.
+        Raises UserError for the first file that differs.
         """
         root = epath.Path(self.directory)
         for shard in self._record.shards:
@@ -142,7 +143,8 @@ class Dataset:
                 self._readers[shard] = self._open_reader(shard)
             records = self._readers[shard].read(positions)
             return [decode(record, self._dtype) for record in records]
-        except (RuntimeError, ValueError, IndexError) as error:  # RuntimeError: of any damage
+        # ArrayRecord raises RuntimeError for any damage.
+        except (RuntimeError, ValueError, IndexError) as error:
             raise UserError(
                 "dataset.shard_damaged",
                 "damaged ({reason}). Copy this file again, or make the dataset again.",
@@ -156,7 +158,7 @@ class Dataset:
             options=_READER_OPTIONS,
             file_reader_buffer_size=_READER_BUFFER_BYTES,
         )
-        # A file truncated at a block boundary opens without an error, with fewer records.
+        # A file truncated at a block boundary opens without an error but has fewer records.
         expected = self._record.shards[shard].examples
         if reader.num_records() != expected:
             raise ValueError(f"{reader.num_records()} examples, expected {expected}")

@@ -9,22 +9,22 @@ from bert_jax.data.dataset.provenance import TokenDtype
 from bert_jax.data.google_bert import tf_example
 from bert_jax.errors import UserError
 
-DATASET_NAME: Final = "bert_examples"  # for TFDS: the first part of its shards' names
-_MOST_USES: Final = 512  # of a message object
+DATASET_NAME: Final = "bert_examples"  # name for TFDS: the first part of every shard's name
+_MOST_USES: Final = 512  # number of examples encoded with one message object
 
 
 class Example(NamedTuple):
-    """``[CLS] A [SEP] B [SEP]``, or ``[CLS] A [SEP]`` without a pair task: unmasked, unpadded."""
+    """An unmasked, unpadded example of n tokens: ``[CLS] A [SEP] B [SEP]`` or ``[CLS] A [SEP]``."""
 
-    input_ids: np.ndarray  # `[n]` uint16 or uint32, read-only
-    first_length: int  # tokens of `[CLS] A [SEP]`, which have type 0; n without a second span
-    # 0 if B really follows A, 1 if B is random, as in google-research/bert. With pairing kind
-    # `sop`, 1 if A really follows B. 0 without a second span.
+    input_ids: np.ndarray  # token ids `[n]`, uint16 or uint32, read-only
+    first_length: int  # tokens of `[CLS] A [SEP]`, which have type 0; n if there is no B
+    # Label as in google-research/bert: 0 if B really follows A, 1 if B is random. With pairing kind
+    # `sop`: 1 if the spans are swapped. Without B: 0.
     next_sentence_label: int
 
     @property
     def has_pair(self) -> bool:
-        """Whether there is a second span, so that the label has a meaning."""
+        """Whether the example has a second span. Without one the label has no meaning."""
         return self.first_length < len(self.input_ids)
 
 
@@ -39,9 +39,9 @@ def shard_name(split: str, index: int, count: int) -> str:
 
 
 def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
-    """Refuses rows of ``seq_length`` tokens if an example has more; UserError.
+    """Raises UserError if an example has more than ``seq_length`` tokens.
 
-    ``lengths`` are the tokens of each example, [examples], at least one.
+    ``lengths`` is the number of tokens of each example, [examples], with at least one example.
     """
     if (longest := int(np.max(lengths))) > seq_length:
         raise UserError(
@@ -55,7 +55,7 @@ def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
 
 
 def lengths_name(split: str) -> str:
-    """Returns ``"train.lengths.npy"``: tokens per example in the split's order."""
+    """Returns the file name of a split's lengths index: ``"train.lengths.npy"``."""
     return f"{split}.lengths.npy"
 
 
@@ -66,10 +66,9 @@ class ExampleEncoder:
         self._renew()
 
     def encode(self, input_ids: bytes, *, first_length: int, next_sentence_label: int) -> bytes:
-        """Returns one example as bytes.
+        """Returns one example as bytes. Equal examples give equal bytes.
 
-        The ids are little-endian bytes of the dataset's token type. The message is in protobuf's
-        deterministic order, so that equal examples are equal bytes.
+        ``input_ids`` has the token ids in the dataset's token type, little-endian.
         """
         if self._used == _MOST_USES:
             self._renew()
@@ -79,8 +78,9 @@ class ExampleEncoder:
         return self._message.SerializeToString(deterministic=True)
 
     def _renew(self) -> None:
-        # A message object is reused, since creating one takes three times as long; not forever,
-        # because protobuf frees its memory only with the object.
+        # The message object is reused because creating a new one for each example takes three times
+        # as long. It is replaced after _MOST_USES examples because protobuf frees the memory of
+        # earlier values only with the object.
         self._used = 0
         self._message: Any = tf_example.Example()
         feature = self._message.features.feature
@@ -94,8 +94,8 @@ class ExampleEncoder:
 def decode(record: bytes, dtype: np.dtype) -> Example:
     """Decodes a message of :class:`ExampleEncoder`.
 
-    Raises ValueError: the bytes are not such a message, or its spans and label not possible. The
-    row transform compares the ids with the vocabulary.
+    Raises ValueError if the bytes are no such message, or if the first span's length or the label
+    is impossible. Does not check the ids: the row transform compares them with the vocabulary.
     """
     try:
         feature = tf_example.Example.FromString(record).features.feature

@@ -1,1 +1,1 @@
-"""TFRecords in the format of google-research/bert, read and written without TensorFlow."""
+"""Reads and writes google-research/bert's TFRecords without TensorFlow."""

@@ -20,16 +20,16 @@ from bert_jax.files.remote import is_remote
 from bert_jax.section import Section
 
 _CHECKSUM: Final = "sha256"
-_VERSION: Final = 1  # of the cache; other versions are rebuilt
+_VERSION: Final = 1  # version of the cached index; an index of another version is rebuilt
 _CACHE_NAME: Final = ".bert_jax_index"
 
 
 class FileRecord(Section):
-    """A file at the time it was indexed."""
+    """State of a file when it was indexed."""
 
-    path: str
+    path: str  # name of the file without its directory
     bytes: int
-    modified: int  # modification time in nanoseconds since 1970; seconds on remote storage
+    modified: int  # modification time since 1970, in nanoseconds; for a bucket in seconds
     records: int
 
 
@@ -40,27 +40,28 @@ class IndexSummary(Section):
     files: tuple[FileRecord, ...]
     fingerprint: str  # hash of the checksums of all records in order: 32 hexadecimal digits
     slots: int  # slots for predictions in a row (`max_predictions_per_seq`)
-    most_predictions: int  # most predictions of an example
+    most_predictions: int  # maximum number of predictions in an example
     highest_id: int
-    tokens: int  # special tokens included, padding excluded
-    unigram_entropy: float  # of the tokens before masking, without special ones: nats per token
+    tokens: int  # number of tokens, with special tokens and without padding
+    # Entropy of the token frequencies before masking, without special tokens, in nats per token.
+    unigram_entropy: float
 
 
 class RecordIndex(NamedTuple):
-    """Offset and length of each of n records."""
+    """Offsets and lengths of n records."""
 
     summary: IndexSummary
-    offsets: np.ndarray  # int64 `[n]`: of the record's frame in its file
-    lengths: np.ndarray  # uint16 `[n]`: tokens of the example
+    offsets: np.ndarray  # offset of each record's frame in its file, int64 `[n]`
+    lengths: np.ndarray  # number of tokens of each example, uint16 `[n]`
 
 
 def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
     """Returns the index of one file or more, in the dataset's order.
 
-    Building it reads every byte and checks every record. It is cached beside local files, in a
-    directory whose name begins with ``.bert_jax_index``. If that is not writable, and for
-    ``gs://``, it is rebuilt each time. Raises UserError: a file cannot be read, is damaged or has
-    other content.
+    Building the index reads every byte and checks every record. The index of local files is cached
+    beside them, in a directory whose name begins with ``.bert_jax_index``. Without write permission
+    there, and for ``gs://``, the index is rebuilt each time. Raises UserError if a file cannot be
+    read, is damaged or contains something else.
     """
     cache = _cache_of(paths)
     if cache is not None and (held := _read(cache, paths)) is not None:
@@ -86,7 +87,7 @@ def _cache_of(paths: Sequence[epath.Path]) -> Path | None:
 
 
 def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
-    """Returns the cached index, None if there is none or it is of other files or versions."""
+    """Returns the cached index. If it is missing, damaged or out of date, returns None."""
     try:
         if (cache / _CHECKSUM).read_text() != _checksum(cache):
             return None
@@ -95,7 +96,7 @@ def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
             np.load(cache / name, mmap_mode="r", allow_pickle=False)
             for name in ("offsets.npy", "lengths.npy")
         )
-    except (OSError, ValueError, EOFError, UserError):  # ValueError: pydantic's too
+    except (OSError, ValueError, EOFError, UserError):  # pydantic raises ValueError
         return None
     records = [file.records for file in summary.files]
     if summary.version != _VERSION or len(records) != len(paths):
@@ -106,7 +107,7 @@ def _read(cache: Path, paths: Sequence[epath.Path]) -> RecordIndex | None:
 
 
 def _checksum(cache: Path) -> str:
-    """Returns the SHA-256 of the files of a cache: a damaged one is made again."""
+    """Returns the SHA-256 of the files of a cached index."""
     return sha256_of_files(
         {name: cache / name for name in ("index.json", "offsets.npy", "lengths.npy")}
     )
@@ -126,7 +127,7 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
     offsets, lengths = array.array("q"), array.array("H")
     digest = hashlib.blake2b(digest_size=16)
     slots = most = highest = 0
-    counts = np.zeros(1, np.int64)  # of the tokens before masking, by id
+    counts = np.zeros(1, np.int64)  # number of tokens before masking, by id
     files = []
     for path in paths:
         before, name, records = len(offsets), str(path), scan_records(path)
@@ -163,6 +164,6 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Returns the entropy of a distribution given by counts, in nats: ``[2, 2] -> 0.6931``."""
+    """Returns the entropy of frequencies, in nats: counts ``[2, 2] -> 0.6931``."""
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return float(-(shares * np.log(shares)).sum())

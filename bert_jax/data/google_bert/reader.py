@@ -20,14 +20,14 @@ from bert_jax.errors import UserError
 
 _MARK: Final = "tfrecord"
 _WILD: Final = "*?["
-_MOST_OPEN: Final = 256  # files at once
+_MOST_OPEN: Final = 256  # maximum number of open files
 SPLITS: Final = ("train", "validation")
 
 
 def is_google_bert(path: epath.PathLike) -> bool:
-    """Whether a path names TFRecords and not a dataset written by ``bert-jax examples``.
+    """Returns whether a path is TFRecords rather than a dataset of ``bert-jax examples``.
 
-    True for a file, a glob, and a directory with files whose names contain ``tfrecord``.
+    TFRecords are a file, a glob, or a directory with files whose names contain ``tfrecord``.
     """
     if _is_glob(path):
         return True
@@ -37,11 +37,11 @@ def is_google_bert(path: epath.PathLike) -> bool:
 def open_google_bert(path: epath.PathLike, split: str = "train") -> GoogleBertDataset:
     """Opens TFRecords: ``open_google_bert("data/tf_examples.tfrecord*")[0].input_ids``.
 
-    The first time, every byte is read and checked: see `load_index`. The path is a file, a glob or
-    a directory, local or ``gs://``; of a directory, the files whose names contain ``tfrecord``.
-    Those whose names begin with ``train.`` or ``validation.`` belong to that split, as ``bert-jax
-    examples --tfrecords`` names them; all others to ``train``. Raises UserError: no such file, none
-    of that split, or a damaged one.
+    The first call reads and checks every byte; see `load_index`. The path is a file, a glob or a
+    directory, local or ``gs://``. In a directory only files whose names contain ``tfrecord`` are
+    read. Files named ``validation.*`` are the validation split, as ``bert-jax examples
+    --tfrecords`` names them; all other files are the training split. Raises UserError if there is
+    no file, if the split has no file, or if a file is damaged.
     """
     splits = find_splits(path)
     if split not in splits:
@@ -50,7 +50,7 @@ def open_google_bert(path: epath.PathLike, split: str = "train") -> GoogleBertDa
 
 
 def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
-    """Returns the files of each split, sorted by name; raises UserError: there is no file."""
+    """Returns the files of each split, sorted by name. Raises UserError if there is no file."""
     if not (files := _files(path)):
         raise UserError("tfrecord.missing", "no such TFRecord file", place=path)
     splits: dict[str, list[epath.Path]] = {}
@@ -63,13 +63,13 @@ def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
 class GoogleBertDataset:
     """One split of TFRecords: a sequence of `StaticExample`, with their stored masks.
 
-    Picklable, with Grain's random-access protocol.
+    It can be pickled and implements Grain's random-access protocol.
 
     Attributes:
-        directory: the path that was opened.
+        directory: path that was opened.
         summary: statistics of the records.
         fingerprint: identity of the split's content, independent of file names.
-        lengths: ``[len(self)]`` uint16, tokens per example, read-only.
+        lengths: tokens per example, ``[len(self)]`` uint16, read-only.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GoogleBertDataset:
         self._open: dict[int, RecordFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        cached = isinstance(self.lengths, np.memmap)  # a worker maps the same file
+        cached = isinstance(self.lengths, np.memmap)  # a worker process maps the same file
         index = None if cached else RecordIndex(self.summary, self._offsets, self.lengths)
         files = [os.fspath(file) for file in self._files]
         fields = {"directory": self.directory, "split": self.split, "files": files}
@@ -114,8 +114,8 @@ class GoogleBertDataset:
     def __getitems__(self, indices: Sequence[int]) -> list[StaticExample]:
         """Returns examples in the order of ``indices``, several times faster than one by one.
 
-        Raises IndexError: an index out of range; UserError: a file is damaged; names it and the
-        record, counted from 1.
+        Raises IndexError if an index is out of range. Raises UserError, with the file and the
+        record's number from 1, if a record is damaged.
         """
         payloads, places, total = [], [], len(self)
         for index in indices:
@@ -133,7 +133,8 @@ class GoogleBertDataset:
         file = self._open.get(at)
         if file is None:
             if len(self._open) >= _MOST_OPEN:
-                self._open.clear()  # a file closes with its last reference, after any reads of it
+                # A file closes when its last reference goes, so running reads can finish.
+                self._open.clear()
             file = self._open[at] = RecordFile(self._files[at])
         return file
 

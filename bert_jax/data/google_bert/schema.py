@@ -1,6 +1,6 @@
 """Rows of google-research/bert's ``create_pretraining_data.py``: seven features.
 
-Rows of one size are decoded together, five times as fast as one by one.
+Rows of one size are decoded together. This is five times as fast as decoding each row alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,17 +20,17 @@ PER_TOKEN: Final = ("input_ids", "input_mask", "segment_ids")
 PER_PREDICTION: Final = ("masked_lm_positions", "masked_lm_ids", WEIGHTS)
 FEATURES: Final = (*PER_TOKEN, *PER_PREDICTION, LABEL)
 _KINDS: Final = {name: "float_list" if name == WEIGHTS else "int64_list" for name in FEATURES}
-TOGETHER: Final = 64  # rows to decode at once: their arrays fit in a processor's cache
+TOGETHER: Final = 64  # number of rows to decode at once; their arrays fit in a processor's cache
 _HIGHEST: Final = 2**31 - 1
-_LONGEST: Final = 2**16 - 1  # tokens of an example
+_LONGEST: Final = 2**16 - 1  # maximum number of tokens in an example
 
 
 class StoredRows(NamedTuple):
-    """n valid rows of one size: L tokens and P slots for predictions each, padding included."""
+    """n valid rows of one size: L tokens and P slots for predictions, including padding."""
 
-    values: dict[str, np.ndarray]  # by feature, `[n, size]`: int64, float32 of the weights
-    lengths: np.ndarray  # int `[n]`: tokens
-    counts: np.ndarray  # int `[n]`: predictions
+    values: dict[str, np.ndarray]  # features by name, `[n, size]`; the weights float32, else int64
+    lengths: np.ndarray  # number of tokens in each row, int `[n]`
+    counts: np.ndarray  # number of predictions in each row, int `[n]`
 
     def examples(self) -> Iterator[StaticExample]:
         """Yields the example of each row, without padding."""
@@ -53,18 +53,18 @@ class StoredRows(NamedTuple):
 
     @property
     def highest_id(self) -> int:
-        """Highest id that the model sees."""
+        """Highest token id after masking."""
         ids = self.values["input_ids"]
         return int(ids[_first(self.lengths, ids.shape[1])].max())
 
     def originals(self) -> np.ndarray:
-        """Returns the tokens before masking without special ones: int64 `[tokens]`."""
+        """Returns the tokens before masking, without special tokens: int64 `[tokens]`."""
         row, slot = _first(self.counts, self.slots).nonzero()
         original = self.values["input_ids"].copy()
         positions = self.values["masked_lm_positions"][row, slot]
         original[row, positions] = self.values["masked_lm_ids"][row, slot]
         ordinary = _first(self.lengths, original.shape[1])
-        # Where B begins; 0: there is no B.
+        # Position of B's first token; 0 if there is no B.
         second = ((self.values["segment_ids"] == 1) & ordinary).argmax(1)
         for special in (0, np.maximum(second - 1, 0), self.lengths - 1):
             ordinary[np.arange(len(ordinary)), special] = False
@@ -72,12 +72,11 @@ class StoredRows(NamedTuple):
 
 
 def encode_row(row: Row) -> bytes:
-    """Returns a row of one example as a serialized ``tf.train.Example``.
+    """Returns a row with one example as a serialized ``tf.train.Example``.
 
-    google-research/bert's ``segment_ids`` are our ``token_type_ids``, its ``input_mask`` our
-    ``segment_ids``, which are 1 for every token. The message is in protobuf's deterministic order,
-    so that equal rows are equal bytes. Rows come from
-    `bert_jax.data.rows.masking_transform.MaskingTransform`, without packing.
+    google-research/bert's ``segment_ids`` are our ``token_type_ids``. Its ``input_mask`` is our
+    ``segment_ids``, which is 1 for every token. Equal rows give equal bytes. The row comes from a
+    `bert_jax.data.rows.masking_transform.MaskingTransform` without packing.
     """
     renamed = {**row, "input_mask": row["segment_ids"], "segment_ids": row["token_type_ids"]}
     feature = {
@@ -91,7 +90,7 @@ def encode_row(row: Row) -> bytes:
 def decode_rows(records: Sequence[bytes], places: Sequence[str]) -> list[StoredRows]:
     """Returns the rows of serialized ``tf.train.Example`` messages, `TOGETHER` at a time.
 
-    Raises UserError: a record is not such a row. The message begins with the record's place.
+    Raises UserError at the record's place if a record is no valid row.
     """
     rows = []
     for start in range(0, len(records), TOGETHER):
@@ -108,7 +107,7 @@ def decode_rows(records: Sequence[bytes], places: Sequence[str]) -> list[StoredR
 
 
 def _decode(records: Sequence[bytes]) -> StoredRows:
-    """Decodes rows; ValueError if their sizes differ, UserError for a wrong feature."""
+    """Decodes rows. Raises ValueError if their sizes differ and UserError for a wrong feature."""
     values = _numbers(records)
     for names in (PER_TOKEN, PER_PREDICTION):
         sizes = {name: values[name].shape[1] for name in names}
@@ -152,7 +151,7 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         ("masked_lm_ids", prediction, _HIGHEST),
     ):
         held = values[name]
-        # Compared as unsigned, where negative numbers exceed every limit.
+        # As unsigned numbers, negative ids exceed every limit.
         wrong = (held.view(np.uint64) > highest) & used
         if wrong.any():
             raise UserError(
@@ -166,12 +165,12 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
 
 
 def _first(counts: np.ndarray, size: int) -> np.ndarray:
-    """Returns bool `[n, size]`: true for the first `counts[row]` places of a row."""
+    """Returns bool `[n, size]`, true at the first `counts[row]` places of each row."""
     return np.arange(size) < counts[:, None]
 
 
 def _numbers(records: Sequence[bytes]) -> dict[str, np.ndarray]:
-    """Returns each feature of the records, `[n, size]`: int64, float32 of the weights."""
+    """Returns each feature of n records, `[n, size]`: the weights float32, all others int64."""
     packed = [_packed(record) for record in records]
     values = {}
     for name in FEATURES:
@@ -190,7 +189,7 @@ def _numbers(records: Sequence[bytes]) -> dict[str, np.ndarray]:
 
 
 def _packed(record: bytes) -> dict[str, bytes]:
-    """Returns the packed numbers of each feature: varints, for the weights float32."""
+    """Returns the packed numbers of each feature: the weights float32, all others varints."""
     try:
         example = tf_example.packed_example(record)
     except DecodeError:

@@ -1,7 +1,7 @@
-"""``tf.train.Example`` for protobuf, without importing TFDS, and its varints decoded at once.
+"""``tf.train.Example`` in protobuf, and a fast decoder of its lists of numbers.
 
-The import takes a third of a second in every process that reads or writes records: Beam workers,
-pool workers and loader workers.
+TFDS also defines this message, but importing TFDS takes a third of a second in every Beam worker,
+pool worker and loader worker.
 
 Source: ``tensorflow/core/example/feature.proto`` and ``example.proto``.
 """
@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-_MORE: Final = 0x80  # set in every byte of a number except the last
+_MORE: Final = 0x80  # bit that is set in every byte of a number except the last
 _WITH_MORE: Final = bytes(range(_MORE, 256))
-_MOST_BYTES: Final = 10
+_MOST_BYTES: Final = 10  # longest varint
 
 _FILE: Final = """
 name: "bert_jax/example.proto" package: "tensorflow" syntax: "proto3"
@@ -44,9 +44,9 @@ message_type {
 
 
 def decode_varints(packed: bytes) -> np.ndarray:
-    r"""Returns the numbers, int64 ``[n]``: ``b"\x01\xac\x02" -> [1, 300]``.
+    r"""Decodes varints to int64 ``[n]``: ``b"\x01\xac\x02" -> [1, 300]``.
 
-    Raises ValueError: the last number is truncated, or one takes more than ten bytes.
+    Raises ValueError if the last number is truncated or a number has more than ten bytes.
     """
     content = np.frombuffer(packed, np.uint8)
     if packed.isascii():  # one byte per number
@@ -66,11 +66,12 @@ def decode_varints(packed: bytes) -> np.ndarray:
 
 
 def decode_lists(packed: Sequence[bytes]) -> tuple[np.ndarray, list[int]]:
-    """Returns the numbers of several lists, concatenated, and the count of each list.
+    """Decodes lists of varints. Returns all numbers concatenated, and the count of each list.
 
-    In one call of `decode_varints`, since most of its cost is per call; raises as it does.
+    Decoding all lists in one call is faster than one call per list: most of the time is spent per
+    call. Raises ValueError as `decode_varints` does.
     """
-    if any(held and held[-1] >= _MORE for held in packed):  # would continue in the next list
+    if any(held and held[-1] >= _MORE for held in packed):  # a number would end in the next list
         raise ValueError("found a truncated number, allowed: whole numbers")
     counts = [
         len(held) if held.isascii() else len(held.translate(None, _WITH_MORE)) for held in packed
@@ -79,7 +80,10 @@ def decode_lists(packed: Sequence[bytes]) -> tuple[np.ndarray, list[int]]:
 
 
 def message_classes(file: str) -> dict[str, Any]:
-    """Returns the classes by name, in a separate pool: TensorFlow and TFDS register theirs."""
+    """Returns the message classes of a ``.proto`` file by name.
+
+    They are in a pool of their own, because TensorFlow and TFDS register messages with these names.
+    """
     parsed = text_format.Parse(file, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
     pool.Add(parsed)
@@ -91,7 +95,7 @@ def message_classes(file: str) -> dict[str, Any]:
     }
 
 
-# Created at run time, unknown to the type checker.
+# The classes are created at run time, so the type checker does not know them.
 _made: Final = message_classes(_FILE)
 Int64List: Final[Any] = _made["Int64List"]
 Feature: Final[Any] = _made["Feature"]
@@ -100,18 +104,18 @@ Example: Final[Any] = _made["Example"]
 
 _PACKED: Final = _FILE.replace("TYPE_FLOAT", "TYPE_BYTES").replace("TYPE_INT64", "TYPE_BYTES")
 PackedExample: Final[Any] = message_classes(_PACKED)["Example"]
-"""The same message with lists of numbers as undecoded bytes: decoding them one by one is most of
-the cost of reading a record."""
+"""``tf.train.Example`` with lists of numbers as undecoded bytes. Without them, most of the time of
+reading a record would be spent on decoding single numbers."""
 
 
 def packed_example(record: bytes) -> Any:
     r"""Parses an example without decoding numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
 
-    Raises DecodeError: the bytes are not such a message.
+    Raises DecodeError if the bytes are no ``tf.train.Example``.
     """
     example = PackedExample.FromString(record)
     example.DiscardUnknownFields()
     if example.ByteSize() == len(record):
         return example
-    # Something else is in it, such as numbers that are not packed, which no known writer makes.
+    # The record has unknown fields or unpacked numbers. No known program writes such records.
     return PackedExample.FromString(Example.FromString(record).SerializeToString())

@@ -1,7 +1,7 @@
 """TFRecord files: framing and checksums.
 
-Source: ``tensorflow/core/lib/io/record_writer.h``: uint64 length, uint32 masked CRC-32C of the
-length, the bytes, uint32 masked CRC-32C of the bytes; all little-endian.
+A record is a uint64 length, the uint32 masked CRC-32C of the length, the bytes, and the uint32
+masked CRC-32C of the bytes, all little-endian. Source: ``tensorflow/core/lib/io/record_writer.h``.
 """
 
 import os
@@ -20,19 +20,19 @@ _HEADER: Final = struct.Struct("<QI")
 _CHECKSUM: Final = struct.Struct("<I")
 _GZIP: Final = b"\x1f\x8b"
 
-FRAME_BYTES: Final = _HEADER.size + _CHECKSUM.size  # overhead of a record in bytes
+FRAME_BYTES: Final = _HEADER.size + _CHECKSUM.size  # bytes of a record besides its payload
 
 
 class StoredRecord(NamedTuple):
-    """A record and its offset."""
+    """A record and its place in the file."""
 
-    offset: int  # of its frame, in bytes from the start of the file
+    offset: int  # offset of the record's frame, in bytes from the start of the file
     payload: bytes
     checksum: int  # masked CRC-32C of the payload, as stored
 
 
 def masked_crc(content: bytes) -> int:
-    """Returns a TFRecord checksum: CRC-32C, rotated, plus a constant, in 32 bits."""
+    """Returns the masked CRC-32C: the CRC, rotated, plus a constant, modulo 2**32."""
     crc = google_crc32c.value(content)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -44,7 +44,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
-    """Yields every record of a file in order; raises UserError: as `RecordFile`."""
+    """Yields every record of a file in order. Raises UserError as `RecordFile` does."""
     file = RecordFile(path)
     offset, number = 0, 1
     while offset < file.size:
@@ -55,14 +55,14 @@ def scan_records(path: epath.Path) -> Iterator[StoredRecord]:
 
 
 class RecordFile:
-    """Random access to the records of a file, local or ``gs://``, not compressed. Thread-safe."""
+    """Thread-safe random access to the records of an uncompressed file, local or ``gs://``."""
 
     def __init__(self, path: epath.Path) -> None:
-        """Opens the file; UserError if it cannot be read."""
+        """Opens the file. Raises UserError if it cannot be read."""
         require_file(path)
         self._path, self._lock = path, threading.Lock()
         try:
-            self.size = path.stat().length  # in bytes
+            self.size = path.stat().length  # bytes
             self._file: Any = path.open("rb")
         except OSError as error:
             raise self._unreadable(error) from error
@@ -72,9 +72,10 @@ class RecordFile:
             self._file.close()
 
     def read(self, offset: int, *, number: int) -> StoredRecord:
-        """Returns the record whose frame is at an offset; messages give its ``number``, from 1.
+        """Returns the record whose frame is at ``offset``.
 
-        Raises UserError: the file cannot be read, or the record is truncated or damaged.
+        ``number`` is the record's number from 1, for messages. Raises UserError if the file cannot
+        be read, or if the record is truncated or damaged.
         """
         try:
             with self._lock:
@@ -103,7 +104,8 @@ class RecordFile:
                     "found a gzip file, allowed: TFRecords without compression",
                     place=self._path,
                 )
-            # Checked first: in another format the length would be arbitrary.
+            # The checksum is checked before the length is used: a file of another format would
+            # give an arbitrary length.
             raise self._damaged(number, "length")
         if length + FRAME_BYTES > self.size - offset:
             raise self._cut_short(number)

@@ -1,4 +1,4 @@
-"""The batch of a step, made from the dataset: the callable that is sent to worker processes."""
+"""Makes the batch of a step from a dataset. Worker processes receive these callables."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ _NONE: Final = -1
 
 
 def attach(batch: Row, indices: Sequence[Sequence[int]], *, epochs: Sequence[int]) -> Row:
-    """Adds the dataset's indices of each row's examples, and its epoch, for use on the host."""
+    """Adds the epoch of each row and the dataset indices of its examples, for use on the host."""
     table = np.full((len(indices), 1 + max(map(len, indices), default=0)), _NONE, np.int64)
     for row, (epoch, examples) in enumerate(zip(epochs, indices, strict=True)):
         table[row, : 1 + len(examples)] = epoch, *examples
@@ -25,7 +25,10 @@ def attach(batch: Row, indices: Sequence[Sequence[int]], *, epochs: Sequence[int
 
 
 def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
-    """Returns a batch without what `attach` added, and the indices by epoch, if it added any."""
+    """Returns a batch without the array of `attach`, and the indices by epoch.
+
+    The indices are None if the batch has no such array.
+    """
     if _KEY not in batch:
         return batch, None
     found: dict[int, list[int]] = {}
@@ -35,15 +38,15 @@ def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
 
 
 class ExampleSequence(Protocol):
-    """Random access to examples. Picklable: a worker process opens the files itself."""
+    """Random access to examples. It can be pickled; each worker process opens the files itself."""
 
-    fingerprint: str  # identity of the content: equal if every index has the same example
-    lengths: np.ndarray  # tokens of each example, an integer type `[len(self)]`
+    fingerprint: str  # identity of the content: equal if every index gives the same example
+    lengths: np.ndarray  # number of tokens of each example, integers `[len(self)]`
 
     def __len__(self) -> int: ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
-        """Returns examples in the order of ``indices``, as the row transform takes them."""
+        """Returns examples in the order of ``indices``, in the form of the row transform."""
         ...
 
 
@@ -55,17 +58,17 @@ class TrainingBatch:
     transform: RowTransform
     batch_size: int  # rows in the global batch
     share: HostShare
-    seed: int  # of masks
-    phase: int  # its index in the run
+    seed: int  # seed of the masks
+    phase: int  # index of the phase in the run
     order: RowOrder
     with_examples: bool = False  # whether to `attach` the examples of each row
 
     def __call__(self, step: int) -> Row:
         """Returns the arrays of a batch, ``[batch_size / share.count, ...]``."""
         rows = _rows(step, self.batch_size, self.share)
-        lengths = np.asarray(self.dataset.lengths)  # each slice of a memmap costs microseconds
+        lengths = np.asarray(self.dataset.lengths)  # slicing a memmap is microseconds slower
         indices = [self.order.examples(row, lengths) for row in rows]
-        # One read for the whole batch is several times as fast as one for each row.
+        # One read for the whole batch is several times as fast as one read per row.
         examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
         records = [list(itertools.islice(examples, len(of_row))) for of_row in indices]
         epochs = [row // self.order.rows for row in rows]
@@ -79,19 +82,19 @@ class TrainingBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationBatch:
-    """Makes this host's part of a batch of an evaluation, padded to full size."""
+    """Makes this host's part of an evaluation batch, padded to full size."""
 
-    dataset: ExampleSequence  # read in its order
-    transform: RowTransform  # to rows of one example each
+    dataset: ExampleSequence  # examples, read in their order
+    transform: RowTransform  # transform to rows of one example each
     batch_size: int  # rows in the global batch
     share: HostShare
-    seed: int  # of masks
-    total: int  # examples to read, from the front
+    seed: int  # seed of the masks
+    total: int  # number of examples to read, from the first
 
     def __call__(self, step: int) -> Row:
-        """Returns arrays ``[batch_size / share.count, ...]``; rows beyond the end are zeros."""
+        """Returns arrays ``[batch_size / share.count, ...]``. Rows past the end are zeros."""
         rows = _rows(step, self.batch_size, self.share)
-        # A host whose part lies beyond the end makes one row all the same, for its shapes.
+        # If this host's part has no example, one row is made for its shapes and then zeroed.
         indices = [row for row in rows if row < self.total] or [0]
         batch = self.transform.batch(
             [[example] for example in self.dataset.__getitems__(indices)],
@@ -105,5 +108,5 @@ class EvaluationBatch:
 
 
 def _rows(step: int, batch_size: int, share: HostShare) -> range:
-    """Returns this host's rows of batch ``step``, counted from the start of the phase."""
+    """Returns the numbers of this host's rows of batch ``step``, from the start of the phase."""
     return range(step * batch_size, (step + 1) * batch_size)[share.part(batch_size)]

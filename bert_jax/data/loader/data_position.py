@@ -1,4 +1,4 @@
-"""The data position of a checkpoint, independent of the number of hosts, workers and devices."""
+"""The data position of a checkpoint. It does not depend on hosts, workers or devices."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
@@ -13,16 +13,16 @@ class DataPosition(Section):
     """How far a phase has read its data.
 
     Attributes:
-        example_index: rows that the phase has read so far, on all hosts together.
-        fingerprint: what order and rows depend on, by name: dataset, seed, row length, masking. A
-            position is valid only for an equal fingerprint.
+        example_index: number of rows that all hosts have read in the phase.
+        fingerprint: values by name that determine the rows and their order: dataset, seed, row
+            length, masking. A position is valid only for an equal fingerprint.
     """
 
     example_index: int
     fingerprint: dict[str, Value]
 
     def differences(self, fingerprint: Mapping[str, Value]) -> dict[str, tuple[object, object]]:
-        """Returns the differences from another fingerprint: name → (this value, the other)."""
+        """Returns the values that differ from another fingerprint: name → (own, other)."""
         return {
             name: (self.fingerprint.get(name), fingerprint.get(name))
             for name in sorted({*self.fingerprint, *fingerprint})
@@ -31,24 +31,30 @@ class DataPosition(Section):
 
 
 class PositionedBatches:
-    """Batches whose position in their data a checkpoint keeps."""
+    """Batches whose data position is saved with every checkpoint."""
 
     def __init__(
         self, fingerprint: dict[str, Value], *, batch_size: int, order: Collection[str]
     ) -> None:
-        """Takes what order and rows depend on; `order` names the part that the order depends on."""
+        """Creates the batches of a fingerprint.
+
+        Args:
+            fingerprint: values that determine the rows and their order.
+            batch_size: rows of a batch, over all hosts.
+            order: names of the values that determine the order.
+        """
         self._fingerprint, self._order = fingerprint, order
-        self.batch_size = batch_size  # rows of a batch, over all hosts
+        self.batch_size = batch_size
 
     def position(self, step: int) -> DataPosition:
         """Returns the data position after ``step`` batches."""
         return DataPosition(example_index=step * self.batch_size, fingerprint=self._fingerprint)
 
     def check(self, position: DataPosition) -> int:
-        """Returns the step of a data position: the ``first_step`` to resume with.
+        """Returns the step of a data position, from which training resumes.
 
-        The batch size may have changed if the new one divides the rows read so far. Raises
-        UserError: the fingerprints differ (names the first such field), or the position is not a
+        The batch size may have changed if the new one divides the number of rows read. Raises
+        UserError for the first value of the fingerprints that differs, or if the position is no
         whole number of batches.
         """
         for name, (then, now) in position.differences(self._fingerprint).items():
@@ -74,10 +80,10 @@ class PositionedBatches:
         return step
 
     def go_on(self, position: DataPosition) -> DataPosition:
-        """Returns the position in this data at which to resume from a position in other data.
+        """Returns the position in this data from which a run on other data resumes.
 
-        The next row of the same order, after a whole number of batches; the first row of all if the
-        order differs.
+        If the order is the same, it is the next row after a whole number of batches. If the order
+        differs, it is the first row.
         """
         rows = -(-position.example_index // self.batch_size) * self.batch_size
         if any(name in self._order for name in position.differences(self._fingerprint)):
@@ -86,11 +92,11 @@ class PositionedBatches:
 
 
 def describe_differences(differences: Mapping[str, tuple[object, object]]) -> str:
-    """Returns the differences in words: ``seed was 3, is 4``."""
+    """Returns differences as text: ``seed was 3, is 4``."""
     return "; ".join(
         f"{name} was {_shown(then)}, is {_shown(now)}" for name, (then, now) in differences.items()
     )
 
 
-def _shown(value: object) -> str:
-    return "nothing" if value is None else f'"{value}"' if isinstance(value, str) else f"{value}"
+def _shown(value: object) -> object:
+    return "nothing" if value is None else f'"{value}"' if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The stream of batches of a dataset. The only file that imports Grain."""
+"""The stream of batches of a dataset. This is the only file that imports Grain."""
 
 import concurrent.futures
 import contextlib
@@ -30,38 +30,38 @@ from bert_jax.task import Row, RowTransform
 T = TypeVar("T")
 R = TypeVar("R")
 
-PREFETCH: Final = 4  # batches that each worker makes ahead
+PREFETCH: Final = 4  # number of batches that each worker makes in advance
 
-# The fields of the fingerprint that assign examples to rows.
+# Names in the fingerprint of the values that determine which examples are in which row.
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
 _WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
 # A worker that is killed while it sends a batch leaves half of the batch in the pipe. Grain then
-# waits forever for the rest, in `next` and in `close`. The loader waits this long for each.
+# waits forever for the rest, in `next` and in `close`. The loader checks its workers this often.
 _DEAD_SECONDS = 3.0
-_START_SECONDS = 10.0  # limit for Grain to start its processes
-_STEPS = 2**40  # steps of an endless stream: out of reach, and Grain can still slice it
+_START_SECONDS = 10.0  # time limit for Grain to start its processes
+_STEPS = 2**40  # length of an endless stream; Grain can still slice it
 
 
 class _WorkerDied(Exception):
-    """A worker process has ended with an exit code other than 0."""
+    """A worker process ended with an exit code other than 0."""
 
 
 class Batches(Iterator[T]):
     """Batches in order, made in the background.
 
-    Iterate, then call ``close()`` or leave the ``with`` block, which ends the threads or worker
-    processes. They start at construction, so that the first batches are ready when a train step has
-    compiled.
+    The threads or worker processes start in the constructor, so that the first batches are ready
+    when the train step has compiled. ``close()``, or the end of a ``with`` block, ends them.
     """
 
     def __init__(self, batches: grain.MapDataset, section: LoaderSection) -> None:
-        if not flags.FLAGS.is_parsed():  # Grain reads absl flags, which absl.app would have parsed
+        if not flags.FLAGS.is_parsed():  # Grain reads absl flags; without absl.app none are parsed
             flags.FLAGS.mark_as_parsed()
         if section.workers:
             in_worker = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-            # Through a pipe, not shared memory: as fast for batches of a few megabytes, and
-            # containers often have 64 MB of it, beyond which a write ends the process.
+            # Batches go through a pipe instead of shared memory. For batches of a few megabytes a
+            # pipe is as fast. Containers often have only 64 MB of shared memory; writing more would
+            # kill the process.
             options = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
             stream = grain.experimental.WithOptionsIterDataset(
                 batches.to_iter_dataset(in_worker), options
@@ -78,21 +78,22 @@ class Batches(Iterator[T]):
             )
         self._iterator = iter(stream)
         before = set(multiprocessing.active_children())
-        # Reading the state makes Grain create the iterators of all workers now instead of at the
-        # first `next`, so that `close` reaches every one.
+        # Reading the state makes Grain create the iterators of all workers now. Otherwise the first
+        # `next` would create them, and an earlier `close` would miss some.
         self._iterator.get_state()
         self._iterator.start_prefetch()
         self._workers: set[BaseProcess] = set()
-        # Grain starts its processes in threads and does not return them.
+        # Grain does not return its processes, so they are found as new child processes.
         late = time.monotonic() + _START_SECONDS
         while len(self._workers) < section.workers and time.monotonic() < late:
             time.sleep(0.005)
             self._workers = set(multiprocessing.active_children()) - before
 
     def __next__(self) -> T:
-        """Returns the next batch, or raises what making it raised in its thread or process.
+        """Returns the next batch.
 
-        Raises LoaderWorkerKilled: the system has killed a worker process.
+        Raises the error that occurred in the thread or worker process. Raises LoaderWorkerKilled if
+        the system killed a worker process.
         """
         try:
             return self._unless_dead(lambda: next(self._iterator))
@@ -108,16 +109,16 @@ class Batches(Iterator[T]):
             raise
 
     def close(self) -> None:
-        """Ends the background work. Idempotent."""
+        """Ends the background work. Further calls do nothing."""
         with contextlib.suppress(_WorkerDied):
             self._unless_dead(self._iterator.close)
 
     def _unless_dead(self, call: Callable[[], R]) -> R:
-        """Returns the result of a call, or raises _WorkerDied if a killed worker makes it wait."""
+        """Returns the result of a call. Raises _WorkerDied if a worker dies meanwhile."""
         if not self._workers:
             return call()
         result: concurrent.futures.Future[R] = concurrent.futures.Future()
-        # Not a pool: the interpreter would wait for a pool's thread at its end.
+        # A daemon thread instead of a pool: at exit the interpreter would wait for a pool's thread.
         threading.Thread(target=_resolve, args=(result, call), daemon=True).start()
         while not concurrent.futures.wait([result], timeout=_DEAD_SECONDS).done:
             if any(worker.exitcode for worker in self._workers):
@@ -139,13 +140,13 @@ def _resolve(result: concurrent.futures.Future[R], call: Callable[[], R]) -> Non
 
 
 class Loader(PositionedBatches):
-    """The batches of one phase: every example once per epoch, reshuffled and remasked each epoch.
+    """The batches of one phase: every example once per epoch, with a new order and new masks.
 
-    Row p of the phase (p = 0, 1, ... over all hosts and steps) is in epoch ``p // rows_per_epoch``;
-    its examples and their masks are a function of the seed, the phase, the epoch and p. Batch s is
-    the rows ``s * batch_size .. (s + 1) * batch_size - 1``; each host makes its `HostShare` of
-    them. So the global batch depends neither on the number of hosts nor of workers, and seeking to
-    any step is O(1).
+    Row p of the phase (p = 0, 1, ... over all hosts and steps) belongs to epoch
+    ``p // rows_per_epoch``. Its examples and masks are a function of the seed, the phase, the epoch
+    and p. Batch s has the rows ``s * batch_size .. (s + 1) * batch_size - 1``, and each host makes
+    its `HostShare` of these rows. So the global batch does not depend on the number of hosts or
+    workers, and seeking to any step takes constant time.
     """
 
     def __init__(
@@ -159,12 +160,19 @@ class Loader(PositionedBatches):
         share: HostShare = ONE_HOST,
         section: LoaderSection,
     ) -> None:
-        """Checks that dataset, rows and hosts fit together and plans the rows; starts nothing.
+        """Checks that dataset, rows and hosts fit together, and plans the rows. Starts nothing.
 
-        The transform makes rows of one example, or of several if it packs; ``batch_size`` is rows
-        over all hosts. Each phase has its own order and masks over a dataset. Raises UserError: the
-        batch does not divide among the hosts, the dataset is empty, or an example is longer than a
-        row.
+        Args:
+            dataset: examples of the phase.
+            transform: transform to rows of one example, or of several if it packs.
+            batch_size: rows of a batch, over all hosts.
+            seed: seed of the order and the masks.
+            phase: index of the phase in the run. Each phase has its own order and masks.
+            share: part of every batch that this host makes.
+            section: settings of worker processes.
+
+        Raises UserError if the hosts do not divide the batch size, the dataset is empty, or an
+        example is longer than a row.
         """
         _check_fit(dataset, transform, batch_size=batch_size, share=share)
         order = _order(dataset, transform, seed=seed, phase=phase)
@@ -179,14 +187,14 @@ class Loader(PositionedBatches):
 
     @property
     def rows_per_epoch(self) -> int:
-        """Rows of an epoch, over all hosts."""
+        """Number of rows in an epoch, over all hosts."""
         return self._make.order.rows
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
-        """Returns this host's part of batch ``first_step``, ``first_step + 1``, ... without end.
+        """Returns an endless stream: this host's part of the batches from ``first_step``.
 
-        Each batch is a dict of arrays ``[batch_size / share.count, ...]``; ``with_examples`` adds
-        which examples it is made of, see `bert_jax.data.loader.batch_maker.detach`.
+        Each batch is a dict of arrays ``[batch_size / share.count, ...]``. With ``with_examples``
+        it also has the indices of its examples; see `bert_jax.data.loader.batch_maker.detach`.
         """
         make = dataclasses.replace(self._make, with_examples=with_examples)
         return _endless(make, self._section, first_step=first_step)
@@ -201,13 +209,22 @@ def evaluation_batches(
     limit: int | None,
     share: HostShare = ONE_HOST,
 ) -> Batches[Row]:
-    """Returns this host's part of every example once, in the dataset's order, masked reproducibly.
+    """Returns this host's part of every example once, in the dataset's order, one example per row.
 
-    Ten examples in batches of four (rows over all hosts) are three batches on every host. The last
-    two rows of the last batch have weight 0, so that sums over all batches count each example once.
-    Batches are arrays ``[batch_size / share.count, ...]`` with rows of one example. Masks are a
-    function of the seed and the example's index alone. ``limit`` is a number of examples, from the
-    front, None for all. Raises UserError as `Loader` does.
+    Batches are arrays ``[batch_size / share.count, ...]``. Masks depend only on the seed and the
+    example's index. If the last batch is not full, its last rows have weight 0, so that sums over
+    all batches include each example once: ten examples make three batches of four rows, and two
+    rows have weight 0.
+
+    Args:
+        dataset: examples to evaluate.
+        transform: transform to rows of one example each.
+        batch_size: rows of a batch, over all hosts.
+        seed: seed of the masks.
+        limit: number of examples, from the first. If None, all examples are used.
+        share: part of every batch that this host makes.
+
+    Raises UserError as `Loader` does.
     """
     _check_fit(dataset, transform, batch_size=batch_size, share=share)
     total = len(dataset) if limit is None else min(limit, len(dataset))
@@ -217,9 +234,9 @@ def evaluation_batches(
 
 
 def background_batches(make: Callable[[int], T], *, first_step: int) -> Batches[T]:
-    """Returns ``make(first_step)``, ``make(first_step + 1)``, … without end, made in a thread.
+    """Returns an endless stream of ``make(step)`` for the steps from ``first_step``.
 
-    One thread at a time calls ``make``, in order.
+    One background thread calls ``make`` in order.
     """
     return _endless(make, LoaderSection(), first_step=first_step)
 
@@ -253,14 +270,14 @@ def _order(
 
 
 def _shuffled(length: int, seed: int, *key: int | str) -> Sequence[int]:
-    """Returns Grain's global shuffle of ``0 .. length - 1`` for every epoch, one after the other.
+    """Returns Grain's shuffle of ``0 .. length - 1`` for every epoch, one epoch after the other.
 
-    Grain seeds epoch e with ``seed + e``; hashing ours first keeps runs with neighbouring seeds
-    from sharing orders.
+    Grain seeds epoch e with ``seed + e``. The run's seed is hashed first: otherwise runs with
+    neighbouring seeds would have epochs of the same order.
     """
     shuffle_seed = int(rng.stream(seed, *key).integers(2**32))
     order = grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()
-    return cast(Sequence[int], order)  # Grain's type admits None, which only a filter would yield
+    return cast(Sequence[int], order)  # Grain's type allows None, which only a filter yields
 
 
 def _check_fit(

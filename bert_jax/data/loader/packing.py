@@ -1,4 +1,4 @@
-"""Packing: which lengths of examples share a row. See ``docs/adr/0006-packing.md``."""
+"""Packing: the plan of which example lengths share a row. See ``docs/adr/0006-packing.md``."""
 
 import bisect
 import itertools
@@ -13,24 +13,24 @@ from bert_jax.section import Section
 
 
 class PackingSection(Section):
-    """Several examples in a row; each example attends only to itself.
+    """Several examples in a row. Each example attends only to itself.
 
     Attributes:
-        max_examples: most examples in a row, the [CLS] slots of each row.
+        max_examples: maximum number of examples in a row. Every row has this many [CLS] slots.
     """
 
     max_examples: int = pydantic.Field(default=8, ge=2)
 
 
 class RowPattern(NamedTuple):
-    """A number of rows with examples of the same lengths: 30 rows of (300, 200, 12) tokens."""
+    """Rows that have examples of equal lengths: 30 rows of (300, 200, 12) tokens."""
 
-    rows: int
-    lengths: tuple[int, ...]  # longest first
+    rows: int  # number of rows
+    lengths: tuple[int, ...]  # lengths of the examples in each row, longest first
 
 
 class LengthRank(NamedTuple):
-    """An example of an epoch: the rank-th (from 0) of the examples with this length."""
+    """An example of an epoch: number `rank`, from 0, among the examples of a length."""
 
     length: int
     rank: int
@@ -39,15 +39,21 @@ class LengthRank(NamedTuple):
 def first_fit_decreasing(
     counts: Sequence[int] | np.ndarray, *, capacity: int, max_examples: int
 ) -> list[RowPattern]:
-    """Packs examples, longest first, each into the first row that has room for it.
+    """Packs examples, longest first, each into the first row in which it fits.
 
     ``counts[3] = 2, counts[5] = 1``, capacity 8 → ``[1 row of (5, 3), 1 row of (3,)]``
 
-    Examples of equal length are placed together, so the time depends on the number of lengths, not
-    of examples (as in "histogram" packing, arXiv 2107.02027, which chooses the fullest row that
-    fits instead of the first). ``counts`` has the number of examples of each length; no example is
-    longer than ``capacity`` tokens. Returns the rows in the order in which they were opened, equal
-    neighbours merged.
+    Examples of equal length are placed together, so the time depends on the number of lengths
+    rather than examples. "Histogram" packing (arXiv 2107.02027) does this too, but chooses the
+    fullest row instead of the first.
+
+    Args:
+        counts: number of examples by length, up to ``capacity``.
+        capacity: tokens in a row.
+        max_examples: maximum number of examples in a row.
+
+    Returns:
+        The rows in the order in which they were opened; equal neighbours are merged.
     """
     patterns: list[RowPattern] = []
     for length in range(len(counts) - 1, 0, -1):
@@ -69,7 +75,7 @@ def first_fit_decreasing(
 
 
 def _fill(pattern: RowPattern, length: int, *, fit: int, left: int) -> list[RowPattern]:
-    """Adds up to ``left`` examples to the rows of a pattern, at most ``fit`` to each row."""
+    """Adds at most ``left`` examples to the rows of a pattern, at most ``fit`` to each row."""
     if not fit or not left:
         return [pattern]
     full = min(pattern.rows, left // fit)
@@ -83,18 +89,18 @@ def _fill(pattern: RowPattern, length: int, *, fit: int, left: int) -> list[RowP
 
 
 class PackingPlan:
-    """The rows of an epoch as lengths that share a row; a few kilobytes at any scale.
+    """The rows of an epoch, as lengths that share a row. A plan has only a few kilobytes.
 
     Attributes:
-        rows: rows in every epoch.
+        rows: number of rows in every epoch.
         examples_per_row: mean number of examples in a row.
-        padding_share: share of the positions of all rows that hold no token.
+        padding_share: share of padding among the positions of all rows.
     """
 
     def __init__(self, counts: np.ndarray, *, capacity: int, max_examples: int) -> None:
         patterns = first_fit_decreasing(counts, capacity=capacity, max_examples=max_examples)
         self._starts = [0, *itertools.accumulate(pattern.rows for pattern in patterns)]
-        # Per pattern: each length, its examples per row, and its first rank in the first row.
+        # For each pattern, a list of (length, examples per row, first rank in the first row).
         self._lengths: list[list[tuple[int, int, int]]] = []
         taken: Counter[int] = Counter()
         for pattern in patterns:
@@ -107,7 +113,7 @@ class PackingPlan:
         self.padding_share = 1.0 - tokens / (self.rows * capacity)
 
     def examples(self, row: int) -> list[LengthRank]:
-        """Returns the examples of a row, 0 … rows − 1; over all rows, each (length, rank) once."""
+        """Returns the examples of a row. Every (length, rank) is in exactly one row."""
         at = bisect.bisect_right(self._starts, row) - 1
         offset = row - self._starts[at]
         return [

@@ -1,9 +1,8 @@
-"""Which examples make up which row of a phase: rows p = 0, 1, …, epoch after epoch.
+"""The examples of each row of a phase: rows p = 0, 1, …, epoch after epoch.
 
-Packed rows follow a plan, first-fit-decreasing over the lengths of a dataset. The plan fixes which
-lengths share a row; which examples have these places changes every epoch. So every epoch has the
-same number of rows, and any row of any epoch is found by one binary search. See
-``docs/adr/0006-packing.md``.
+A plan, made by first-fit-decreasing over the lengths of a dataset, fixes which lengths share a
+packed row. Every epoch assigns other examples to these lengths. So all epochs have equal numbers of
+rows, and one binary search finds any row of any epoch. See ``docs/adr/0006-packing.md``.
 """
 
 import dataclasses
@@ -16,27 +15,28 @@ import numpy as np
 from bert_jax.data import rng
 from bert_jax.data.loader.packing import PackingPlan
 
-_TRIES: Final = 64  # candidates; below 2**32 each is coprime with probability 1/7 or more
-
-# Examples to scan per lookup; the table takes 4 bytes per length and block.
+# Number of random candidates for the factor. Below 2**32 a candidate is coprime to the count with
+# probability 1/7 or more.
+_TRIES: Final = 64
+# Number of examples to scan per lookup. The table has 4 bytes per length and block.
 _BLOCK: Final = 4096
 
 
 class AffinePermutation:
-    """A permutation of 0 … count − 1 per epoch: ``k -> (factor · k + offset) mod count``.
+    """A permutation of 0 … count − 1 for each epoch: ``k -> (factor · k + offset) mod count``.
 
-    The factor is coprime to the count. There are far more permutations than these, but they vary
-    enough which examples share a row, since the rows themselves are shuffled fully. A cipher such
-    as Grain's takes a hundred times as long for a handful of elements: it retries every value
-    outside of a small range.
+    The factor is coprime to the count. Only a small part of all permutations has this form, but
+    that is enough variety of examples that share a row: the rows themselves are shuffled fully.
+    Grain's shuffle, a cipher, takes a hundred times as long for a few elements, because it retries
+    every value outside of a small range.
     """
 
     def __init__(self, count: int, seed: int, *key: int | str) -> None:
         self._count, self._seed, self._key = count, seed, key
-        self._latest = (-1, 1, 0)  # epoch, factor, offset of the latest lookup
+        self._latest = (-1, 1, 0)  # (epoch, factor, offset) of the latest lookup
 
     def at(self, k: int, *, epoch: int) -> int:
-        """Returns the image of k, 0 … count − 1, in an epoch."""
+        """Returns the image of k in an epoch."""
         latest = self._latest
         if latest[0] != epoch:
             latest = self._latest = (epoch, *self._draw(epoch))
@@ -50,11 +50,12 @@ class AffinePermutation:
 
 
 class LengthIndex:
-    """Answers "which is the 70th example of 128 tokens?" for a dataset, without a list of them.
+    """Finds examples by length and rank, such as the 70th example of 128 tokens.
 
-    Holds the number of examples of each length before each block of 4,096 (half a byte per example
-    at 512 tokens) and scans one block of the lengths per lookup. The lengths are an argument of
-    each lookup: memory-mapped, they must not be pickled to workers.
+    The index stores how many examples of each length come before each block of 4,096 examples, and
+    a lookup scans one block. With lengths up to 512 this takes half a byte per example; a list of
+    the examples of each length would take several bytes. The lengths are an argument of every
+    lookup instead of an attribute: they are memory-mapped and must not be pickled to workers.
     """
 
     def __init__(self, lengths: np.ndarray) -> None:
@@ -68,13 +69,13 @@ class LengthIndex:
 
     @property
     def counts(self) -> np.ndarray:
-        """Number of examples by length."""
+        """Number of examples of each length."""
         return self._before[:, -1]
 
     def find(self, lengths: np.ndarray, length: int, rank: int) -> int:
-        """Returns the index of the ``rank``-th example of a length, from 0, in the dataset's order.
+        """Returns the dataset index of example number ``rank``, from 0, of a length.
 
-        ``lengths`` is the array that the index was made from; the rank is below ``counts[length]``.
+        ``lengths`` is the array that the index was made from. The rank is below ``counts[length]``.
         """
         before = self._before[length]
         block = int(before.searchsorted(rank, side="right")) - 1
@@ -87,33 +88,33 @@ class LengthIndex:
 class ShuffledOrder:
     """One example per row."""
 
-    rows: int  # in an epoch: examples of the dataset
-    shuffled: Sequence[int]  # a permutation of 0 … rows − 1 for each epoch, one after the other
+    rows: int  # number of rows in an epoch, which is the number of examples
+    shuffled: Sequence[int]  # permutations of 0 … rows − 1, one epoch after the other
 
     def examples(self, row: int, lengths: np.ndarray) -> Sequence[int]:
-        """Returns the dataset's indices of the examples in row p."""
-        del lengths  # of the dataset's examples, which a packed order looks up
+        """Returns the dataset index of the example in a row, as a list."""
+        del lengths  # only packed rows need the lengths
         return [self.shuffled[row]]
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedOrder:
-    """Planned rows, each epoch in another order and with other examples of the same lengths."""
+    """Rows of a packing plan. Every epoch has another order of rows, and other examples in them."""
 
-    plan: PackingPlan  # of an epoch's rows
+    plan: PackingPlan  # plan of an epoch's rows
     index: LengthIndex
-    shuffled: Sequence[int]  # the plan's rows, as in `ShuffledOrder`
-    permutations: Mapping[int, AffinePermutation]  # by length, of the examples of that length
+    shuffled: Sequence[int]  # permutations of the plan's rows, one epoch after the other
+    permutations: Mapping[int, AffinePermutation]  # permutation of the examples of each length
 
     @property
     def rows(self) -> int:
-        """Rows in an epoch."""
+        """Number of rows in an epoch."""
         return self.plan.rows
 
     def examples(self, row: int, lengths: np.ndarray) -> Sequence[int]:
-        """Returns the dataset's indices of the examples in row p, the longest first.
+        """Returns the dataset indices of the examples in a row, the longest first.
 
-        ``lengths`` are the tokens of each example of the dataset.
+        ``lengths`` is the number of tokens of each example in the dataset.
         """
         epoch = row // self.plan.rows
         return [

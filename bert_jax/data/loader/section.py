@@ -1,4 +1,4 @@
-"""The loader's settings, where reading them does not import Grain."""
+"""The loader's settings, in a file of their own so that reading them does not import Grain."""
 
 import pydantic
 
@@ -7,12 +7,13 @@ from bert_jax.section import Section
 
 
 class LoaderSection(Section):
-    """How batches are prefetched on the host. No setting changes the content of a batch.
+    """How a host prefetches batches. No setting changes the content of a batch.
 
     Attributes:
-        workers: processes that make batches; 0: a thread of the training process. A process takes
-            seconds to start and relieves the training process.
-        cache: of datasets in a bucket.
+        workers: number of worker processes that make batches. With 0 a thread of the training
+            process makes them. Worker processes take seconds to start, but leave the training
+            process more time.
+        cache: local copies of datasets in a bucket.
     """
 
     workers: int = pydantic.Field(default=0, ge=0)
