@@ -17,7 +17,6 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from etils import epath
 from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
-from bert_jax.errors import UserError
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.documents import Document, document_id
 from bert_jax.pipelines.sources.sources import cut_sources, find_sources, iter_text, read_documents
@@ -108,7 +107,7 @@ def test_json_lines(tmp_path: Path, part_bytes: int) -> None:
     [
         ('{"txt": "x"}', "record.no_field", "line 2", {"missing": "text", "found": "txt"}),
         ('{"text": 3}', "record.text", 'line 2: "text"', {"found": "3"}),
-        ('{"text": "x"', "", "line 2", {}),
+        ('{"text": "x"', "json.invalid", "line 2", {}),
         (
             *('{"text": "' + "x" * 60 + '"}', "text.too_long", "line 2"),
             {"unit": "paragraph", "found": 60, "limit": 50, "setting": "max_line_length"},
@@ -163,7 +162,7 @@ def test_a_wrong_column_is_named(tmp_path: Path) -> None:
     with refuses("input.no_field", missing="key", setting="id_field", **missing):
         read(sources(path, text_field="content", id_field="key"))
     path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(UserError, match=r"^\S*a\.parquet: cannot be read as Parquet \([^\n]*\)$"):
+    with refuses("parquet.unreadable", place=path):
         read(sources(path))
 
 

@@ -327,8 +327,8 @@ def test_a_second_vocab_is_refused_unless_the_first_died(
     path = write_config(tmp_path / "config.yaml", config)
     with hold_alone(output, say=print):
         line = refused("vocab", path, "vocab.size=600")
-        holder = f"{os.uname().nodename} {os.getpid()}"
-        assert f"{output}: another process is writing there (host and process {holder})" in line
+        assert (line.key, line.values["place"]) == ("lock.held", str(output))
+        assert line.values["holder"] == f"{os.uname().nodename} {os.getpid()}"
         assert not output.exists()
     output.mkdir()
     left = unfinished(output / "vocab.txt")

@@ -199,14 +199,14 @@ def test_a_sweep_that_loses_its_lock_stops_and_resumes(
     def lose_it(lock: LocalLock) -> None:
         if (root / "runs" / names[0] / "report.html").exists():
             before.append(record.read_text())
-            raise RunStopped("another process has taken the lock")
+            raise RunStopped("lock.lost", "lost by this test")
 
     file = write_config(tmp_path / "config.yaml", base | {"run_dir": str(root)})
     with monkeypatch.context() as patch:
         patch.setattr(LocalLock, "check", lose_it)
         result = invoke("finetune", file, "--seeds", 2)
     assert result.exit_code == 1, (result.output, result.exception)
-    assert result.stderr.splitlines() == ["bert-jax: another process has taken the lock"]
+    assert result.stderr.splitlines() == ["bert-jax: lost by this test [lock.lost]"]
     assert before == [record.read_text()]
     assert not runs(root)
     assert [path.name for path in (root / "runs").iterdir()] == names[:1]
