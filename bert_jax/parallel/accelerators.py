@@ -1,22 +1,24 @@
-"""THE table of accelerators: what one chip is, does and is called.
+"""THE table of accelerators: figures and names of each TPU generation.
 
-Where a figure is published for a chip, it is here as published; how JAX and libtpu cut a chip into
-devices follows from `devices_per_chip`. Bandwidths are bytes per second in one direction.
+All figures are per chip, as published. `devices_per_chip` gives the number of JAX devices per chip.
+Bandwidths are in bytes per second and one direction.
 
-Sources, beside each generation's page at https://docs.cloud.google.com/tpu/docs:
+Sources, in addition to each generation's page at https://docs.cloud.google.com/tpu/docs:
 
 - clock, memory bandwidth and links of v2 and v3: https://doi.org/10.1145/3360307
-- the same of v4, and links of v3: https://arxiv.org/abs/2304.01433, table 4
-- links of v5e to v6e, the data-centre network: https://jax-ml.github.io/scaling-book/tpus
-- runtimes, zones and names of quotas, read 2026-11: ``runtimes``, ``regions-zones`` and ``quota``
-  there; GKE's selectors: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
-- ids of quotas as the service's own refusals name them, v3's by the pattern of v2's and v4's:
+- clock, memory bandwidth and links of v4, and links of v3: table 4 of
+  https://arxiv.org/abs/2304.01433
+- links of v5e to v6e, and the data-centre network: https://jax-ml.github.io/scaling-book/tpus
+- runtimes, zones and names of quotas: the pages ``runtimes``, ``regions-zones`` and ``quota`` of
+  the TPU documentation, read 2026-11
+- GKE's selectors: https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+- ids of quotas, from the service's error messages:
   https://github.com/skypilot-org/skypilot/blob/master/sky/backends/cloud_vm_ray_backend.py,
-  https://github.com/marin-community/marin/issues/87
+  https://github.com/marin-community/marin/issues/87. The id of v3 follows the pattern of v2 and v4.
 
-A clock that no page states is the published peak divided by the products per cycle of the chip's
-matrix units; compiling a large product for each generation with libtpu 0.0.51 gives 70 to 98% of
-those products per cycle (docs/planning.md).
+If no page states the clock, it is the published peak divided by the products per cycle of the
+matrix units. A large product compiled with libtpu 0.0.51 reaches 70 to 98% of these products per
+cycle (docs/planning.md).
 """
 
 import dataclasses
@@ -29,54 +31,53 @@ GIB: Final = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Quota:
-    """A project's quota of one generation in a zone, by the ids of the Cloud Quotas API."""
+    """A project's quota of one generation in a zone, with ids of the Cloud Quotas API."""
 
-    on_demand: str  # the quota's id
-    spot: str  # likewise
-    per_chip: int  # how much of it a chip takes: 2 where it counts TensorCores
-    smallest: int = 1  # chips of the smallest slice that counts towards it
+    on_demand: str  # id of the quota of on-demand chips
+    spot: str  # id of the quota of spot chips
+    per_chip: int  # units per chip: 2 if the quota counts TensorCores
+    smallest: int = 1  # chips of the smallest slice under this quota
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Accelerator:
     """One generation of TPU, per chip."""
 
-    name: str  # ours and the users': ``v5e``
-    aliases: tuple[str, ...] = ()  # other spellings of it, lower case
-    device_kinds: tuple[str, ...]  # what JAX calls its devices
-    devices_per_chip: int = 1  # their figures are the chip's, divided
-    # Of a slice with more than one host. A machine with 8 v5e or v6e chips is then two hosts with
-    # half its network cards each.
+    name: str  # name in settings and messages: ``v5e``
+    aliases: tuple[str, ...] = ()  # other spellings, lower case
+    device_kinds: tuple[str, ...]  # JAX's names of the devices
+    devices_per_chip: int = 1  # JAX devices that share the figures of a chip
+    # Chips per host of a slice with several hosts. There, a machine with 8 v5e or v6e chips counts
+    # as two hosts, each with half of its network cards.
     chips_per_host: int = 4
-    chips_of_one_host: int = 4  # of the largest slice that the Cloud TPU API gives as one host
-    # Chips that one count of an accelerator type such as ``v4-32`` stands for: 0.5 where it counts
-    # TensorCores
+    chips_of_one_host: int = 4  # chips of the Cloud TPU API's largest slice with one host
+    # Chips per unit in an accelerator type such as ``v4-32``: 0.5 if the type counts TensorCores
     count_unit: float = 0.5
-    accelerator_type: str | None = None  # Cloud's spelling before a count, if not the name
-    # For the Cloud TPU API, if that has the generation
+    accelerator_type: str | None = None  # Cloud's spelling, if it differs from the name
+    # Runtime for the Cloud TPU API; None if the API lacks the generation
     runtime_version: str | None = "tpu-ubuntu2204-base"
-    libtpu_name: str | None = None  # libtpu's spelling in a topology, if not the name
-    megacore: bool = False  # whether libtpu must be told that a chip is one device
-    # Whether its matrix units take bfloat16 from Pallas kernels too, and ours have been compiled
-    # for it
+    libtpu_name: str | None = None  # libtpu's spelling, if it differs from the name
+    megacore: bool = False  # whether libtpu needs an option to make a chip one device
+    # Whether Pallas kernels can use bfloat16 in the matrix units, and our kernels were compiled
     kernels: bool = False
-    # Whether its vector unit makes a product of two int32 out of twenty other operations
+    # Whether the vector unit has no int32 multiplication and needs twenty other operations for it
     composes_int32: bool = False
-    hbm_bytes: int  # of memory
+    hbm_bytes: int  # bytes of memory
     hbm_bandwidth: float  # bytes per second
-    # Dense products per second by dtype, a product and a sum being two
+    # Dense FLOP/s by dtype; a product and a sum are two operations
     peak_flops: Mapping[str, float]
-    clock_hz: float  # that `estimated_cycles` of the compiler run at
-    ici_links: int  # to neighbours, two per dimension of the torus
+    clock_hz: float  # clock of the compiler's `estimated_cycles`
+    ici_links: int  # links to neighbours, two per dimension of the torus
     ici_bandwidth: float  # bytes per second of one link, one direction
-    wraps: int  # axis length from which a slice's ends are joined (of a multiple of it, in 3D)
+    # Smallest axis length at which a slice's ends are joined. In 3D, also every multiple of it.
+    wraps: int
     dcn_bandwidth: float  # bytes per second of a host's network cards, one direction
-    shapes: tuple[tuple[int, ...], ...]  # slices that can be had, in chips, smallest first
-    # Where Cloud offers it, its own list; `bert-jax submit` asks the API as well
+    shapes: tuple[tuple[int, ...], ...]  # available slices, in chips, smallest first
+    # Zones of Cloud's published list; `bert-jax submit` also queries the API
     zones: tuple[str, ...]
     gke_slice: str | None  # GKE's selector of slices with several hosts, if GKE has them
-    gke_device: str | None = None  # the selector of one host, if it differs
-    # Ascending by their smallest slices. The quota of a smaller slice has no published name.
+    gke_device: str | None = None  # GKE's selector of one host, if it differs
+    # Quotas, ordered by smallest slice. Smaller slices have a quota without a published name.
     quotas: tuple[Quota, ...] = ()
 
     @property
@@ -91,20 +92,20 @@ class Accelerator:
 
     @property
     def bytes_per_cycle(self) -> float:
-        """Through the HBM, of one JAX device."""
+        """Bytes per cycle between one JAX device and its HBM."""
         return self.hbm_bandwidth / self.devices_per_chip / self.clock_hz
 
     def count(self, shape: tuple[int, ...]) -> int:
-        """Returns the count of a slice in its accelerator type, such as 32 of ``v4-32``."""
+        """Returns the number in the accelerator type of a slice, such as 32 in ``v4-32``."""
         return round(math.prod(shape) / self.count_unit)
 
     def quota(self, chips: int) -> Quota | None:
-        """Returns the quota of a slice with that number of chips, if its name is known."""
+        """Returns the quota for a slice of `chips` chips, or None if its name is unknown."""
         return next((q for q in reversed(self.quotas) if q.smallest <= chips), None)
 
 
 def _quota(version: str, kind: str = "", *, per_chip: int, smallest: int = 1) -> Quota:
-    """Returns a quota by the pattern of all ids; one machine of v2 and v3 has another one."""
+    """Returns a quota whose ids follow the common pattern."""
     ending = f"{kind}PerProjectPerZoneForTPUAPI"
     ids = (f"TPU{version}{ending}", f"TPU{version}Preemptible{ending}")
     return Quota(*ids, per_chip=per_chip, smallest=smallest)
@@ -278,7 +279,7 @@ ACCELERATORS: Final[dict[str, Accelerator]] = {
     )
 }
 
-# Dense bf16 products, FLOP/s, of NVIDIA's data sheets (without sparsity).
+# Dense bf16 FLOP/s from NVIDIA's data sheets, without sparsity.
 _GPU_PEAK_FLOPS: Final[dict[str, float]] = {
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
@@ -288,7 +289,7 @@ _GPU_PEAK_FLOPS: Final[dict[str, float]] = {
 
 
 def accelerator_of(device: Any) -> Accelerator | None:
-    """Returns the generation of a JAX device, if the table has it."""
+    """Returns the generation of a JAX device, or None if the table lacks it."""
     found = (each for each in ACCELERATORS.values() if device.device_kind in each.device_kinds)
     return next(found, None)
 
@@ -300,19 +301,19 @@ def takes_kernels(device: Any) -> bool:
 
 
 def cores(device: Any) -> int:
-    """Returns how many cores a device has, which share the grid of a kernel."""
+    """Returns the number of a device's cores, which share the grid of a kernel."""
     found = accelerator_of(device)
     return 2 if found is not None and found.megacore else 1
 
 
 def composes_int32(device: Any) -> bool:
-    """Returns whether a device makes a product of two int32 out of other operations."""
+    """Returns whether a device composes an int32 product from other operations."""
     found = accelerator_of(device)
     return found is not None and found.composes_int32
 
 
 def peak_flops(device: Any) -> float | None:
-    """Returns a device's peak bf16 FLOP/s, or None where no honest figure exists (CPUs)."""
+    """Returns a device's peak bf16 FLOP/s, or None if it is unknown, as for CPUs."""
     if (found := accelerator_of(device)) is not None:
         return found.peak_flops["bfloat16"] / found.devices_per_chip
     return _GPU_PEAK_FLOPS.get(device.device_kind)

@@ -1,9 +1,9 @@
-"""Messages between the processes of a job, and their common end, over JAX's coordination service.
+"""Messages between the processes of a job, over JAX's coordination service.
 
-Twice a second each process reads who is alive and what the others have published. The service
-counts a process without heartbeats as dead, and all others then end with exit code 4: a collective
-operation would wait for it forever. If process 0 dies, the service dies with it, and JAX aborts the
-other processes in C++ (docs/adr/0012-processes.md).
+Twice a second, each process reads the list of live processes and all published notices. If a
+process sends no heartbeats, the service declares it dead, and all other processes exit with code 4,
+because a collective operation would wait for it forever. The service runs in process 0. If process
+0 dies, JAX aborts the other processes in C++ (docs/adr/0012-processes.md).
 """
 
 import atexit
@@ -21,15 +21,16 @@ from typing import Any, Final, NamedTuple
 from bert_jax.errors import PeerLost, first_line
 from bert_jax.files.scratch import delete_scratch
 
-PEER_LOST: Final = 4  # the exit code
-INTERRUPTED: Final = 3  # the exit code of a run that a signal stopped: start it again
-_LOOK_SECONDS: Final = 0.5
-# An error on one process is often an error on all: each gets this long to print its own line.
+PEER_LOST: Final = 4  # exit code after the loss of another process
+INTERRUPTED: Final = 3  # exit code of a run that a signal stopped; it can be resumed
+_POLL_SECONDS: Final = 0.5
+# An error in one process often occurs in all. Each has this long to print its own line.
 _GRACE_SECONDS: Final = 2.0
-# Process 0 takes the service along, so it ends last; the others may still write a checkpoint.
+# Process 0 ends last, because it runs the service. It waits this long for the other processes, and
+# longer if they may still write a checkpoint.
 _LAST_SECONDS: Final = 8.0
 _LAST_SAVE_SECONDS: Final = 60.0
-_EVER: Final = 7 * 86_400.0  # seconds
+_UNLIMITED_SECONDS: Final = 7 * 86_400.0
 _NOTICES: Final = "bert_jax/notices"
 _ROUNDS: Final = "bert_jax/rounds"
 
@@ -37,7 +38,7 @@ _ROUNDS: Final = "bert_jax/rounds"
 class Member(NamedTuple):
     """A process of the job."""
 
-    process: int  # its index
+    process: int  # index
     host: str
     pid: int
 
@@ -51,47 +52,58 @@ class Channel:
     def __init__(
         self, index: int, members: Mapping[int, Member], *, client: Any, silence_seconds: float
     ) -> None:
-        """Takes JAX's client of the coordination service, and the time-out of its heartbeats."""
+        """`client` is JAX's client of the service; `silence_seconds` is its heartbeat timeout."""
         self.index, self.members = index, dict(members)
-        self.leaving = threading.Event()  # this process computes no more with the others
+        self.leaving = threading.Event()  # set after the last computation with other processes
         self._client, self._silence = client, silence_seconds
-        self._rounds: Counter[str] = Counter()  # complete exchanges by subject
-        self._kept: dict[str, list[str]] = {}  # their last paths by the subject's first word
+        self._rounds: Counter[str] = Counter()  # number of complete exchanges by subject
+        self._paths: dict[str, list[str]] = {}  # latest exchanges by the subject's first word
         self._handlers: dict[str, Callable[[str], None]] = {}
         self._answering: list[threading.Thread] = []
-        self._watch = threading.Thread(target=self._look, daemon=True, name="channel")
+        self._watch = threading.Thread(target=self._poll, daemon=True, name="channel")
 
     def open(self) -> None:
-        """Makes this the channel of the process, until its end, and watches the other processes."""
+        """Makes this the channel of the process and starts to watch the other processes."""
         _channels.append(self)
         atexit.register(self.leave)
         self._watch.start()
 
     def handle(self, name: str, handler: Callable[[str], None]) -> None:
-        """Calls a function once, in a new thread, with the text of a notice."""
+        """Registers a function that a new thread calls once, with the text of a notice."""
         self._handlers[name] = handler
 
     def notify(self, name: str, text: str) -> None:
-        """Publishes a notice to all processes, this one too; the first of a name counts."""
-        with contextlib.suppress(RuntimeError):  # it exists already, or the service is gone
+        """Publishes a notice to all processes, including this one.
+
+        A second notice of the same name is ignored.
+        """
+        with contextlib.suppress(RuntimeError):  # the notice exists, or the service has ended
             self._client.key_value_set(f"{_NOTICES}/{name}", text)
 
     def exchange(
         self, value: Any, *, about: str = "main", timeout: float | None = None
     ) -> list[Any]:
-        """Returns the values of all processes, in their order, without using a device.
+        """Returns the values of all processes, ordered by process index, without using a device.
 
-        Call it on every process; if one dies meanwhile, this process ends. `value` is plain JSON.
-        Calls about the same subject come in the same order on every process, as the main thread's
-        do. Raises TimeoutError if a process does not call within `timeout` seconds after the first.
+        Every process must call this. If a process dies meanwhile, this process ends.
+
+        Args:
+            value: plain JSON.
+            about: subject. Every process must make its calls about a subject in the same order, as
+                the main thread does.
+            timeout: seconds. If None, there is no limit.
+
+        Raises:
+            TimeoutError: a process did not call in time.
+            PeerLost: the service does not answer.
         """
         path = f"{_ROUNDS}/{about} {self._rounds[about]}"
         try:
             self._client.key_value_set(
                 f"{path}/{self.index}", json.dumps(value), allow_overwrite=True
             )
-            self._client.wait_at_barrier(path, round(1000 * (timeout or _EVER)))
-            said = self._read(path)
+            self._client.wait_at_barrier(path, round(1000 * (timeout or _UNLIMITED_SECONDS)))
+            found = self._read(path)
         except RuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error) or timeout is None:
                 self.explain()
@@ -100,72 +112,78 @@ class Channel:
                     "the connection to the other processes failed ({reason})",
                     reason=first_line(error),
                 ) from error
-            said = self._read(path)
-            missing = [str(member) for key, member in self.members.items() if str(key) not in said]
+            found = self._read(path)
+            missing = [str(member) for key, member in self.members.items() if str(key) not in found]
             raise TimeoutError(f"no answer from {', '.join(missing)} in {timeout:g} s") from None
         self._rounds[about] += 1
-        kept = self._kept.setdefault(about.partition(" ")[0], [])
-        kept.append(path)
-        if len(kept) > 2:  # every process has read the rounds before this one
-            self._client.key_value_delete(f"{kept.pop(0)}/{self.index}")
-        return [json.loads(said[str(index)]) for index in range(len(self.members))]
+        paths = self._paths.setdefault(about.partition(" ")[0], [])
+        paths.append(path)
+        if len(paths) > 2:  # every process has read all earlier exchanges
+            self._client.key_value_delete(f"{paths.pop(0)}/{self.index}")
+        return [json.loads(found[str(index)]) for index in range(len(self.members))]
 
     def explain(self) -> None:
-        """Returns if no other process is dead, and ends this process otherwise.
+        """Waits until the service would have reported the death of another process.
 
-        The death of another process explains an error here, but the service notices it later.
+        Such a death may have caused an error here. If it is reported, this process ends.
         """
         time.sleep(self._silence + _GRACE_SECONDS)
 
     def leave(self) -> None:
-        """Waits without a limit until all processes have done their work, then disconnects."""
+        """Waits until all processes have done their work, without a limit, and disconnects."""
         if self.leaving.is_set():
             return
         self.exchange(None, about="leave")
         self.notify(f"left.{self.index}", "0 ")
         self.leaving.set()
         for thread in (self._watch, *self._answering):
-            thread.join()  # a thread in C++ at the end of the interpreter would abort it
+            thread.join()  # a thread in C++ would abort the interpreter at its end
         _shut_down()
 
     def depart(self, code: int, line: str) -> None:
-        """Tells the others how this process ends, from any thread. Process 0 waits for them."""
+        """Tells the other processes how this process ends; may be called from any thread.
+
+        Process 0 waits for the other processes.
+        """
         self.notify(f"left.{self.index}", f"{code} {line}")
         self.leaving.set()
         last = threading.Thread(target=self._disconnect, daemon=True)
-        last.start()  # in a thread: a process that hangs keeps the service from its end
+        last.start()  # a process that hangs would block the shutdown of the service
         last.join(_LAST_SAVE_SECONDS if code == INTERRUPTED else _LAST_SECONDS)
 
     def _disconnect(self) -> None:
         if self.index == 0:
-            self._look()
+            self._poll()
         with contextlib.suppress(RuntimeError):
             _shut_down()
 
     def _read(self, directory: str) -> dict[str, str]:
-        """Returns the values in a directory of the key-value store by the last part of the key."""
+        """Returns the values in a directory of the key-value store, by the key's last part."""
         found = self._client.key_value_dir_get(f"{directory}/")
         return {key.rpartition("/")[2]: value for key, value in found}
 
-    def _look(self) -> None:
-        """Watches until this process leaves; process 0 until the others have left."""
-        failed: dict[str, float] = {}  # when this process heard of each failure
+    def _poll(self) -> None:
+        """Watches the other processes until this process leaves.
+
+        Process 0 watches until all other processes have left.
+        """
+        failed: dict[str, float] = {}  # time at which this process learnt of each failure
         while True:
             try:
                 alive = self._client.get_live_nodes(list(self.members))
                 notices = self._read(_NOTICES)
             except RuntimeError:
-                return  # JAX ends this process, or it has left
+                return  # JAX is ending this process, or this process has left
             if not self.leaving.is_set():
                 self._react(alive, notices, failed)
             elif self.index or len(alive) == 1:
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _react(
         self, alive: Mapping[int, Any], notices: dict[str, str], failed: dict[str, float]
     ) -> None:
-        """Calls the handlers of new notices; ends this process if another has failed or died."""
+        """Calls the handlers of new notices; ends this process if another one failed or died."""
         for name in notices.keys() & self._handlers.keys():
             handler, text = self._handlers.pop(name), notices[name]
             thread = threading.Thread(target=handler, args=(text,), daemon=True, name="notice")
@@ -198,7 +216,7 @@ class Channel:
 
 
 def _shut_down() -> None:
-    import jax  # without JAX, `end_now` is there before anything that takes time
+    import jax  # slow, and `end_now` must be available before
 
     jax.distributed.shutdown()
 
@@ -207,9 +225,10 @@ _ending: Final = threading.Lock()
 
 
 def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
-    """Ends the process from any thread: a line on standard error, then no exit handlers.
+    """Prints a line on standard error and ends the process, without exit handlers.
 
-    Exit handlers would wait for other processes. The other processes hear of the end first.
+    It may be called from any thread. Exit handlers would wait for other processes. The other
+    processes learn of the end first. With `printed`, the line is only for them.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process
@@ -218,7 +237,7 @@ def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
         if line and not printed:
             with contextlib.suppress(OSError):
                 os.write(2, f"bert-jax: {line}\n".encode())
-        flush = threading.Thread(target=_flush, daemon=True)  # another thread may hold the lock
+        flush = threading.Thread(target=_flush, daemon=True)  # may wait for another thread's lock
         flush.start()
         flush.join(1.0)
         for child in multiprocessing.active_children():
@@ -239,5 +258,5 @@ _channels: list[Channel] = []
 
 
 def current_channel() -> Channel | None:
-    """Returns this process's channel, if the job has several processes."""
+    """Returns this process's channel, or None if the job has one process."""
     return _channels[0] if _channels else None

@@ -1,4 +1,4 @@
-"""Compiling: once for equal programs, with a line, without XLA's banners, cached in files."""
+"""Compilation: shared by equal programs, announced by a line, and cached in files."""
 
 import contextlib
 import functools
@@ -16,11 +16,11 @@ from bert_jax.files.scratch import user_cache
 from bert_jax.narration import doing
 from bert_jax.parallel.section import CompilationCacheSection
 
-# Values of TF_CPP_MIN_LOG_LEVEL, by their numbers there.
+# JAX's names of the levels 0 to 3 of TF_CPP_MIN_LOG_LEVEL.
 _LOG_LEVELS: Final = ("INFO", "WARNING", "ERROR", "CRITICAL")
 
-# Functions of one maker that are kept with their programs: a run needs a step for each phase, and
-# a program of a TPU takes some 10 to 100 MB of each chip.
+# Number of functions that `made_once` caches for each decorated function, with their programs. A
+# run needs one step function per phase, and a TPU program takes 10 to 100 MB of each chip.
 FUNCTIONS_KEPT: Final = 16
 
 P = ParamSpec("P")
@@ -28,28 +28,29 @@ T = TypeVar("T")
 
 
 def made_once(make: Callable[P, T]) -> Callable[P, T]:
-    """Decorates what makes a function for JAX: equal arguments give the very same one.
+    """Caches the results of a function that makes functions for JAX.
 
-    JAX knows a function by its identity: it would trace and compile the closure of the next run or
-    seed again.
+    JAX identifies a function by its identity. Without the cache, JAX would trace and compile a new
+    closure for each run or seed.
 
-    The arguments must be all that the function depends on: hashable, never changed, no arrays. The
-    last `FUNCTIONS_KEPT` are kept; a function that is dropped takes its programs with it.
+    The arguments must include everything that the made function depends on. They must be hashable
+    and immutable, and no arrays. The cache has the last `FUNCTIONS_KEPT` functions. When it drops a
+    function, the function's programs are freed.
     """
     return cast(Callable[P, T], functools.lru_cache(maxsize=FUNCTIONS_KEPT)(make))
 
 
-_UNDER_WAY: Final[list[str]] = []  # what is compiled at this moment
+_UNDER_WAY: Final[list[str]] = []  # names of the programs that are being compiled
 
 
 def is_compiling() -> bool:
-    """Says whether a block of `compiling` lasts, in any thread."""
+    """Returns whether any thread is in a block of `compiling`."""
     return bool(_UNDER_WAY)
 
 
 @contextlib.contextmanager
 def quiet_cpp() -> Iterator[None]:
-    """Leaves out all but fatal lines of JAX's C++ log; errors reach Python as exceptions."""
+    """Suppresses all but fatal lines of JAX's C++ log; errors reach Python as exceptions."""
     _set_cpp_level("CRITICAL")
     try:
         yield
@@ -62,15 +63,15 @@ def _set_cpp_level(level: str) -> None:
     option = "jax_logging_level"
     before = getattr(jax.config, option)
     jax.config.update(option, level)
-    jax.config.update(option, before)  # of the Python log; NOTSET leaves the C++ log as it is
+    jax.config.update(option, before)  # restores the level of the Python log alone
 
 
 @contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
-    """Shows that the block compiles or loads a program, with the seconds that it takes.
+    """Shows a line with elapsed seconds while the block compiles or loads a program.
 
-    `what` is compiled, such as ``the step (32 × 128 tokens)``. The watchdog does not count the
-    block as a step that hangs. XLA's banners ("Very slow compile?") are left out.
+    `what` names the program: ``the step (32 × 128 tokens)``. The watchdog ignores the block, and
+    XLA's banners ("Very slow compile?") are suppressed.
     """
     with doing(f"compiling {what}", at_once=True), quiet_cpp():
         _UNDER_WAY.append(what)
@@ -80,24 +81,25 @@ def compiling(what: str) -> Iterator[None]:
             _UNDER_WAY.remove(what)
 
 
-# Names that JAX gives its files (jax/_src/lru_cache.py).
+# Names of JAX's files (jax/_src/lru_cache.py).
 _LOCK, _ENTRY, _LAST_USED = ".lockfile", "-cache", "-atime"
 _LOCK_SECONDS: Final = 10
-# Shorter compilations are not worth a file. JAX's own bound is a second, and a small model's step
-# on a CPU is below it.
+# Programs that compile faster are not cached. JAX's default is one second, but a small model's step
+# compiles faster on a CPU.
 _SHORTEST_SECONDS: Final = 0.2
-# A local directory keeps some hundred programs; JAX bounds no directory in a bucket.
+# Size limit of a local directory: some hundred programs. JAX cannot limit a directory in a bucket.
 MAX_BYTES: Final = 10 * 10**9
 
 
 def use_compilation_cache(section: CompilationCacheSection | None) -> None:
-    """Sets up JAX's cache: what was compiled once is read from files at the next start.
+    """Sets up JAX's compilation cache, which later processes read.
 
-    Call it before the first program is compiled. Processes of one host may share a directory: JAX
-    locks it where its size is bounded. A directory set by ``JAX_COMPILATION_CACHE_DIR`` or by the
-    caller's own program stays unless the section names another. Several devices that share a CPU
-    have a cache only if a directory is named. Without a section the cache is switched off. Raises
-    UserError if the directory that is named cannot be written to.
+    Call it before the first compilation. If the section is None, the cache is switched off. If the
+    section names no directory, the one set by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's
+    program is used. If that is missing too, several devices that share a CPU have no cache.
+    Processes of one host may share a directory, because JAX locks a directory of limited size.
+
+    Raises UserError if the named directory cannot be written to.
     """
     if section is None:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -106,8 +108,8 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
         if getattr(jax.config, "jax_compilation_cache_dir") is not None:  # noqa: B009 (untyped)
             return
         if getattr(jax.config, "jax_num_cpu_devices") > 1:  # noqa: B009 (untyped)
-            # In a program read from a file, XLA's CPU devices were seen to start collectives in
-            # different orders, and to wait for one another until XLA aborts.
+            # With cached programs, XLA's CPU devices have started collectives in different orders
+            # and waited for one another until XLA aborted.
             jax.config.update("jax_enable_compilation_cache", False)
             return
     directory = section.directory or str(user_cache("xla"))
@@ -117,7 +119,7 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
         if bounded:
             _remove_unfinished(directory)
     except OSError as error:
-        if section.directory is None:  # a home that is not there, or read-only: go without
+        if section.directory is None:  # the home directory is missing or read-only
             return
         raise UserError(
             "compilation_cache.unwritable",
@@ -133,9 +135,10 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
 
 
 def _remove_unfinished(directory: str) -> None:
-    """Removes entries without a time of use, which is written last: a killed process left them.
+    """Removes incomplete entries, left by killed processes.
 
-    JAX would neither read nor replace such an entry.
+    Each entry has a file with the time of its last use, which is written last. JAX would neither
+    read nor replace an entry without it.
     """
     root = epath.Path(directory)
     with (

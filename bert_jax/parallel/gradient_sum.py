@@ -1,7 +1,8 @@
-"""Sums of gradients over the devices that split a batch, each device left with its own part.
+"""Sums of gradients over the devices that split a batch; each device keeps its own part.
 
-Left to the compiler, a sum over more than eight chips is an all-reduce that every device cuts its
-part out of: twice the bytes. In steps over at most eight it stays a reduce-scatter.
+For more than eight chips, the TPU compiler turns a reduce-scatter into an all-reduce followed by a
+slice, which transfers twice the bytes. So we sum in steps over at most eight chips, which remain
+reduce-scatters.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from bert_jax.parallel.rules import (
 
 Array = jax.Array
 
-# Devices of a group, at most, over which a TPU's compiler leaves a reduce-scatter as it is.
+# Largest group of devices for which the TPU compiler keeps a reduce-scatter.
 _MOST: Final = 8
 
 
@@ -32,10 +33,15 @@ def device_shares(
     arguments: Sequence[LogicalAxes],
     axes: LogicalAxes,
 ) -> Array:
-    """Returns what every device computes of its part of the operands: [devices, …].
+    """Returns the results of `share` on every device's part of the operands: [devices, …].
 
-    The sum over the first axis, one entry per part of a batch, is the result. `arguments` are the
-    logical axes of the operands, the batch among them; `axes` of the result of `share`.
+    The first axis has one entry per part of a batch. The caller sums over it.
+
+    Args:
+        share: function of a device's parts.
+        operands: arrays of which at least one has a batch axis.
+        arguments: logical axes of each operand.
+        axes: logical axes of the result of `share`.
     """
     run = per_shard(
         lambda *own: (share(*own)[None],), arguments=arguments, results=[("batch", *axes)]
@@ -44,9 +50,9 @@ def device_shares(
 
 
 def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
-    """Returns the sum of the devices' shares, laid out as the parameter whose gradient it is.
+    """Returns the sum of the devices' shares, with the layout of the gradient's parameter.
 
-    `shares`: [devices, …] in the dtype of the sum; `stored`: the parameter's logical axes.
+    `shares` is [devices, …] in the dtype of the sum; `stored` are the parameter's logical axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or len(shares) == 1:
@@ -72,7 +78,7 @@ def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
 
 
 def _scattered(x: Array, axis: str, dimension: int, *, size: int) -> Array:
-    """Returns this device's part of the sum over a mesh axis, cut along a dimension."""
+    """Returns this device's part of the sum over a mesh axis, split along a dimension."""
     for groups in _steps(size):
         x = jax.lax.psum_scatter(
             x, axis, scatter_dimension=dimension, axis_index_groups=groups, tiled=True
@@ -81,11 +87,14 @@ def _scattered(x: Array, axis: str, dimension: int, *, size: int) -> Array:
 
 
 def _steps(size: int) -> Iterator[list[list[int]]]:
-    """Yields the groups of each step; after all, device `i` has the `i`-th part of an array."""
+    """Yields the groups of devices of each step.
+
+    After all steps, device `i` has part `i` of the array.
+    """
     whole_axis = size
     while size > 1:
         parts = next((n for n in range(min(size, _MOST), 1, -1) if size % n == 0), size)
-        each = size // parts  # devices of a group
+        each = size // parts  # devices that will share one part
         yield [
             [first + part * each + at for part in range(parts)]
             for first in range(0, whole_axis, size)

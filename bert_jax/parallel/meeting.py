@@ -1,8 +1,8 @@
-"""The processes of a job meet at process 0 before they join JAX's coordination service.
+"""The processes of a job report to process 0 before they join JAX's coordination service.
 
-If a process does not join in time, JAX aborts the others in C++ and does not name it. So process 0
-first listens on the coordinator's port, and leaves the port to JAX when all have come.
-Every other process reports to it again and again, until it answers with the outcome.
+If a process does not join in time, JAX aborts the other processes in C++ without naming the missing
+one. Therefore, process 0 first listens on the coordinator's port itself. Every other process
+reports repeatedly until process 0 answers with the outcome. Then JAX takes over the port.
 """
 
 import contextlib
@@ -20,10 +20,11 @@ from bert_jax.parallel.channel import Member
 from bert_jax.parallel.error_json import error_from_json, error_to_json
 from bert_jax.parallel.same_settings import Difference, Flat, difference_error, first_difference
 
-_AGAIN_SECONDS: Final = 0.2
-_REPORTS_A_SECOND: Final = 200  # that process 0 can answer
-_ALIVE_SECONDS: Final = 3.0  # after a report; then a process may have been started again
-# For process 0 to tell the outcome to all. A machine that is preempted has half a minute.
+_RETRY_SECONDS: Final = 0.2
+_REPORTS_A_SECOND: Final = 200  # capacity of process 0
+# A process that has not reported for longer may have been restarted under another process id.
+_ALIVE_SECONDS: Final = 3.0
+# Time for process 0 to tell all processes the outcome. A preempted machine has half a minute.
 _VERDICT_SECONDS: Final = 15.0
 _LONGEST: Final = 1 << 22  # bytes of a report
 
@@ -31,20 +32,20 @@ Members = dict[int, Member]
 
 
 class StopRequested(Exception):
-    """A signal has come to a process before all had come; the argument is its name."""
+    """A process received a signal before all processes had reported; the argument names it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """Where and until when the processes of a job meet."""
+    """Address and time limit of the processes' reports, and the facts of this process."""
 
     host: str
     port: int
     count: int
-    index: int  # of this process
-    seconds: float  # the time-out
-    command: Flat  # which must be the same on all processes
-    signal: Callable[[], str]  # gives the name of the signal that has come, "" for none
+    index: int  # index of this process
+    seconds: float  # time limit
+    command: Flat  # settings that must be equal in all processes
+    signal: Callable[[], str]  # returns the name of a received signal, or ""
     began: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -54,15 +55,17 @@ class Meeting:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time limit is exceeded."""
         return time.monotonic() > self.began + self.seconds
 
 
 def meet(meeting: Meeting) -> Members:
-    """Returns the processes of the job, by their indices, when all of them have come.
+    """Waits until all processes have reported, and returns them by index.
 
-    Raises PeerLost if a process does not come in time, UserError if their commands or their numbers
-    of processes differ or two have one index, or StopRequested if one has got a signal.
+    Raises:
+        PeerLost: a process did not report in time.
+        UserError: commands or numbers of processes differ, or two processes have the same index.
+        StopRequested: a process received a signal.
     """
     me = Member(meeting.index, socket.gethostname(), os.getpid())
     if meeting.index:
@@ -72,18 +75,18 @@ def meet(meeting: Meeting) -> Members:
 
 
 class _Host(socketserver.TCPServer):
-    """Process 0: receives the reports of all others, on all addresses as JAX's coordinator does."""
+    """Process 0: receives all reports, on all addresses, like JAX's coordinator."""
 
     allow_reuse_address = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     request_queue_size = 1024
-    timeout = _AGAIN_SECONDS
+    timeout = _RETRY_SECONDS
 
     def __init__(self, meeting: Meeting, me: Member) -> None:
-        self._meeting, self._members, self._heard = meeting, {0: me}, {0: float("inf")}
+        self._meeting, self._members, self._reported = meeting, {0: me}, {0: float("inf")}
         self._differences: dict[int, Difference | None] = {0: None}
         self._outcome: dict[str, Any] = {}
-        self._told = {0}
+        self._informed = {0}
         super().__init__(("", meeting.port), _Request)
 
     def server_bind(self) -> None:
@@ -92,7 +95,7 @@ class _Host(socketserver.TCPServer):
         super().server_bind()
 
     def run(self) -> dict[str, Any]:
-        """Returns the outcome, when the other processes have heard it too."""
+        """Returns the outcome, after the other processes have received it."""
         meeting = self._meeting
         while not self._outcome:
             self.handle_request()
@@ -107,12 +110,12 @@ class _Host(socketserver.TCPServer):
                 self._refuse(_missing(meeting, self._members))
         waiting = set(range(meeting.count) if "stopped" in self._outcome else self._members)
         ended = time.monotonic()
-        while waiting - self._told and time.monotonic() < ended + _VERDICT_SECONDS:
+        while waiting - self._informed and time.monotonic() < ended + _VERDICT_SECONDS:
             self.handle_request()
         return self._outcome
 
     def hear(self, member: Member, count: int, command: Flat, name: str) -> dict[str, Any]:
-        """Returns the answer to a report; nothing while the outcome is open."""
+        """Returns the answer to a report, which is empty until the outcome is known."""
         me, index, now = self._members[0], member.process, time.monotonic()
         other = self._members.get(index, member)
         if count != self._meeting.count:
@@ -128,7 +131,7 @@ class _Host(socketserver.TCPServer):
                     first=str(me),
                 )
             )
-        elif other != member and now < self._heard[index] + _ALIVE_SECONDS:
+        elif other != member and now < self._reported[index] + _ALIVE_SECONDS:
             self._refuse(
                 UserError(
                     "processes.index_twice",
@@ -142,10 +145,10 @@ class _Host(socketserver.TCPServer):
         elif name and not self._outcome:
             self._outcome["stopped"] = name
         elif not self._outcome:
-            self._members[index], self._heard[index] = member, now
+            self._members[index], self._reported[index] = member, now
             self._differences[index] = first_difference(command, self._meeting.command)
         if self._outcome:
-            self._told.add(index)
+            self._informed.add(index)
         return self._outcome
 
     def _refuse(self, error: UserError | PeerLost) -> None:
@@ -153,13 +156,13 @@ class _Host(socketserver.TCPServer):
 
 
 class _Request(socketserver.StreamRequestHandler):
-    """The report of a process, and its answer: a line of JSON each."""
+    """The report of a process and the answer to it: one line of JSON each."""
 
     server: _Host  # pyright: ignore[reportIncompatibleVariableOverride]
-    timeout = 2.0  # seconds for a client that sends nothing
+    timeout = 2.0  # seconds to wait for a client that sends nothing
 
     def handle(self) -> None:
-        with contextlib.suppress(OSError, TypeError, ValueError):  # of another program's client
+        with contextlib.suppress(OSError, TypeError, ValueError):  # sent by another program
             index, host, pid, count, command, name = json.loads(self.rfile.readline(_LONGEST))
             member = Member(int(index), str(host), int(pid))
             answer = self.server.hear(member, int(count), dict(command), str(name))
@@ -167,13 +170,13 @@ class _Request(socketserver.StreamRequestHandler):
 
 
 def _listen(meeting: Meeting, me: Member) -> _Host:
-    """Returns process 0 as it listens, once a former run has given up its port."""
+    """Starts to listen as process 0, and retries while a former run still uses the port."""
     while True:
         try:
             return _Host(meeting, me)
         except OSError as error:
             with contextlib.suppress(OSError, ValueError):
-                # Another process 0 of this job refuses this one.
+                # If the port belongs to another process 0 of this job, it refuses this one.
                 _members(_ask(meeting, me, host="localhost"))
             if meeting.is_over:
                 raise UserError(
@@ -185,12 +188,15 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
                     host=me.host,
                     reason=error.strerror,
                 ) from error
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
 
 def _report(meeting: Meeting, me: Member) -> Members:
-    """Reports to process 0 until it answers; it may still say who is missing after the time-out."""
-    why, last = "nothing answers", 0.0  # an answer of process 0
+    """Reports to process 0 until it answers with the outcome.
+
+    After the time limit, process 0 may still answer which processes are missing.
+    """
+    why, last = "no answer", 0.0  # `last` is the time of process 0's last answer
     signalled: float | None = None
     while not meeting.is_over or time.monotonic() < last + _VERDICT_SECONDS:
         if meeting.signal():
@@ -203,7 +209,7 @@ def _report(meeting: Meeting, me: Member) -> Members:
             last = time.monotonic()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or first_line(error)
-        time.sleep(max(_AGAIN_SECONDS, meeting.count / _REPORTS_A_SECOND))
+        time.sleep(max(_RETRY_SECONDS, meeting.count / _REPORTS_A_SECOND))
     raise PeerLost(
         "processes.first_missing",
         "process 0 of {count} did not answer at {address} within {seconds:.3g} s ({reason}). This "
@@ -218,7 +224,7 @@ def _report(meeting: Meeting, me: Member) -> Members:
 
 
 def _ask(meeting: Meeting, me: Member, *, host: str | None = None) -> dict[str, Any]:
-    """Returns what process 0 answers to a report."""
+    """Sends a report to process 0 and returns the answer."""
     with socket.create_connection((host or meeting.host, meeting.port), timeout=5.0) as connection:
         report = [*me, meeting.count, meeting.command, meeting.signal()]
         connection.sendall(json.dumps(report).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""From a section to devices: platform, processes, mesh."""
+"""Platform, processes and mesh of devices, from the section `mesh`."""
 
 import functools
 import glob
@@ -23,21 +23,25 @@ from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.rules import FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape
 
-# Set by JAX itself, and to compile for TPUs without one.
+# Variables that do not indicate a TPU: JAX sets them, or users who compile without a TPU.
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
 
 _STANDARD_OUTPUT: Final = 1
 
 
 def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None) -> None:
-    """Joins the other processes, chooses the platform, opens the cache of compiled programs.
+    """Joins the other processes, chooses the platform and opens the compilation cache.
 
-    Call it before the first computation. `command` is what every process was asked to do, as nested
-    plain JSON. Raises UserError if the platform is missing (JAX alone would silently use the CPU),
-    the processes cannot meet, or their commands differ.
+    Call it before the first computation. `command` is the command and settings of this process, as
+    nested plain JSON.
+
+    Raises:
+        UserError: the platform is missing (JAX alone would silently use the CPU), the processes
+            cannot find each other, or their commands differ.
+        PeerLost: a process did not report in time.
     """
     if section.distributed.enabled:
-        # First: the other processes wait for one that ends by a mistake before they have met.
+        # Join first: a process that fails before would keep the other processes waiting.
         with doing("waiting for the other processes"):
             join(section.distributed, command=command)
     if section.simulated_devices is not None:
@@ -85,27 +89,27 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
 
 @functools.cache
 def _connect_cpus() -> None:
-    """Runs a first collective on all processes, without the line that Gloo prints in C++."""
+    """Runs a first collective on all processes and suppresses Gloo's line on standard output."""
     sys.stdout.flush()
-    kept = os.dup(_STANDARD_OUTPUT)
+    original = os.dup(_STANDARD_OUTPUT)
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), _STANDARD_OUTPUT)
         try:
             multihost_utils.sync_global_devices("connect")
         finally:
             sys.stdout.flush()
-            os.dup2(kept, _STANDARD_OUTPUT)
-            os.close(kept)
+            os.dup2(original, _STANDARD_OUTPUT)
+            os.close(original)
             printed.seek(0)
             lines = (line for line in printed if not line.startswith(b"[Gloo] "))
             os.write(_STANDARD_OUTPUT, b"".join(lines))
 
 
 def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -> Mesh:
-    """Chooses the platform, joins the other processes, and returns the mesh.
+    """Joins the other processes, chooses the platform and returns the mesh.
 
-    Without a section the mesh has all devices, with `one_device` the first alone. Raises UserError
-    as `initialise` and `mesh_shape` do.
+    Without a section, the mesh has all devices. With `one_device`, it has only the first device.
+    Raises UserError like `initialise` and `mesh_shape`.
     """
     section = section or MeshSection()
     initialise(section)
@@ -115,9 +119,9 @@ def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -
 def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh with axes slice, data, fsdp, tensor.
 
-    Slices split a batch as `data` does inside of each, and `mesh.data` is the product of the two:
-    the data-centre network between slices carries one sum of gradients a step. `devices` are by
-    default `jax.devices()`; devices of a topology compile without an accelerator.
+    A batch is split over the axes slice and data; the setting `mesh.data` is the product of their
+    sizes. So the network between slices transfers one gradient sum per step. `devices` defaults to
+    `jax.devices()`. Programs can be compiled for the devices of a topology without an accelerator.
     """
     devices = list(devices) if devices is not None else jax.devices()
     data, fsdp, tensor = mesh_shape(section, len(devices))
@@ -139,7 +143,7 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
     elif devices[0].platform == "cpu":
         grid = np.asarray(devices).reshape(data, fsdp, tensor)
     else:
-        # Without splitting, a 4×4 torus could not give a tensor axis of 2.
+        # Without this option, a 4×4 torus does not permit a tensor axis of 2.
         grid = mesh_utils.create_device_mesh(
             (data, fsdp, tensor), devices=devices, allow_split_physical_axes=True
         )
@@ -148,10 +152,11 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
 
 
 def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
-    """Returns the part of a batch's rows that the devices of a process hold, of this one if None.
+    """Returns the part of a batch's rows that a process reads for its devices.
 
-    Processes whose devices differ only along the tensor axis hold and read the same rows. Raises
-    UserError if the mesh deals rows to processes unevenly.
+    If `process_index` is None, it is this process. Processes whose devices differ only along the
+    tensor axis read the same rows. Raises UserError if the mesh splits the rows unevenly over the
+    processes.
     """
     process = jax.process_index() if process_index is None else process_index
     rows = mesh.devices.reshape(-1, mesh.shape[TENSOR])
@@ -177,9 +182,9 @@ def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
 
 
 def _gpu_platforms() -> str | None:
-    """Returns the platforms that JAX opens for `platform: gpu`, None if JAX should choose.
+    """Returns the platforms to open for `platform: gpu`, or None if JAX should choose.
 
-    JAX would open a TPU too, and libtpu prints errors if there is none.
+    By default, JAX would also open a TPU, and libtpu prints errors if there is none.
     """
     plugins = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
     found = [kind for kind in ("cuda", "rocm") if any(kind in name for name in plugins)]
@@ -187,9 +192,9 @@ def _gpu_platforms() -> str | None:
 
 
 def _only_cpus_here() -> bool:
-    """Whether JAX could find a TPU and no other accelerator, and this host has none.
+    """Returns whether this host has no accelerator, and no plugin but libtpu could find one.
 
-    An installed libtpu would look for a TPU all the same, and print five lines about its failure.
+    An installed libtpu would still search for a TPU and print five lines of errors.
     """
     asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
     if asked or any(name.startswith("TPU_") for name in os.environ.keys() - _NOT_OF_A_TPU):

@@ -1,6 +1,6 @@
-"""``python -m bert_jax.parallel.probe tpu``: whether a run finds that platform on this machine.
+"""``python -m bert_jax.parallel.probe tpu`` tests whether a run finds a platform on this machine.
 
-It is a process of its own, so that the asking one holds no device.
+It runs in its own process, so that the caller opens no device.
 """
 
 import os
@@ -16,7 +16,7 @@ _ENVIRONMENT: Final = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def missing_platform(platform: Platform) -> str | None:
-    """Returns the line with which a run would refuse to start here; None: it starts."""
+    """Returns the error with which a run would fail here, or None if the platform exists."""
     if platform in ("auto", "cpu"):
         return None
     done = subprocess.run(
@@ -34,13 +34,13 @@ def missing_platform(platform: Platform) -> str | None:
 
 
 def main(platform: Platform) -> int:
-    """Opens the devices; returns the exit code, and prints why there are none."""
+    """Opens the devices and returns the exit code; prints the error if there are none."""
     from bert_jax.parallel.mesh import initialise
 
     try:
         initialise(MeshSection(platform=platform, compilation_cache=None))
     except UserError as error:
-        print(" ".join(str(error).split()))  # noqa: T201 (this is its output)
+        print(" ".join(str(error).split()))  # noqa: T201 (the caller reads it)
         return _REFUSED
     return 0
 

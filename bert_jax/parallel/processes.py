@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 
 import jax
 
-# JAX has no public way to its key-value store, nor to the addresses that it finds by itself
-# (docs/adr/0012-processes.md). No other file imports a private name of JAX for processes.
+# JAX has no public API for its key-value store and for the addresses that it detects
+# (docs/adr/0012-processes.md). Only this file imports private names of JAX for processes.
 from jax._src import clusters, distributed
 
 from bert_jax.errors import UNCAUGHT, PeerLost, UserError, first_line
@@ -23,15 +23,17 @@ from bert_jax.parallel.section import LAST_PORT, DistributedSection
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.version import __version__
 
-_JOIN_SECONDS: Final = 30  # for processes that have met
+_JOIN_SECONDS: Final = 30  # time limit, after all processes have reported
 
 
 def join(section: DistributedSection, *, command: Mapping[str, Any] | None = None) -> None:
-    """Waits for the other processes and joins them; once in a process's life.
+    """Waits for the other processes and joins them; later calls do nothing.
 
-    `command` is what every process was asked to do, as nested plain JSON. Raises PeerLost if a
-    process does not come in time, or UserError if the commands differ or JAX has been joined to
-    others.
+    `command` is the command and settings of this process, as nested plain JSON.
+
+    Raises:
+        PeerLost: a process did not report in time.
+        UserError: the commands differ, or JAX has already joined other processes.
     """
     if current_channel() is not None:
         return
@@ -51,7 +53,7 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
     except StopRequested as stop:
         STOP.end_without_a_step(str(stop))
     except PeerLost:
-        STOP.release()  # a process that was asked to stop ends by that
+        STOP.release()  # if a signal was received, end because of the signal instead
         raise
     _join_jax(meeting, silence_seconds=section.silence_seconds)
     channel = Channel(
@@ -66,9 +68,9 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
 
 
 def is_first_alone(section: DistributedSection, command: Mapping[str, Any]) -> bool:
-    """Says whether this process does what one process does alone; JAX is not joined.
+    """Returns whether this process is the first one, for verbs that only one process runs.
 
-    Waits for the other processes, and raises, as `join` does.
+    Waits for the other processes and raises like `join`, but does not join JAX.
     """
     meeting = _meeting(section, command)
     if meeting.count > 1:
@@ -77,23 +79,23 @@ def is_first_alone(section: DistributedSection, command: Mapping[str, Any]) -> b
 
 
 def is_first() -> bool:
-    """Says whether this process does what is done once, such as writing a file."""
+    """Returns whether this process is the one that does shared work, such as writing a file."""
     channel = current_channel()
     return channel is None or channel.index == 0
 
 
 def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
-    """Joins the coordination service; of a process that was killed since the meeting it is late."""
-    # With recoverability the death of a process does not abort the others; ours end with a line.
+    """Joins the coordination service; raises PeerLost if a process died after its report."""
+    # Without this option, JAX aborts all processes if one dies. With it, ours print a line.
     jax.config.update("jax_enable_recoverability", True)
-    # It would replace our handler of SIGTERM, and knows neither Ctrl-C nor a step that compiles.
+    # The service would replace our handler of SIGTERM, ignore Ctrl-C and wait for compilations.
     jax.config.update("jax_enable_preemption_service", False)
     not_joined = _not_joined(meeting, f"no answer within {_JOIN_SECONDS} s")
     late = threading.Timer(_JOIN_SECONDS, end_now, (PEER_LOST, not_joined.line()))
     late.daemon = True
     late.start()
     try:
-        with quiet_cpp():  # it warns that recoverability is experimental
+        with quiet_cpp():  # suppresses the warning that recoverability is experimental
             jax.distributed.initialize(
                 coordinator_address=meeting.address,
                 num_processes=meeting.count,
@@ -119,7 +121,10 @@ def _not_joined(meeting: Meeting, reason: str) -> PeerLost:
 
 
 def _report_errors(channel: Channel) -> None:
-    """Lets the others know of an error that ends this process, unless it comes of one of them."""
+    """Makes an uncaught error end this process and inform the other processes.
+
+    If another process died, that death may be the cause, and it is reported instead.
+    """
     show = sys.excepthook
 
     def report(
@@ -133,8 +138,8 @@ def _report_errors(channel: Channel) -> None:
 
 
 def _meeting(section: DistributedSection, command: Mapping[str, Any] | None) -> Meeting:
-    """Returns where to meet, found by JAX where the section does not say it."""
-    # Where JAX finds the coordinator by itself (Cloud TPU), it reads the port from here alone.
+    """Returns the address and indices from the section; JAX detects missing values."""
+    # On Cloud TPU, JAX detects the coordinator's address but reads the port from this variable.
     os.environ.setdefault("JAX_COORDINATOR_PORT", str(section.coordinator_port))
     address = section.coordinator_address
     if address is not None and ":" not in address:

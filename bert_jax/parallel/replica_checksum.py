@@ -1,6 +1,6 @@
-"""Checksums of replicated arrays find a chip that computes wrong numbers.
+"""Checksums of replicated arrays, which detect a chip that computes wrong numbers.
 
-The replicas of an array are computed from the same bits by the same program: they must be equal.
+All replicas of an array are computed from the same bits by the same program, so they must be equal.
 """
 
 import collections
@@ -21,17 +21,17 @@ from bert_jax.parallel.rules import replicated, split_over
 class Deviation(NamedTuple):
     """A device with replicas of arrays that differ from other devices' replicas."""
 
-    device: Any  # a jax.Device, of any process
-    arrays: tuple[str, ...]  # their names
-    outvoted: bool  # whether more than half of the replicas agree on other bits, of each
+    device: Any  # a jax.Device of any process
+    arrays: tuple[str, ...]  # names of the arrays
+    outvoted: bool  # whether, for each array, the majority of replicas has other bits
 
 
 def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
-    """Returns the devices whose replicas deviate, on all processes the same; call it on each.
+    """Returns the devices whose replicas deviate; every process must call this.
 
-    Every device sums up its own bits; only those sums, 4 bytes for each array and device, are
-    exchanged. Any one flipped bit changes a sum. An array without replicas, such as what ZeRO
-    splits, has nothing to be compared with.
+    The result is the same on all processes. Every device computes a checksum of its own bits. Only
+    the checksums are exchanged: 4 bytes per array and device. A single flipped bit always changes a
+    checksum. Arrays without replicas, such as those that ZeRO splits, are not checked.
     """
     named = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
@@ -56,7 +56,7 @@ def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
 
 
 def _deviating(sums: np.ndarray, groups: np.ndarray) -> list[tuple[int, bool]]:
-    """Returns (row of the device, whether it is outvoted) of replicas that are not all equal."""
+    """Returns (row of the device, whether it is outvoted) for each deviating replica."""
     found = []
     for group in range(groups.max() + 1):
         rows = np.flatnonzero(groups == group)
@@ -70,7 +70,7 @@ def _deviating(sums: np.ndarray, groups: np.ndarray) -> list[tuple[int, bool]]:
 
 @functools.lru_cache(maxsize=256)
 def _groups(mesh: Mesh, spec: PartitionSpec) -> np.ndarray:
-    """Returns for each device of the mesh which piece of an array it holds: int [devices]."""
+    """Returns the index of each device's piece of an array: int [devices]."""
     split = set(itertools.chain.from_iterable(split_over(spec)))
     shape = [mesh.shape[axis] if axis in split else 1 for axis in mesh.axis_names]
     pieces = np.arange(np.prod(shape)).reshape(shape)
@@ -79,7 +79,7 @@ def _groups(mesh: Mesh, spec: PartitionSpec) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _program(mesh: Mesh, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[..., jax.Array]:
-    """Returns arrays → uint32 [devices, arrays], compiled."""
+    """Returns the compiled program that computes uint32 [devices, arrays] from arrays."""
 
     def sums(*pieces: jax.Array) -> jax.Array:
         return jnp.stack([checksum(piece) for piece in pieces])[None]
@@ -89,17 +89,17 @@ def _program(mesh: Mesh, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[.
         mesh=mesh,
         in_specs=tuple(shape.sharding.spec for shape in shapes),
         out_specs=PartitionSpec(mesh.axis_names),
-        check_vma=False,  # it would take replicas for equal, which is the question
+        check_vma=False,  # the check assumes equal replicas
     )
-    with compiling("what compares the replicas"):
+    with compiling("the comparison of replicas"):
         return jax.jit(on_each, out_shardings=replicated(mesh)).lower(*shapes).compile()
 
 
 @jax.jit
 def checksum(array: jax.Array) -> jax.Array:
-    """Returns Σ bits · (2 · index + 1) modulo 2³², uint32 []: no single bit can flip unseen.
+    """Returns Σ bits · (2 · index + 1) modulo 2³², uint32 [].
 
-    Traced once for all arrays of a shape.
+    Any single flipped bit changes the sum. The function is traced once per shape.
     """
     if array.dtype == jnp.bool_:
         bits = array.astype(jnp.uint32)
@@ -112,7 +112,7 @@ def checksum(array: jax.Array) -> jax.Array:
 
 
 def _odd_weights(shape: Sequence[int]) -> jax.Array:
-    """Returns 1, 3, 5, … by position, uint32; fused into the sum, it takes no memory."""
+    """Returns 1, 3, 5, … by position, uint32. XLA fuses it into the sum, without a buffer."""
     index, stride = jnp.zeros(shape, jnp.uint32), 1
     for axis in reversed(range(len(shape))):
         index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride % 2**32)

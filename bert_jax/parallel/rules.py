@@ -1,7 +1,7 @@
 """THE table from logical axes to mesh axes, and the only way to apply it.
 
-Model code names what an axis *means* (`embed`, `heads`, `vocab`); only this package knows which
-mesh axis, if any, that meaning is split over.
+Model code names the *meaning* of an axis (`embed`, `heads`, `vocab`). Only this package knows over
+which mesh axes it is split.
 """
 
 import functools
@@ -20,8 +20,8 @@ LogicalAxes = tuple[str, ...]
 
 MESH_AXES: Final = (SLICE, DATA, FSDP, TENSOR)
 
-# The mesh axes that split each axis of an activation or a parameter. The model dimension is `embed`
-# in a parameter and `hidden` in an activation, whose batch axis already uses the fsdp axis.
+# The mesh axes that split each logical axis. The model dimension is `embed` in a parameter. In an
+# activation it is `hidden`, which is not split, because the batch axis already uses the fsdp axis.
 RULES: Final[Mapping[str, tuple[str, ...]]] = {
     "batch": (SLICE, DATA, FSDP),
     # Never split.
@@ -41,7 +41,7 @@ def partition_spec(
 
     ``partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")``
 
-    Raises ValueError: an axis the table does not have, or two axes that claim one mesh axis.
+    Raises ValueError if the table lacks an axis, or two axes are split over the same mesh axis.
     """
     taken: dict[str, str] = {}
     entries: list[str | tuple[str, ...] | None] = []
@@ -63,7 +63,7 @@ def partition_spec(
 def parameter_sharding(
     mesh: Mesh, axes: Sequence[str], shape: Sequence[int], *, name: str
 ) -> NamedSharding:
-    """Returns the layout of a parameter; UserError if a mesh axis does not divide its axis."""
+    """Returns the layout of a parameter; raises UserError if the mesh does not divide an axis."""
     spec = partition_spec(axes)
     for axis, size in zip(axes, shape, strict=True):
         parts = axis_parts(mesh, axis)
@@ -83,23 +83,23 @@ def parameter_sharding(
 
 
 def trained_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
-    """Returns the layout of a trained parameter, and of its moments, between steps."""
+    """Returns the layout of a trained parameter and of its moments, between steps."""
     return NamedSharding(mesh, trained_spec(mesh, axes, shape))
 
 
 def trained_spec(
     mesh: Mesh | AbstractMesh, axes: Sequence[str], shape: Sequence[int]
 ) -> PartitionSpec:
-    """Returns the layout of a parameter that is trained, and of its moments, between steps.
+    """Returns the layout of a trained parameter and of its moments, between steps.
 
-    The rows of a matrix are spread over the data axis too (ZeRO), and gathered for use; gathered
-    columns would have to be transposed. Vectors, and rows that the data axis does not divide, are
-    laid out by the table. Every slice has all of them: a gradient is scattered over ICI, and each
-    chip's share is summed between slices.
+    The rows of a matrix are also split over the data axis (ZeRO) and gathered for use. Columns are
+    not, because gathering them would require a transpose. Vectors, and rows that the data axis does
+    not divide, have the table's layout. Every slice has a whole copy, so that gradients are
+    scattered over ICI, and only each chip's share is summed between slices.
     """
     rules = RULES
     rows = axes[-2] if len(axes) > 1 else "layers"
-    if rows != "layers" and axes[-1] != "head_dim":  # which only biases have
+    if rows != "layers" and axes[-1] != "head_dim":  # only biases have `head_dim` last
         spread = (*RULES[rows], DATA)
         if shape[-2] % math.prod(mesh.shape[axis] for axis in spread) == 0:
             rules = {**RULES, rows: spread}
@@ -107,27 +107,27 @@ def trained_spec(
 
 
 def whole(axes: LogicalAxes) -> LogicalAxes:
-    """Returns the axes of a parameter as it is used: gathered over fsdp, and over data."""
+    """Returns the axes of a parameter in use, when it is gathered over fsdp and data."""
     return tuple("hidden" if axis == "embed" else axis for axis in axes)
 
 
 def split_over(spec: PartitionSpec) -> list[tuple[str, ...]]:
-    """Returns the mesh axes that a layout splits each axis of an array over."""
+    """Returns the mesh axes over which a layout splits each axis of an array."""
     return [(each,) if isinstance(each, str) else tuple(each or ()) for each in spec]
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the layout of every array of a batch: the leading axis over slices, data and fsdp."""
+    """Returns the layout of a batch's arrays: first axis split over slices, data and fsdp."""
     return NamedSharding(mesh, partition_spec(("batch",)))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the layout of an array that every device holds as a whole."""
+    """Returns the layout of an array of which every device has a whole copy."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
-    """Raises a UserError that names the setting if a mesh does not divide a logical axis."""
+    """Raises UserError, naming the setting `key`, if the mesh does not divide a logical axis."""
     parts = axis_parts(mesh, axis)
     if size % parts:
         raise UserError(
@@ -141,29 +141,32 @@ def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
 
 
 def batch_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Returns into how many parts the mesh splits a batch."""
+    """Returns the number of parts into which the mesh splits a batch."""
     return axis_parts(mesh, "batch")
 
 
 def axis_parts(mesh: Mesh | AbstractMesh, axis: str) -> int:
-    """Returns into how many parts the mesh splits a logical axis."""
+    """Returns the number of parts into which the mesh splits a logical axis."""
     return math.prod(mesh.shape[mesh_axis] for mesh_axis in RULES[axis])
 
 
 def parts_in_use(axis: str) -> int:
-    """Returns into how many parts the mesh in use splits a logical axis; outside a mesh one."""
+    """Returns the number of parts of a logical axis in the current mesh; 1 outside a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else axis_parts(mesh, axis)
 
 
 def on_one_cpu() -> bool:
-    """Returns whether the mesh in use is of CPUs and no device shares a batch with another."""
+    """Returns whether the current mesh has CPU devices and does not split a batch."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
     return device is not None and device.platform == "cpu" and parts_in_use("batch") == 1
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
-    """Pins an activation's layout. Outside a mesh (one device, an exported program) returns `x`."""
+    """Constrains an activation's layout.
+
+    Outside a mesh (one device, or an exported program), it returns `x`.
+    """
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(axes))
@@ -171,9 +174,9 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gathered(param: Array, axes: LogicalAxes) -> Array:
-    """Gathers a parameter over the data axis; leaves its gradient's sharding to the compiler.
+    """Gathers a parameter over the data axis; the compiler chooses its gradient's sharding.
 
-    For loops over layers or microbatches, which would gather in every iteration.
+    Call it before a loop over layers or microbatches, which would gather in every iteration.
     """
     return constrain(param, *axes)
 
@@ -196,11 +199,11 @@ def per_shard(
     arguments: Sequence[LogicalAxes],
     results: Sequence[LogicalAxes],
 ) -> Callable[..., tuple[Array, ...]]:
-    """Returns `function`, run on every device with the device's part of each argument.
+    """Returns a function that runs `function` on every device's part of each argument.
 
-    For what the compiler cannot split by itself, such as a kernel. Outside a mesh (one device, an
-    exported program) the function is returned as it is. It must treat the split axes element by
-    element. `arguments` and `results` are the logical axes of its arrays.
+    It is for functions that the compiler cannot split, such as kernels. The function must treat the
+    split axes element by element. Outside a mesh (one device, or an exported program), `function`
+    itself is returned. `arguments` and `results` are the logical axes of its arrays.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function
@@ -208,5 +211,5 @@ def per_shard(
         function,
         in_specs=tuple(map(partition_spec, arguments)),
         out_specs=tuple(map(partition_spec, results)),
-        check_vma=False,  # kernels say nothing about the mesh axes that their results vary over
+        check_vma=False,  # kernels do not declare over which mesh axes their results vary
     )

@@ -1,7 +1,7 @@
-"""Settings and data of all processes are compared before they compute together.
+"""Compares settings and data of all processes before they compute together.
 
-Programs that differ wait for each other forever, or abort in C++; different data train along
-unseen.
+Processes with different programs would wait for each other forever, or abort in C++. Different data
+would be trained on unnoticed.
 """
 
 import hashlib
@@ -12,36 +12,36 @@ from typing import Any, Final, NamedTuple
 from bert_jax.errors import UserError
 from bert_jax.parallel.channel import Member, current_channel
 
-# Settings that may differ: how a process finds the others, and local disks.
+# Settings that may differ between processes: addresses, and directories on local disks.
 OF_ONE_HOST: Final = (
     "mesh.distributed",
     "mesh.compilation_cache.directory",
     "loader.cache.directory",
 )
-_LONGEST: Final = 200  # characters of a value; a hash stands for a longer one
+_LONGEST: Final = 200  # characters of a value; a longer value is replaced by its hash
 _NOT_SET: Final = "null"
 
 Flat = dict[str, str]  # dotted key → value as JSON
 
 
 class Difference(NamedTuple):
-    """The first key in which a process differs from process 0."""
+    """The first key whose value differs from the value in process 0."""
 
     key: str
-    found: str  # in that process
-    expected: str  # in process 0
+    found: str  # value in the differing process
+    expected: str  # value in process 0
 
 
 def require_same(values: Mapping[str, Any]) -> None:
-    """Compares settings over all processes; each process must call it, in the same order.
+    """Compares settings over all processes; every process must call it, in the same order.
 
-    `values` are nested plain JSON. Raises UserError on all processes if a process differs from
-    process 0; the message names the process and the first key with both values.
+    `values` are nested plain JSON. If a process differs from process 0, all processes raise a
+    UserError that names the process, and the first differing key with both values.
     """
     if (channel := current_channel()) is None:
         return
     mine = flatten(values)
-    # Process 0 alone sends its settings: all settings of hundreds of processes would be too long.
+    # Only process 0 sends its settings: those of hundreds of processes would be too long.
     expected = channel.exchange(mine if channel.index == 0 else None)[0]
     differences = channel.exchange(first_difference(mine, expected))
     if (error := difference_error(dict(enumerate(differences)), channel.members)) is not None:
@@ -49,7 +49,7 @@ def require_same(values: Mapping[str, Any]) -> None:
 
 
 def flatten(values: Mapping[str, Any]) -> Flat:
-    """Returns settings by their dotted keys, without `OF_ONE_HOST` and the keys below."""
+    """Returns settings by dotted key, without the sections and keys in `OF_ONE_HOST`."""
     return {
         key: _short(json.dumps(leaf))
         for key, leaf in _leaves(values, "")
@@ -58,7 +58,7 @@ def flatten(values: Mapping[str, Any]) -> Flat:
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields settings by their dotted keys; a list of plain values is one setting."""
+    """Yields settings by dotted key; a list of plain values is one setting."""
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):
@@ -75,7 +75,7 @@ def _short(text: str) -> str:
 
 
 def first_difference(mine: Flat, expected: Flat) -> Difference | None:
-    """Compares two processes; null is the same as a key that is not there."""
+    """Compares the settings of two processes; a missing key equals null."""
     for key in {**expected, **mine}:  # in the order of process 0
         found, wanted = mine.get(key, _NOT_SET), expected.get(key, _NOT_SET)
         if found != wanted:

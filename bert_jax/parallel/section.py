@@ -1,4 +1,4 @@
-"""Settings of the mesh, and how they divide devices and batches; without JAX."""
+"""Settings of the mesh and their checks. Does not import JAX."""
 
 import math
 from typing import Final, Literal
@@ -19,63 +19,65 @@ Platform = Literal["auto", "cpu", "gpu", "tpu"]
 
 
 class DistributedSection(Section):
-    """How several processes find each other. On a Cloud TPU everything is found by itself."""
+    """Addresses and time limits of several processes. Cloud TPU needs only `enabled`."""
 
     enabled: bool = False
-    """True on every host of a job of several processes."""
+    """Whether the job has several processes. Set it on every host."""
     coordinator_address: str | None = None
-    """HOST or HOST:PORT of the first process. Default: found on Cloud TPU, Slurm, Kubernetes and
+    """HOST or HOST:PORT of the first process. null: detected on Cloud TPU, Slurm, Kubernetes and
     Open MPI."""
     coordinator_port: int = pydantic.Field(default=8482, ge=1, le=LAST_PORT)
-    """Where the address names none."""
+    """Port of the first process, if the address has none."""
     process_count: int | None = pydantic.Field(default=None, ge=1)
-    """None: found likewise."""
+    """Number of processes. null: detected like the address."""
     process_index: int | None = pydantic.Field(default=None, ge=0)
-    """Of this process, from 0. None: found likewise."""
+    """Index of this process, from 0. null: detected like the address."""
     timeout_seconds: int = pydantic.Field(default=300, ge=1)
-    """For all processes to come; then the missing ones are named."""
+    """Seconds to wait for all processes at the start. Then the error names the missing ones."""
     silence_seconds: float = pydantic.Field(default=15.0, ge=3.0)
-    """After so long without a sign of life a process is taken for dead."""
+    """Seconds without a heartbeat after which a process counts as dead."""
 
 
 class CompilationCacheSection(Section):
-    """Where compiled programs are kept from one start to the next.
+    """Cache of compiled programs, which later starts read.
 
-    Where ``JAX_COMPILATION_CACHE_DIR`` names a directory, that is the default. A local disk
-    keeps 10 GB: the programs used longest ago make room for new ones. A bucket keeps all.
+    A local cache is limited to 10 GB; it drops the least recently used programs. A cache in a
+    bucket has no limit.
     """
 
     directory: PathText | None = None
-    """Local or gs://. null: ``~/.cache/bert_jax/xla``."""
+    """Directory, local or gs://. null: ``JAX_COMPILATION_CACHE_DIR`` if set, else
+    ``~/.cache/bert_jax/xla``."""
 
 
 class MeshSection(Section):
-    """Devices and how a run is split over them. One axis may be -1: all devices left over."""
+    """Devices, and how a run is split over them. One axis may be -1, for all remaining devices."""
 
     platform: Platform = "auto"
-    """`auto` takes what JAX finds; with a name the run refuses to start on anything else."""
+    """Platform that the run requires. `auto`: the one that JAX finds."""
     data: int = pydantic.Field(default=-1, ge=-1)
-    """Parts of a batch. Between steps parameters and moments are split along this axis too (ZeRO);
-    a step gathers parameters: layer by layer where layers are unrolled, else before its loops."""
+    """Parts of a batch. Between steps, parameters and moments are also split along this axis
+    (ZeRO). If layers are unrolled, a step gathers parameters layer by layer, otherwise before its
+    loops."""
     fsdp: int = pydantic.Field(default=1, ge=-1)
-    """Parts of a batch; parameters are gathered layer by layer within loops too: over microbatches
-    and over layers that are not unrolled."""
+    """Parts of a batch. Parameters are split too, and always gathered layer by layer, even within
+    loops over microbatches and layers."""
     tensor: int = pydantic.Field(default=1, ge=-1)
     """Parts of heads, FFN columns and vocabulary."""
     slices: int = pydantic.Field(default=1, ge=1)
-    """Slices of TPUs that split the batch between them, over the data-centre network."""
+    """TPU slices that share a batch over the data-centre network."""
     simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=512)
-    """CPU devices to make of one CPU, for trying a layout."""
+    """Number of CPU devices to simulate, for trying a layout."""
     distributed: DistributedSection = DistributedSection()
-    """How several processes meet."""
+    """Several processes."""
     compilation_cache: CompilationCacheSection | None = CompilationCacheSection()
-    """Programs compiled once are read at the next start. null: they are not kept."""
+    """Cache of compiled programs. null: none."""
 
 
 def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
-    """Returns the sizes data (of all slices), fsdp, tensor, with -1 worked out.
+    """Returns the sizes of data (over all slices), fsdp and tensor, with -1 replaced.
 
-    Raises UserError: more than one -1, or a product other than the number of devices.
+    Raises UserError if there is more than one -1, or the product is not the number of devices.
     """
     sizes = {DATA: section.data, FSDP: section.fsdp, TENSOR: section.tensor}
     if 0 in sizes.values():
@@ -109,7 +111,7 @@ def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
 
 
 def check_slices(section: MeshSection, data: int) -> None:
-    """Refuses a number of slices that does not divide the data axis. Raises UserError."""
+    """Raises UserError if the number of slices does not divide the data axis."""
     if data % section.slices:
         raise UserError(
             "mesh.slices",
@@ -121,9 +123,9 @@ def check_slices(section: MeshSection, data: int) -> None:
 
 
 def check_batch(key: str, rows: int, *, parts: int, accumulation: int) -> None:
-    """Refuses rows that do not divide evenly into parts of the mesh and microbatches.
+    """Raises UserError if a batch cannot be divided into parts and microbatches.
 
-    `key` names the setting, `parts` is data × fsdp. Raises UserError: with the multiple allowed.
+    `key` is the setting of the batch size; `parts` is data × fsdp.
     """
     unit = parts * accumulation
     if rows % unit:

@@ -1,10 +1,10 @@
-"""Stopping by a signal: every process of a job saves at the same step and ends with code 3.
+"""Stopping by a signal: every process of a job saves at the same step and exits with code 3.
 
-SIGTERM (a machine gets it half a minute before it is preempted) or Ctrl-C on any process is a
-request. All processes hear of it within a second and exchange their counts of steps. They stop one
-step after the furthest; no process begins a step beyond the next one before it knows the counts. If
-no process has an unsaved step, all end at once. A process whose bucket does not answer ends too:
-its steps since the last checkpoint are lost.
+SIGTERM (sent to a machine half a minute before preemption) or Ctrl-C on any process requests a
+stop. All processes learn of it within a second and exchange their step counts. They stop one step
+after the highest count. Until a process knows the counts, it begins at most one more step. If no
+process has an unsaved step, all exit at once. If the bucket does not answer, the processes exit as
+well, and the steps since the last checkpoint are lost.
 """
 
 import contextlib
@@ -21,23 +21,27 @@ from bert_jax.files.patience import OUTAGE
 from bert_jax.parallel.channel import INTERRUPTED, Channel, end_now
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-# The launcher and the process group both pass a signal on: that is one request.
+# A launcher and the process group may both forward a signal. Signals within this time are one
+# request.
 _SAME_REQUEST_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.2
-_AGREE_SECONDS: Final = 10.0  # then the processes ask each other again
+_AGREE_SECONDS: Final = 10.0  # time limit of one exchange, which is then repeated
 
-Handler = Callable[[int, Any], None]  # (number of the signal, frame)
+Handler = Callable[[int, Any], None]  # (signal number, frame)
 
 
 class SignalPipe:
-    """Calls a function for SIGTERM and Ctrl-C in a thread of its own; a context manager.
+    """Calls a function in a separate thread on SIGTERM and Ctrl-C; a context manager.
 
-    Python runs a handler between two instructions of the main thread, but that thread may compile
-    or wait in C++ for minutes. The interpreter writes the signal's number to a pipe at once.
+    Python runs signal handlers in the main thread, which may compile or wait in C++ for minutes.
+    But the interpreter writes the signal number to a pipe at once, and the thread reads the pipe.
     """
 
     def __init__(self, hear: Callable[[int], None], *, handler: Handler = lambda *_: None) -> None:
-        """Calls `hear` in the thread, and `handler` in the main thread, which must call this."""
+        """Registers `hear` for the thread and `handler` for the main thread.
+
+        Only the main thread may call this.
+        """
         self._hear = hear
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
@@ -47,11 +51,11 @@ class SignalPipe:
         self._before = {number: signal.signal(number, handler) for number in _SIGNALS}
 
     def give_back(self, number: int) -> None:
-        """Restores the former handler of one signal."""
+        """Restores the previous handler of one signal."""
         signal.signal(number, self._before[signal.Signals(number)])
 
     def close(self) -> None:
-        """Restores the former handlers, after `hear` has returned for all signals."""
+        """Restores the previous handlers, after `hear` has returned for all signals."""
         signal.set_wakeup_fd(self._woken)
         for number in self._before:
             self.give_back(number)
@@ -72,64 +76,66 @@ class SignalPipe:
 
 
 class EvaluationCut(Exception):
-    """A request to stop came in an evaluation, which ends on all processes after the same batch."""
+    """A request to stop ends an evaluation, after the same batch on all processes."""
 
 
 class StopSignal:
-    """Handles SIGTERM and SIGINT of this process. There is one, `STOP`.
+    """Handles SIGTERM and SIGINT for this process. The only instance is `STOP`.
 
-    It counts the steps of all loops of the process, such as the runs of a sweep.
+    It counts the steps of all train loops of the process, such as the runs of a sweep.
 
     Attributes:
-        name: of the first signal, such as "SIGTERM"; empty before it.
-        ending: the process ends as soon as its last checkpoint is whole, and no step will follow.
+        name: name of the first signal, such as "SIGTERM"; empty before.
+        ending: whether the process exits once its last checkpoint is complete, without more steps.
         batches: number of batches that evaluations have begun.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._steps = 0  # dispatched, and batches of evaluations
+        self._steps = 0  # dispatched steps, and batches of evaluations
         self._owns_process = False
-        self._held = False  # a signal is answered when the processes have met
+        self._held = False  # whether to ignore a signal until the processes have joined
         self._pipe: SignalPipe | None = None
         self._channel: Channel | None = None
-        self._cutting = False  # in an evaluation that may be cut short
-        self._run = 0  # of a program that trains several times by the library
+        self._cutting = False  # whether the current evaluation may be interrupted
+        self._run = 0  # index of the run, in a program that trains several times
         self.ending = False
         self.batches = 0
         self._forget()
 
     def _forget(self) -> None:
-        """Forgets the run and the request in it."""
+        """Resets the state of a run and its request to stop."""
         self.name, self._came = "", 0.0
-        self._limit: int | None = None  # of steps, while the processes have still to agree
-        self._stop_at: int | None = None  # the agreement
-        self._unsaved = False  # a step was dispatched that no checkpoint holds
-        self._saved_step = 0  # which the last checkpoint holds, or is about to
+        self._limit: int | None = None  # limit of steps until the processes agree
+        self._stop_at: int | None = None  # step count at which the processes agreed to stop
+        self._unsaved = False  # whether a dispatched step is in no checkpoint
+        self._saved_step = 0  # step of the last checkpoint, which may still be written
         self._wait_for_save: Callable[[], None] = lambda: None
 
     def listen(self, *, owns_process: bool, hold: bool = False) -> None:
-        """Hears signals from now on, if called in the main thread.
+        """Starts to handle signals, if called in the main thread.
 
-        With `owns_process` the process ends, as the command line does, as soon as all steps are
-        saved; otherwise the train loop alone ends, after its next step. With `hold` it answers no
-        signal, except a second one, until the processes have met, or `release`.
+        Args:
+            owns_process: whether a signal ends the process, as on the command line, once all steps
+                are saved. If False, a signal ends only the train loop, after its next step.
+            hold: whether to delay the response to a first signal until the processes have joined,
+                or until `release`.
         """
         if threading.current_thread() is threading.main_thread() and self._pipe is None:
             self._owns_process, self._held = owns_process, hold
             self._pipe = SignalPipe(self._hear, handler=self._handler)
 
     def release(self) -> None:
-        """Ends the process if a held signal has come; call it in the main thread."""
+        """Ends the process if it received a signal while holding; for the main thread."""
         with self._lock:
             held, self._held = self._held, False
         if held and self.name:
             self.end_without_a_step(self.name)
 
     def agree_over(self, channel: Channel) -> None:
-        """Agrees with the other processes from now on; ends the process if one held a signal.
+        """Connects to the other processes; ends the process if one has held a signal.
 
-        Each process must call it.
+        Every process must call it.
         """
         with self._lock:
             self._channel, self._held = channel, False
@@ -140,7 +146,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Hears signals at least until the end of the block; then forgets the run."""
+        """Handles signals at least until the end of the block, and then resets the state."""
         if self._pipe is not None:
             yield
             return
@@ -157,23 +163,26 @@ class StopSignal:
                 OUTAGE.stopping = False
 
     def saved(self, step: int, wait_for_save: Callable[[], None]) -> None:
-        """Says that all steps are in the checkpoint of `step`, 0 for none, or about to be.
+        """Records that the checkpoint of `step` contains all steps; 0 if there is none.
 
-        `wait_for_save` returns when it is whole.
+        It may still be written; `wait_for_save` returns when it is complete.
         """
         with self._lock:
             self._unsaved, self._wait_for_save = False, wait_for_save
             self._saved_step = step
 
     def due(self) -> bool:
-        """Counts a dispatched step; returns on all processes whether to save and stop after it."""
+        """Counts a dispatched step and returns whether to save and stop after it.
+
+        The result is the same on all processes.
+        """
         with self._lock:
             self._unsaved = True
             return self._count_step()
 
     @contextlib.contextmanager
     def cutting(self) -> Iterator[None]:
-        """Lets `between_batches` end the block."""
+        """Allows `between_batches` to raise EvaluationCut in the block."""
         self._cutting = True
         try:
             yield
@@ -181,9 +190,10 @@ class StopSignal:
             self._cutting = False
 
     def between_batches(self) -> None:
-        """Raises EvaluationCut in a block of `cutting`, on all processes before the same batch.
+        """Counts a batch of an evaluation; every process must call it before each batch.
 
-        Call it before each batch, on all processes.
+        In a block of `cutting`, a request to stop raises EvaluationCut before the same batch on all
+        processes.
         """
         self.batches += 1
         if self._cutting:
@@ -193,20 +203,20 @@ class StopSignal:
                 raise EvaluationCut
 
     def end_without_a_step(self, name: str) -> NoReturn:
-        """Ends the process, in which no step is unsaved, for a signal to it or to another."""
+        """Ends the process, which has no unsaved step, after a signal to any process."""
         self._end_beside(name)
         while True:
             threading.Event().wait()
 
     def _count_step(self) -> bool:
-        """Counts a step, or a batch that counts like one; says whether it is time to stop."""
+        """Counts a step or a batch of an evaluation; returns whether to stop."""
         self._steps += 1
         while self._stop_at is None and self._limit is not None and self._steps >= self._limit:
-            self._lock.wait()  # for the agreement, or the end
+            self._lock.wait()  # until the processes agree, or the process ends
         return self._stop_at is not None and self._steps >= self._stop_at
 
     def _hear(self, number: int) -> None:
-        """Runs in the thread of the pipe."""
+        """Handles a signal in the thread of the pipe."""
         name = signal.Signals(number).name
         with self._lock:
             first, held, old = not self.name, self._held, self._is_old
@@ -224,20 +234,20 @@ class StopSignal:
 
     @property
     def _is_old(self) -> bool:
-        """Whether a signal that comes now is another request."""
+        """Whether a signal now would be a second request."""
         return bool(self.name) and time.monotonic() - self._came > _SAME_REQUEST_SECONDS
 
     def _begin(self, name: str) -> None:
-        """Records the first signal; call it with the lock."""
+        """Records the first signal; the caller has the lock."""
         if not self.name:
             self.name, self._came = name, time.monotonic()
-        OUTAGE.stopping = True  # storage that does not answer is given up sooner
+        OUTAGE.stopping = True  # shortens the time limit of storage that does not answer
 
     def _agree(self, name: str, *, run: int) -> None:
-        """Agrees on the last step, when a signal has come to any process."""
+        """Agrees with the other processes on the last step, after a signal to any of them."""
         with self._lock:
             if run != self._run:
-                return  # it is over, on all processes soon
+                return  # the run has ended, or will end soon, on all processes
             self._begin(name)
             self._limit = self._steps + 1
             mine = self._steps, self._unsaved or not self._owns_process
@@ -245,9 +255,11 @@ class StopSignal:
         while not answers and self._channel is not None:
             if self._channel.leaving.is_set():
                 return
-            with contextlib.suppress(TimeoutError):  # a process that is dead ends this one
+            with contextlib.suppress(
+                TimeoutError
+            ):  # if a process is dead, the channel ends this one
                 answers = self._channel.exchange(mine, about=f"stop {run}", timeout=_AGREE_SECONDS)
-        # A process that is a step ahead may have begun a save that the others have still to join.
+        # A process that is a step ahead may have begun a save that all processes must join.
         unsaved = any(unsaved for _, unsaved in answers) or len({steps for steps, _ in answers}) > 1
         if not unsaved:
             self._end_beside(name)
@@ -259,18 +271,18 @@ class StopSignal:
             threading.Thread(target=self._watch_outage, args=(name,), daemon=True).start()
 
     def _end_beside(self, name: str) -> None:
-        """Ends in a thread of its own: this one has a second signal to hear."""
+        """Ends the process in a new thread, because this thread handles a second signal."""
         self.ending = True
         threading.Thread(target=self._end, args=(name,), daemon=True).start()
 
     def _watch_outage(self, name: str) -> None:
-        """Ends the process if the last save finds no bucket."""
+        """Ends the process if the bucket of the last save does not answer."""
         while (given_up := OUTAGE.given_up()) is None:
             time.sleep(_POLL_SECONDS)
         self._end(name, given_up)
 
     def _end(self, name: str, given_up: Exception | None = None) -> None:
-        """Ends the process once its last checkpoint is whole, or its bucket was given up."""
+        """Ends the process once the last checkpoint is complete or the bucket is given up."""
         code, line = INTERRUPTED, f"stopped by {name} before the first step. Nothing to save."
         if self._saved_step:
             line = f"stopped by {name} at step {self._saved_step}, saved."
@@ -289,7 +301,7 @@ class StopSignal:
         end_now(code, line)
 
     def _handler(self, number: int, _: object) -> None:
-        """Runs in the main thread. The interpreter has told the other thread already."""
+        """Runs in the main thread. The thread of the pipe has the signal already."""
         if not self._owns_process and self._is_old:
             assert self._pipe is not None
             self._pipe.give_back(number)

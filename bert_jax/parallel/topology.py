@@ -1,4 +1,4 @@
-"""A slice of TPUs: from any spelling that users know to a generation and a shape."""
+"""TPU slices: generation and shape, from any common spelling."""
 
 import dataclasses
 import math
@@ -21,29 +21,29 @@ _PATTERN = re.compile(r"(?:tpu[ -])?(?P<name>[a-z0-9]+(?:-lite)?)(?:pod)?[:-](?P
 class TpuTopology:
     """One slice."""
 
-    accelerator: Accelerator  # of every chip
+    accelerator: Accelerator  # generation of the chips
     shape: tuple[int, ...]  # chips along each dimension of the torus
 
     @property
     def name(self) -> str:
-        """As the documentation spells it: ``v5e:4x4``."""
+        """The documentation's spelling: ``v5e:4x4``."""
         return f"{self.accelerator.name}:{_cross(self.shape)}"
 
     @property
     def chips(self) -> int:
-        """Chips of the slice."""
+        """Number of chips."""
         return math.prod(self.shape)
 
     @property
     def devices(self) -> int:
-        """JAX devices of the slice."""
+        """Number of JAX devices."""
         return self.chips * self.accelerator.devices_per_chip
 
     def hosts(self, *, gke: bool = False) -> int:
-        """Machines that hold the chips, of the Cloud TPU API or of GKE.
+        """Returns the number of machines, with the Cloud TPU API or with GKE.
 
-        They differ for 8 chips of v5e or v6e: to the API a slice is one machine of 8 (GKE's
-        ``…-8t``), and our pods on GKE ask for two of 4 (``…-4t``).
+        They differ for 8 chips of v5e or v6e. The API uses one machine of 8 chips (GKE's
+        ``…-8t``), and our pods on GKE request two machines of 4 chips (``…-4t``).
         """
         accelerator = self.accelerator
         alone = accelerator.chips_per_host if gke else accelerator.chips_of_one_host
@@ -51,19 +51,19 @@ class TpuTopology:
 
     @property
     def accelerator_type(self) -> str:
-        """As Cloud spells it: ``v5litepod-16``, ``v4-32``."""
+        """Cloud's spelling: ``v5litepod-16``, ``v4-32``."""
         accelerator = self.accelerator
         name = accelerator.accelerator_type or accelerator.name
         return f"{name}-{accelerator.count(self.shape)}"
 
     @property
     def libtpu_name(self) -> str:
-        """As libtpu spells it: ``tpu7x:2x2x1``."""
+        """The spelling of libtpu: ``tpu7x:2x2x1``."""
         return f"{self.accelerator.libtpu_name or self.accelerator.name}:{_cross(self.shape)}"
 
     @property
     def wrapped_axes(self) -> tuple[bool, ...]:
-        """Which dimensions of the slice are rings; the ends of the others are not joined."""
+        """For each dimension, whether its ends are joined to a ring."""
         wraps = self.accelerator.wraps
         return tuple(
             size % wraps == 0 if self.accelerator.dimensions == 3 else size >= wraps
@@ -72,11 +72,13 @@ class TpuTopology:
 
 
 def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = ()) -> TpuTopology:
-    """Returns the slice that any of the usual spellings means.
+    """Returns the slice with a name in one of the common spellings.
 
-    ``v3:4x4`` and ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` and ``v5e-16`` (chips),
-    ``v4:2x2x4`` and ``v4-32`` (TensorCores: 16 chips). `key` is the setting and `others` are words
-    that it takes besides, both for the message. Raises UserError: no such generation or slice.
+    Examples: ``v3:4x4`` or ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` or ``v5e-16``
+    (chips), ``v4:2x2x4`` or ``v4-32`` (TensorCores: 16 chips).
+
+    For the message, `key` is the setting, and `others` are its allowed values besides slices.
+    Raises UserError if there is no such generation or slice.
     """
     match = _PATTERN.fullmatch(text.strip().lower())
     if match is None:
@@ -115,19 +117,19 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
 
 
 def _shape(accelerator: Accelerator, size: str) -> tuple[int, ...] | None:
-    """Returns the shape that a shape or a count means, None if there is no such slice."""
+    """Returns the shape of a slice from a shape or count, or None if there is no such slice."""
     if "x" not in size:
         return {accelerator.count(shape): shape for shape in accelerator.shapes}.get(int(size))
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", size):
         return None
     shape = tuple(map(int, size.split("x")))
     if accelerator.dimensions == 2 and len(shape) == 3 and shape[-1] == 1:
-        shape = shape[:-1]  # as libtpu prints it
+        shape = shape[:-1]  # libtpu prints a third dimension of 1
     return shape if shape in accelerator.shapes else None
 
 
 def _suggest(accelerator: Accelerator, size: str) -> str:
-    """Returns the slice whose number of chips is nearest, in the spelling that was used."""
+    """Returns the slice with the nearest number of chips, spelled like `size`."""
     wanted = math.prod(int(number) for number in size.split("x") if number)
     if "x" not in size:
         wanted *= accelerator.count_unit

@@ -1,1 +1,1 @@
-"""Run directories: open, claim, check before a resume, load parameters."""
+"""Run directories: opening, claiming, checks before a resume, loading of parameters."""

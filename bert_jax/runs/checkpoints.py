@@ -1,4 +1,4 @@
-"""The checkpoints of a run directory, opened to read or to write, and their parameters."""
+"""Opens the checkpoints of a run directory, and loads their parameters."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
@@ -22,26 +22,27 @@ from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 
 DEFAULTS: Final = CheckpointSection()
-_READS: Final = 5  # of a run that deletes checkpoints meanwhile
+_READS: Final = 5  # attempts, if the run deletes checkpoints meanwhile
 Found = TypeVar("Found")
 
 
 def open_checkpoints(run_dir: epath.PathLike) -> Checkpointer:
-    """Opens a run's checkpoints to read them; nothing in the directory is changed."""
+    """Opens a run's checkpoints for reading."""
     return Checkpointer(epath.Path(run_dir) / CHECKPOINTS, DEFAULTS, read_only=True, say=warn_aloud)
 
 
 def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Found]) -> Found:
-    """Returns the result of `read` on a run's checkpoints, even if the run deletes some meanwhile.
+    """Returns the result of `read` on a run's checkpoints.
 
-    If a checkpoint was deleted while it was read, one process alone reads again. Raises UserError:
-    the run deletes checkpoints faster than this machine reads them; and whatever `read` raises.
+    If the run deletes a checkpoint while `read` reads it, `read` is called again. A job of several
+    processes does not retry. Raises UserError if the run deletes checkpoints faster than this
+    machine reads them. Errors of `read` are passed on.
     """
     for _ in range(_READS):
         with open_checkpoints(run_dir) as checkpoints:
             try:
                 return read(checkpoints)
-            except Exception:  # Orbax and TensorStore have no error of their own for missing files
+            except Exception:  # Orbax and TensorStore have no specific error for missing files
                 if jax.process_count() > 1 or not checkpoints.on_disk.outdated():
                     raise
     raise UserError(
@@ -59,7 +60,7 @@ def write_checkpoints(
     *,
     save_bytes: int | None = None,
 ) -> Checkpointer:
-    """Opens a run's checkpoints to add to them, see `Checkpointer`; one process may write a run."""
+    """Opens a run's checkpoints for writing, see `Checkpointer`; only one job may do so."""
     path = epath.Path(run_dir) / CHECKPOINTS
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)
 
@@ -74,10 +75,16 @@ class LoadedParams(NamedTuple):
 
 
 def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> LoadedParams:
-    """Reads the parameters of one of a run's checkpoints onto a mesh, by default of all devices.
+    """Loads the parameters of one of a run's checkpoints.
 
-    `checkpoint` is `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else the last.
-    Raises UserError: there is no such checkpoint.
+    Args:
+        run: run directory.
+        checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a fine-tuned
+            run and the last one of other runs.
+        mesh: mesh for the parameters. If None, a mesh of all devices.
+
+    Raises:
+        UserError: there is no such checkpoint.
     """
     mesh = mesh or open_mesh()
     model = define_model(run.build)
@@ -96,7 +103,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
-    """Returns the moments of parameters if the optimizer was AdamW, else None."""
+    """Returns the optimizer's moments of loaded parameters, or None if it was not AdamW."""
     section = run.section("optimizer", OptimizerSection, verb="export")
 
     def read(checkpoints: Checkpointer) -> MomentsState | None:
@@ -118,7 +125,10 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
 
 
 def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
-    """Returns the step of `last`, `best` or a number; UserError: there is no such checkpoint."""
+    """Returns the step of `last`, `best` or a number.
+
+    Raises UserError if there is no such checkpoint.
+    """
     newest = checkpoints.on_disk.newest(PARAMS)
     if newest is None:
         raise UserError("checkpoint.none", "no checkpoint yet", place=where)
@@ -130,7 +140,7 @@ def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
             raise UserError("checkpoint.none_evaluated", "no checkpoint was evaluated", place=where)
         return best
     steps = checkpoints.on_disk.steps()
-    asked = str(asked)  # in Python a step is a number
+    asked = str(asked)  # callers in Python may pass a number
     if is_whole(asked) and int(asked) in steps:
         return int(asked)
     allowed = ["last", "best", *map(str, steps)]

@@ -1,4 +1,4 @@
-"""A run directory: what makes it self-contained, written by one verb and read by the others."""
+"""A run directory: the files that make it self-contained, written by one verb and read by all."""
 
 import json
 import platform
@@ -29,46 +29,46 @@ RunVerb = Literal["pretrain", "finetune"]
 
 
 class Run(NamedTuple):
-    """A run directory opened."""
+    """The content of a run directory, except checkpoints."""
 
     directory: epath.Path
     tokenizer: Tokenizer
     architecture: Architecture
     model: ModelSection
-    settings: Mapping[str, Any]  # config.yaml as it is; `section` checks one part of it
+    settings: Mapping[str, Any]  # content of config.yaml, not yet validated
 
     @property
     def heads(self) -> HeadsSection:
-        """The heads on its encoder."""
+        """The heads on the run's encoder."""
         return self.model.heads
 
     @property
     def build(self) -> Callable[[], Bert]:
-        """Makes its model, for `define_model`."""
+        """Function that makes the run's model, for `define_model`."""
         return bert_builder(self.architecture, self.model.execution.elsewhere(), self.heads)
 
     @property
     def seed(self) -> int:
-        """The seed of the whole run."""
+        """Seed of the whole run."""
         return self.settings.get("seed", 0)
 
     @property
     def is_fine_tuned(self) -> bool:
-        """Whether `finetune` wrote it."""
+        """Whether `finetune` wrote the run."""
         return self.has("finetune")
 
     def has(self, key: str) -> bool:
-        """Returns whether a section of its configuration is set."""
+        """Returns whether a section of the configuration is set."""
         return self.settings.get(key) is not None
 
     def section(self, key: str, kind: type[S], *, verb: str) -> S:
-        """Returns a section that a verb needs; UserError: it is not set, or does not fit."""
+        """Returns a section that a verb needs; raises UserError if it is missing or invalid."""
         values = need(self.settings.get(key), key, verb)
         return validate(kind, values, source=str(self.directory / CONFIG), key=key)
 
 
 def open_run(directory: epath.PathLike) -> Run:
-    """Opens a run that `pretrain` (or `import`) wrote, local or gs://; raises UserError if none."""
+    """Opens a run directory, local or gs://; raises UserError if there is none."""
     require_place(directory)
     root = epath.Path(directory)
     settings = read_settings(root)
@@ -81,9 +81,10 @@ def open_run(directory: epath.PathLike) -> Run:
 def claim_run(
     run_dir: str, *, verb: RunVerb, architecture: Architecture, tokenizer: Tokenizer
 ) -> epath.Path:
-    """Returns the directory of a verb's run, made if it is not there.
+    """Returns the directory of a verb's run, and creates it if it is missing.
 
-    Raises UserError: it cannot be made, or holds a run of another verb, architecture or tokenizer.
+    Raises UserError if the directory cannot be created, or contains a run of another verb,
+    architecture or tokenizer.
     """
     root = epath.Path(run_dir)
     try:
@@ -115,8 +116,9 @@ def write_run(
 ) -> None:
     """Writes config.yaml, tokenizer/ and provenance.json, which make a run self-contained.
 
-    `settings` is the configuration as plain values; `origin` says what the parameters were made
-    from: datasets, another run, an import. Raises UserError: the directory cannot be written.
+    `settings` is the configuration as plain values. `origin` describes the origin of the
+    parameters: datasets, another run, or an import. Raises UserError if the directory cannot be
+    written.
     """
     spelled_out = ModelSection.of(
         architecture, pieces=tokenizer.vocab_size, execution=model.execution, heads=model.heads
@@ -129,12 +131,18 @@ def write_run(
 
 
 def read_run_provenance(root: epath.Path) -> dict[str, Any]:
-    """Returns a run's provenance.json, ``{}`` if there is none yet; UserError: it was changed."""
+    """Returns a run's provenance.json, or ``{}`` if it is missing.
+
+    Raises UserError if it was changed.
+    """
     return read_sealed(root / PROVENANCE) if (root / PROVENANCE).exists() else {}
 
 
 def _same_verb(run: Run, verb: RunVerb) -> None:
-    """Pretraining may resume in an imported run, which has the section of neither verb."""
+    """Raises UserError if a run cannot be resumed by `verb`.
+
+    Pretraining may resume an imported run.
+    """
     if run.is_fine_tuned != (verb == "finetune"):
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
         raise UserError(

@@ -1,7 +1,7 @@
 """Evaluations of a run's checkpoints on disk: one file per checkpoint and split.
 
-``evaluation.json`` is for the checkpoint that ``auto`` selects, on the run's own held-out split;
-``evaluations/<split>-<step>.json`` have all others, so that none overwrites another.
+``evaluation.json`` has the evaluation of the checkpoint that ``auto`` selects, on the run's own
+held-out split. All other evaluations are in ``evaluations/<split>-<step>.json``.
 """
 
 import json
@@ -24,27 +24,29 @@ class Evaluation(NamedTuple):
     """Metrics of one checkpoint on one split."""
 
     step: int
-    dataset: str  # a path; for a fine-tuned run, its task's split
+    dataset: str  # path of the dataset; for a fine-tuned run, the task's split
     split: str
     examples: int
     scores: Mapping[str, float]
-    # Fine-tuned runs: score of the best constant answer, by the ranking metric on the first split.
+    # Score of the best constant answer, by the ranking metric on the first split; for fine-tuned
+    # runs only
     constant_score: float | None = None
-    failure: str | None = None  # why the run learnt nothing, if so
+    failure: str | None = None  # reason if the run learnt nothing
 
 
 _EVALUATION: Final = pydantic.TypeAdapter(Evaluation)
 
 
 def own_split(run: Run) -> str:
-    """Returns the split that a run's checkpoints are compared on."""
+    """Returns the split on which a run's checkpoints are compared."""
     return "dev" if run.is_fine_tuned else "validation"
 
 
 def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool) -> None:
     """Writes an evaluation into a run directory.
 
-    `selected`: ``auto`` selects its checkpoint; `own_data`: its dataset is the run's own.
+    `selected` is whether ``auto`` selects the evaluated checkpoint. `own_data` is whether the
+    dataset is the run's own.
     """
     if selected and own_data and evaluation.split == own_split(run):
         path = run.directory / EVALUATION
@@ -57,10 +59,10 @@ def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_da
 
 
 def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
-    """Returns the evaluation of a checkpoint on the run's own held-out split, if there is one.
+    """Returns the evaluation of a checkpoint on the run's own held-out split, or None.
 
-    `step` is the checkpoint's; by default the last one that ``auto`` selected. Raises UserError if
-    the file is damaged.
+    If `step` is None, it is the checkpoint that ``auto`` selected last. Raises UserError if the
+    file is damaged.
     """
     for name in (EVALUATION, f"{EVALUATIONS}/{own_split(run)}-{step}.json"):
         path = run.directory / name

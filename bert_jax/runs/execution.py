@@ -1,4 +1,4 @@
-"""How a model is executed where the settings leave it to the devices."""
+"""Chooses how to execute a model on a mesh, where the settings leave the choice open."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,7 +10,7 @@ from bert_jax.model.execution import resolve_execution
 from bert_jax.parallel.rules import check_divides
 
 SLOWER: Final = (
-    "activations in float32: on a CPU bfloat16 is slower (model.execution.dtype, finetune.dtype)"
+    "activations in float32: bfloat16 is slower on a CPU (model.execution.dtype, finetune.dtype)"
 )
 
 
@@ -23,10 +23,18 @@ def execution_on(
     chosen: bool,
     say: Callable[[str], None],
 ) -> tuple[Execution, Execution]:
-    """Returns an execution whose dtype is fast on the devices, and it with nothing left to choose.
+    """Returns an execution with a fast dtype for the devices, and the same with all choices made.
 
-    A dtype that the settings name (`chosen`) stays; `say` gets a line if it changes. Raises
-    UserError: the mesh does not divide the model, or the devices cannot execute it so.
+    Args:
+        mesh: mesh of the run.
+        execution: settings.
+        architecture: architecture of the model.
+        longest: longest row, in tokens.
+        chosen: whether the settings name the dtype, which then does not change.
+        say: gets a line if the dtype changes.
+
+    Raises:
+        UserError: the mesh does not divide the model, or the devices cannot execute it.
     """
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     if not chosen and execution.dtype != "float32" and mesh.devices.flat[0].platform == "cpu":

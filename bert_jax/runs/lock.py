@@ -1,4 +1,4 @@
-"""One writer at a time: of a run directory, and of a verb's output."""
+"""Locks that allow one writer of a run directory or of a verb's output."""
 
 import contextlib
 import os
@@ -17,14 +17,15 @@ from bert_jax.train.progress_display import warn_aloud
 
 @contextlib.contextmanager
 def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
-    """Keeps other processes from writing to a run directory, which exists, during the block.
+    """Locks an existing run directory against other jobs during the block.
 
-    The first process of a job holds the lock. If the holder is killed, the lock is free at once on
-    a file system, and after 45 seconds in a bucket. Raises UserError: another process writes there.
+    The first process of a job has the lock. If it is killed, the lock becomes free: at once on a
+    file system, after 45 seconds in a bucket. Raises UserError if another process has the lock.
 
-    Yields a function that every process calls before it writes. On all processes it raises
-    RunStopped: another job has taken the lock, after the first process stood still or could not
-    reach the bucket for so long, or the bucket does not answer; UserError: the bucket refuses.
+    Yields a function that every process calls before it writes. The function raises RunStopped on
+    all processes if another job has taken the lock, or the bucket does not answer. It raises
+    UserError if the bucket refuses the request. Another job can take the lock if the first process
+    was paused, or could not reach the bucket, for 45 seconds.
     """
     with _hold(run_dir / LOCK, what=str(run_dir)) as lock:
         yield lambda: from_first_process(lock.check)
@@ -32,9 +33,10 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def hold_output(output: epath.PathLike) -> Iterator[Lock]:
-    """Keeps other processes from writing the same file or directory during the block.
+    """Locks an output file or directory against other processes during the block.
 
-    Removes the unfinished files of killed processes. Raises UserError: another process writes it.
+    Removes the unfinished files of killed processes. Raises UserError if another process has the
+    lock.
     """
     with _hold(lock_beside(output), what=os.fspath(output)) as lock:
         if jax.process_index() == 0 and not is_remote(output):

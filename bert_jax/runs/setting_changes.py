@@ -1,4 +1,4 @@
-"""Refuses to resume with a different configuration."""
+"""Compares the configuration of a resumed run with the stored one."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 
 
 class SettingChange(NamedTuple):
-    """A setting that differs from the one a run was started with."""
+    """A setting whose value differs from the run's stored one."""
 
     key: str
     was: Any
@@ -18,7 +18,7 @@ class SettingChange(NamedTuple):
 
 
 def find_changes(held: Mapping[str, Any], asked: Mapping[str, Any]) -> list[SettingChange]:
-    """Returns the nested settings that differ, in the order of their keys."""
+    """Returns the nested settings that differ, ordered by key."""
     was, now = (flatten_dict(dict(settings), sep=".") for settings in (held, asked))
     return [
         SettingChange(key, was.get(key), now.get(key))
@@ -36,10 +36,15 @@ def refuse_other_settings(
     with_flag: Collection[str] = (),
     what: str,
 ) -> None:
-    """Refuses to resume a run or sweep (`what`) with other settings than its directory has.
+    """Raises UserError if a run or sweep would resume with other settings than it started with.
 
-    Dotted keys in `free` may differ; keys in `with_flag` may differ with --allow-data-change.
-    Raises UserError: names the first other key that differs.
+    Args:
+        root: run directory.
+        held: stored settings.
+        asked: new settings.
+        free: dotted keys that may differ.
+        with_flag: dotted keys that may differ with --allow-data-change.
+        what: "run" or "sweep", for the message.
     """
     for change in find_changes(held, asked):
         if change.key not in free:

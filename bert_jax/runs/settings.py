@@ -1,4 +1,4 @@
-"""The settings in a run directory. Needs no JAX, so that a wrong directory is named at once."""
+"""The settings in a run directory. Does not import JAX, so that errors appear at once."""
 
 import dataclasses
 import time
@@ -25,7 +25,7 @@ _MOST_NAMED: Final = 3
 
 
 def read_settings(root: epath.Path) -> dict[str, Any]:
-    """Returns the values of a run's config.yaml; UserError: there is none, or it was changed."""
+    """Returns the values of a run's config.yaml; raises UserError if it is missing or changed."""
     path = root / CONFIG
     if not path.exists():
         raise missing_run(root)
@@ -42,25 +42,25 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
 
 
 def read_model(root: epath.Path, settings: Mapping[str, Any]) -> ModelSection:
-    """Returns the section "model" of a run; UserError: it is missing, or does not fit."""
+    """Returns the section "model" of a run; raises UserError if it is missing or invalid."""
     values = need(settings.get("model"), "model", "pretrain")
     return validate(ModelSection, values, source=str(root / CONFIG), key="model")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Settings that pretraining and fine-tuning have in common."""
+    """Settings that pretraining and fine-tuning share."""
 
     seed: int
     run_dir: str
     mesh: MeshSection
-    config: Mapping[str, Any]  # the whole configuration as plain values, for config.yaml
-    allow_data_change: bool = False  # of what an interrupted run has read
+    config: Mapping[str, Any]  # whole configuration as plain values, for config.yaml
+    allow_data_change: bool = False  # whether the data of an interrupted run may change
     started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
 
 
 def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
-    """Returns the error for a directory that is no run; it names a run that is near."""
+    """Returns the error for a directory that is not a run, with a hint at runs nearby."""
     found = f"no {CONFIG} in it" if root.is_dir() else "no such directory"
     if root.exists() and not root.is_dir():
         found = "a file"
@@ -86,7 +86,7 @@ def describe(heads: HeadsSection) -> str:
 
 
 def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
-    """Raises UserError if the model of a name cannot fill masks."""
+    """Raises UserError if a model cannot fill masks; `name` is for the message."""
     if not heads.mlm:
         raise UserError(
             "run.no_mlm_head",
@@ -98,7 +98,7 @@ def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
 
 
 def _other_runs(root: epath.Path) -> str:
-    """Returns a hint to runs in, beside and near a local directory, ``""`` if there are none."""
+    """Returns a hint at runs in or beside a local directory; ``""`` if there are none."""
     if is_remote(root):
         return ""
     if (root.parent / CONFIG).is_file():
