@@ -1,9 +1,10 @@
-"""Times a checkpoint: the stall per save, the time until complete, verifying, restoring.
+"""Times a checkpoint: the stall of a save, the time until it is complete, verifying, restoring.
 
-``python -m benchmarks.checkpoint [--size L4H256] [--saves N] [--directory DIR]``: parameters and
-two moments of float32, saved to `DIR` as in a run. The stall is the time for which `save` blocks
-the caller. A separate figure gives the manifest's share of the time until complete. Verifying reads
-from the page cache, so it measures the cost of the checksums.
+    python -m benchmarks.checkpoint [--size L4H256] [--saves N] [--directory DIR]
+
+The checkpoint has parameters and two moments in float32. The stall is the time for which `save`
+blocks the caller. A separate figure gives the manifest's share of the time until the save is
+complete. Verifying reads from the page cache, so it measures the cost of the checksums.
 """
 
 import argparse
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def measure(size: Architecture, directory: Path, *, saves: int) -> None:
-    """Saves, verifies and restores, and reports the medians."""
+    """Saves, verifies and restores checkpoints, and reports the medians."""
     state, abstract = make_state(size)
     stalls, wholes = [], []
     with Checkpointer(directory, SECTION) as checkpoints:
@@ -71,7 +72,7 @@ def measure(size: Architecture, directory: Path, *, saves: int) -> None:
     if problem is not None:
         raise RuntimeError(f"checkpoint {saves + 1}: {problem}")
     with Checkpointer(directory, SECTION, read_only=True) as checkpoints:
-        checkpoints.on_disk.problem(saves + 1)  # verified before the clock starts
+        checkpoints.on_disk.problem(saves + 1)  # verify before the clock starts
         start = time.perf_counter()
         jax.block_until_ready(checkpoints.restore_state(abstract, step=saves + 1))
         restored = time.perf_counter() - start

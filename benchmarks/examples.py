@@ -1,15 +1,15 @@
-"""Times making examples: the whole of `bert-jax examples`, on one and two workers, at 1× and 10×.
+"""Times `bert-jax examples` with one and two workers, on a text of about 20 MB and on ten times it.
 
     python -m benchmarks.examples [--text FILE --vocab FILE] [--release-script PATH]
 
-One line of JSON per figure: examples and megabytes a second of wall time and of CPU time, peak
-memory of every process, bytes per example. 1× is some 20 MB of copies of a text; each copy has its
-own document ids, since an id is a place in the file. Without arguments the text is this Python's
-own documentation, and the vocabulary is trained on it.
+Prints one line of JSON per figure: examples and megabytes per second of wall time and of CPU time,
+peak memory of every process, bytes per example. The text is copied until it has about 20 MB (1×) or
+200 MB (10×). Document ids contain the position in the file, so copies have different ids. Without
+arguments the text is this Python's own documentation, and the vocabulary is trained on it.
 
 If google-research/bert's `create_pretraining_data.py` is given, it is timed in turns with ours at
-1×. It needs TensorFlow and `tokenization.py` in its folder, and reads the same text and vocabulary.
-Without it the benchmark runs no peer and prints a note on standard error.
+1×, with the same text and vocabulary. It needs TensorFlow and `tokenization.py` in its folder.
+Without this script the benchmark prints a note on standard error.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def python_docs(root: Path) -> Path:
 
 
 def repeat(text: Path, root: Path, *, copies: int) -> Path:
-    """Writes a text several times over, with a blank line after each copy."""
+    """Writes several copies of a text, with a blank line after each copy."""
     path = root / f"{copies}_copies.txt"
     with path.open("wb") as file:
         for _ in range(copies):
@@ -99,7 +99,7 @@ def repeat(text: Path, root: Path, *, copies: int) -> Path:
 def measure(
     texts: dict[int, Path], tokenizer: Path, *, workers: list[int], rounds: int, script: Path | None
 ) -> None:
-    """Runs both sides in turns and reports their figures."""
+    """Runs our command and the script in turns and reports their figures."""
     taken: dict[tuple[int, int], list[Watched]] = {}
     theirs: list[Watched] = []
     made: dict[int, tuple[int, int]] = {}
@@ -124,7 +124,7 @@ def measure(
 
 
 def run_ours(text: Path, tokenizer: Path, *, workers: int) -> tuple[Watched, tuple[int, int]]:
-    """Runs `bert-jax examples`; returns its costs, its number of examples and their bytes."""
+    """Runs `bert-jax examples`. Returns its costs, and number and bytes of the examples."""
     with tempfile.TemporaryDirectory(dir=text.parent) as scratch:
         config = Path(scratch) / "run.yaml"
         section = {
@@ -135,7 +135,7 @@ def run_ours(text: Path, tokenizer: Path, *, workers: int) -> tuple[Watched, tup
             "dupe_factor": DUPE_FACTOR,
             "workers": workers,
         }
-        config.write_text(json.dumps({"examples": section}))  # JSON is YAML
+        config.write_text(json.dumps({"examples": section}))  # JSON is valid YAML
         watched = watch([sys.executable, "-c", _OURS, "examples", str(config)])
         splits = read_provenance(f"{scratch}/dataset").splits.values()
         examples = sum(split.examples for split in splits)
@@ -144,7 +144,7 @@ def run_ours(text: Path, tokenizer: Path, *, workers: int) -> tuple[Watched, tup
 
 
 def run_release(script: Path, text: Path, vocabulary: Path) -> tuple[Watched, tuple[int, int]]:
-    """Runs the release's script; returns its costs, its number of examples and their bytes."""
+    """Runs the script. Returns its costs, and number and bytes of the examples."""
     with tempfile.TemporaryDirectory(dir=text.parent) as scratch:
         output = Path(scratch) / "examples.tfrecord"
         watched = watch(
@@ -164,7 +164,7 @@ def report_runs(
     workers: int,
     peer: str | None = None,
 ) -> None:
-    """Reports the figures of equal runs: medians, and the highest memory."""
+    """Reports the figures of repeated runs: medians, and the highest peak of memory."""
     megabytes = text.stat().st_size / 1e6
     facts: dict[str, Any] = {
         "peer": peer,
@@ -187,12 +187,12 @@ def report_runs(
 def report_ratios(
     ours: list[Watched], theirs: list[Watched], examples: float, *, workers: int
 ) -> None:
-    """Reports the ratio of examples per second, ours to theirs.
+    """Reports our examples per second divided by the script's.
 
     Args:
         ours: runs of our command.
         theirs: runs of the script, in turns with ours.
-        examples: ratio of our number of examples to theirs.
+        examples: our number of examples divided by the script's.
         workers: number of workers of our command.
     """
     facts: dict[str, Any] = {"peer": PEER, "workers": workers, "packages": PACKAGES}

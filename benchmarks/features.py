@@ -1,13 +1,15 @@
-"""Sentences per second of `features` and of Hugging Face's PyTorch model; a classic recipe.
+"""Times feature extraction in sentences per second: ours and Hugging Face's PyTorch model.
 
-``python -m benchmarks.features [--checkpoint HF_DIR] [--table SST2_TRAIN.tsv] [--count N]``: mean
-features of sentences, float32, batches of 32, all cores, in turns in one run; ours through
-`FeatureExtractor`, theirs with sentences sorted by length and each batch padded to its longest.
-Both start from text. Without a checkpoint, a random L6 H384 encoder over words of its own
-vocabulary; without a table, sentences of this Python's documentation. With a table (columns
-`sentence` and `label`), both sides run the recipe of a well-known tutorial once from the checkpoint
-on disk: the last layer's [CLS] and scikit-learn's logistic regression over five folds. Our time
-includes compiling.
+    python -m benchmarks.features [--checkpoint HF_DIR] [--table SST2_TRAIN.tsv] [--count N]
+
+Both compute mean features of sentences from text, in turns in one run: float32, batches of 32, all
+cores. Ours uses `FeatureExtractor`. Hugging Face's model gets sentences sorted by length, with each
+batch padded to its longest sentence. Without a checkpoint, the encoder has 6 layers of width 384
+with random weights. Without a table, the sentences are from this Python's documentation.
+
+With a table (columns `sentence` and `label`), both also run the recipe of a well-known tutorial
+once, from the checkpoint on disk: scikit-learn's logistic regression on the last layer's [CLS],
+over five folds. Our time includes compiling.
 """
 
 import argparse
@@ -64,7 +66,7 @@ def main() -> None:
 
 
 def rates(source: Path, run_dir: Path, sentences: list[str], *, rounds: int) -> None:
-    """Times both on the same sentences in turns."""
+    """Times ours and Hugging Face's model on the same sentences in turns."""
     ours, extractor = our_features(run_dir, sentences)
     theirs, padding = torch_features(source, sentences, pool="mean")
     np.testing.assert_allclose(ours(), theirs(), atol=1e-4)
@@ -86,7 +88,7 @@ def rates(source: Path, run_dir: Path, sentences: list[str], *, rounds: int) -> 
 
 
 def recipe(source: Path, run_dir: Path, table: Path, root: Path) -> None:
-    """Runs the tutorial's recipe once by each, from the files on disk."""
+    """Runs the tutorial's recipe once with ours and once with Hugging Face's model."""
     start = time.perf_counter()
     result = features(
         *(str(run_dir), str(table), str(root / "out.npz")),
@@ -117,7 +119,7 @@ def recipe(source: Path, run_dir: Path, table: Path, root: Path) -> None:
 def our_features(
     run_dir: Path, sentences: list[str]
 ) -> tuple[Callable[[], np.ndarray], FeatureExtractor]:
-    """Returns a function that computes the last layer's means, and its extractor."""
+    """Returns a function that computes features of the last layer, and its extractor."""
     model = model_of_run(open_run(str(run_dir)), checkpoint="last")
     layers = select_layers("last", depth=model.architecture.num_hidden_layers)
     settings = ExtractionSettings(layers=layers, batch_size=BATCH)
@@ -129,7 +131,7 @@ def our_features(
 def torch_features(
     source: Path, sentences: list[str], *, pool: str
 ) -> tuple[Callable[[], np.ndarray], Callable[[], float]]:
-    """Returns the same function for Hugging Face's PyTorch model, and its share of padding."""
+    """Returns two functions: one computes features with PyTorch, one gives the share of padding."""
     import torch
     import transformers
 

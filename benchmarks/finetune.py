@@ -2,11 +2,11 @@
 
     python -m benchmarks.finetune [--checkpoint DIR --task mrpc --data glue/MRPC]
 
-Without arguments an encoder of random weights is fine-tuned on sentences of this Python's own
-documentation. Both sides train on the same examples with the same batch size, length and
-optimizer, some steps each in turns. Ours groups examples of similar length and pads them to one of
-a few lengths. Theirs pads a random batch to its longest example, as transformers' own script does.
-Compiling is a separate figure.
+Without arguments an encoder with random weights is fine-tuned on sentences of this Python's own
+documentation. Both sides train on the same examples with the same batch size, length and optimizer,
+a few steps each in turns. Ours groups examples of similar length and pads them to one of a few
+lengths. Hugging Face's side pads a random batch to its longest example, as transformers' own script
+does. The time of compiling is a separate figure.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 def measure(
     task: str, data: Path, checkpoint: Path, run_dir: Path, *, steps: int, rounds: int
 ) -> None:
-    """Times both in turns."""
+    """Times ours and Hugging Face's side in turns."""
     settings = Settings(epochs=1000)
     ours = Ours(task, data, run_dir, settings)
     train = read(data / "train.tsv", task)
@@ -110,7 +110,7 @@ def measure(
 
 
 class Ours:
-    """The train step of `bert-jax finetune`, over the batches of a real run."""
+    """Runs the train step of `bert-jax finetune` on the batches of a real run."""
 
     def __init__(self, task: str, data: Path, run_dir: Path, settings: Settings) -> None:
         values = {
@@ -152,7 +152,7 @@ class Ours:
 
     @property
     def padding(self) -> float:
-        """Share of positions that were padding."""
+        """Share of positions that are padding."""
         return 1 - self.pieces / self.positions
 
     def step(self) -> int:
@@ -189,7 +189,7 @@ class Ours:
 
 
 def made_data(directory: Path) -> Path:
-    """Writes sentences of the documentation as CoLA's files; a long sentence is "acceptable"."""
+    """Writes sentences of the documentation as CoLA's files. Long sentences are "acceptable"."""
     directory.mkdir()
     sentences = python_docs(2000)
     for name, part in (("train", sentences[:-100]), ("dev", sentences[-100:])):

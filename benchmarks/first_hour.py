@@ -1,12 +1,12 @@
-"""A newcomer's table: how long each first step takes, cold and warm, one JSON line each.
+"""Times a newcomer's first commands, cold and warm, and prints one JSON line each.
 
     python -m benchmarks.first_hour --checkpoint MODEL --data glue/SST-2 [--only finetune]
 
-Each step is a process of its own, timed from its start to its end or to a given line. *Cold* starts
-with an empty compilation cache; *warm* is a second run with that cache. The peer is
-Hugging Face's Trainer doing the same work whole (`benchmarks.hf_trainer`; it needs `accelerate`),
-or with ``--peer loop`` a PyTorch loop (`benchmarks.hf_finetune`). Installing is `make demo`'s
-first part: ``time make .venv/.core``.
+Each command is a process of its own, timed from its start to its end or to a given line. A *cold*
+run starts with an empty compilation cache. A *warm* run is the second run with that cache. The peer
+does the same work with Hugging Face's Trainer (`benchmarks.hf_trainer`, which needs `accelerate`),
+or with ``--peer loop`` in a PyTorch loop (`benchmarks.hf_finetune`). Time the installation with
+``time make .venv/.core``.
 """
 
 import argparse
@@ -28,25 +28,25 @@ PARTS = ("commands", "pretrain", "finetune", "peer")
 
 
 class Newcomer:
-    """Runs commands with a cache directory of its own, and reports their times."""
+    """Runs commands with a separate cache directory, and reports their times."""
 
     def __init__(self, root: Path) -> None:
-        """Takes a scratch directory."""
+        """Sets the scratch directory, which has the cache and all outputs."""
         self.root = root
 
     def run(
         self, command: Sequence[str], name: str, *, until: str | None = None, **facts: Any
     ) -> float:
-        """Runs a command and reports its seconds: in all, to its first line, to another line.
+        """Runs a command and reports its seconds: in total, to the first line, to a given line.
 
         Args:
             command: program and arguments.
             name: name of the figure.
-            until: beginning of a line to wait for.
-            **facts: facts that the figure depends on.
+            until: beginning of the given line.
+            **facts: facts that affect the figure.
 
         Returns:
-            Seconds in all.
+            Total seconds.
         """
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
         heard, code = listen(command, environment=environment)
@@ -60,7 +60,7 @@ class Newcomer:
         return end.wall
 
     def twice(self, command: Sequence[str], name: str, *, until: str | None = None) -> float:
-        """Runs a command cold and warm, and deletes ``run`` in between.
+        """Runs a command cold and warm, and deletes the directory ``run`` in between.
 
         Returns:
             Seconds of the warm run.
@@ -77,7 +77,7 @@ class Newcomer:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures the commands and prints the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )

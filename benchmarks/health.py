@@ -1,10 +1,14 @@
 """Times the checks on a run's numbers: withheld updates, limits, checksums of replicas.
 
-``python -m benchmarks.health [--size L4H256] [--rounds N]``: the train step as pretraining runs it,
-and a step that applies every update unchecked; the host's time to judge a step and to watch for a
-hanging one; and a comparison of all replicas, spread over the default interval of 1000 steps. The
-checksums run on `--devices` simulated devices, which share this
-machine's cores.
+    python -m benchmarks.health [--size L4H256] [--rounds N]
+
+The figures are:
+
+- the train step of pretraining, and the same step without checks;
+- the host's time per step to check the limits, and to watch for a hanging step;
+- a comparison of all replicas, divided by the default interval of 1,000 steps.
+
+The checksums run on `--devices` simulated devices, which share this machine's cores.
 """
 
 import argparse
@@ -53,7 +57,7 @@ def main() -> None:
 
 
 def measure(size: Architecture, steps: int, rounds: int) -> None:
-    """Times the step with and without its checks, and the comparison of replicas."""
+    """Times the step with and without checks, and the comparison of replicas."""
     task = BertObjective(
         architecture=size,
         execution=Execution(dtype="float32"),
@@ -103,7 +107,7 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
 
 
 def unwatched(spec: StepSpec) -> Any:
-    """Returns the same step without limits, per-layer norms and withheld updates."""
+    """Returns the train step without limits, per-layer norms and withheld updates."""
     gradients = make_gradients(spec.task, spec.model, accumulation=1)
 
     def step(
@@ -136,7 +140,7 @@ def steps_of(
 
 
 def judging(steps: int = 2000) -> float:
-    """Returns the host's seconds per step for checking its limits and adding it."""
+    """Returns the host's seconds per step for checking the limits and recording the step."""
     guard, history = BadStepGuard(BadStepsSection()), StepHistory()
     metrics = {"loss": (2.0, 1.0), "gradient_norm": (1.0, 1.0), "healthy": (1.0, 1.0)}
     started = time.perf_counter()

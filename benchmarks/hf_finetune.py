@@ -1,10 +1,10 @@
-"""Fine-tunes a sequence classifier with Hugging Face's PyTorch model: the peer of ours.
+"""Fine-tunes a sequence classifier with Hugging Face's PyTorch model, for comparison with ours.
 
     python -m benchmarks.hf_finetune CHECKPOINT mrpc shared/glue/MRPC --seed 1
 
-The same data, batch size, learning rate, epochs, length, warm-up, decay and clipping as
-`configs/finetune`, the examples padded to the longest of their batch, as transformers' own example
-does. It prints a line of JSON: the dev figures and the training examples per second.
+Data, batch size, learning rate, epochs, length, warm-up, decay and clipping are those of
+`configs/finetune`. Examples are padded to the longest of their batch, as in transformers' own
+example. Prints a line of JSON: the dev figures and the training examples per second.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def read(path: Path, task: str) -> list[tuple[str, str | None, str]]:
 
 
 class Peer:
-    """Hugging Face's model, tokenizer and collator over one task's examples."""
+    """Hugging Face's model, tokenizer and collator for one task's examples."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Peer:
         self.train_set, self.dev_set = train, dev
 
     def train(self, settings: Settings) -> float:
-        """Trains; returns examples per second of training, without the first batch."""
+        """Trains and returns the examples per second of training, without the first batch."""
         steps = self.steps(settings)
         next(steps)
         started = time.perf_counter()
@@ -114,7 +114,7 @@ class Peer:
         return counted / (time.perf_counter() - started)
 
     def steps(self, settings: Settings) -> Iterator[int]:
-        """Runs step after step and yields each step's number of examples."""
+        """Runs the training steps and yields each step's number of examples."""
         import torch
 
         model = self.model.train()

@@ -1,8 +1,8 @@
-"""Hugging Face's Flax BERT train step, compiled for a TPU: a peer of `benchmarks.planned_step`.
+"""Compiles Hugging Face's Flax BERT train step for a TPU, for `benchmarks.planned_step`.
 
-Runs under a Python of its own with transformers 4.56, flax, optax and libtpu, and imports no module
-of this project. Prints the compiler's memory figures as JSON and writes the program's text to a
-folder.
+It runs under a separate Python with transformers 4.56, flax, optax and libtpu, and imports no
+module of this project. Prints the compiler's memory figures as JSON and writes the program's text
+to a folder.
 """
 
 import json
@@ -40,7 +40,7 @@ def main(topology: str, megacore: str, sizes: str, rate: str, folder: str) -> No
     state = (params, jax.eval_shape(optimizer.init, params), jax.eval_shape(jax.random.key, 0))
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     batch = (ids, ids, jax.ShapeDtypeStruct((rows,), jnp.int32))
-    # Data parallel, as in that library's example: all arrays but the batch are replicated.
+    # Data parallel, as in transformers' example: only the batch is sharded.
     whole, split = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in ((), ("data",)))
     step = jax.jit(make_step(model, optimizer), in_shardings=(whole, split), donate_argnums=0)
     started = time.perf_counter()

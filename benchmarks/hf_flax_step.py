@@ -1,7 +1,8 @@
-"""Train steps of Hugging Face's Flax BERT, on request: a peer of `benchmarks.train_step`.
+"""Runs train steps of Hugging Face's Flax BERT on request, for `benchmarks.train_step`.
 
-Runs under a Python of its own with transformers 4.56, flax and optax, and imports no module of this
-project. Each line on stdin is a number of steps: it runs them and answers ``done``.
+It runs under a separate Python with transformers 4.56, flax and optax, and imports no module of
+this project. Each line on standard input is a number of steps. After running them the process
+prints ``done``.
 """
 
 import sys
@@ -15,7 +16,7 @@ from transformers import BertConfig, FlaxBertForPreTraining  # pyright: ignore
 
 
 def main() -> None:
-    """Compiles at the first request and serves until stdin ends."""
+    """Compiles at the first request and serves requests until standard input ends."""
     layers, hidden, rows, length, predictions, vocab = map(int, sys.argv[1:])
     config = make_config(layers=layers, hidden=hidden, vocab=vocab)
     model = FlaxBertForPreTraining(config, seed=0, input_shape=(1, length))
@@ -50,7 +51,7 @@ def make_optimizer() -> optax.GradientTransformation:
 
 
 def make_batch(rows: int, length: int, predictions: int, vocab: int) -> tuple[jax.Array, ...]:
-    """Returns full rows, labels with -1 at unmasked positions, next-sentence labels."""
+    """Returns full rows, labels that are -1 at unmasked positions, and next-sentence labels."""
     rng = np.random.default_rng(0)
     ids = rng.integers(5, vocab, (rows, length), dtype=np.int32)
     labels = np.full(ids.shape, -1, np.int32)
@@ -61,7 +62,7 @@ def make_batch(rows: int, length: int, predictions: int, vocab: int) -> tuple[ja
 
 
 def make_step(model: Any, optimizer: optax.GradientTransformation) -> Any:
-    """Returns the step of that library's own pretraining example, with NSP added."""
+    """Returns the step of transformers' own pretraining example, with NSP added."""
 
     def step(state: Any, batch: tuple[jax.Array, ...]) -> Any:
         params, opt_state, key = state

@@ -1,8 +1,8 @@
-"""Train steps of Hugging Face's PyTorch BERT, on request: a peer of `benchmarks.train_step`.
+"""Runs train steps of Hugging Face's PyTorch BERT on request, for `benchmarks.train_step`.
 
-It has a process of its own, like the Flax peer: PyTorch's threads and memory would slow down later
-work in the same process. Each line on stdin is a number of steps: it runs them and answers
-``done``.
+It runs in a separate process, because PyTorch's threads and memory would slow down other work in
+the same process. Each line on standard input is a number of steps. After running them the process
+prints ``done``.
 """
 
 import sys
@@ -13,7 +13,7 @@ import transformers
 
 
 def main() -> None:
-    """Serves until stdin ends, with the defaults: all cores and SDPA attention."""
+    """Serves requests until standard input ends, with all cores and SDPA attention."""
     layers, hidden, rows, length, predictions, vocab = map(int, sys.argv[1:])
     model = transformers.BertForPreTraining(
         transformers.BertConfig(
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def make_batch(rows: int, length: int, predictions: int, vocab: int) -> dict[str, torch.Tensor]:
-    """Returns full rows of random pieces, labels with -100 at unmasked positions."""
+    """Returns full rows of random pieces, and labels that are -100 at unmasked positions."""
     rng = np.random.default_rng(0)
     ids = rng.integers(5, vocab, (rows, length))
     labels = np.full(ids.shape, -100)

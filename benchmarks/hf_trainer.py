@@ -2,8 +2,8 @@
 
     python -m benchmarks.hf_trainer CHECKPOINT glue/SST-2 --limit 2000
 
-A typical Trainer script, with the settings of `configs/finetune/sst2.yaml`. It needs `accelerate`,
-unlike the tests. It prints a line of JSON.
+This is a typical Trainer script, with the settings of `configs/finetune/sst2.yaml`. It needs
+`accelerate`, which the tests do not need. Prints a line of JSON.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> None:
 def train(
     checkpoint: Path, data: Path, limit: int, settings: Settings, scratch: str
 ) -> dict[str, float]:
-    """Returns the dev figures."""
+    """Fine-tunes and returns the dev figures."""
     import datasets
     import transformers
 

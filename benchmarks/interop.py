@@ -1,10 +1,11 @@
 """Seconds and peak memory to import and export a checkpoint, each in a process of its own.
 
-``python -m benchmarks.interop [--size base large] [--to hf tf stablehlo]``: a checkpoint of random
-weights and both pretraining heads is written as Hugging Face's, imported, and exported in every
-format by the command line. The peer is Hugging Face's own ``from_pretrained`` and
-``save_pretrained``, if PyTorch is installed. A process's peak is the operating system's figure and
-includes libraries; ``above`` is the peak less the peak of the same verb at size tiny.
+    python -m benchmarks.interop [--size base large] [--to hf tf stablehlo]
+
+A checkpoint with random weights and both pretraining heads is written in Hugging Face's format. The
+command line imports it and exports it in every format. If PyTorch is installed, the peer is Hugging
+Face's ``from_pretrained`` and ``save_pretrained``. The peak memory is the operating system's figure
+and includes libraries. ``above`` is the peak minus the peak of the same verb at size tiny.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def main() -> None:
 
 
 def measure(size: str, formats: list[str]) -> dict[str, Cost]:
-    """Returns the costs by name: imports, and an export for each format."""
+    """Returns the costs of the import and of each export, by name."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         source, run = root / "source", root / "run"
@@ -88,7 +89,7 @@ def measure(size: str, formats: list[str]) -> dict[str, Cost]:
 
 
 def write_source(directory: Path, size: str) -> None:
-    """Writes a checkpoint with random weights as Hugging Face's."""
+    """Writes a checkpoint with random weights in Hugging Face's format."""
     section = ModelSection.model_validate({"size": size})
     architecture = resolve_architecture(section, vocab_size=VOCAB)
     rng = np.random.default_rng(0)
@@ -101,7 +102,7 @@ def write_source(directory: Path, size: str) -> None:
 
 
 def tokenizer() -> Tokenizer:
-    """Returns a vocabulary of made-up pieces."""
+    """Returns a tokenizer with made-up pieces."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*special, *(f"piece{index}" for index in range(VOCAB - len(special)))]
     return WordPieceTokenizer(pieces, lower_case=True)
@@ -117,7 +118,7 @@ def checkpoint_mib(size: str) -> float:
 
 
 def timed(command: list[str]) -> Cost:
-    """Runs a command and returns its seconds and its peak of resident memory."""
+    """Runs a command and returns its seconds and its peak resident memory."""
     start = time.perf_counter()
     process = subprocess.Popen(
         command,

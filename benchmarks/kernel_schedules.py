@@ -1,10 +1,15 @@
-"""Bundles of our kernels in the compiler's final schedule, and their busiest unit.
+"""Counts the bundles of our kernels in the compiler's final schedule, and names the busiest unit.
 
-``python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]``:
-attention of one row with enough heads to fill a register's lanes, dropout 0.1, for all tokens and
-for the tokens that pretraining reads of the last layer; add-and-norm and GELU's gradient for one
-row of ``--hidden 768``; the loss for ``--predictions 1232 --pieces 30592``; all in bfloat16. A
-bundle is a cycle of one core. It needs libtpu but no TPU.
+    python -m benchmarks.kernel_schedules [--topology v5e:2x2 …] [--length 512] [--columns 64]
+
+A bundle is one cycle of one core. The kernels, all in bfloat16:
+
+- attention of one row with enough heads to fill a register's lanes and dropout 0.1, for all tokens
+  and for only the last layer's tokens that pretraining reads;
+- add-and-norm and GELU's gradient for one row of ``--hidden 768``;
+- the loss for ``--predictions 1232 --pieces 30592``.
+
+It needs libtpu but no TPU.
 """
 
 import argparse
@@ -39,11 +44,11 @@ from bert_jax.planning.compilation.kernels import (
 from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compiler import TPU_COMPILER
 
-ROWS = 64  # enough to make a grid's first and last step negligible
+ROWS = 64  # so many that the first and last step of a grid are negligible
 
 
 def main() -> None:
-    """Prints a line of JSON for each topology, forward and backward."""
+    """Prints a line of JSON for each topology and kernel."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -57,7 +62,7 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=30_592, help="of the padded vocabulary")
     asked = parser.parse_args()
     os.environ.update(TPU_COMPILER)
-    # libtpu reads its flags once, so every topology has a process of its own.
+    # libtpu reads its flags once per process, so every topology needs its own process.
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
         for name in asked.topology:
             row = {"length": asked.length, "hidden": asked.hidden, "dropout": asked.dropout}
@@ -79,7 +84,7 @@ Lower: TypeAlias = Callable[[], jax.stages.Lowered]
 def of_layer(
     *, length: int, hidden: int, dropout: float, heads: int, columns: int
 ) -> list[tuple[Lower, dict[str, Any]]]:
-    """Returns functions that lower the kernels of a layer for `ROWS` rows, with their names."""
+    """Returns functions that lower a layer's kernels for `ROWS` rows, and facts about each."""
     row = {"length": length, "dropout": dropout}
     attention = functools.partial(
         lower_attention,
@@ -107,7 +112,7 @@ def of_layer(
 
 
 def alone(name: str, lower: Lower) -> dict[str, KernelSchedule]:
-    """Returns the schedules of kernels lowered without a program around them, by name."""
+    """Returns the schedules, by name, of kernels that are lowered without a surrounding program."""
     topology = parse_topology(name)
     with tempfile.TemporaryDirectory() as folder:
         write_schedules(Path(folder))
@@ -122,12 +127,12 @@ def alone(name: str, lower: Lower) -> dict[str, KernelSchedule]:
 
 
 def rows_of(topology: str) -> float:
-    """Returns the rows of one core: two cores share the grid if they are one device."""
+    """Returns the rows per core. If two cores form one device, they share the grid."""
     return ROWS / (2 if parse_topology(topology).accelerator.megacore else 1)
 
 
 def say(topology: str, kernel: str, schedule: KernelSchedule, *, per: float, **facts: Any) -> None:
-    """Prints one kernel's figures, divided by `per`."""
+    """Prints the figures of one kernel, divided by `per`."""
     slots = {name: round(bundles / per) for name, bundles in schedule.slots.items()}
     busiest = max(slots, key=lambda name: slots[name])
     report(

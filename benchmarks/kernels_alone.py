@@ -1,4 +1,4 @@
-"""Lowers kernels without a program around them, for the current mesh."""
+"""Lowers kernels without a surrounding program, for the current mesh."""
 
 import functools
 
@@ -28,7 +28,10 @@ def lower_attention(
     rate: float,
     queries: int | None = None,
 ) -> jax.stages.Lowered:
-    """Returns attention with its gradients; `queries`: tokens of a row that attend (None: all)."""
+    """Returns attention with its gradients.
+
+    `queries` is the number of tokens of a row that attend. If None, all tokens attend.
+    """
     width = heads * columns
     row, attending = (shape((batch, n, width), dtype) for n in (length, queries or length))
     positions = None if queries is None else shape((batch, queries), jnp.int32)
@@ -80,7 +83,7 @@ def lower_gelu_product(
 def lower_norm(
     *, batch: int, length: int, width: int, dtype: DTypeLike, rate: float
 ) -> jax.stages.Lowered:
-    """Returns LayerNorm with its gradients; `rate`: dropout rate (0: no dropout)."""
+    """Returns LayerNorm with its gradients. If `rate` is 0, there is no dropout."""
 
     def both(x: Array, vector: Array, down: Array, across: Array) -> object:
         words = line_words(down, down), line_words(across, across)

@@ -1,11 +1,12 @@
-"""Kills ``bert-jax examples`` at random times, runs it again, compares the bytes.
+"""Kills ``bert-jax examples`` at random times, runs it again, and compares the bytes.
 
-``python -m benchmarks.kill_examples [--points 20] [--engine beam] [--parent-only]``: makes a corpus
-of the installed Python's own documentation, with every document four times, and a vocabulary; makes
-the dataset once without interruption (three rules across documents, several shards, two workers).
-Then for each point it starts the command, kills it with all its processes (or the parent alone,
-leaving its workers alive for a moment) and runs it again. Prints how many of the datasets equal the
-first one, byte by byte.
+    python -m benchmarks.kill_examples [--points 20] [--engine beam] [--parent-only]
+
+The corpus is the installed Python's own documentation, with every document four times. First the
+dataset is made without interruption, with three rules across documents, several shards and two
+workers. Then the command is started, killed and run again once for each point. By default it is
+killed with all its processes. With ``--parent-only`` its workers stay alive for a moment. Prints
+how many of the datasets equal the first dataset byte by byte.
 """
 
 import argparse
@@ -32,7 +33,7 @@ COPIES = 4
 
 
 def main() -> None:
-    """Prints one line."""
+    """Measures and prints one line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -48,16 +49,16 @@ def main() -> None:
         run_whole(command)
         whole = files(directory / "dataset")
         shutil.rmtree(directory / "dataset")
-        seconds = run_whole(command)  # the first run also loaded its imports from disk
+        seconds = run_whole(command)  # warm: the run before loaded the imports from disk
         draw = random.Random(arguments.seed)
         found, stages = Counter(), Counter()
         for point in range(arguments.points):
             shutil.rmtree(directory / "dataset")
-            # One point in each equal part of the run.
+            # The run is divided into equal parts, with one random point in each.
             after = seconds * (point + draw.random()) / arguments.points
             while not run_and_kill(command, after=after, parent_only=arguments.parent_only):
                 shutil.rmtree(directory / "dataset")
-                after *= 0.95  # this run was faster than the first
+                after *= 0.95  # the run ended before the kill
             stage = stage_of(directory)
             run_whole(command)
             same = files(directory / "dataset") == whole
@@ -107,7 +108,7 @@ def write_run(directory: Path) -> Path:
 
 
 def run_whole(command: Sequence[str]) -> float:
-    """Runs a command to its end and returns the seconds that it took."""
+    """Runs a command to its end and returns the seconds."""
     started = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - started
@@ -118,11 +119,11 @@ def run_and_kill(command: Sequence[str], *, after: float, parent_only: bool) -> 
 
     Args:
         command: program and arguments.
-        after: seconds from its start.
+        after: seconds from the start to the kill.
         parent_only: kill only the parent process.
 
     Returns:
-        Whether it was killed before its end.
+        Whether the command was killed before its end.
     """
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:

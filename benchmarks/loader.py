@@ -1,8 +1,10 @@
-"""Masked rows per second, and memory over an epoch: ``python -m benchmarks.loader``.
+"""Measures the loader: masked rows per second, and memory over an epoch.
 
-Makes a dataset of random words in a temporary directory with the real pipeline, and reads an epoch
-of it through the loader: in a thread of this process, then in worker processes. With ``--packing``
-it adds short examples, and reads one and then several per row.
+    python -m benchmarks.loader [--packing]
+
+Makes a dataset of random words in a temporary directory with the real pipeline. Reads an epoch
+through the loader, first in a thread of this process, then in worker processes. With ``--packing``
+half of the examples are short, and each epoch is read twice: with one example per row, and packed.
 """
 
 import argparse
@@ -32,7 +34,7 @@ BATCH_SIZE = 256
 EXAMPLES = 20_000
 TOKENS_PER_EXAMPLE = 480
 DUPE_FACTOR = 10
-SHORT_SEQ_PROB = 0.5  # with --packing: full examples have a row to themselves
+SHORT_SEQ_PROB = 0.5  # with --packing; only short examples can share a row
 UNITS = ("token", "whole_word", "ngram", "span")
 MIB = 2**20
 PACKAGES = ("array_record", "grain", "numpy")
@@ -71,9 +73,9 @@ def main() -> None:
 def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
     """Writes a vocabulary of 30,522 pieces, a text of random words, and their dataset.
 
-    A word has three letters; a third of the words have a continuation of three more, for whole-word
-    masking. Sentences have 5 to 40 words, documents 100 to 200 sentences. They fill their examples,
-    except the share that ``short_seq_prob`` shortens.
+    A word has three letters. For whole-word masking a third of the words have a second piece of
+    three letters. Sentences have 5 to 40 words, documents 100 to 200 sentences. All examples are
+    full, except the share that ``short_seq_prob`` shortens.
     """
     triples = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -109,10 +111,10 @@ def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
 
 
 def measure_epoch(dataset: Dataset, features: MaskingTransform, *, workers: int) -> None:
-    """Reads one epoch and reports its speed and its effect on memory.
+    """Reads one epoch and reports its speed and the growth of memory.
 
-    The clock starts at the first batch, so that starting worker processes does not count. Rows per
-    second of CPU time (this process and its workers) hold on a busy machine too.
+    The clock starts at the first batch, so the start of worker processes is excluded. Rows per
+    second of CPU time (of this process and its workers) are reliable even on a busy machine.
     """
     section = LoaderSection(workers=workers)
     loader = Loader(dataset, features, batch_size=BATCH_SIZE, seed=0, section=section)
@@ -143,7 +145,7 @@ def measure_epoch(dataset: Dataset, features: MaskingTransform, *, workers: int)
     report("loader.rows_per_core_second", rows / cpu, "rows/s", **facts)
     report("loader.rows_per_second", rows / wall, "rows/s", **facts)
     report("loader.tokens_per_core_second", tokens / cpu, "tokens/s", **facts)
-    # Buffers fill over the first batches; memory should be flat after them.
+    # Buffers fill during the first batches. After that, memory should be flat.
     settled = memory[len(memory) // 10 :]
     report(
         "loader.memory_growth",

@@ -1,9 +1,10 @@
 """Makes the tables of docs/results/planning.md: one Markdown row per configuration and topology.
 
-Make all tables with ``python -m benchmarks.plan_table --into docs/results/planning.md``. Make a
-part with ``--config base --topology v5e:4x4 --slices 1``. ``--exact`` generates code as well.
-Compiled programs are kept, so a stopped command resumes. It needs libtpu and no TPU, and takes
-about a minute of two cores per new row.
+    python -m benchmarks.plan_table --into docs/results/planning.md
+
+``--config base --topology v5e:4x4 --slices 1`` makes a part of the tables. ``--exact`` also
+generates machine code. Compiled programs are cached, so a stopped command resumes. It needs libtpu
+but no TPU. A new row takes about a minute on two cores.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from bert_jax.planning.estimate import Plan
 from bert_jax.planning.prices import Prices, load_prices
 from bert_jax.verbs.plan import plan
 
-# Names of the tables: a configuration and its overrides.
+# Configuration and overrides of each table, by name.
 CONFIGS = {
     "base": ("pretrain/base.yaml",),
     "large": ("pretrain/base.yaml", "model.size=large"),
@@ -39,7 +40,7 @@ TOPOLOGIES = (
     *("v6e:4x4", "v6e:8x8", "v6e:16x16"),
 )
 TWO_SLICES = ("v5e:4x4",)
-# Microbatches of LAMB's phases at 16 chips; more chips need fewer, with the same rows each.
+# Microbatches of LAMB's two phases on 16 chips. More chips need fewer, of the same size.
 LAMB_ACCUMULATION = (16, 32)
 HEADINGS = (
     *("Model", "Slice, chips", "Steps × batch × tokens", "Fits", "Parameters + optimizer, GiB"),
@@ -69,7 +70,7 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    """Prints the tables, and writes them into the page."""
+    """Prints the tables and, with ``--into``, writes them into the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -96,7 +97,7 @@ def main() -> None:
 
 
 def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> Iterator[str]:
-    """Yields a table's lines, each as soon as its plan is ready."""
+    """Yields the lines of a table. Each line is yielded as soon as its plan is ready."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu"))
     form = "code and all" if asked.exact else "quick form"
     today = datetime.datetime.now(datetime.UTC).date()
@@ -123,7 +124,7 @@ def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> I
 
 
 def rows(name: str, found: Plan, prices: Prices) -> Iterator[tuple[str, ...]]:
-    """Yields a row for each phase; bytes are per chip."""
+    """Yields a row for each phase. Bytes are per chip."""
     unit = GIB / found.topology.accelerator.devices_per_chip
     hours, dollars = found.hours, found.dollars(prices)
     total = (
@@ -155,7 +156,7 @@ def insert(page: Path, mark: str, lines: Iterable[str]) -> None:
     """Replaces the text between two marks of a page.
 
     Raises:
-        ValueError: the page lacks the marks.
+        ValueError: if the page lacks the marks.
     """
     text = page.read_text(encoding="utf-8")
     before, begins, rest = text.partition(BEGINS.format(mark))

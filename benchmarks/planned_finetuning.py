@@ -1,9 +1,11 @@
-"""Cycles of a fine-tuning step compiled for a TPU, with our kernels and without.
+"""Counts the cycles of a fine-tuning step compiled for a TPU, with and without our kernels.
 
-``python -m benchmarks.planned_finetuning [--topology v5e:2x2] [--layers 12] [--rows 128 --length
-128]``: a classifier of width 768 in bfloat16, dropout 0.1, rows of one length, over all chips; as
-`finetune` runs it with ``kernels: xla``, with its kernels and scanned layers, and with its kernels
-and unrolled layers. `bert_jax.planning` counts the cycles. It needs libtpu but no TPU.
+    python -m benchmarks.planned_finetuning [--topology v5e:2x2] [--layers 12] [--rows 128 --length
+    128]
+
+The model is a classifier of width 768 in bfloat16 with dropout 0.1, for rows of one length, over
+all chips. The step is compiled with ``kernels: xla``, with our kernels and scanned layers, and with
+our kernels and unrolled layers. `bert_jax.planning` counts the cycles. It needs libtpu but no TPU.
 """
 
 import argparse
@@ -103,7 +105,7 @@ def lowered_step(
     rows: int,
     length: int,
 ) -> jax.stages.Lowered:
-    """Returns a classifier's step, as `finetune` would compile it for absent devices."""
+    """Returns a classifier's step, lowered for absent devices as `finetune` lowers it."""
     heads = HeadsSection(
         mlm=False,
         next_sentence=False,

@@ -1,12 +1,16 @@
-"""Cycles and memory of one train step compiled for a TPU: ours and Hugging Face's Flax BERT.
+"""Counts cycles and memory of one train step compiled for a TPU: ours and Hugging Face's Flax BERT.
 
-``python -m benchmarks.planned_step [--topology v5e:4x4 …] [--layers 12] [--flax-python PATH]``: a
-BERT of width 768, 256 × 512, bfloat16, dropout 0.1, a vocabulary of 30,522, 15% of the positions
-predicted, AdamW, data parallel; by `bert_jax.planning`'s meter, the same for both. No TPU is
-needed, only libtpu. Hugging Face's Flax BERT ended with transformers 4: ``--flax-python`` names a
-Python that has it (``pip install 'transformers==4.56.*' flax optax libtpu``). A line for every
-topology, rate of ``--dropout``, ``--attention`` and ``--unroll``. With ``--quick`` ours is not
-compiled to machine code (docs/planning.md), and theirs is extrapolated from one and two layers.
+    python -m benchmarks.planned_step [--topology v5e:4x4 …] [--layers 12] [--flax-python PATH]
+
+The model is a BERT of width 768 in bfloat16 with dropout 0.1 and a vocabulary of 30,522. A batch
+has 256 rows of 512 tokens, of which 15% are predicted. The optimizer is AdamW, the step is data
+parallel. `bert_jax.planning` measures both programs alike. It needs libtpu but no TPU.
+
+Hugging Face's Flax BERT ended with transformers 4. ``--flax-python`` names a Python that has it
+(``pip install 'transformers==4.56.*' flax optax libtpu``). Prints a line for every topology and
+every value of ``--dropout``, ``--attention`` and ``--unroll``. With ``--quick`` our step is not
+compiled to machine code (docs/planning.md), and Hugging Face's is extrapolated from one and two
+layers.
 """
 
 import argparse
@@ -119,11 +123,11 @@ def ours(
 
 
 def theirs(asked: argparse.Namespace, topology: TpuTopology, *, rate: float) -> dict[str, Any]:
-    """Returns the figures of Hugging Face's step, compiled by their own Python."""
+    """Returns the figures of Hugging Face's step, compiled under ``--flax-python``."""
     if not asked.quick:
         return their_step(asked, topology, rate=rate, layers=asked.layers)
     shallow, deep = (their_step(asked, topology, rate=rate, layers=layers) for layers in (1, 2))
-    more = asked.layers - 1  # each costs as much as the second
+    more = asked.layers - 1  # each further layer costs as much as the second
 
     def of_all(few: Mapping[str, int], many: Mapping[str, int]) -> dict[str, int]:
         return {key: few.get(key, 0) + more * (many[key] - few.get(key, 0)) for key in many}
@@ -137,7 +141,7 @@ def theirs(asked: argparse.Namespace, topology: TpuTopology, *, rate: float) -> 
 def their_step(
     asked: argparse.Namespace, topology: TpuTopology, *, rate: float, layers: int
 ) -> dict[str, Any]:
-    """Returns the figures of their step with this number of layers."""
+    """Returns the figures of Hugging Face's step with a given number of layers."""
     accelerator = topology.accelerator
     sizes = ",".join(map(str, (layers, asked.hidden, asked.rows, asked.length, VOCAB)))
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +167,7 @@ def counted(cycles: Cycles) -> dict[str, int]:
 
 
 def line(asked: argparse.Namespace, figures: dict[str, Any], *, peer: str | None = None) -> None:
-    """Prints one program's figures; bytes are per device."""
+    """Prints the figures of one program. Bytes are per device."""
     report(
         "planned_step.cycles",
         figures.pop("cycles"),

@@ -2,11 +2,12 @@
 
     python -m benchmarks.release_parity create_pretraining_data.py TEXT VOCAB [--runs 8]
 
-Both make examples of one text (a sentence per line, blank lines between documents) with one uncased
-vocabulary and several seeds. Ours are written as TFRecords, so one reader reads both. A line of
-JSON per figure: the p-value of the chi-square statistic under permutation. Whole runs are permuted,
-since examples of one run share a text and are dependent. If the sides agree, one p-value in twenty
-is below 0.05.
+Both sides make examples of one text (a sentence per line, blank lines between documents) with one
+uncased vocabulary and several seeds. Ours are written as TFRecords, so the same reader reads both.
+
+Prints a line of JSON per figure, with the p-value of the chi-square statistic under permutation.
+Whole runs are permuted, because examples of one run are dependent. If the distributions are equal,
+one p-value in twenty is below 0.05.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.text import load_wordpiece
 
 PERMUTATIONS: Final = 5000
-_BINS: Final = 30  # bins of a figure, with equal numbers of examples if possible
+_BINS: Final = 30  # bins per figure, with equal numbers of examples if possible
 _MASK: Final = 103  # id of [MASK] in the release's vocabularies
 
 FIGURES: Final[dict[str, Callable[[StaticExample], int]]] = {
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("vocab", type=Path)
     parser.add_argument("--runs", type=int, default=8, help="of each")
     arguments = parser.parse_args()
-    # [run, example] by figure, ours before theirs
+    # [run, example] by figure; our runs come first
     found: dict[str, list[list[int]]] = {name: [] for name in FIGURES}
     with tempfile.TemporaryDirectory(prefix="bert_jax_parity_") as scratch:
         root = Path(scratch)
@@ -141,23 +142,23 @@ def tabulate(runs: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def chi_square(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Returns the statistic of a table of two rows: ``[bin]`` counts of both sides."""
+    """Returns the chi-square statistic of both sides' counts, ``[bin]`` each."""
     table = np.stack([ours, theirs])
     expected = table.sum(1, keepdims=True) * table.sum(0) / table.sum()
     return float(((table - expected) ** 2 / expected).sum())
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Returns the distance between two sums."""
+    """Returns the absolute difference of the sums of two arrays."""
     return float(abs(ours - theirs).sum())
 
 
 def permute(table: np.ndarray, statistic: Callable[[np.ndarray, np.ndarray], float]) -> float:
-    """Returns the share of random divisions of the runs that differ as much as the true one.
+    """Returns the p-value: the share of random divisions that differ as much as the true division.
 
     Args:
-        table: ``[run, bin]``, the first half of the runs ours.
-        statistic: statistic of two sums over runs.
+        table: counts ``[run, bin]``; the first half of the runs are ours.
+        statistic: statistic of the two sides' sums over runs.
     """
     rng = np.random.default_rng(0)
     half = len(table) // 2

@@ -1,4 +1,4 @@
-"""google-research/bert's ``create_pretraining_data.py`` as a command, under TensorFlow 2."""
+"""Builds the command that runs google-research/bert's ``create_pretraining_data.py``."""
 
 import importlib.metadata
 import shutil
@@ -11,7 +11,7 @@ SEQ_LENGTH: Final = 512
 PREDICTIONS: Final = 77  # 15% of the tokens, as in the release's README
 DUPE_FACTOR: Final = 5
 
-# The script is for TensorFlow 1: TensorFlow 2 has its names in another module.
+# The script is for TensorFlow 1. TensorFlow 2 has the same functions in another module.
 _LAUNCHER: Final = """
 import runpy, sys
 import tensorflow.compat.v1 as tf
@@ -26,14 +26,14 @@ runpy.run_path(script, run_name="__main__")
 def release_command(
     script: Path, *, text: Path, vocabulary: Path, output: Path, seed: int
 ) -> list[str]:
-    """Returns the command that makes examples; its output goes into ``<output>.log``.
+    """Returns the command that makes examples. Its output goes to ``<output>.log``.
 
     Args:
-        script: path of the script; its folder must hold ``tokenization.py``.
+        script: path of the script. Its folder must contain ``tokenization.py``.
         text: a sentence per line, blank lines between documents.
         vocabulary: an uncased ``vocab.txt``.
         output: path of the TFRecords.
-        seed: seed of its random draws.
+        seed: the script's random seed.
     """
     flags = {
         "input_file": text,
@@ -52,5 +52,5 @@ def release_command(
 
 
 def tensorflow() -> list[str]:
-    """Returns the installed distribution of TensorFlow, which has several names."""
+    """Returns the installed distribution of TensorFlow, as a list of one name."""
     return importlib.metadata.packages_distributions()["tensorflow"][:1]

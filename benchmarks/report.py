@@ -26,15 +26,15 @@ def report(
     packages: Sequence[str] = (),
     **details: Any,
 ) -> None:
-    """Prints one line, e.g. ``{"figure": "tokenizer.ratio", "value": 3.1, "unit": "x", ...}``.
+    """Prints one line: ``{"figure": "tokenizer.ratio", "value": 3.1, "unit": "x", ...}``.
 
     Args:
-        figure: the dotted name of what was measured.
-        value: the figure, rounded to four significant digits.
-        unit: its unit, e.g. ``tokens/s/core``.
-        peer: another project: the one measured, or the one compared with.
-        packages: distributions whose versions matter.
-        **details: other facts that the figure depends on, as JSON values.
+        figure: dotted name of the figure.
+        value: value, printed with four significant digits.
+        unit: unit of the value, such as ``tokens/s/core``.
+        peer: other project that is measured or compared with ours.
+        packages: distributions whose versions affect the figure.
+        **details: other facts that affect the figure, as JSON values.
     """
     line = {
         "figure": figure,
@@ -51,7 +51,7 @@ def report(
 
 @functools.cache
 def machine() -> Mapping[str, Any]:
-    """Returns ``{"cpu": "AMD EPYC 7B12", "cores": 2}``; cores that this process may use."""
+    """Returns the CPU and the available cores: ``{"cpu": "AMD EPYC 7B12", "cores": 2}``."""
     return {"cpu": _cpu_model(), "cores": available_cores(), "system": platform.system()}
 
 
@@ -59,7 +59,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     """Returns the version of Python and of each distribution.
 
     Raises:
-        PackageNotFoundError: a distribution is not installed.
+        PackageNotFoundError: if a distribution is not installed.
     """
     found = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), **found}
@@ -74,10 +74,10 @@ def interleaved(
     """Times several functions in turns, so that a slow machine slows all of them.
 
     Args:
-        runs: functions to time, by name; each runs once untimed before.
-        rounds: number of timings of each.
-        before: functions to run untimed before each, so that the timing excludes the previous one's
-            remains: cold caches, freed memory, waiting threads.
+        runs: functions to time, by name. Each first runs once untimed.
+        rounds: number of timings of each function.
+        before: functions to run untimed before each timing, by the same names. They remove the
+            effects of the previous function: cold caches, freed memory, waiting threads.
 
     Returns:
         The seconds of each round, by name.
@@ -88,7 +88,7 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            gc.collect()  # or the next function would pay for this garbage
+            gc.collect()  # otherwise the next function's time would include collecting this garbage
             before.get(name, lambda: None)()
             start = time.perf_counter()
             run()

@@ -1,9 +1,11 @@
 """Compares an imported encoder's sentence embeddings with Hugging Face's.
 
-``python -m benchmarks.sentence_parity CHECKPOINT SENTENCES.txt [--count 200]``: the checkpoint (a
-Hugging Face directory) is imported by the command line's function; the first sentences of the file
-are embedded by both (mean over the real tokens, normalised) with each side's own tokenizer. Prints
-the largest difference of any number and the number of sentences that are tokenized differently.
+    python -m benchmarks.sentence_parity CHECKPOINT SENTENCES.txt [--count 200]
+
+The checkpoint is a Hugging Face directory, which `bert-jax import` imports. Both sides embed the
+first sentences of the file with their own tokenizer: the mean over the tokens without padding,
+normalised. Prints the largest difference of any number, and the number of sentences that the
+tokenizers split differently.
 """
 
 import argparse
@@ -72,7 +74,7 @@ def torch_embeddings(checkpoint: Path, encoded: transformers.BatchEncoding) -> n
 
 
 def row_of(sentence: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Returns ``[CLS] sentence [SEP]``, cut and padded."""
+    """Returns ``[CLS] sentence [SEP]``, truncated and padded."""
     special = tokenizer.special
     row = np.full(LENGTH, special.pad, np.int32)
     kept = [special.cls, *tokenizer.encode(sentence)[: LENGTH - 2], special.sep]
@@ -81,7 +83,7 @@ def row_of(sentence: str, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def embed(graphdef: nnx.GraphDef, params: object, ids: jax.Array) -> jax.Array:
-    """Returns our embeddings [sentences, D]; the piece 0 is padding."""
+    """Returns our embeddings [sentences, D]. The id 0 is padding."""
     real = ids != 0
     batch = {
         "input_ids": ids,

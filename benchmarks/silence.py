@@ -1,11 +1,11 @@
-"""Measures the longest time without output of a command.
+"""Measures the longest time that a command prints nothing.
 
     python -m benchmarks.silence bert-jax demo --dir /tmp/demo
 
-Prints one JSON line: seconds to the first line, the longest silence and the lines around it,
-seconds in all. It ends with the command's exit code. The command's output is a pipe, so a live line
-does not count. It also gives CPU seconds of the command and its workers: on a busy machine they say
-more than wall time.
+Prints one JSON line: seconds to the first line, the longest silence and the lines around it, and
+total seconds. The exit code is the command's. The command writes to a pipe, so it prints no live
+lines. The JSON line also has the CPU seconds of the command and its workers. On a busy machine they
+are more reliable than wall time.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Moment(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """The time between two lines."""
+    """Time between two lines."""
 
     wall: float
     cpu: float
@@ -55,12 +55,12 @@ def cpu_seconds(process: psutil.Process) -> float:
 def listen(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, echo: bool = False
 ) -> tuple[list[Moment], int]:
-    """Runs a command; returns the time of each line, of its end, and its exit code.
+    """Runs a command. Returns the moments of all lines and of its end, and the exit code.
 
     Args:
         command: program and arguments.
-        environment: environment of the process; by default this process's.
-        echo: prints the lines with their times.
+        environment: environment of the process. If None, this process's environment.
+        echo: print the lines with their times.
     """
     process = subprocess.Popen(
         command,
@@ -85,7 +85,7 @@ def listen(
 
 
 def main() -> int:
-    """Runs the command in the arguments."""
+    """Runs the command given in the arguments."""
     heard, code = listen(sys.argv[1:], echo=True)
     silences = [silence(*pair) for pair in itertools.pairwise(heard)]
     by_clock = max(silences, key=lambda found: found.wall)

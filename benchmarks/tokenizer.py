@@ -1,8 +1,9 @@
-"""Tokens per second of our WordPiece and of Hugging Face ``tokenizers`` called directly.
+"""Times tokenizers in tokens per second: our WordPiece and Hugging Face's ``tokenizers``.
 
-``python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]``: one thread each, the same
-vocabulary, the same lines, timed in turns. Without arguments the text is the manual that every
-Python carries (``pydoc_data.topics``), and the vocabulary is trained on it.
+    python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]
+
+Both encode the same lines with the same vocabulary and one thread, in turns. Without arguments the
+text is Python's own manual (``pydoc_data.topics``), and the vocabulary is trained on it.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read when the library first encodes
+os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library reads this when it first encodes
 os.environ["RAYON_NUM_THREADS"] = "1"
 
 from benchmarks.report import interleaved, median_ratio, report
@@ -27,7 +28,7 @@ PACKAGES = ("tokenizers",)
 
 
 def main() -> None:
-    """Measures and prints: ours (with cached and with new words), the peer, the ratios."""
+    """Measures and prints ours (with cached words and with new words), the peer, and the ratios."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -41,15 +42,15 @@ def main() -> None:
 
 
 def manual() -> str:
-    """Returns the installed Python's own manual, half a megabyte of English with code in it."""
+    """Returns the installed Python's manual: half a megabyte of English with code."""
     return "\n".join(pydoc_data.topics.topics.values())
 
 
 def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
-    """Returns the tokenizer in ``directory``, or one of 8,192 pieces trained on ``text``.
+    """Returns the tokenizer in ``directory``. If None, trains one of 8,192 pieces on ``text``.
 
     Raises:
-        UserError: the directory holds no WordPiece tokenizer.
+        UserError: if the directory has no WordPiece tokenizer.
     """
     if directory is not None:
         tokenizer = load_tokenizer(directory)
@@ -63,7 +64,10 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
             )
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise UserError(
-            f"--vocab: found no WordPiece in {directory}, allowed: a WordPiece tokenizer"
+            "benchmark.wordpiece",
+            "found no WordPiece tokenizer in {found}",
+            place="--vocab",
+            found=directory,
         )
     return tokenizer
 
@@ -82,7 +86,7 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
         return [e.ids for e in peer.encode_batch_fast(lines, add_special_tokens=False)]
 
     def encode_anew() -> list[list[int]]:
-        ours._ids_of_word.clear()  # its cache of words
+        ours._ids_of_word.clear()  # the cache of words
         return ours.encode_batch(lines)
 
     # The last run fills the cache of words for the first run of the next round.

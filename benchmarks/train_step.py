@@ -1,14 +1,15 @@
-"""Sequences per second of the MLM + NSP train step: ours and Hugging Face's PyTorch BERT.
+"""Times the MLM + NSP train step in sequences per second: ours and Hugging Face's PyTorch BERT.
 
-``python -m benchmarks.train_step [--size L4H256 …] [--steps N]``: float32, dropout 0.1, rows of
-128 pieces with 20 predicted, a vocabulary of 30,522, AdamW with the gradient norm clipped at 1.
-Ours is the compiled step that pretraining runs, on one device. All use a batch of the same shape
-and all cores, in turns in one run, each in a process of its own. PyTorch is measured if it is
-installed. Hugging Face's Flax BERT ended with transformers 4: ``--flax-python PATH`` names a
-Python that has it (``pip install 'transformers==4.56.*' flax optax``).
+    python -m benchmarks.train_step [--size L4H256 …] [--steps N]
 
-On Linux all of them run with malloc's large pages, as `make` sets them (GLIBC_TUNABLES; an empty
-value turns them off).
+All models use float32, dropout 0.1, rows of 128 pieces with 20 predicted, a vocabulary of 30,522,
+and AdamW with the gradient norm clipped at 1. Ours is the compiled step of pretraining on one
+device. Each model runs in its own process on all cores, in turns, with batches of the same shape.
+
+PyTorch is measured if it is installed. Hugging Face's Flax BERT ended with transformers 4.
+``--flax-python PATH`` names a Python that has it (``pip install 'transformers==4.56.*' flax
+optax``). On Linux all processes use malloc's large pages, as under `make`. An empty GLIBC_TUNABLES
+switches them off.
 """
 
 import argparse
@@ -46,10 +47,10 @@ RATE = 1e-4
 FLAX_PEER = Path(__file__).with_name("hf_flax_step.py")
 TORCH_PEER = Path(__file__).with_name("hf_torch_step.py")
 
-# Untimed steps before each round: the first steps after another's run are up to half slower.
+# Untimed steps before each round. The first steps after another model's round are up to 50% slower.
 UNTIMED = 3
 
-Run = Callable[[int], object]  # takes a number of steps
+Run = Callable[[int], object]  # runs a given number of steps
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def architecture(name: str) -> Architecture:
-    """Returns the sizes of ``L4H256``: heads of 64 columns, an FFN 4 times as wide."""
+    """Returns the architecture of ``L4H256``, with heads of 64 columns and an FFN 4 times wider."""
     found = re.fullmatch(r"L(\d+)H(\d+)", name)
     if found is None or int(found[2]) % 64 or not int(found[1]) or not int(found[2]):
         raise argparse.ArgumentTypeError(
@@ -102,7 +103,7 @@ def measure(
     rounds: int,
     flax_python: str | None,
 ) -> None:
-    """Times ours and the peers in turns and reports rates and ratios."""
+    """Times our step and the peers' steps in turns, and reports rates and ratios."""
     batch = make_batch(rows)
     packages = ["jax", "flax"]
     with contextlib.ExitStack() as stack:
@@ -187,9 +188,9 @@ def our_steps(size: Architecture, batch: dict[str, np.ndarray], *, unroll: int |
 
 @contextlib.contextmanager
 def peer_steps(python: str, peer: Path, size: Architecture, rows: int) -> Iterator[Run]:
-    """Starts a peer under its Python; yields a function that runs its steps.
+    """Starts a peer's process under its Python. Yields a function that runs its steps.
 
-    The process sleeps between rounds and leaves the cores to the others.
+    The process sleeps between its rounds, so the other models can use all cores.
     """
     sizes = [size.num_hidden_layers, size.hidden_size, rows, LENGTH, PREDICTIONS, VOCAB]
     command = [python, str(peer), *map(str, sizes)]

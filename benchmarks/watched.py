@@ -19,11 +19,11 @@ class Watched:
     """Costs of a command.
 
     Attributes:
-        seconds: wall time from its start to its end.
-        cpu_seconds: CPU time of all its processes. For children of a fork server it is a sample
-            from the last twentieth of a second of their lives.
-        peaks: peak resident memory in MiB by process: ``{"main": 129.4, "worker 1": 118.0}``. A
-            mapped file's pages count in each process that maps them.
+        seconds: wall time of the command.
+        cpu_seconds: CPU time of all processes. For children of a fork server it is a sample, taken
+            at most a twentieth of a second before their end.
+        peaks: peak resident memory in MiB by process: ``{"main": 129.4, "worker 1": 118.0}``. The
+            pages of a mapped file are included in each process that maps it.
     """
 
     seconds: float
@@ -36,10 +36,10 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
 
     Args:
         command: program and arguments.
-        env: environment of the command; by default this process's.
+        env: environment of the command. If None, this process's environment.
 
     Raises:
-        RuntimeError: it failed; the message has the end of its output.
+        RuntimeError: if the command fails. The message has the end of its output.
     """
     before = _cpu_seconds()
     start = time.perf_counter()
@@ -50,7 +50,8 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         root = psutil.Process(process.pid)
-        # The pipe holds 64 KiB and a run prints a few lines, so it is read only at the end.
+        # The run prints a few lines, which fit into the pipe's 64 KiB. So the pipe is read only at
+        # the end.
         while process.poll() is None:
             _look(root, peaks, roles, forked)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -66,7 +67,7 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
     return Watched(seconds, _cpu_seconds() - before + sum(forked.values()), named)
 
 
-def _look(
+def _sample(
     root: psutil.Process,
     peaks: dict[int, float],
     roles: dict[int, str],
@@ -82,7 +83,7 @@ def _look(
                 spent = process.cpu_times()
                 forked[process.pid] = spent.user + spent.system
     except (psutil.Error, OSError):
-        return  # it ended while we were reading
+        return  # the process has just ended
 
 
 def _role(process: psutil.Process, words: str, root: psutil.Process) -> str:
@@ -90,12 +91,12 @@ def _role(process: psutil.Process, words: str, root: psutil.Process) -> str:
         return "main"
     if "resource_tracker" in words:
         return "tracker"
-    # Its forks share its command line.
+    # The forks of a fork server have the same command line as the server.
     return "server" if _FORK_SERVER in words and process.ppid() == root.pid else "worker"
 
 
 def _peak_bytes(process: psutil.Process) -> int:
-    """Returns the peak so far if the system keeps it, else the current size."""
+    """Returns the peak resident memory, or the current size if the system does not record peaks."""
     status = Path(f"/proc/{process.pid}/status")
     if status.exists():
         for line in status.read_text().splitlines():

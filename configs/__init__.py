@@ -1,5 +1,4 @@
-"""Ready-made configurations, found wherever the package is installed.
+"""Ready-made configurations: ``importlib.resources.files("bert_jax.configs") / "demo.yaml"``.
 
-``importlib.resources.files("bert_jax.configs") / "demo.yaml"``. A package with this file, since an editable
-install hides the files of one without it from `importlib.resources`.
+This file is needed: without it, `importlib.resources` finds no files in an editable install.
 """

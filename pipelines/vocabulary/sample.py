@@ -42,9 +42,7 @@ def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: 
         seed: seed of the ranks.
     """
     ranks = random.Random(seed)
-    kept: list[
-        tuple[float, int, str]
-    ] = []  # heap of (-rank, index, part): the highest rank is first
+    kept: list[tuple[float, int, str]] = []  # heap of (-rank, index, part), highest rank first
     kept_bytes, threshold = 0, 1.0
     for index, part in enumerate(part for line in lines for part in cut_line(line)):
         rank = ranks.random()
