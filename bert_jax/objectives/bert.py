@@ -160,9 +160,9 @@ class PlateauWatch:
     def expectation(self) -> str:
         """The line shown when a run starts."""
         return (
-            f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary), then near "
-            f"{self._entropy:.2f} (unigram entropy of this corpus) while the model knows only how "
-            f"frequent each piece is; below it once it reads the context"
+            f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary size), near "
+            f"{self._entropy:.2f} (unigram entropy of this corpus) while the model ignores the "
+            f"context, and lower once it uses the context"
         )
 
     def remark(self, scores: Mapping[str, float]) -> str:

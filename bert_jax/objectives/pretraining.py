@@ -59,7 +59,9 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
     )
     for found in opened:
         if settings.train.evaluation is not None and found.phase.evaluate is None:
-            console.print(f"{found.dataset} has no validation split: no evaluation", markup=False)
+            console.print(
+                f"{found.dataset} has no validation split: evaluation is skipped", markup=False
+            )
     with (
         hold_run(root) as check_lock,
         write_checkpoints(root, settings.train.checkpoint) as checkpoints,
@@ -222,7 +224,10 @@ def _initial_params(
     found = read_checkpoints(origin.directory, read)
     lacking = [part for part in HEADS if part in abstract and part not in shared]
     unused = [f"the {part} head" for part in found if part not in abstract]
-    for heads, what in (([HEADS[part] for part in lacking], "start fresh"), (unused, "left out")):
+    for heads, what in (
+        ([HEADS[part] for part in lacking], "randomly initialized"),
+        (unused, "not loaded"),
+    ):
         if heads and jax.process_index() == 0:
             narrator_of(console).say(f"--init-from {run_dir}: {what}: {', '.join(heads)}")
     return draw({part: abstract[part] for part in lacking}) | {part: found[part] for part in shared}

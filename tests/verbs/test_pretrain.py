@@ -185,7 +185,7 @@ def test_init_from_draws_missing_heads_afresh(config: Path, trained: Path, tmp_p
         "optimizer.warmup_steps=1",
     )  # a learning rate of zero
     result = ok("pretrain", config, f"run_dir={run_dir}", *one_step, "--init-from", source)
-    assert f"--init-from {source}: start fresh: the pooler, the next-sentence head" in result
+    assert f"{source}: randomly initialized: the pooler, the next-sentence head" in result
     found, given = params_of(run_dir), params_of(trained)
     for part in found:
         same = jax.tree.map(np.array_equal, found[part], given[part])
