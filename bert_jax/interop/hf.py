@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: read into our terms, written so that `from_pretrained` takes them."""
+"""Reads and writes Hugging Face checkpoints, as `from_pretrained` does."""
 
 import json
 from collections.abc import Sequence
@@ -22,20 +22,24 @@ CONFIG: Final = "config.json"
 
 
 def is_hf(directory: Path) -> bool:
-    """Says whether a directory is laid out as Hugging Face's are."""
+    """Returns whether a directory has the config.json of a Hugging Face checkpoint."""
     return (directory / CONFIG).exists()
 
 
 def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.Pretrained:
-    """Reads a Hugging Face checkpoint, with every head that is in it.
+    """Reads a Hugging Face checkpoint with all of its heads.
 
-    The directory has config.json, weights, and vocab.txt or tokenizer.json; `tokenizer` is for a
-    checkpoint without a tokenizer. Rows without a piece are kept: Hugging Face's softmax includes
-    them too.
+    The embedding may have more rows than the tokenizer has pieces. Hugging Face's softmax includes
+    the additional rows, and so does the model returned here.
+
+    Args:
+        directory: a directory with config.json, weights, and vocab.txt or tokenizer.json.
+        tokenizer: tokenizer for a checkpoint that has none.
 
     Raises:
-        UserError: another kind of model, damaged files, a tensor that is missing, unknown, of
-            another shape or type, or a tokenizer with more pieces than the embedding has rows.
+        UserError: if the model is of another kind, a file is damaged, a tensor is missing, unknown
+            or of another shape or type, or the tokenizer has more pieces than the embedding has
+            rows.
     """
     source = directory / CONFIG
     config = hf_config.read_config(source)
@@ -65,9 +69,14 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.P
 def write_hf(directory: Path, model: mapping.Pretrained, *, kind: str | None = None) -> str:
     """Writes a checkpoint for `from_pretrained`, tensor by tensor, and returns its class.
 
-    The directory exists and is written in place. `kind` is a class of Hugging Face's, None for the
-    fullest that the model's heads allow; heads that the class lacks are left out. Raises UserError:
-    the model lacks a head of that class, or the disk is full.
+    Args:
+        directory: an existing directory.
+        model: the model to write.
+        kind: name of a class in Hugging Face transformers. The default is the class with most of
+            the model's heads. Heads that the class lacks are not written.
+
+    Raises:
+        UserError: if the model lacks a head of the class, or the disk is full.
     """
     architecture = model.architecture
     chosen = _choose(kind, model.heads)
@@ -86,7 +95,7 @@ def write_hf(directory: Path, model: mapping.Pretrained, *, kind: str | None = N
 def _placements(
     prefix: str, architecture: Architecture, heads: HeadsSection
 ) -> tuple[mapping.Params, Sequence[mapping.Placement]]:
-    """Returns the shapes of our parameters, and their places under Hugging Face's names."""
+    """Returns the shapes of our parameters, and a placement for each Hugging Face tensor."""
     shapes = mapping.model_shapes(architecture, heads)
     rules = hf_names(prefix, heads.task)
     return shapes, mapping.expand(rules, shapes, vocab_size=architecture.vocab_size)
@@ -108,10 +117,10 @@ def _choose(kind: str | None, heads: HeadsSection) -> hf_config.ClassName:
 
 
 def _heads_found(weights: HfWeights, config: hf_config.HfConfig, source: Path) -> HeadsSection:
-    """Returns the heads of the class, and other heads whose tensors the file has.
+    """Returns the heads of the configured class, and other heads whose tensors are in the file.
 
-    The best-known checkpoints say BertForMaskedLM and hold the pooler and the next-sentence head
-    as well. A missing head of the class is reported later, as a missing tensor.
+    Well-known checkpoints have the class BertForMaskedLM, and yet contain the pooler and the
+    next-sentence head. If a head of the class is missing, `read_params` reports its tensors.
     """
     promised = hf_config.CLASSES[config.kind]
     task_weights = {f"{stem}.weight" for stem in HF_TASKS.values()}

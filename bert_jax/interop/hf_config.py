@@ -1,4 +1,4 @@
-"""Hugging Face's config.json, to our architecture and heads and back."""
+"""Translates between Hugging Face's config.json and our architecture and heads."""
 
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -12,7 +12,7 @@ from bert_jax.model.config import Activation, Architecture, HeadsSection, Proble
 from bert_jax.validation import validate
 
 # Hugging Face's "gelu" is the exact form (erf). Its "gelu_new" is the tanh form, which
-# google-research/bert calls "gelu". Exports use the first name of an activation.
+# google-research/bert calls "gelu". An export writes the first name of its activation.
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",
@@ -34,7 +34,7 @@ ClassName = Literal[
 
 
 class ClassHeads(NamedTuple):
-    """The heads of a class of Hugging Face's."""
+    """The heads of a model class in Hugging Face transformers."""
 
     pooler: bool = False
     mlm: bool = False
@@ -51,10 +51,10 @@ CLASSES: Final[dict[ClassName, ClassHeads]] = {
     "BertForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
     "BertForTokenClassification": ClassHeads(task="token_classification"),
     "BertForQuestionAnswering": ClassHeads(task="question_answering"),
-    BARE: ClassHeads(),  # with a pooler or without
+    BARE: ClassHeads(),  # the pooler is optional
 }
 
-LABELLED: Final = ("sequence_classification", "token_classification")  # outputs have names
+LABELLED: Final = ("sequence_classification", "token_classification")  # their outputs have names
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
@@ -65,9 +65,9 @@ PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
 
 
 class HfConfig(Architecture):
-    """The keys of a config.json that are read. Our defaults are Hugging Face's.
+    """The keys that we read from a config.json. The defaults equal Hugging Face's.
 
-    Other values than the literals mean another model.
+    A key with a literal type has one value in BERT: another value would describe another model.
     """
 
     model_config = pydantic.ConfigDict(extra="ignore")
@@ -97,24 +97,27 @@ class HfConfig(Architecture):
 
     @property
     def kind(self) -> ClassName:
-        """The checkpoint's class."""
+        """Name of the checkpoint's class in Hugging Face transformers."""
         return self.architectures[0] if self.architectures else BARE
 
     @property
     def problem(self) -> ProblemName | None:
-        """Meaning of a sequence classifier's outputs, if the file has it."""
+        """Problem of a sequence classifier, or None if the file does not name it."""
         return None if self.problem_type is None else PROBLEMS[self.problem_type]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of a classifier's outputs, in their order."""
+        """Names of a classifier's outputs, in their order."""
         if self.id2label is None:
             return tuple(f"LABEL_{index}" for index in range(self.num_labels))
         return tuple(str(self.id2label[str(index)]) for index in range(len(self.id2label)))
 
 
 def read_config(path: Path) -> HfConfig:
-    """Reads a config.json; UserError: no JSON, a wrong or missing size, another kind of model."""
+    """Reads a config.json.
+
+    Raises UserError if the file is not JSON, a size is wrong or missing, or the model is not BERT.
+    """
     values = read_json_object(epath.Path(path))
     activation = str(values.get("hidden_act", "gelu"))
     if activation not in ACTIVATIONS:
@@ -157,7 +160,7 @@ def write_config(
 
 
 def heads_of(kind: ClassName, heads: HeadsSection) -> HeadsSection:
-    """Returns the part of a model's heads that a class has; `BertModel` keeps its pooler."""
+    """Returns those heads of a model that a class has. `BertModel` may have a pooler."""
     wanted = CLASSES[kind]
     return HeadsSection(
         pooler=heads.pooler if kind == BARE else wanted.pooler,
@@ -171,7 +174,7 @@ def heads_of(kind: ClassName, heads: HeadsSection) -> HeadsSection:
 
 
 def classes_for(heads: HeadsSection) -> list[ClassName]:
-    """Returns the classes that a model with these heads can be exported as, the fullest first."""
+    """Returns the classes as which a model can be exported, the class with most heads first."""
     fitting: list[ClassName] = [
         kind
         for kind, wanted in CLASSES.items()
@@ -180,5 +183,5 @@ def classes_for(heads: HeadsSection) -> list[ClassName]:
         and heads.next_sentence >= wanted.next_sentence
         and wanted.task in (None, heads.task)
     ]
-    # A fine-tuned model is exported as what it was fine-tuned for.
+    # The default of a fine-tuned model is its own task's class.
     return sorted(fitting, key=lambda kind: CLASSES[kind].task is None)

@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer files, to our tokenizers and back."""
+"""Translates between Hugging Face's tokenizer files and our tokenizers."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -29,9 +29,9 @@ from bert_jax.validation import validate
 
 FAST: Final = "tokenizer.json"
 _INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]
-_BPE: Final = 2  # TrainerSpec.ModelType; 1 is a unigram model, and we train no other
-# Two fields of a SentencePiece model. The description that comes with sentencepiece needs a newer
-# protobuf than TensorFlow Datasets allows.
+_BPE: Final = 2  # number of BPE in TrainerSpec.ModelType; 1 is a unigram model
+# The two fields that we read from a SentencePiece model. The sentencepiece package has a full
+# description of the format, which needs a newer protobuf than TensorFlow Datasets allows.
 _SENTENCEPIECE: Final[Any] = message_classes("""
 name: "bert_jax/sentencepiece_parts.proto" package: "sentencepiece" syntax: "proto2"
 message_type {
@@ -44,13 +44,13 @@ message_type {
   field { name: "trainer_spec" number: 2 label: LABEL_OPTIONAL type_name: "Trainer" }
   field { name: "normalizer_spec" number: 3 label: LABEL_OPTIONAL type_name: "Normalizer" } }
 """)["Model"]
-# Below the score of every piece of a text. Otherwise a unigram model would find "[unused1]" in a
-# text that spells it.
+# Distance of the special pieces' scores below all other scores. It keeps a unigram model from
+# finding "[unused1]" in a text that spells it.
 _NEVER: Final = 1000.0
 
 
 class _Lenient(Section):
-    """Other keys are ignored."""
+    """A section that ignores unknown keys."""
 
     model_config = pydantic.ConfigDict(extra="ignore")
 
@@ -81,9 +81,9 @@ class _FastTokenizer(_Lenient):
 def read_hf_tokenizer(directory: Path) -> Tokenizer:
     """Opens a checkpoint's tokenizer: vocab.txt and tokenizer_config.json, or tokenizer.json.
 
-    If both vocabularies exist, they must be the same. tokenizer.json beside a SentencePiece model
-    is not read. Raises UserError: none exists, they disagree, or it is not BERT's kind of WordPiece
-    tokenizer.
+    If a directory has both forms, their vocabularies and settings must be equal. If it has a
+    SentencePiece model, tokenizer.json is not read. Raises UserError if there is no tokenizer, the
+    two forms differ, or tokenizer.json is not a BERT WordPiece tokenizer.
     """
     fast = directory / FAST
     of_sentencepiece = (directory / MODEL_FILE).exists() and not (directory / VOCAB_FILE).exists()
@@ -113,7 +113,7 @@ def read_hf_tokenizer(directory: Path) -> Tokenizer:
 
 
 def tokenizer_files(directory: Path) -> list[Path]:
-    """Returns a checkpoint's files that its tokenizer is read from."""
+    """Returns the tokenizer files of a checkpoint."""
     named = (directory / name for name in (VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST))
     return [path for path in named if path.exists()]
 
@@ -123,8 +123,8 @@ def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int
     tokenizer.save(epath.Path(directory))
     added: dict[str, object] = {"model_max_length": max_length}
     if isinstance(tokenizer, SentencePieceTokenizer):
-        # This class reads tokenizer.json. ALBERT's class would make another from the pieces, with
-        # [UNK] in ALBERT's place.
+        # PreTrainedTokenizerFast reads tokenizer.json. ALBERT's class would build a tokenizer of
+        # its own from spiece.model, with another id for [UNK].
         added |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": _INPUTS}
         special = zip(SpecialIds._fields, SPECIAL_PIECES, strict=True)
         added |= {f"{name}_token": piece for name, piece in special}
@@ -168,7 +168,7 @@ def _read_fast(path: Path) -> WordPieceTokenizer:
 def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
     """Returns the tokenizers library's BERT pipeline over the same vocabulary and settings.
 
-    It differs from ours on rare characters; docs/interop.md lists them.
+    Its results differ from ours on rare characters, which docs/interop.md lists.
     """
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     pipeline = tokenizers.Tokenizer(
@@ -190,7 +190,7 @@ def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
 
 
 def _add_special(pipeline: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
-    """Adds special pieces to a pipeline: around and between texts, and inside a text."""
+    """Makes a pipeline add [CLS] and [SEP] to texts and recognize special pieces in a text."""
     special = tokenizer.special
     pipeline.post_processor = processors.TemplateProcessing(
         single=f"{CLS}:0 $A:0 {SEP}:0",
@@ -203,12 +203,12 @@ def _add_special(pipeline: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
 def sentencepiece_pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     """Returns the tokenizers library's pipeline over the same pieces, scores and settings.
 
-    docs/interop.md lists the texts on which it differs from ours.
+    Its results differ from ours on some texts, which docs/interop.md lists.
     Source: `SpmConverter` in Hugging Face transformers, `convert_slow_tokenizer.py`.
     """
     parsed: Any = _SENTENCEPIECE.FromString(tokenizer.model)
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    scores = tokenizer.scores()  # of text's pieces alone
+    scores = tokenizer.scores()  # special pieces have none
     if parsed.trainer_spec.model_type == _BPE:
         model: models.Model = models.BPE(
             {piece: number for number, piece in enumerate(pieces)},
@@ -236,23 +236,24 @@ def sentencepiece_pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Toke
 
 
 def _fold(tokenizer: SentencePieceTokenizer) -> Iterator[normalizers.Normalizer]:
-    """Yields the steps of `bert_jax.text.basic_tokenizer.fold`."""
+    """Yields the steps of `bert_jax.text.basic_tokenizer.fold` as normalizers."""
     if tokenizer.lower_case:
-        # `Lowercase` has no rule for a final sigma.
+        # `Lowercase` does not know the form of sigma at the end of a word.
         yield normalizers.Replace(tokenizers.Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς")
         yield normalizers.Lowercase()
     if tokenizer.drops_accents:
         yield normalizers.NFD()
-        # `StripAccents` drops vowel signs of Indic scripts (Mc) as well.
+        # `StripAccents` would also remove the vowel signs (Mc) of Indic scripts.
         yield normalizers.Replace(tokenizers.Regex(r"\p{Mn}"), "")
-        # `Precompiled` joins two letters of Hangul, but not three.
+        # `Precompiled` composes Hangul syllables of two letters, but not of three.
         yield normalizers.NFC()
 
 
 def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Yields the pairs of pieces that make up another, in the order in which they are joined.
+    """Yields the merges of a BPE model: pairs of pieces whose join is a piece, best piece first.
 
-    A SentencePiece model has no merges: it joins the neighbours that make the best piece.
+    A SentencePiece model stores no merges. It always joins the two neighbours whose join has the
+    best score, so the scores give the merges and their order.
     """
     for piece in sorted(scores, key=lambda piece: -scores[piece]):
         halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))

@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face checkpoint, in one file or in shards, under the table's names."""
+"""Reads the weights of a Hugging Face checkpoint, from one file or from shards."""
 
 import pickle
 import warnings
@@ -30,8 +30,8 @@ class TorchFile:
     def __init__(self, path: Path) -> None:
         """Opens the file with PyTorch's ``weights_only`` loader.
 
-        Raises UserError: PyTorch is not installed, the file is damaged, or holds anything but
-        tensors.
+        Raises UserError if PyTorch is not installed, or the file is damaged or contains other
+        objects than tensors.
         """
         try:
             import torch
@@ -66,12 +66,12 @@ class TorchFile:
         self.specs = {str(name): _spec(path, name, tensor) for name, tensor in found.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor; half precision comes as float32, which loses nothing."""
+        """Returns one tensor as float32, which represents half precision exactly."""
         return self._tensors[name].detach().float().numpy()
 
 
 def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
-    """Returns a tensor's shape and type; UserError: it is sparse, or larger than the file."""
+    """Returns a tensor's shape and type. Raises UserError if it is sparse or exceeds the file."""
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
         raise UserError(
@@ -83,7 +83,7 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
             layout=str(tensor.layout),
             allowed=list(DTYPES.values()),
         )
-    # A view can repeat a few numbers over terabytes.
+    # An expanded view of a few numbers could claim terabytes.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UserError(
             "tensor.larger_than_file",
@@ -96,16 +96,16 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
 
 def _load(torch: Any, path: Path) -> Any:
     with warnings.catch_warnings():
-        # PyTorch warns of an unusual pickle protocol before it refuses the file.
+        # PyTorch warns about an unusual pickle protocol before it raises.
         warnings.simplefilter("ignore", UserWarning)
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:
-            # Files from PyTorch before 1.6 cannot be mapped.
+            # Files of PyTorch before 1.6 cannot be mapped into memory.
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
-# In order of preference. An index that names shards may replace each file.
+# Readers by file name, in order of preference. Instead of the file there may be an index of shards.
 _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
     WEIGHTS: SafetensorsFile,
     TORCH_WEIGHTS: TorchFile,
@@ -115,14 +115,15 @@ _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
 class HfWeights:
     """All tensors of a checkpoint; satisfies `mapping.TensorSource`.
 
-    `prefix` begins the names of the encoder's tensors: ``bert.``, or nothing in a ``BertModel``.
+    Attributes:
+        prefix: start of the encoder's tensor names: ``bert.``, or empty for a ``BertModel``.
     """
 
     def __init__(self, directory: Path) -> None:
         """Opens the files, and resolves old names and the second names of tied tensors.
 
-        Raises UserError: no weights, a damaged file, an index that names a file outside the
-        directory, or a decoder that differs from the embeddings.
+        Raises UserError if there are no weights, a file is damaged, the index names a file outside
+        the directory, or the decoder differs from the embeddings.
         """
         path, reader = _find(directory)
         shards = _shards(path) if path.name.endswith(_INDEX) else [path]
@@ -194,7 +195,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _refuse_pointer(file: Path) -> None:
-    """Refuses the placeholder that git writes without git-lfs."""
+    """Raises UserError for the pointer file that git checks out without git-lfs."""
     require_file(file)
     with file.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:

@@ -1,4 +1,4 @@
-"""Another program's checkpoint, read from disk and put into memory."""
+"""Reads checkpoints of other programs, and puts them on devices."""
 
 from pathlib import Path
 
@@ -24,12 +24,12 @@ def read_checkpoint(
     """Reads a Hugging Face or google-research/bert checkpoint.
 
     Args:
-        source: its directory, or the prefix of a TensorFlow checkpoint's files.
-        tokenizer: a tokenizer directory, for a checkpoint without a tokenizer.
-        lower_case: casing of a vocab.txt without settings.
+        source: directory of the checkpoint, or the prefix of a TensorFlow checkpoint's files.
+        tokenizer: tokenizer directory, for a checkpoint without a tokenizer.
+        lower_case: casing, for a vocab.txt without tokenizer_config.json.
 
     Raises:
-        UserError: no readable checkpoint, or a tensor that does not fit.
+        UserError: if there is no readable checkpoint, or a tensor does not fit the configuration.
     """
     directory = source if source.is_dir() else source.parent
     if not directory.is_dir():
@@ -52,7 +52,7 @@ def read_checkpoint(
 
 
 def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:
-    """Returns another program's checkpoint on devices, in float32."""
+    """Puts another program's checkpoint on devices, in float32."""
     execution = Execution(dtype="float32")
     definition = define_model(bert_builder(model.architecture, execution, model.heads))
     layout = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(definition, mesh))

@@ -1,9 +1,9 @@
-"""Moves numbers between our parameters and another format's tensors, in both directions.
+"""Converts between our parameters and the tensors of another format.
 
-Our parameters are a nested dict. Its layers are stacked along a leading axis, and its attention
-biases have an axis of heads and one of head columns. Other formats have one matrix or vector per
-layer, sometimes transposed, and do not pad the vocabulary. A table of `NameRule`s describes every
-tensor, for import and export alike.
+Our parameters are a nested dict. Layers are stacked along a leading axis, and attention biases have
+an axis of heads and an axis of head columns. Other formats have one matrix or vector per layer,
+sometimes transposed, and do not pad the vocabulary. One table of `NameRule`s describes all tensors,
+for import and export.
 """
 
 import fnmatch
@@ -24,25 +24,25 @@ from bert_jax.optim.optimizer import MomentsState
 from bert_jax.text import Tokenizer
 from bert_jax.train.state import define_model
 
-Params: TypeAlias = dict[str, Any]  # nested dict of arrays, or of anything with a shape
+Params: TypeAlias = dict[str, Any]  # nested dict of arrays, or of other objects with a shape
 
 STACKED: Final = "encoder/layers/"
 
-# The types that float32 holds without loss.
+# Types that convert to float32 without loss.
 READABLE: Final = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 class NameRule(NamedTuple):
-    """One of our tensors under another format's name.
+    """How one of our tensors is named and stored in another format.
 
     ``NameRule("pooler/dense/kernel", "pooler.dense.weight", matrix=True, transposed=True)``
     """
 
-    ours: str  # path in the nested dict
-    theirs: str  # name, with {layer} where ours is stacked
-    matrix: bool = False  # otherwise their tensor is a vector
-    transposed: bool = False  # their matrix is [outputs, inputs]
-    vocabulary: bool = False  # the first axis is the vocabulary, padded only here
+    ours: str  # path in our nested dict
+    theirs: str  # name in the other format, with {layer} if our tensor is stacked
+    matrix: bool = False  # whether their tensor is a matrix; otherwise it is a vector
+    transposed: bool = False  # whether their matrix is [outputs, inputs]
+    vocabulary: bool = False  # whether the first axis is the vocabulary, which only we pad
 
 
 class TensorSpec(NamedTuple):
@@ -56,8 +56,8 @@ class TensorSource(Protocol):
     """A checkpoint's named tensors, read one at a time."""
 
     path: str
-    files: list[Path]  # every file with tensors
-    specs: dict[str, TensorSpec]  # by name
+    files: list[Path]  # files that contain the tensors
+    specs: dict[str, TensorSpec]  # shapes and types by tensor name
 
     def read(self, name: str) -> np.ndarray:
         """Returns one tensor."""
@@ -65,23 +65,23 @@ class TensorSource(Protocol):
 
 
 class Placement(NamedTuple):
-    """The place of one of their tensors in our parameters."""
+    """The place of another format's tensor in our parameters."""
 
     name: str
     shape: tuple[int, ...]
     rule: NameRule
-    layer: int | None
-    rows: int | None  # of the vocabulary, without padding
+    layer: int | None  # index in our stacked tensor
+    rows: int | None  # number of vocabulary rows without padding
 
     def take(self, ours: np.ndarray) -> np.ndarray:
-        """Returns their tensor as a view of our whole (stacked, padded) tensor."""
+        """Returns their tensor as a view of our stacked, padded tensor."""
         part = self._part(ours)
         if not self.rule.matrix:
             return part.reshape(math.prod(part.shape))
         return part.T if self.rule.transposed else part
 
     def put(self, ours: np.ndarray, theirs: np.ndarray) -> None:
-        """Writes their tensor into its place in our whole tensor."""
+        """Copies their tensor into our stacked, padded tensor."""
         part = self._part(ours)
         part[...] = (theirs.T if self.rule.transposed else theirs).reshape(part.shape)
 
@@ -91,11 +91,15 @@ class Placement(NamedTuple):
 
 
 def expand(table: Sequence[NameRule], ours: Params, *, vocab_size: int) -> list[Placement]:
-    """Returns the tensors of another format for one of our models, in the table's order.
+    """Returns a placement for every tensor of a model in another format, in the table's order.
 
-    The table may name tensors of heads that this model does not have. `ours` is a nested dict of
-    anything with a shape; `vocab_size` is without padding. Raises ValueError if the table lacks one
-    of our tensors.
+    Args:
+        table: rules for all tensors. Rules for heads that the model lacks have no effect.
+        ours: nested dict of arrays, or of other objects with a shape.
+        vocab_size: number of vocabulary rows without padding.
+
+    Raises:
+        ValueError: if the table lacks one of our tensors.
     """
     shapes = {path: tuple(leaf.shape) for path, leaf in flatten(ours).items()}
     if forgotten := sorted(shapes.keys() - {rule.ours for rule in table}):
@@ -108,7 +112,7 @@ def expand(table: Sequence[NameRule], ours: Params, *, vocab_size: int) -> list[
         rows = vocab_size if rule.vocabulary else None
         for layer in range(shape[0]) if rule.ours.startswith(STACKED) else [None]:
             placement = Placement(rule.theirs.format(layer=layer), (), rule, layer, rows)
-            # A broadcast array has the shape and no memory.
+            # A broadcast array has the shape, but needs no memory.
             empty = np.broadcast_to(np.zeros((), np.float32), shape)
             placements.append(placement._replace(shape=placement.take(empty).shape))
     return placements
@@ -125,15 +129,16 @@ def read_params(
 
     Args:
         source: the file.
-        placements: from `expand`.
-        ours: nested dict of the shapes to fill.
-        ignored: for each pattern of a name the reason why the tensor is no parameter.
+        placements: result of `expand`.
+        ours: nested dict with the shapes of the result.
+        ignored: patterns of tensor names that are not parameters, with the reasons.
 
     Returns:
-        Nested dict of float32 arrays; rows that pad the vocabulary are zero.
+        Nested dict of float32 arrays. Rows that pad the vocabulary are zero.
 
     Raises:
-        UserError: a tensor is missing, unknown, of another shape, no float type, or not finite.
+        UserError: if a tensor is missing, unknown, of another shape, not of a float type, or not
+            finite.
     """
     wanted = {placement.name: placement for placement in placements}
     for name in source.specs:
@@ -164,14 +169,14 @@ def read_params(
 def their_tensors(
     params: Params, placements: Sequence[Placement]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields every tensor under the other format's name, as a view of ours."""
+    """Yields every tensor under its name in the other format, as a view of our array."""
     arrays = flatten(params)
     for placement in placements:
         yield placement.name, placement.take(np.asarray(arrays[placement.rule.ours]))
 
 
 def reason_to_ignore(name: str, ignored: Mapping[str, str]) -> str | None:
-    """Returns why a tensor is not part of the model, or None if it must be."""
+    """Returns the reason why a tensor is not a parameter, or None if it must be one."""
     reasons = (why for pattern, why in ignored.items() if fnmatch.fnmatchcase(name, pattern))
     return next(reasons, None)
 
@@ -222,18 +227,18 @@ def wrong_type(path: str, name: str, found: str, allowed: Sequence[str]) -> User
 
 
 class Pretrained(NamedTuple):
-    """A model, its numbers and its tokenizer: the common form of all formats."""
+    """A model with its parameters and its tokenizer: the form that all formats convert to."""
 
     architecture: Architecture
     heads: HeadsSection
     params: Params  # nested dict of float32 arrays, stacked and padded
     tokenizer: Tokenizer
-    moments: MomentsState | None = None  # Adam's, laid out like `params`
-    step: int | None = None  # optimizer steps done, if known
-    files: tuple[Path, ...] = ()  # source files, without the tokenizer's
-    ignored: Mapping[str, str] = MappingProxyType({})  # omitted tensors, and the reasons
+    moments: MomentsState | None = None  # Adam's moments, stacked and padded like `params`
+    step: int | None = None  # number of optimizer steps, if known
+    files: tuple[Path, ...] = ()  # source files except the tokenizer's files
+    ignored: Mapping[str, str] = MappingProxyType({})  # tensors not read, with the reasons
 
 
 def model_shapes(architecture: Architecture, heads: HeadsSection) -> Params:
-    """Returns the parameters' shapes and dtypes as a nested dict, allocating nothing."""
+    """Returns the parameters' shapes and dtypes as a nested dict, without allocating them."""
     return define_model(bert_builder(architecture, Execution(), heads)).params

@@ -1,7 +1,7 @@
-"""BERT's tensors and their names in other formats: the one table, for import and export alike.
+"""The table of BERT's tensors and their names in other formats, for import and export.
 
-google-research/bert's are the variable scopes of its `modeling.py`, `run_pretraining.py`,
-`run_classifier.py`, `run_squad.py` and `optimization.py`.
+The names in google-research/bert are the variable scopes of its `modeling.py`,
+`run_pretraining.py`, `run_classifier.py`, `run_squad.py` and `optimization.py`.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -14,12 +14,12 @@ DECODER_BIAS: Final = "cls.predictions.decoder.bias"
 MLM_BIAS: Final = "cls.predictions.bias"
 WORDS: Final = "embeddings.word_embeddings.weight"
 
-# Second names of tied tensors at Hugging Face. A file can have both names or either.
+# Tied tensors with two names in Hugging Face's files. A file has one of the two names, or both.
 TIED: Final[dict[str, str]] = {DECODER_WEIGHT: WORDS, DECODER_BIAS: MLM_BIAS}
 
 HF_IGNORED: Final[dict[str, str]] = {
-    "*embeddings.position_ids": "the constant 0, 1, 2, … and no parameter",
-    "*embeddings.token_type_ids": "the constant 0 and no parameter",
+    "*embeddings.position_ids": "the constant 0, 1, 2, …, not a parameter",
+    "*embeddings.token_type_ids": "the constant 0, not a parameter",
     DECODER_WEIGHT: "the embedding table again: the decoder is tied to it",
     DECODER_BIAS: "cls.predictions.bias again",
 }
@@ -33,7 +33,7 @@ HF_TASKS: Final[dict[TaskName, str]] = {
 
 GLOBAL_STEP: Final = "global_step"
 
-# Suffixes of a variable's first and second moment, slots of `AdamWeightDecayOptimizer`.
+# Suffixes of a variable's first and second moment, as `AdamWeightDecayOptimizer` names its slots.
 MU: Final = "/adam_m"
 NU: Final = "/adam_v"
 
@@ -43,7 +43,7 @@ MLM: Final = "cls/predictions/"
 NEXT_SENTENCE: Final = "cls/seq_relationship/"
 SQUAD: Final = "cls/squad/"
 
-# Fine-tuned heads: run_classifier.py's variables have no scope, run_squad.py's have one.
+# Scopes of fine-tuned heads: the variables of run_classifier.py have no scope.
 GOOGLE_TASKS: Final[dict[TaskName, str]] = {
     "sequence_classification": "",
     "question_answering": SQUAD,
@@ -51,14 +51,14 @@ GOOGLE_TASKS: Final[dict[TaskName, str]] = {
 OUTPUT_WEIGHTS: Final = "output_weights"
 OUTPUT_BIAS: Final = "output_bias"
 
-# Tensors that are not parameters. Adam's moments are missing: they are read under this table too.
-GOOGLE_IGNORED: Final[dict[str, str]] = {GLOBAL_STEP: "the number of steps done, not a parameter"}
+# Tensors that are not parameters. Adam's moments are not listed, since they are read too.
+GOOGLE_IGNORED: Final[dict[str, str]] = {GLOBAL_STEP: "the number of steps, not a parameter"}
 
 _Kind = Literal["embedding", "norm", "dense"]
 _LAYER: Final = "encoder.layer.{layer}."
 
-# Our path and Hugging Face's, without the encoder's prefix. google-research/bert's has slashes for
-# dots, and layer_0 for layer.0.
+# Kind, our path, and Hugging Face's name without the encoder's prefix. The name in
+# google-research/bert has slashes instead of dots, and layer_0 instead of layer.0.
 _TABLE: Final[tuple[tuple[_Kind, str, str], ...]] = (
     ("embedding", "encoder/embeddings/word", "embeddings.word_embeddings"),
     ("embedding", "encoder/embeddings/position", "embeddings.position_embeddings"),
@@ -79,14 +79,14 @@ _TABLE: Final[tuple[tuple[_Kind, str, str], ...]] = (
 
 
 class _Suffixes(NamedTuple):
-    """How a format names the tensors of a layer, after the layer's own name."""
+    """Suffixes that a format appends to a layer's name for its tensors."""
 
     embedding: str
     scale: str
     shift: str
     kernel: str
     bias: str
-    transposed: bool  # a kernel is [outputs, inputs]
+    transposed: bool  # whether a kernel is [outputs, inputs]
 
 
 _PYTORCH: Final = _Suffixes(".weight", ".weight", ".bias", ".weight", ".bias", transposed=True)
@@ -94,7 +94,7 @@ _TENSORFLOW: Final = _Suffixes("", "/gamma", "/beta", "/kernel", "/bias", transp
 
 
 def hf_names(prefix: str, task: TaskName | None) -> list[NameRule]:
-    """Returns Hugging Face's names; `prefix` of the encoder's names is ``bert.`` or empty."""
+    """Returns Hugging Face's names. The `prefix` of the encoder's names is ``bert.`` or empty."""
     rules: list[NameRule] = []
     for kind, ours, theirs in _TABLE:
         theirs = theirs if theirs.startswith("cls.") else prefix + theirs
@@ -105,7 +105,7 @@ def hf_names(prefix: str, task: TaskName | None) -> list[NameRule]:
 
 
 def google_names(task: TaskName | None) -> list[NameRule]:
-    """Returns google-research/bert's names, with a fine-tuned head's if there is one."""
+    """Returns google-research/bert's names, including those of a fine-tuned head."""
     rules: list[NameRule] = []
     for kind, ours, theirs in _TABLE:
         theirs = theirs.replace(".", "/").replace("layer/{", "layer_{")
@@ -117,7 +117,7 @@ def google_names(task: TaskName | None) -> list[NameRule]:
 
 
 def current_name(name: str) -> str:
-    """Returns today's name of a Hugging Face tensor: the first exports have gamma and beta."""
+    """Returns the current name of a tensor: early Hugging Face files have gamma and beta."""
     stem, _, last = name.rpartition(".")
     if not stem.endswith("LayerNorm"):
         return name
@@ -141,7 +141,7 @@ def _rules(kind: _Kind, ours: str, theirs: str, of: _Suffixes) -> list[NameRule]
 
 
 def _output(ours: str, scope: str) -> list[NameRule]:
-    # In google-research/bert a head's last layer is a plain variable, [outputs, inputs].
+    # The last layer of a head in google-research/bert is a variable of shape [outputs, inputs].
     return [
         NameRule(f"{ours}/kernel", scope + OUTPUT_WEIGHTS, matrix=True, transposed=True),
         NameRule(f"{ours}/bias", scope + OUTPUT_BIAS),

@@ -1,7 +1,7 @@
-"""One safetensors file, read and written one tensor at a time.
+"""Reads and writes a safetensors file, one tensor at a time.
 
-The format has no checksum. Our files have one in their metadata: the SHA-256 of the whole file,
-with zeros in place of the checksum.
+The format has no checksum. Our files store one in their metadata: the SHA-256 of the file with
+zeros in place of the checksum.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _SEAL: Final = "bert_jax_sha256"
 _UNSEALED: Final = b"0" * 64
 _CHUNK: Final = 1 << 22  # bytes
 
-# The format's names of types.
+# NumPy's names of the types by their names in the format.
 DTYPES: Final[dict[str, str]] = {
     "F64": "float64",
     "F32": "float32",
@@ -46,9 +46,9 @@ class SafetensorsFile:
     """A safetensors file; satisfies `mapping.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the header and verifies the checksum if the file has one.
+        """Reads the header, and verifies the checksum if the file has one.
 
-        Raises UserError: a damaged or incomplete file, or an unknown type.
+        Raises UserError if the file is damaged or incomplete, or has a tensor of unknown type.
         """
         require_file(path)
         self.path = str(path)
@@ -82,7 +82,7 @@ class SafetensorsFile:
         }
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor; the library's mapping of the file ends with this call."""
+        """Returns one tensor. The file is mapped into memory only during the call."""
         with safetensors.safe_open(self.path, framework="numpy") as opened:
             return opened.get_tensor(name)
 
@@ -90,11 +90,12 @@ class SafetensorsFile:
 def write_safetensors(
     path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Writes tensors one after the other, in place; `specs` are in the order of the tensors.
+    """Writes tensors one after the other; `specs` has the same order.
 
-    The library's writer takes all tensors as bytes at once and would hold a checkpoint in memory
-    twice. The format: the header's length (8 bytes, little-endian), the header (JSON: name → type,
-    shape, offsets), the numbers. Raises UserError: the disk is full, or the path is not writable.
+    The library's writer needs all tensors as bytes at once, so it would double the memory of a
+    checkpoint. The format: the header's length (8 bytes, little-endian), the header (JSON: name →
+    type, shape, offsets), the numbers. Raises UserError if the disk is full, or the path is not
+    writable.
     """
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
     metadata = {"format": "pt", _SEAL: _UNSEALED.decode()}
@@ -121,12 +122,12 @@ def write_safetensors(
 
 
 def _begun(encoded: bytes) -> "hashlib._Hash":
-    """Returns the SHA-256 of a file with this header, up to where its numbers begin."""
+    """Returns the hash of the start of a file: the header's length and the header."""
     return hashlib.sha256(struct.pack("<Q", len(encoded)) + encoded)
 
 
 def _sha256(path: Path, seal: bytes) -> str:
-    """Returns the SHA-256 of a file with zeros in place of its own."""
+    """Returns the SHA-256 of a file with zeros in place of its checksum."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         found = _begun(file.read(length).replace(seal, _UNSEALED))

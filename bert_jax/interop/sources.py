@@ -1,7 +1,7 @@
-"""Other programs' checkpoints by name: models of a hub, and local directories. Needs no JAX.
+"""Finds other programs' checkpoints by name: on a hub or in a local directory. Needs no JAX.
 
-The hub is Hugging Face's, or any server that ``HF_ENDPOINT`` names. A pinned name stands for just
-these contents: ``owner/name@COMMIT``, ``models/mine@SHA256``.
+The hub is Hugging Face's, or the server in ``HF_ENDPOINT``. A pinned name identifies the contents:
+``owner/name@COMMIT``, ``models/mine@SHA256``.
 """
 
 import os
@@ -18,7 +18,7 @@ from bert_jax.places import MODELS
 
 _CONFIGS: Final = ("config.json", "bert_config.json")
 _TOKENIZER: Final = ("vocab.txt", "tokenizer*.json", "special_tokens_map.json", "*.model")
-# The readers choose the first of these forms of weights that is there.
+# Patterns of weight files, in the order in which the readers look for them.
 _TF_WEIGHTS: Final = ("bert_model.ckpt*", "*.index")
 _HF_WEIGHTS: Final = (("model*.safetensors*",), ("pytorch_model*",))
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
@@ -29,15 +29,15 @@ class Source(NamedTuple):
     """A checkpoint on this machine."""
 
     directory: Path
-    pinned: str
-    cached_as: str  # name of its run in the user's cache
-    record: dict[str, str]  # what provenance.json says of a hub
+    pinned: str  # name with the commit or the hash of the contents
+    cached_as: str  # name of the imported run in the user's cache
+    record: dict[str, str]  # entries for provenance.json: hub name and revision
 
 
 def is_hub_name(source: str | os.PathLike[str]) -> bool:
-    """Says whether a source names a model on a hub: ``hf://owner/name``, ``owner/name@revision``.
+    """Returns whether a source is a model on a hub: ``hf://owner/name``, ``owner/name@revision``.
 
-    An existing path is a path, and so is a path in an existing folder.
+    An existing path is not a hub name, nor is a path in an existing directory.
     """
     text = str(source)
     if text.startswith(MODELS):
@@ -50,8 +50,9 @@ def is_hub_name(source: str | os.PathLike[str]) -> bool:
 def fetch(source: str | os.PathLike[str]) -> Source:
     """Downloads a model's configuration, tokenizer and weights, or finds them in the cache.
 
-    The source is ``owner/name``, with ``@`` a branch, a tag or a commit. Raises UserError: no such
-    name or revision, no access, no answer, or `huggingface_hub` is missing.
+    The source is ``owner/name`` or ``owner/name@revision``: a branch, a tag or a commit. Raises
+    UserError if the name or revision does not exist, access is denied, the hub does not answer, or
+    `huggingface_hub` is not installed.
     """
     name, _, revision = str(source).removeprefix(MODELS).partition("@")
     hub = library()
@@ -64,7 +65,7 @@ def fetch(source: str | os.PathLike[str]) -> Source:
         for weights in _HF_WEIGHTS:
             found = hub.snapshot_download(
                 name,
-                # The second request is for the commit of the first, in case the branch has moved.
+                # The second request uses the commit of the first: the branch may have moved.
                 revision=directory.name or revision or None,
                 allow_patterns=[_CONFIGS[0], *_TOKENIZER, *weights],
                 endpoint=endpoint(),
@@ -80,8 +81,9 @@ def fetch(source: str | os.PathLike[str]) -> Source:
 def push(directory: Path, name: str, *, private: bool, message: str) -> str:
     """Uploads a directory as a model and returns the address of the commit.
 
-    A model that does not exist is made, `private` or public. Files that the model has and the
-    directory lacks stay. Raises UserError: no such name, no token, no access, no answer.
+    If the model does not exist, it is created, `private` or public. Other files of the model are
+    not deleted. Raises UserError if the name is invalid, there is no token, access is denied, or
+    the hub does not answer.
     """
     hub = library()
     name = name.removeprefix(MODELS)
@@ -104,9 +106,9 @@ def no_directory(directory: os.PathLike[str]) -> UserError:
 
 
 def is_checkpoint(source: str | os.PathLike[str]) -> bool:
-    """Says whether a path is another program's checkpoint, or such a path pinned.
+    """Returns whether a path, pinned or not, is another program's checkpoint.
 
-    A directory with a config.yaml is a run, whatever else is in it.
+    A directory with a config.yaml is always a run of ours.
     """
     text = str(source)
     if is_remote(text):
@@ -119,11 +121,11 @@ def is_checkpoint(source: str | os.PathLike[str]) -> bool:
 
 
 def identify(source: str, *, cached: Path) -> Source:
-    """Returns a checkpoint that `is_checkpoint` knows, named by its contents.
+    """Returns the checkpoint at a path, pinned by a hash of its contents.
 
     `cached` is the directory of imported runs. If it has the run of a pinned source, the source is
-    not read again and need not exist. Raises UserError: nothing there, or other contents than the
-    pinned ones.
+    not read and need not exist. Raises UserError if there is no directory, or its contents differ
+    from the pinned contents.
     """
     pinned = None if Path(source).exists() else _PINNED.fullmatch(source)
     directory = Path(pinned["path"] if pinned else source)
@@ -153,7 +155,7 @@ def identify(source: str, *, cached: Path) -> Source:
 
 
 def _sha256(directory: Path) -> str:
-    """Returns a digest of the names and contents of what an import reads."""
+    """Returns a hash of the names and contents of the files that an import reads."""
     forms = (_matching(directory, patterns) for patterns in (_TF_WEIGHTS, *_HF_WEIGHTS))
     weights = next(filter(None, forms), set[Path]())
     read = weights | _matching(directory, (*_CONFIGS, *_TOKENIZER))

@@ -1,4 +1,4 @@
-"""Export to StableHLO: a program that runs anywhere JAX does, without bert_jax."""
+"""Exports a model to StableHLO: a program that JAX runs without bert_jax."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ PROGRAM: Final = "model.stablehlo"
 SIGNATURE: Final = "signature.json"
 PLATFORMS: Final = ("cpu", "cuda", "tpu")
 INPUTS: Final[Mapping[str, str]] = {
-    "input_ids": "piece numbers, [CLS] first",
+    "input_ids": "token ids, [CLS] first",
     "attention_mask": "1 for a token, 0 for padding",
-    "token_type_ids": "0 in the first span, 1 in the second; without effect in a model of one type",
+    "token_type_ids": "0 in the first span, 1 in the second; ignored by a model with one type",
 }
 
-# Runs in the directory of the export; a model card and docs/stablehlo.md show it.
+# Example for the model card and docs/stablehlo.md; it runs in the directory of the export.
 USAGE: Final = """```python
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class _Output(NamedTuple):
 
     meaning: str
     exists: Callable[[HeadsSection], bool]
-    compute: Callable[[Bert, jax.Array], jax.Array]  # of the model and its hidden states [b, l, D]
+    compute: Callable[[Bert, jax.Array], jax.Array]  # from model and hidden states [b, l, D]
 
 
 OUTPUTS: Final[Mapping[str, _Output]] = {
@@ -71,12 +71,12 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
         lambda model, hidden: model.mlm(hidden, model.encoder.embeddings.word[...]),
     ),
     "next_sentence_logits": _Output(
-        "0: the second span follows the first, 1: it is a random one",
+        "0: the second span follows the first, 1: the second span is random",
         lambda heads: heads.next_sentence,
         lambda model, hidden: model.next_sentence(model.pooler(hidden[:, :1]))[:, 0],
     ),
     "task_logits": _Output(
-        'the fine-tuned head; "task" below has its kind and its labels',
+        'outputs of the fine-tuned head; "task" below has its kind and labels',
         lambda heads: heads.task is not None,
         lambda model, hidden: model.task_logits(hidden),
     ),
@@ -84,10 +84,10 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
 
 
 def default_outputs(heads: HeadsSection) -> list[str]:
-    """Returns the outputs of an export that names none: all but expensive `mlm_logits`.
+    """Returns the outputs that are exported by default: all except `mlm_logits`.
 
-    `mlm_logits` has as many numbers per token as the vocabulary has pieces, and takes a fifth of a
-    base model's work. A model has it by default if it has no next-sentence and no task head.
+    `mlm_logits` has a number per token and vocabulary piece, and needs a fifth of a base model's
+    FLOPs. It is exported by default only if the model has neither a next-sentence nor a task head.
     """
     omitted = "mlm_logits" if heads.next_sentence or heads.task is not None else ""
     return [name for name, each in OUTPUTS.items() if each.exists(heads) and name != omitted]
@@ -102,26 +102,29 @@ def export_stablehlo(
     params: Params,
     outputs: Sequence[str] | None = None,
 ) -> None:
-    """Writes a model as one program for cpu, cuda and tpu, with a file of its weights.
+    """Writes a model as one program for CPU, CUDA and TPU, and its weights in a second file.
 
     ``program.call(weights, input_ids, attention_mask, token_type_ids)["last_hidden_state"]`` needs
     only JAX and safetensors, as `USAGE` shows.
 
-    Batch and length are symbolic: any batch, any length up to the model's positions. The weights
-    are arguments of the program. As constants they would take several times their memory during
-    the export (docs/stablehlo.md has the figures), and a second program would hold them again.
+    Batch and length are symbolic: the program runs with any batch size, and any length up to the
+    model's positions. The weights are arguments of the program. As constants they would need
+    several times their memory during the export (docs/stablehlo.md has the figures), and each
+    program would contain a copy.
 
     Args:
-        directory: exists; gets ``model.stablehlo``, ``model.safetensors``, ``signature.json``.
-        architecture: of the model.
-        execution: gives the dtype of the activations; weights and outputs are float32. Kernels and
-            `remat` are ignored: a kernel runs on one platform, and nothing computes a gradient.
-        heads: of the checkpoint.
-        params: nested dict of float32 arrays, as a checkpoint holds them.
-        outputs: names from `OUTPUTS`; None for `default_outputs`.
+        directory: existing directory for ``model.stablehlo``, ``model.safetensors`` and
+            ``signature.json``.
+        architecture: architecture of the model.
+        execution: settings, of which only the dtype of activations has an effect. Weights and
+            outputs are float32. A kernel would run on one platform only, and `remat` concerns
+            gradients.
+        heads: heads of the checkpoint.
+        params: nested dict of float32 arrays, in the layout of a checkpoint.
+        outputs: names from `OUTPUTS`. The default is `default_outputs`.
 
     Raises:
-        UserError: an output that the model does not have, a disk that is full.
+        UserError: if the model lacks an output, or the disk is full.
     """
     chosen = _choose(outputs, heads)
     portable = execution.model_copy(
@@ -137,7 +140,7 @@ def export_stablehlo(
     write_safetensors(
         directory / WEIGHTS,
         {path: TensorSpec(tuple(each.shape), each.dtype) for path, each in weights.items()},
-        # Without the padding of the vocabulary.
+        # The slices omit the padding of the vocabulary.
         ((path, arrays[path][tuple(map(slice, each.shape))]) for path, each in weights.items()),
     )
     with write_errors(directory):
@@ -155,7 +158,7 @@ def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
         )
     for name in outputs:
         if name not in allowed:
-            # No suggestion for a correct name whose head this model lacks.
+            # If the name is correct but the model lacks the head, there is nothing to suggest.
             raise UserError(
                 "export.output_unknown",
                 'found "{found}", allowed for this model: {allowed}{hint}',
@@ -168,9 +171,9 @@ def _choose(outputs: Sequence[str] | None, heads: HeadsSection) -> list[str]:
 
 
 def _weights(model: ModelDefinition, vocab_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the program's weights: only bert_jax pads the vocabulary."""
+    """Returns the shapes of the program's weights, without the padding of the vocabulary."""
     axes, weights = flatten(model.axes), {}
-    # Sorted, as JAX flattens the dict that the program takes.
+    # JAX flattens the program's dict of weights in sorted order.
     for path, param in sorted(flatten(model.params).items()):
         sizes = zip(axes[path], param.shape, strict=True)
         shape = [vocab_size if axis == "vocab" else size for axis, size in sizes]
@@ -212,7 +215,7 @@ def _signature(
     *,
     longest: int,
 ) -> dict[str, Any]:
-    """Returns the names, order and meaning of the program's arguments and results."""
+    """Returns the content of signature.json: the program's arguments and results, in order."""
 
     def arrays(names: Sequence[str], avals: Sequence[Any], meanings: Sequence[str]) -> list[Any]:
         return [

@@ -1,4 +1,7 @@
-"""google-research/bert checkpoints: ``bert_model.ckpt.*``, ``bert_config.json``, ``vocab.txt``."""
+"""Reads and writes checkpoints of google-research/bert.
+
+The files are ``bert_model.ckpt.*``, ``bert_config.json`` and ``vocab.txt``.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -36,30 +39,30 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 CHECKPOINT: Final = "bert_model.ckpt"
 CONFIG: Final = "bert_config.json"
 
-# A constant of `modeling.py`, without a key in bert_config.json.
+# A constant in `modeling.py`; bert_config.json has no key for it.
 LAYER_NORM_EPS: Final = 1e-12
 
 
 def is_tf(path: epath.PathLike) -> bool:
-    """Says whether a path is a TensorFlow checkpoint, or a directory that holds one."""
+    """Returns whether a path is a TensorFlow checkpoint, or a directory with a checkpoint."""
     given = epath.Path(path)
     beside = given if given.is_dir() else given.parent
     return any(beside.glob(f"*{INDEX}"))
 
 
 def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
-    """Reads a google-research/bert checkpoint, with every head whose tensors it holds.
+    """Reads a google-research/bert checkpoint with all of its heads.
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
 
     The path is the prefix of the checkpoint's files, or a directory with one checkpoint. The same
-    directory holds `bert_config.json`. The checkpoint does not name the outputs of
-    `run_classifier.py`'s head: they are LABEL_0, LABEL_1, …, as at Hugging Face. The
-    model has Adam's moments and the global step if the checkpoint has them.
+    directory must contain `bert_config.json`. A checkpoint of `run_classifier.py` does not name its
+    outputs, so they are called LABEL_0, LABEL_1, …, as in Hugging Face transformers. If the
+    checkpoint has Adam's moments and the global step, the model has them too.
 
     Raises:
-        UserError: files are missing or damaged, the configuration contradicts the vocabulary or the
-            tensors, or a tensor is missing, unknown, of another shape or of another type.
+        UserError: if a file is missing or damaged, the configuration contradicts the vocabulary or
+            the tensors, or a tensor is missing, unknown, of another shape or of another type.
     """
     source = TfBundle(path)
     config = epath.Path(source.path).parent / CONFIG
@@ -77,7 +80,7 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
     heads = _find_heads(source)
     shapes, placements = _placements(architecture, heads)
     ignored = names.GOOGLE_IGNORED | {
-        each.name + suffix: "a moment of Adam's, read beside the parameters"
+        each.name + suffix: "one of Adam's moments, which are read after the parameters"
         for each in placements
         for suffix in (names.MU, names.NU)
     }
@@ -95,13 +98,16 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
 def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     """Writes a checkpoint for google-research/bert and every program that reads its models.
 
-    The casing of the tokenizer is in a file of its own beside `vocab.txt`; google-research/bert
-    takes it from a flag. With moments, `run_pretraining.py` resumes from them. The directory exists
-    and is written in place. The model's arrays are on the host, NumPy's or JAX's, and not copied.
+    The tokenizer's casing goes to tokenizer_config.json; google-research/bert has a flag for it
+    instead. If the model has moments, `run_pretraining.py` resumes with them.
+
+    Args:
+        directory: existing directory.
+        model: model with NumPy arrays, or with JAX arrays on the host. They are not copied.
 
     Raises:
-        UserError: the format cannot express a setting that changes the model's results, TensorFlow
-            is not installed, or the directory cannot be written to.
+        UserError: if the format cannot express a setting that changes the model's results,
+            TensorFlow is not installed, or the directory cannot be written to.
     """
     root = epath.Path(directory)
     tokenizer = _check_expressible(model.architecture, model.heads, model.tokenizer)
@@ -117,7 +123,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
 def _placements(
     architecture: Architecture, heads: HeadsSection
 ) -> tuple[Params, Sequence[Placement]]:
-    """Returns the shapes of our parameters, and their places under google-research/bert's names."""
+    """Returns the shapes of our parameters, and a placement for each variable of the format."""
     shapes = model_shapes(architecture, heads)
     return shapes, expand(
         names.google_names(heads.task), shapes, vocab_size=architecture.vocab_size
@@ -125,7 +131,7 @@ def _placements(
 
 
 def _find_heads(source: TfBundle) -> HeadsSection:
-    """Returns every head with at least one tensor; `read_params` then needs all its tensors."""
+    """Returns every head with at least one tensor. `read_params` then requires all its tensors."""
 
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in source.specs)
@@ -157,10 +163,10 @@ def _find_heads(source: TfBundle) -> HeadsSection:
 
 
 def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Placement]:
-    """Returns the variables that have moments.
+    """Returns the placements of variables that have moments.
 
-    `run_squad.py` builds the pooler and leaves it without a gradient, and `optimization.py` makes
-    no slots for such a variable.
+    The pooler of `run_squad.py` has no gradient, and `optimization.py` makes no moments for a
+    variable without a gradient.
     """
     squad = heads.task == "question_answering"
     return [each for each in placements if not (squad and each.name.startswith(names.POOLER))]
@@ -173,7 +179,7 @@ def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
 def _read_moments(
     source: TfBundle, trained: Sequence[Placement], shapes: Params
 ) -> MomentsState | None:
-    """Returns the moments, or None if the checkpoint has none. Raises UserError if some lack."""
+    """Returns the moments, or None without any. Raises UserError if only some are present."""
     if not any(name.endswith((names.MU, names.NU)) for name in source.specs):
         return None
 

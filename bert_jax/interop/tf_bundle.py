@@ -1,11 +1,11 @@
-"""TensorFlow's checkpoint files: ``PREFIX.index``, ``PREFIX.data-*``.
+"""Reads and writes TensorFlow's checkpoint files: ``PREFIX.index``, ``PREFIX.data-*``.
 
-TensorFlow writes them; it is imported when first needed and comes with the extra ``tf``. They are
-read without TensorFlow: its C++ ends the process when an entry is no message or a shape is
-impossible. Every number is checked before it is used.
+Writing needs TensorFlow, which the extra ``tf`` installs. Reading does not use it, because its C++
+code ends the process if an entry is malformed or a shape is impossible. Here every number is
+checked before it is used.
 
-Source: ``tensorflow/core/lib/io/table_format.txt`` (the index is a LevelDB table: blocks of key and
-value, each with a CRC-32C) and ``tensorflow/core/protobuf/tensor_bundle.proto`` (the values).
+Source: ``tensorflow/core/lib/io/table_format.txt`` (the index is a LevelDB table: blocks of keys
+and values, each with a CRC-32C) and ``tensorflow/core/protobuf/tensor_bundle.proto`` (the values).
 """
 
 import contextlib
@@ -33,13 +33,13 @@ INDEX: Final = ".index"
 
 _MAGIC: Final = struct.pack("<Q", 0xDB4775248B80FB57)
 _FOOTER_BYTES: Final = 48
-_TRAILER: Final = struct.Struct("<BI")  # of a block: compression, masked CRC-32C
+_TRAILER: Final = struct.Struct("<BI")  # end of a block: compression, masked CRC-32C
 _LONGEST_NAME: Final = 1024
 _MOST_TENSORS: Final = 100_000
 _MOST_AXES: Final = 8
-_LARGEST: Final = 1 << 48  # in numbers
+_LARGEST: Final = 1 << 48  # limit of a tensor's size, in numbers
 
-# By the number in ``tensorflow/core/framework/types.proto``. Tensors of other types are not read.
+# Types by their number in ``tensorflow/core/framework/types.proto``. Others are not read.
 _DTYPES: Final[dict[int, Any]] = {
     **{1: np.float32, 2: np.float64, 19: np.float16, 14: ml_dtypes.bfloat16, 10: np.bool_},
     **{6: np.int8, 5: np.int16, 3: np.int32, 9: np.int64},
@@ -71,8 +71,11 @@ message_type {
 
 
 def tensorflow() -> Any:
-    """Returns TensorFlow, without log lines and JAX's accelerators; UserError: not installed."""
-    # TensorFlow reads these at its first import. Errors still come as exceptions.
+    """Returns the TensorFlow module, set up to log nothing and to leave accelerators to JAX.
+
+    Raises UserError if TensorFlow is not installed.
+    """
+    # TensorFlow reads these variables at its first import.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
@@ -80,7 +83,7 @@ def tensorflow() -> Any:
     except ImportError as error:
         purpose = "writing TensorFlow checkpoints"
         raise not_installed("tensorflow", purpose, extra="tf") from error
-    # Raises if this process has used TensorFlow before: it has its devices already.
+    # If the process has already used TensorFlow, its devices are fixed and this call raises.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     return tf
@@ -89,8 +92,8 @@ def tensorflow() -> Any:
 def find_prefix(path: epath.PathLike) -> epath.Path:
     """Returns the prefix of a checkpoint's files: ``dir`` → ``dir/bert_model.ckpt``.
 
-    The path is the prefix itself, or a directory that holds one checkpoint. Raises UserError: none
-    there, or several.
+    The path is the prefix itself, or a directory with one checkpoint. Raises UserError if there is
+    no checkpoint, or several.
     """
     given = epath.Path(path)
     if epath.Path(f"{given}{INDEX}").exists():
@@ -127,12 +130,12 @@ def _prefixes(directory: epath.Path) -> list[str]:
 
 
 class _Entry(NamedTuple):
-    """One tensor and its place."""
+    """A tensor's spec and its place in the data files."""
 
     spec: TensorSpec
-    shard: int  # of the data files
-    offset: int  # bytes
-    size: int  # bytes
+    shard: int  # index of the data file
+    offset: int  # in bytes
+    size: int  # in bytes
     checksum: int  # masked CRC-32C of the tensor's bytes
 
 
@@ -140,7 +143,7 @@ class TfBundle:
     """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
 
     def __init__(self, path: epath.PathLike) -> None:
-        """Reads the index; UserError: no checkpoint, or the index is damaged or hostile."""
+        """Reads the index. Raises UserError if there is no checkpoint, or its index is damaged."""
         self.path = str(find_prefix(path))
         index = epath.Path(f"{self.path}{INDEX}")
         raw = read_bytes(index, limit=MAX_JSON_BYTES)
@@ -159,7 +162,7 @@ class TfBundle:
         self.specs = {name: entry.spec for name, entry in self._entries.items()}
 
     def read(self, name: str) -> np.ndarray:
-        """Returns one tensor; UserError: the data file is missing, cut off or damaged."""
+        """Returns one tensor. Raises UserError if its data file is missing or damaged."""
         spec, shard, offset, size, checksum = self._entries[name]
         if spec.dtype.kind == "O":
             raise wrong_type(self.path, name, "text", ["numbers"])
@@ -167,7 +170,7 @@ class TfBundle:
         try:
             require_file(file)
             with open(file, "rb") as opened:
-                # Checked before memory is allocated: the size comes from the index.
+                # The size comes from the index, so check it before allocating memory.
                 if offset + size > os.fstat(opened.fileno()).st_size:
                     raise _Damage(f"{file} is cut short")
                 opened.seek(offset)
@@ -186,7 +189,7 @@ class TfBundle:
 
 
 class _Damage(Exception):
-    """The bytes are no index; the message says why."""
+    """The bytes of a file are damaged; the message is the reason."""
 
 
 def _parse(raw: bytes) -> tuple[int, dict[str, _Entry]]:
@@ -194,7 +197,7 @@ def _parse(raw: bytes) -> tuple[int, dict[str, _Entry]]:
     if len(raw) < _FOOTER_BYTES or not raw.endswith(_MAGIC):
         raise _Damage("its last bytes are not those of a table")
     footer = raw[-_FOOTER_BYTES:]
-    _, at = _handle(footer, 0)  # of the metadata, which is empty
+    _, at = _handle(footer, 0)  # skips the handle of the metadata block, which is empty
     handle, _ = _handle(footer, at)
     values = {
         key: value
@@ -223,7 +226,7 @@ def _entry(name: str, value: bytes, *, shards: int) -> _Entry:
         not found.shape.unknown_rank
         and len(shape) <= _MOST_AXES
         and min(shape, default=0) >= 0
-        and math.prod(max(size, 1) for size in shape) <= _LARGEST  # else NumPy refuses
+        and math.prod(max(size, 1) for size in shape) <= _LARGEST  # NumPy raises beyond it
         and found.offset >= 0
         and 0 <= found.shard_id < shards
         and (dtype.kind == "O" or math.prod(shape) * dtype.itemsize == found.size)
@@ -235,7 +238,10 @@ def _entry(name: str, value: bytes, *, shards: int) -> _Entry:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields key and value of each entry; a key names only what differs from the one before."""
+    """Yields key and value of each entry. An entry stores only the end of its key.
+
+    The start of the key, of length `shared`, equals the start of the previous key.
+    """
     (restarts,) = struct.unpack("<I", block[-4:])
     end = len(block) - 4 * (restarts + 1)
     at, key, count = 0, b"", 0
@@ -266,14 +272,14 @@ def _block(raw: bytes, handle: tuple[int, int]) -> bytes:
 
 
 def _handle(raw: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """Returns offset and size of a block, and where their bytes end."""
+    """Returns (offset, size) of a block, and the position after their bytes."""
     offset, at = _varint(raw, at)
     size, at = _varint(raw, at)
     return (offset, size), at
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Returns a number, seven bits a byte, the lowest first, and where its bytes end."""
+    """Returns a number stored as seven bits per byte, lowest first, and the position after it."""
     number = 0
     for shift, byte in enumerate(raw[at : at + 10]):
         number |= (byte & 0x7F) << 7 * shift
@@ -283,11 +289,11 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Writes ``PREFIX.index`` and ``PREFIX.data-00000-of-00001``, which TensorFlow 1 reads.
+    """Writes ``PREFIX.index`` and ``PREFIX.data-00000-of-00001`` in an existing directory.
 
-    The directory exists; the files are written in place. Only arrays that are not contiguous
-    (transposed matrices) are copied. Raises UserError: TensorFlow is not installed, the disk is
-    full, or the place cannot be written to.
+    TensorFlow 1 can read the files. Only arrays that are not contiguous (transposed matrices) are
+    copied. Raises UserError if TensorFlow is not installed, the disk is full, or the directory
+    cannot be written to.
     """
     tf = tensorflow()
     shared = {name: np.asarray(array, order="C") for name, array in tensors}
@@ -310,11 +316,12 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
 
 
 def _as_tensor(tf: Any, array: np.ndarray) -> Any:
-    """Returns a tensor over an array's own memory; the array must outlive it."""
+    """Returns a tensor that shares an array's memory. The array must outlive the tensor."""
     if array.ndim == 0:
         return tf.constant(array)
     if not array.flags.writeable:
-        # JAX's arrays are read-only, which NumPy refuses to hand over as DLPack. Saving only reads.
+        # NumPy exports only writeable arrays as DLPack, and JAX's arrays are read-only. Saving
+        # does not write to them.
         memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
         array = np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -1,7 +1,8 @@
-"""Masked language model, with or without a pair task on [CLS]: BERT, ALBERT's and RoBERTa's.
+"""The objectives of BERT, ALBERT and RoBERTa: a masked language model, maybe with a pair task.
 
-BERT adds next sentence prediction (arXiv 1810.04805, section 3.1), ALBERT sentence order prediction
-(arXiv 1909.11942), RoBERTa nothing (arXiv 1907.11692). `MaskingSection` says what is masked.
+The pair task of BERT is next sentence prediction (arXiv 1810.04805, section 3.1), that of ALBERT is
+sentence order prediction (arXiv 1909.11942), and RoBERTa has none (arXiv 1907.11692).
+`MaskingSection` configures the masking.
 """
 
 import dataclasses
@@ -23,19 +24,21 @@ from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.task import Batch, Metrics, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
-# google-research/bert adds it to the number of masked pieces before dividing (run_pretraining.py).
+# Added to the number of masked pieces in the divisor of the loss, as in run_pretraining.py of
+# google-research/bert.
 MLM_EPSILON: Final = 1e-5
 
-# Relative distance from the entropy that counts as on it: small runs scatter by about that.
+# A loss within this relative distance of the entropy is on the plateau. The losses of small runs
+# vary by about as much.
 TOLERANCE: Final = 0.02
-# Steps after which a BERT with a sane learning rate has left the plateau: the paper's warm-up.
+# Steps of the paper's warm-up. With a good learning rate BERT has left the plateau by then.
 PATIENCE_STEPS: Final = 10_000
-# Reports that must all be on the plateau before a warning.
+# Number of consecutive reports on the plateau before a warning.
 WINDOW: Final = 5
 
 PairTask = Literal["nsp", "sop"]
 
-# Evaluation always masks as the paper does, so that runs can be compared.
+# Evaluation always masks as in the paper, so that runs can be compared.
 EVALUATION_MASKING: Final = MaskingSection()
 
 
@@ -43,25 +46,26 @@ EVALUATION_MASKING: Final = MaskingSection()
 class BertObjective:
     """Loss = Σ(w·nll)/(Σw + 1e-5) over masked pieces + mean nll of the pair task, global batch.
 
-    Without a pair task its term and its metrics are left out. The model is the same, so that a run
-    of one objective can start from another's checkpoint: pooler and next-sentence head then get no
-    gradient, and only weight decay changes them. Fields that are not compared decide rows and
-    reports, but neither model nor loss.
+    Without a pair task, the loss has one term. The model still has a pooler and a next-sentence
+    head, so that a run can start from the checkpoint of another objective. These heads get no
+    gradient, and only weight decay changes them.
+
+    Fields with ``compare=False`` affect rows and reports, but neither the model nor the loss.
     """
 
     architecture: Architecture
     execution: Execution
-    masking: MaskingSection = dataclasses.field(compare=False)  # of training rows
+    masking: MaskingSection = dataclasses.field(compare=False)  # masking of training rows
     tokenizer: Tokenizer = dataclasses.field(compare=False)
-    pair: PairTask | None = "nsp"  # names its metrics (``sop_accuracy``); None: one span
+    pair: PairTask | None = "nsp"  # pair task, prefix of its metrics: ``sop_accuracy``
     best_metric: str = dataclasses.field(default="loss", compare=False)
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
-        """Returns the row transform; evaluation masks 15% of the tokens.
+        """Returns the row transform. Evaluation always masks 15% of the tokens.
 
-        By default the masking's rule sets `max_predictions`.
+        If `max_predictions` is None, `MaskingSection` determines it.
         """
         masking = EVALUATION_MASKING if evaluation else self.masking
         if max_predictions is not None and not evaluation:
@@ -75,7 +79,7 @@ class BertObjective:
         return bert_builder(self.architecture, self.execution, HeadsSection())()
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
-        """Returns the divisor of each term over the batch handed in."""
+        """Returns the divisor of each term of the loss for a batch."""
         divisors = {"mlm": batch["masked_lm_weights"].sum() + MLM_EPSILON}
         if self.pair is not None:
             divisors[self.pair] = jnp.maximum(batch["next_sentence_weights"].sum(), 1.0)
@@ -89,7 +93,7 @@ class BertObjective:
         weights: Mapping[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the batch's share of the loss and its (sum, count) metrics."""
+        """Returns the batch's part of the loss, and its metrics as (sum, count)."""
         assert isinstance(model, Bert)
         found = model.scored(batch, dropout_key=dropout_key)
         metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
@@ -105,7 +109,7 @@ class BertObjective:
         return TRAINING * forward_flops(
             self.architecture,
             seq_length=seq_length,
-            read=predictions + 1,  # and [CLS]
+            read=predictions + 1,  # the masked pieces and [CLS]
             predictions=predictions,
         )
 
@@ -118,7 +122,7 @@ class BertObjective:
         )
 
     def score(self, sums: Sums) -> dict[str, float]:
-        """Returns loss, and each term's loss (nats) and accuracy, over everything summed."""
+        """Returns the loss, and loss (in nats) and accuracy of each term, from summed metrics."""
         mlm_loss, mlm_count = sums["mlm_loss"]
         loss = mlm_loss / (mlm_count + MLM_EPSILON)
         scores = {"mlm_loss": loss, "mlm_accuracy": sums["mlm_accuracy"][0] / max(mlm_count, 1.0)}
@@ -139,17 +143,17 @@ def _summed(term: str, scored: Scored, weights: jax.Array) -> Metrics:
 
 
 class PlateauWatch:
-    """Compares the masked-language-model loss with the normal loss for the corpus.
+    """Compares the loss of the masked language model with the unigram entropy of the corpus.
 
     A masked language model first learns how often each piece occurs. Its loss then equals the
-    unigram entropy of the corpus, and can stay on that plateau for thousands of steps before
-    attention starts to use the context.
+    unigram entropy, and can stay on this plateau for thousands of steps, until attention starts to
+    use the context.
     """
 
     def __init__(
         self, *, unigram_entropy: float, vocab_size: int, patience: int = PATIENCE_STEPS
     ) -> None:
-        """Takes the entropy in nats; within `patience` steps a loss on the plateau is normal."""
+        """Makes a watch that never warns before step `patience`. The entropy is in nats."""
         self._entropy = unigram_entropy
         self._start = math.log(vocab_size)
         self._recent: deque[float] = deque(maxlen=WINDOW)
@@ -158,7 +162,7 @@ class PlateauWatch:
 
     @property
     def expectation(self) -> str:
-        """The line shown when a run starts."""
+        """The line that is logged when a run starts."""
         return (
             f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary size), near "
             f"{self._entropy:.2f} (unigram entropy of this corpus) while the model ignores the "
@@ -166,7 +170,7 @@ class PlateauWatch:
         )
 
     def remark(self, scores: Mapping[str, float]) -> str:
-        """Returns where the MLM loss is, relative to the entropy."""
+        """Returns the position of the MLM loss relative to the unigram entropy, in words."""
         mlm_loss = scores["mlm_loss"]
         if mlm_loss > self._entropy * (1 + TOLERANCE):
             return "above the unigram entropy"
@@ -175,7 +179,7 @@ class PlateauWatch:
         return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
 
     def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
-        """Returns a warning, once, when the loss has been on the plateau for too long."""
+        """Returns a warning the first time that the loss is on the plateau for too long."""
         mlm_loss = scores["mlm_loss"]
         self._recent.append(mlm_loss)
         stuck = len(self._recent) == WINDOW and all(

@@ -1,4 +1,4 @@
-"""Evaluation of a pretrained checkpoint on a dataset, every example once."""
+"""Evaluates a pretrained checkpoint on every example of a dataset."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import define_model
 
-BATCH_SIZE: Final = 32  # for an imported run
+BATCH_SIZE: Final = 32  # default of imported runs
 
 
 def evaluate_objective(
@@ -40,9 +40,10 @@ def evaluate_objective(
 ) -> Evaluation:
     """Evaluates a checkpoint of a pretrained or imported run.
 
-    The arguments are as for `bert_jax.evaluate`; `say` gets a line while a dataset is copied from
-    a bucket. Raises UserError: no such checkpoint, dataset or split; no dataset for an imported
-    run, or one with longer examples than the model has positions.
+    The arguments are those of `bert_jax.evaluate`. While a dataset is copied from a bucket, `say`
+    is called with a line for the user. Raises UserError if the checkpoint, dataset or split does
+    not exist, an imported run is evaluated without a dataset, or an example is longer than the
+    model's positions.
     """
     task = objective_of(run)
     phase, rows, cache = None, BATCH_SIZE, CacheSection()
@@ -96,7 +97,7 @@ def evaluate_objective(
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
-    """Returns the run's own row length; for an imported run, the bucket of the longest example."""
+    """Returns the run's row length, or for an imported run the bucket of the longest example."""
     if phase is not None:
         return phase.seq_length
     positions = run.architecture.max_position_embeddings

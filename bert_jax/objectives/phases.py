@@ -1,4 +1,4 @@
-"""The data of a phase: a dataset of ours or TFRecords of google-research/bert."""
+"""Opens the data of a phase: our datasets, or TFRecords of google-research/bert."""
 
 import dataclasses
 import functools
@@ -35,14 +35,14 @@ VALIDATION: Final = "validation"
 
 @dataclasses.dataclass(frozen=True)
 class ExampleSource:
-    """One split of examples that fit the objective and the tokenizer."""
+    """A split whose examples fit the objective and the tokenizer."""
 
     dataset: Dataset | GoogleBertDataset
     tokenizer: Tokenizer
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """All splits, this one among them."""
+        """Names of all splits of the dataset."""
         if isinstance(self.dataset, Dataset):
             return tuple(self.dataset.provenance.splits)
         return tuple(find_splits(self.dataset.directory))
@@ -57,9 +57,10 @@ class ExampleSource:
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
-        """Returns the row transform, see `Objective.features`; TFRecords have masks of their own.
+        """Returns the row transform; the arguments are those of `Objective.features`.
 
-        Raises UserError: an example has more predictions than `max_predictions`.
+        TFRecords contain their masks. Raises UserError if an example in a TFRecord has more
+        predictions than `max_predictions`.
         """
         if isinstance(self.dataset, Dataset):
             return task.features(
@@ -94,10 +95,19 @@ def open_source(
     cache: DatasetCache,
     key: str,
 ) -> ExampleSource:
-    """Opens one split, "train" or "validation", and checks that it fits.
+    """Opens the split "train" or "validation", and checks that it fits the run.
 
-    The path is a dataset directory, or TFRecords: a file, a glob or a directory; `key` named it.
-    Raises UserError: nothing there, damaged, made for another objective or with another vocabulary.
+    Args:
+        path: a dataset directory, or TFRecords: a file, a glob or a directory.
+        split: name of the split.
+        objective: objective that must fit the examples.
+        tokenizer: tokenizer that must have the vocabulary of the examples.
+        cache: local copies of datasets in a bucket.
+        key: setting that names the path, for messages.
+
+    Raises:
+        UserError: if the path does not exist, a file is damaged, or the examples were made for
+            another objective or with another vocabulary.
     """
     if is_google_bert(path):
         dataset = open_google_bert(path, split)
@@ -112,7 +122,7 @@ def open_source(
 def _check_google_bert(
     dataset: GoogleBertDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
 ) -> None:
-    """Refuses rows that are not made for the objective, or not with the tokenizer's ids."""
+    """Raises UserError for rows made for another objective or with another vocabulary."""
     if objective.name != "bert":
         raise UserError(
             "objective.tfrecords",
@@ -147,12 +157,12 @@ def _check_google_bert(
 
 
 class OpenedPhase(NamedTuple):
-    """A phase, and the identity of its data."""
+    """A phase with the path and the fingerprints of its data."""
 
     phase: Phase
-    dataset: str  # a path
-    training: str  # fingerprint of the split
-    validation: str | None  # None: there is no such split
+    dataset: str  # path of the dataset
+    training: str  # fingerprint of the training split
+    validation: str | None  # fingerprint of the validation split, if there is one
 
 
 class PhaseOpener(NamedTuple):
@@ -167,10 +177,7 @@ class PhaseOpener(NamedTuple):
     cache: DatasetCache
 
     def open(self, index: int) -> OpenedPhase:
-        """Opens a phase's data and checks that model, tokenizer and objective fit it.
-
-        Raises UserError: they do not; the message names the key.
-        """
+        """Opens a phase's data. Raises UserError if model, tokenizer or objective do not fit it."""
         section, key = self.settings.train.phases[index], f"train.phases.{index}"
         source_of = functools.partial(
             open_source,

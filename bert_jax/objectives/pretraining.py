@@ -1,4 +1,4 @@
-"""One pretraining run, from its settings to its end."""
+"""Runs pretraining from its settings."""
 
 import dataclasses
 import functools
@@ -38,11 +38,14 @@ from bert_jax.train.trackers import require_trackers
 
 
 def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
-    """Opens data and devices, checks that all fits together, and trains to the end.
+    """Opens data and devices, checks that they fit, and trains to the last step.
 
-    Resumes from the run's last checkpoint if there is one. Raises UserError: a part does not fit
-    another, or the run directory holds another run; RunStopped: numbers went bad, see
-    `bert_jax.train.bad_steps`.
+    If the run has a checkpoint, training resumes from the newest one.
+
+    Raises:
+        UserError: if settings, data, model and devices do not fit each other, or the run directory
+            belongs to another run.
+        RunStopped: if training has bad steps, as in `bert_jax.train.bad_steps`.
     """
     run, schedule = _prepare(settings, say=narrator_of(console).say)
     with doing("opening the datasets"):
@@ -76,7 +79,7 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
 def _prepare(
     settings: PretrainSettings, *, say: Callable[[str], None]
 ) -> tuple[PhaseOpener, Schedule]:
-    """Opens devices and tokenizer, defines the model, and checks that they fit."""
+    """Opens devices and tokenizer, defines the model, and checks that these fit."""
     section = settings.train
     require_trackers(section.trackers, key="train.trackers")
     schedule = linear_schedule(schedule_segments(section, settings.optimizer))
@@ -164,7 +167,7 @@ def _origin(
     *,
     console: Console,
 ) -> dict[str, Any]:
-    """Returns what provenance.json says of the run; a run that resumes keeps what it has."""
+    """Returns the entries of provenance.json. A run that resumes retains its old entries."""
     data = DataFingerprints(
         datasets={found.dataset: found.training for found in opened},
         validation={found.dataset: found.validation for found in opened},
@@ -177,7 +180,7 @@ def _origin(
     return {**origin, **held, **merged}
 
 
-# The parts of a pretraining model that an import may lack.
+# Parts of a pretraining model that an imported model may lack, with their names in log lines.
 HEADS: Final = {
     "pooler": "the pooler",
     "mlm": "the MLM head",
@@ -188,10 +191,11 @@ HEADS: Final = {
 def _initial_params(
     run: PhaseOpener, console: Console, abstract: Params, draw: DrawParams
 ) -> Params:
-    """Returns another run's parameters on the mesh, and fresh ones of parts that it lacks.
+    """Returns the parameters of the run in `init_from`, on the mesh.
 
-    Without `init_from` all are fresh. A line names the heads that start fresh, and the heads that
-    are left out. Raises UserError: no checkpoint, or one of another architecture or vocabulary.
+    Parts that the other run lacks are randomly initialized. Without `init_from`, all parts are. Log
+    lines name the heads that are initialized, and the heads that are not loaded. Raises UserError
+    if the other run has no checkpoint, or another architecture or vocabulary.
     """
     run_dir, rows = run.settings.init_from, run.architecture.vocab_size
     if run_dir is None:

@@ -19,7 +19,7 @@ from bert_jax.user_function import only_trusted
 
 class _Entry(NamedTuple):
     make: Callable[..., Objective]
-    pairings: tuple[PairingKind, ...]  # of the datasets that it learns from
+    pairings: tuple[PairingKind, ...]  # pairing kinds of suitable datasets
 
 
 OBJECTIVES: Final[dict[ObjectiveName, _Entry]] = {
@@ -36,14 +36,14 @@ def make_objective(
     execution: Execution,
     tokenizer: Tokenizer,
 ) -> Objective:
-    """Returns the objective that a section names, for a model and a tokenizer."""
+    """Returns a section's objective for a model and a tokenizer."""
     return OBJECTIVES[section.name].make(
         masking=section.masking, architecture=architecture, execution=execution, tokenizer=tokenizer
     )
 
 
 def objective_of(run: Run) -> Objective:
-    """Returns the objective of a pretrained run; UserError: an imported run lacks its heads."""
+    """Returns the objective of a pretrained run. Raises UserError if the run lacks a head."""
     if not run.heads.pretraining:
         raise UserError(
             "evaluate.heads_missing",
@@ -61,9 +61,9 @@ def objective_of(run: Run) -> Objective:
 
 
 def objective_section(run: Run) -> ObjectiveSection:
-    """Returns the section of a run directory, which may come from anybody.
+    """Returns the objective section of a run directory, which may have an untrusted author.
 
-    Raises UserError: it names a function to run that is not trusted.
+    Raises UserError if the section names a function that is not trusted.
     """
     section = run.section("objective", ObjectiveSection, verb="evaluate")
     segmenter = section.masking.segmenter
@@ -72,7 +72,7 @@ def objective_section(run: Run) -> ObjectiveSection:
 
 
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
-    """Refuses a dataset whose examples are made for another objective; `key` named it."""
+    """Raises UserError if a dataset was made for another objective. `key` is its setting."""
     kind = dataset.provenance.pairing.kind
     allowed = OBJECTIVES[section.name].pairings
     if kind not in allowed:

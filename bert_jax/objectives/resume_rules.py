@@ -1,12 +1,17 @@
-"""Which settings of a pretraining run may change when it resumes.
+"""Checks which settings of a pretraining run have changed when it resumes.
 
-Settings that decided steps already done never change, since config.yaml describes the whole run:
-the seed, the objective, and the settings of a phase that has ended. Settings of steps to come may
-change as long as there are any, for a run that diverged or that is to be longer: `optimizer`, how
-the model is executed, and the settings of the current phase (within what its data position allows)
-and of later ones; `provenance.json` lists each change with the step it was made at. With
---allow-data-change so may the seed, the masking and the content of datasets, for steps to come.
-Reports, evaluations, checkpoints, mesh, loader and paths decide no number and are always free.
+config.yaml describes the whole run, so there are four kinds of settings:
+
+- Settings that determined finished steps may not change: the objective's name, and the settings
+  of finished phases.
+- Settings that determine future steps may change until the last step, for instance to continue a
+  run that diverged or to train longer: `optimizer`, `model.execution`, and the settings of the
+  current phase (as far as its data position allows) and of later phases. `provenance.json` lists
+  each change with its step.
+- The seed, the masking and the contents of datasets may change only with --allow-data-change. The
+  change affects future steps.
+- Reports, evaluations, checkpoints, mesh, loader and paths determine no number and may always
+  change.
 """
 
 import dataclasses
@@ -27,10 +32,10 @@ from bert_jax.train.sections import TrainSection
 
 
 class DataFingerprints(NamedTuple):
-    """The data of a run's phases, by their paths."""
+    """Fingerprints of a run's datasets by path."""
 
-    datasets: Mapping[str, str]  # the training splits
-    validation: Mapping[str, str | None]
+    datasets: Mapping[str, str]  # fingerprints of training splits
+    validation: Mapping[str, str | None]  # fingerprints of validation splits
 
 
 def check_resume(
@@ -41,10 +46,10 @@ def check_resume(
     data: DataFingerprints,
     console: Console,
 ) -> dict[str, Any]:
-    """Refuses to resume with settings that contradict the steps already done; shows the changes.
+    """Checks the settings of a run that resumes, logs the changes, and returns its provenance.
 
-    Returns the run's provenance with the changes added; ``{}`` if it has no checkpoint yet. Raises
-    UserError: names the first key that must not change.
+    The provenance includes the changes. It is empty if the run has no checkpoint. Raises UserError
+    for the first setting that may not change.
     """
     step = checkpoints.on_disk.newest()
     if step is None:
@@ -55,7 +60,7 @@ def check_resume(
         return provenance
     progress = TrainProgress.from_json(saved)
     if progress.phase >= len(settings.train.phases):
-        return provenance  # restoring refuses it
+        return provenance  # restoring the checkpoint raises UserError
     then = dataclasses.replace(
         settings,
         seed=run.seed,
@@ -66,7 +71,7 @@ def check_resume(
     )
     made_with = DataFingerprints(
         provenance.get("datasets", {}),
-        # A dataset that the run has not read yet is compared with itself.
+        # If the run has not yet used a dataset, the new fingerprint stands in for the old one.
         {**data.validation, **provenance.get("validation", {})},
     )
     held, asked = _decisive(then, made_with), _decisive(settings, data)
@@ -94,7 +99,7 @@ def check_resume(
 
 
 def _next_phase(progress: TrainProgress, train: TrainSection) -> int:
-    """Returns the first phase that has steps to come."""
+    """Returns the index of the first phase with steps left."""
     ended = progress.phase_step >= train.phases[progress.phase].steps
     return progress.phase + ended
 
@@ -102,9 +107,10 @@ def _next_phase(progress: TrainProgress, train: TrainSection) -> int:
 def _is_free(
     key: str, progress: TrainProgress, train: TrainSection, *, data_may_change: bool
 ) -> bool:
-    """Returns whether a setting only decides steps to come, if there are any.
+    """Returns whether a setting affects future steps only.
 
-    With `data_may_change` settings that decide the data of the steps to come are free too.
+    False if no steps are left. With `data_may_change`, settings of the data of future steps are
+    free too.
     """
     current, ahead = progress.phase, _next_phase(progress, train)
     if ahead == len(train.phases):
@@ -123,7 +129,7 @@ def _is_free(
 
 
 def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, Any]:
-    """Returns the settings that decide a run's numbers; data by its content, not its path."""
+    """Returns the settings that determine a run's numbers, with fingerprints instead of paths."""
     phases = {
         str(index): {
             **phase.model_dump(mode="json"),

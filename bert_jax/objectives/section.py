@@ -1,4 +1,4 @@
-"""The settings of the objective and of a whole pretraining run; they import no JAX."""
+"""The settings of the objective and of a whole pretraining run. Needs no JAX."""
 
 import dataclasses
 from typing import Literal
@@ -15,14 +15,14 @@ ObjectiveName = Literal["bert", "sop", "roberta"]
 
 
 class ObjectiveSection(Section):
-    """Which loss, and how it masks; the two combine freely.
+    """The loss and the masking, which combine freely.
 
-    ``objective: {name: sop, masking: {unit: ngram}}`` is ALBERT's.
+    ``objective: {name: sop, masking: {unit: ngram}}`` is the objective of ALBERT.
 
     Attributes:
         name: ``bert``: masked language model and next sentence prediction. ``sop``: masked language
             model and sentence order prediction. ``roberta``: masked language model alone.
-        masking: of training rows.
+        masking: masking of training rows.
     """
 
     name: ObjectiveName = "bert"
@@ -39,4 +39,4 @@ class PretrainSettings(RunSettings):
     optimizer: OptimizerSection
     loader: LoaderSection
     train: TrainSection
-    init_from: str | None  # a run or model; None for random parameters
+    init_from: str | None  # run or model; the default is random initialization

@@ -1,7 +1,8 @@
-"""The optimizer of fine-tuning: corrected Adam, rates by layer, frozen parts.
+"""The optimizer of fine-tuning: Adam with bias correction, learning rates by layer, frozen parts.
 
-A model's units are, in order, its embeddings, each layer, its pooler and its heads. Each unit is
-frozen, and has a learning rate, as a whole. An array "by unit" has one entry for each.
+The units of a model are, in order, its embeddings, each layer, its pooler and its heads. All
+parameters of a unit share a learning rate, and are frozen together. An array with the axis [units]
+has one entry per unit.
 """
 
 import math
@@ -34,7 +35,7 @@ _LAYERS: Final = re.compile(r"layers\.([0-9]+)(?:-([0-9]+))?")
 
 
 def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Schedule:
-    """Returns the learning rate by step of a run of `total_steps`, at least 1."""
+    """Returns the schedule for a run of `total_steps`, which is at least 1."""
     peak = section.learning_rate
     warmup = math.ceil(total_steps * section.warmup_fraction)
     if section.schedule == "constant":
@@ -45,10 +46,10 @@ def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Sch
 def make_finetune_optimizer(
     section: FinetuneOptimizerSection, axes: Axes, *, depth: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer; its `update` takes the learning rate, as `make_optimizer`'s does.
+    """Returns the optimizer. Its `update` has an argument `learning_rate`, as in `make_optimizer`.
 
-    `axes` are the logical axes of every parameter, `depth` the layers of the encoder. Raises
-    UserError if `freeze` names a unit that the model does not have.
+    `axes` are the logical axes of every parameter, and `depth` is the number of encoder layers.
+    Raises UserError if `freeze` names a unit that the model does not have.
     """
     given = without(section, "learning_rate", "schedule", "warmup_fraction")
     return _make_optimizer(given, tuple(flatten_dict(axes).items()), depth=depth)
@@ -58,10 +59,11 @@ def make_finetune_optimizer(
 def _make_optimizer(
     section: FinetuneOptimizerSection, axes: FlatAxes, *, depth: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns one flat chain without ineffective parts; `find_moments` reads it.
+    """Returns a flat chain, in which `find_moments` finds the moments.
 
-    Frozen gradients to zero → clip (by the norm of trained units) → Adam → decay → factor of the
-    layer → frozen updates to zero. A frozen parameter keeps its bits and moments of zero.
+    Zero frozen gradients → clip (by the norm of trained units) → Adam → decay → scale by layer →
+    zero frozen updates. Transformations without effect are omitted. Frozen parameters stay
+    unchanged bit for bit, and their moments stay zero.
     """
     nested = unflatten_dict(dict(axes))
     frozen = frozen_units(section.freeze, depth=depth)
@@ -73,24 +75,24 @@ def _make_optimizer(
             place="optimizer.freeze",
         )
     units = _unit_of_parameters(nested, depth=depth)
-    keep = [_zero_frozen(frozen, units)] if frozen.any() else []
-    parts = [*keep]
+    zero_frozen = [_zero_frozen(frozen, units)] if frozen.any() else []
+    parts = [*zero_frozen]
     if section.clip_norm is not None:
         parts.append(optax.clip_by_global_norm(section.clip_norm))
     adam = optax.scale_by_adam if section.bias_correction else scale_by_bert_adam
     parts.append(adam(section.beta1, section.beta2, section.eps))
     parts.append(optax.add_decayed_weights(section.weight_decay, mask=decay_mask))
     if section.layer_decay != 1.0:
-        below_heads = np.array([depth + 1, *range(depth, 0, -1), 0, 0], np.int32)  # by unit
+        below_heads = np.array([depth + 1, *range(depth, 0, -1), 0, 0], np.int32)  # [units]
         parts.append(_scale_by_unit(section.layer_decay**below_heads, units))
-    return optax.chain(*parts, *keep, scale_by_given_rate())
+    return optax.chain(*parts, *zero_frozen, scale_by_given_rate())
 
 
 def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: int) -> Any:
-    """Returns the nested dict of parameters with True if every unit of a parameter is frozen.
+    """Returns a nested dict like the parameters, with True for wholly frozen parameters.
 
-    `jax.lax.stop_gradient` of these parameters ends the backward pass at the lowest trained unit.
-    Raises UserError if `freeze` names a unit that no encoder of this depth has.
+    With `jax.lax.stop_gradient` of these parameters, the backward pass ends at the lowest trained
+    unit. Raises UserError if `freeze` names a unit that no encoder of this depth has.
     """
     frozen = frozen_units(section.freeze, depth=depth)
     units = _unit_of_parameters(axes, depth=depth)
@@ -98,7 +100,7 @@ def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: i
 
 
 def _scale_by_unit(factors: np.ndarray, units: Any) -> optax.GradientTransformation:
-    """Multiplies every update by its unit's factor, of `factors` float [units]."""
+    """Multiplies every update by the factor of its unit. `factors` is float [units]."""
     factors = factors.astype(np.float32)
     return optax.stateless(
         lambda updates, params: jax.tree.map(lambda u, unit: u * factors[unit], updates, units)
@@ -106,9 +108,9 @@ def _scale_by_unit(factors: np.ndarray, units: Any) -> optax.GradientTransformat
 
 
 def _zero_frozen(frozen: np.ndarray, units: Any) -> optax.GradientTransformation:
-    """Replaces the updates of frozen units (bool [units]) by zeros.
+    """Replaces the updates of frozen units by zeros. `frozen` is bool [units].
 
-    The zeros of a wholly frozen parameter depend on no gradient, so XLA drops the gradient.
+    If all units of a parameter are frozen, XLA does not compute its gradient.
     """
 
     def mask(update: jax.Array, unit: np.ndarray) -> jax.Array:
@@ -122,12 +124,12 @@ def _zero_frozen(frozen: np.ndarray, units: Any) -> optax.GradientTransformation
 
 
 def _unit_of_parameters(axes: Any, *, depth: int) -> Any:
-    """Returns the nested dict of each parameter's unit: its index, int32.
+    """Returns a nested dict like the parameters, with the indices of their units, int32.
 
     ``{"encoder": {"layers": {"kernel": ("layers", "embed", "mlp")}}}`` of two layers →
     ``{"encoder": {"layers": {"kernel": [[[1]], [[2]]]}}}``
 
-    Their shapes broadcast against the parameters. Raises ValueError if a parameter of the encoder
+    The indices broadcast against the parameters. Raises ValueError if a parameter of the encoder
     is neither in its embeddings nor in its layers.
     """
 
@@ -140,7 +142,7 @@ def _unit_of_parameters(axes: Any, *, depth: int) -> Any:
         if keys[1] == "embeddings":
             return np.array(0, np.int32)
         if keys[1] != "layers":
-            raise ValueError(f"a parameter of the encoder is of no unit: {'/'.join(keys)}")
+            raise ValueError(f"a parameter of the encoder has no unit: {'/'.join(keys)}")
         shape = [depth if name == "layers" else 1 for name in names]
         return np.arange(1, depth + 1, dtype=np.int32).reshape(shape)
 
@@ -150,11 +152,11 @@ def _unit_of_parameters(axes: Any, *, depth: int) -> Any:
 
 
 def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:
-    """Returns which units a list of names freezes: bool [units].
+    """Returns a mask of the frozen units, bool [units].
 
     ``("embeddings", "layers.0-1")`` of three layers → ``[True, True, True, False, False, False]``
 
-    The names are as in `FinetuneOptimizerSection.freeze`. Raises UserError for another name.
+    `FinetuneOptimizerSection.freeze` lists the allowed names. Raises UserError for another name.
     """
     frozen = np.zeros(depth + 3, np.bool_)
     for name in names:
@@ -176,7 +178,7 @@ def _span(name: str, depth: int) -> slice:
         last = int(match[2]) if match[2] is not None else first
         if first <= last < depth:
             return slice(first + 1, last + 2)
-    # No suggestion for digits out of range.
+    # If only the number is out of range, there is no name to suggest.
     near = "" if match else did_you_mean(name, (*named, *(f"layers.{at}" for at in range(depth))))
     raise UserError(
         "optimizer.freeze",

@@ -1,4 +1,4 @@
-"""BERT's AdamW and LAMB over named parameters, with one decay mask."""
+"""AdamW as in BERT, and LAMB. Both use the same decay mask."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,8 +12,8 @@ from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.rules import LogicalAxes
 
 Params = Any  # a nested dict of float32 arrays
-Axes = Any  # the same nested dict of LogicalAxes
-FlatAxes = tuple[tuple[tuple[str, ...], LogicalAxes], ...]  # the same again, hashable
+Axes = Any  # a nested dict of LogicalAxes
+FlatAxes = tuple[tuple[tuple[str, ...], LogicalAxes], ...]  # hashable form of Axes
 
 NO_DECAY = ("bias", "scale")
 
@@ -21,17 +21,18 @@ AnySection = TypeVar("AnySection", bound=AdamSection)
 
 
 class MomentsState(NamedTuple):
-    """First and second moments of the gradients, in trees like the parameters'."""
+    """First and second moments of the gradients, each a tree like the parameters."""
 
     mu: Params
     nu: Params
 
 
 def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTransformationExtraArgs:
-    """Returns clip → moments → decay (→ trust ratio) → −learning rate.
+    """Returns the chain: clip → moments → decay (→ trust ratio) → −learning rate.
 
-    `update` takes the rate as an argument, see `scale_by_given_rate`, and may take the gradient's
-    norm, see `clip_by_given_norm`. LAMB separates the layers of a stacked parameter by its axes.
+    `update` has two additional arguments: `learning_rate` (see `scale_by_given_rate`) and,
+    optionally, `gradient_norm` (see `clip_by_given_norm`). LAMB needs `axes` to find the layers in
+    a stacked parameter.
     """
     needed = tuple(flatten_dict(axes or {}).items()) if section.name == "lamb" else ()
     return _make_optimizer(without(section, "learning_rate", "warmup_steps"), needed)
@@ -55,7 +56,10 @@ def _make_optimizer(
 
 
 def without(section: AnySection, *names: str) -> AnySection:
-    """Returns a section with defaults for the fields that the optimizer does not read."""
+    """Returns a section with the named fields at their defaults.
+
+    Sections that differ only in these fields then share one optimizer and its compiled programs.
+    """
     fields = type(section).model_fields
     return section.model_copy(update={name: fields[name].default for name in names})
 
@@ -63,7 +67,8 @@ def without(section: AnySection, *names: str) -> AnySection:
 def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Scales gradients to a global norm of at most `limit`.
 
-    ``update(…, gradient_norm=norm)`` (float32 []) saves reading all gradients a second time.
+    A caller that knows the norm can give it: ``update(…, gradient_norm=norm)`` (float32 []).
+    Otherwise all gradients are read a second time to compute it.
     Source: `tf.clip_by_global_norm` in google-research/bert `optimization.py`.
     """
 
@@ -79,9 +84,9 @@ def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
 
 def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:
-    """Multiplies with minus `update`'s argument `learning_rate`, and counts updates.
+    """Multiplies updates by ``-learning_rate``, an argument of `update`, and counts them.
 
-    The rate is an argument, so that one compiled step serves every schedule. A schedule reads
+    Since the rate is an argument, all schedules share one compiled step. A schedule is evaluated at
     `schedule_count` of the state before the update.
     """
 
@@ -101,7 +106,7 @@ def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def decay_mask(params: Params) -> Any:
-    """Returns True for parameters that decay: all but biases and LayerNorm's scale and bias.
+    """Returns a tree with True for parameters that decay: all but biases and LayerNorm scales.
 
     Source: `exclude_from_weight_decay` in google-research/bert `optimization.py`.
     """
@@ -111,10 +116,11 @@ def decay_mask(params: Params) -> Any:
 def scale_by_bert_adam(
     beta1: float, beta2: float, eps: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam without bias correction: ``m / (√v + eps)``, both moments starting at zero.
+    """Adam without bias correction: ``m / (√v + eps)``. Both moments start at zero.
 
-    ``update(…, applied=False)`` (bool [], traced) keeps the moments of a bad step. A choice before
-    the update lets new moments replace old ones in memory; a later choice would copy both.
+    ``update(…, applied=False)`` (bool [], traced) leaves the moments unchanged, for a bad step. The
+    choice is made here, where new moments can overwrite old ones in memory. After the update, it
+    would need copies of both.
     Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
     """
 
@@ -142,18 +148,21 @@ def scale_by_bert_adam(
 
 
 def find_moments(opt_state: Any) -> MomentsState | None:
-    """Returns the moments in a state of `make_optimizer`; None with bias correction."""
+    """Returns the moments in a state of `make_optimizer`, or None with bias correction."""
     return next((part for part in opt_state if isinstance(part, MomentsState)), None)
 
 
 def schedule_count(opt_state: Any) -> jax.Array:
-    """Returns the number of a state's updates, int32 [], without skipped steps."""
+    """Returns the number of updates in a state, int32 []. Skipped steps do not count."""
     counts = (part.count for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
     return jnp.asarray(next(counts))
 
 
 def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
-    """Returns a fresh `opt_state` without bias correction, with the moments after `step` steps."""
+    """Returns a new `opt_state` with the given moments and a count of `step` updates.
+
+    The optimizer must be without bias correction.
+    """
     count = jnp.asarray(step, jnp.int32)
 
     def renew(part: Any) -> Any:
@@ -165,7 +174,7 @@ def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
 
 
 def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
-    """LAMB's ``‖parameter‖ / ‖update‖``, one ratio for each parameter of each layer.
+    """Multiplies updates by LAMB's trust ratio ``‖parameter‖ / ‖update‖`` of each layer.
 
     Parameters that do not decay have a ratio of 1, as in the authors' code.
     Source: arXiv 1904.00962, algorithm 2, with φ the identity.

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as arguments of a compiled step: one program serves all schedules."""
+"""Learning-rate schedules as arrays. They are arguments of the compiled step, so all share it."""
 
 import math
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ import numpy as np
 
 from bert_jax.optim.sections import ScheduleSegment
 
-Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 5], from the functions below
+Schedule: TypeAlias = np.ndarray | jax.Array  # float32 [segments, 5], a `_Row` per segment
 
 
 class _Row(NamedTuple):
-    """A segment of a schedule: a rise from 0, then a line down to 0."""
+    """A segment of a schedule: a rise from 0 to the peak, then a linear decay to 0."""
 
-    warmup: float  # steps of the rise
-    end: float  # last step of the line; infinite: the rate stays at the peak
-    fall: float  # steps of the line from the peak to 0
-    peak: float
-    begin: float = 0.0  # step of the run at the segment's step 0
+    warmup: float  # number of steps of the rise
+    end: float  # last step of the decay; infinity for a constant rate after the rise
+    fall: float  # number of steps of the decay from the peak to 0
+    peak: float  # highest learning rate
+    begin: float = 0.0  # step of the run at which the segment starts
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
-    """Returns the rate of an update, float32, in the shape of `count`: int32, updates before it."""
+    """Returns the learning rate after `count` updates (int32 of any shape), float32 [*count]."""
     count, schedule = jnp.asarray(count, jnp.float32), jnp.asarray(schedule)
     later = schedule[1:, _Row._fields.index("begin")]
     row = _Row(*jnp.moveaxis(schedule[(count[..., None] >= later).sum(-1)], -1, 0))
@@ -37,8 +37,9 @@ def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
 def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
     """Returns google-research/bert's schedule: linear warm-up, then linear decay to zero.
 
-    The decay is a line from `peak` at step 0 to 0 at the last step, and warm-up replaces its
-    beginning: after it the rate is ``peak · (1 − warmup/steps)``. Source: `optimization.py`.
+    The decay is a line from the peak at step 0 to 0 at the last step. Warm-up replaces the start of
+    the line, so the rate never reaches the peak: after warm-up it is ``peak · (1 − warmup/steps)``.
+    Source: `optimization.py`.
     """
     rows: list[_Row] = []
     begin = 0
@@ -49,20 +50,20 @@ def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
 
 
 def warmup_linear(*, peak: float, steps: int, warmup_steps: int) -> Schedule:
-    """Returns a rise from 0 to the peak over the warm-up, then a line to 0 at the last step.
+    """Returns linear warm-up from 0 to the peak, then linear decay to 0 at the last step.
 
     ``warmup_linear(peak=1, steps=4, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 0.5, 0
 
+    `warmup_steps` is at most `steps`. Without warm-up, the rate starts at the peak.
     Source: Hugging Face's `get_linear_schedule_with_warmup`, the schedule of published fine-tuning
-    results; `linear_schedule` never reaches the peak. `warmup_steps` is at most `steps`; 0 starts
-    at the peak.
+    results.
     """
     fall = max(1, steps - warmup_steps)
     return np.array([_Row(warmup=warmup_steps, end=steps, fall=fall, peak=peak)], np.float32)
 
 
 def warmup_constant(*, peak: float, warmup_steps: int) -> Schedule:
-    """Returns a rise from 0 to the peak over the warm-up, then the peak.
+    """Returns linear warm-up from 0 to the peak, then a constant rate.
 
     ``warmup_constant(peak=1, warmup_steps=2)`` at steps 0 to 4 → 0, 0.5, 1, 1, 1
     """
