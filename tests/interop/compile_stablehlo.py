@@ -1,6 +1,6 @@
-"""Compiles an exported program for a TPU, on a machine without one.
+"""Compiles exported programs for a TPU, on a machine without a TPU.
 
-``python compile_stablehlo.py TOPOLOGY DIRECTORY …``: prints the kind of device and each directory.
+``python compile_stablehlo.py TOPOLOGY DIRECTORY …`` prints the device kind with each directory.
 """
 
 import json

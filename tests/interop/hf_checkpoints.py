@@ -34,7 +34,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 class Imported(NamedTuple):
-    """An opened run directory of `import`."""
+    """An opened run directory with its parameters."""
 
     run: Run
     params: dict[str, Any]  # nested dict of numpy arrays
@@ -45,18 +45,18 @@ class Imported(NamedTuple):
         return bind(self.run.build, self.params)
 
     def theirs(self, tree: Any) -> dict[str, np.ndarray]:
-        """Parameters, gradients or any tree like them under Hugging Face's names and shapes."""
+        """Converts a tree like the parameters to Hugging Face's names and shapes."""
         vocab = self.run.architecture.vocab_size
         return dict(their_tensors(tree, expand(hf_names("bert.", None), tree, vocab_size=vocab)))
 
 
 def bind(build: Callable[[], Any], params: Any) -> Any:
-    """The model that `build` makes, with these parameters."""
+    """Returns the model from `build` with the given parameters."""
     return nnx.merge(define_model(build).graphdef, jax.tree.map(jnp.asarray, params))
 
 
 def hf_config(**changes: Any) -> BertConfig:
-    """A small configuration, with initial weights so large that every activation is nonlinear."""
+    """Returns a small configuration. Its large initial weights make activations nonlinear."""
     values: dict[str, Any] = {
         "vocab_size": 150,
         "hidden_size": 32,
@@ -73,9 +73,9 @@ def hf_config(**changes: Any) -> BertConfig:
 def hf_model(
     kind: Callable[..., Model], config: BertConfig, *, seed: int = 0, **options: Any
 ) -> Model:
-    """A model with random weights, in evaluation mode.
+    """Returns a model with random weights, in evaluation mode.
 
-    Fresh biases are 0 and fresh scales 1: noise makes a swapped or forgotten one visible.
+    Biases start at 0 and scales at 1. Noise makes tests fail if one of them is lost or swapped.
     """
     torch.manual_seed(seed)
     model = kind(config, **options).eval()
@@ -89,7 +89,10 @@ def hf_model(
 def save(
     model: PreTrainedModel, directory: Path, *, pieces: int | None = None, **options: Any
 ) -> Path:
-    """Saves a model as `save_pretrained` does, with a vocabulary of its own size or of `pieces`."""
+    """Saves a model with `save_pretrained`, and a tokenizer.
+
+    The tokenizer has as many pieces as the model's vocabulary, or `pieces`.
+    """
     model.save_pretrained(directory, **options)
     write_tokenizer(directory, pieces or model.config.vocab_size)
     return directory
@@ -104,12 +107,12 @@ def write_tokenizer(directory: Path, vocab_size: int) -> None:
 
 
 def import_run(source: Path, run_dir: Path) -> Imported:
-    """Imports a checkpoint through the verb and opens the new run directory."""
+    """Imports a checkpoint with the verb, and opens the new run directory."""
     return read_run(import_checkpoint(str(source), str(run_dir)))
 
 
 def fresh_run(root: Path, tokenizer: Tokenizer) -> Imported:
-    """Writes a small run of ours at step 0, with fresh parameters, and opens it."""
+    """Writes a small run with random parameters, and opens it."""
     sizes = {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -146,9 +149,9 @@ def read_run(run_dir: Path) -> Imported:
 
 
 def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> dict[str, np.ndarray]:
-    """Rows of unequal length with unequal numbers of masks at distinct positions.
+    """Returns rows of unequal length, with unequal numbers of masks at distinct positions.
 
-    [PAD] occurs only in the padding, as in any text: torch gives its row no gradient.
+    [PAD] occurs only in the padding, since torch omits its embedding from gradients.
     """
     rng, length, predictions = np.random.default_rng(seed), 24, 6
     lengths = np.linspace(predictions + 1, length, rows).astype(int)
@@ -171,14 +174,16 @@ def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> di
 
 
 def torch_inputs(batch: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-    """The arrays of a batch that Hugging Face's models read."""
+    """Returns the arrays of a batch that Hugging Face's models read."""
     ours = {"input_ids": "input_ids", "token_type_ids": "token_type_ids"}
     ours["attention_mask"] = "segment_ids"
     return {theirs: torch.from_numpy(batch[name]).long() for theirs, name in ours.items()}
 
 
 def google_loss(model: PreTrainedModel, batch: Mapping[str, np.ndarray]) -> torch.Tensor:
-    """google-research/bert's loss from Hugging Face's logits: Σ(w·nll)/(Σw + 1e-5) + mean NSP nll.
+    """Returns google-research/bert's loss: Σ(w·nll)/(Σw + 1e-5) + mean NSP nll.
+
+    The logits are Hugging Face's.
 
     Source: `get_masked_lm_output` and `get_next_sentence_output` in google-research/bert
     `run_pretraining.py`.
@@ -198,5 +203,5 @@ def google_loss(model: PreTrainedModel, batch: Mapping[str, np.ndarray]) -> torc
 
 
 def stored(directory: Path) -> dict[str, np.ndarray]:
-    """The tensors of a model.safetensors."""
+    """Returns the tensors in a directory's model.safetensors."""
     return safetensors.numpy.load_file(directory / "model.safetensors")

@@ -1,4 +1,4 @@
-"""A hub on loopback: the part of Hugging Face's server that models and datasets need."""
+"""A local test double of the Hugging Face hub, for models and datasets."""
 
 import base64
 import contextlib
@@ -17,20 +17,29 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Models by name, datasets by ``datasets/NAME``; pushed files; received requests."""
+    """The content of the hub, and the requests it has received.
+
+    Attributes:
+        models: directories by model name. The name of a dataset starts with ``datasets/``.
+        pushed: contents of uploaded files, by model name and path.
+        created: bodies of requests that create a model.
+        requests: method, path and authorization of each request.
+        gated: names of models that need access rights.
+        address: URL of the server.
+    """
 
     def __init__(self, models: dict[str, Path]) -> None:
         self.models = models
         self.pushed: dict[str, dict[str, bytes]] = {}
         self.created: list[dict[str, Any]] = []
-        self.requests: list[tuple[str, str, str | None]] = []  # method, path, authorization
+        self.requests: list[tuple[str, str, str | None]] = []
         self.gated: set[str] = set()
         self.address = ""
 
 
 @contextlib.contextmanager
 def serve(models: dict[str, Path]) -> Iterator[Hub]:
-    """Runs a hub during the block."""
+    """Runs a hub inside the block."""
     hub = Hub(models)
 
     class Handler(_Handler):
@@ -79,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.served.created.append(asked)
             name = f"{asked['organization']}/{asked['name']}"
             return self._answer({"url": f"{self.served.address}/{name}"})
-        if self.path == "/api/validate-yaml":  # of a model card
+        if self.path == "/api/validate-yaml":  # YAML of a model card
             return self._answer({"errors": [], "warnings": []})
         name, _, rest = self.path.removeprefix("/api/models/").partition("/preupload/")
         if rest:

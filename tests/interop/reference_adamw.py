@@ -1,4 +1,4 @@
-"""google-research/bert's `AdamWeightDecayOptimizer` and its schedule, over a PyTorch model.
+"""Transcription of google-research/bert's `AdamWeightDecayOptimizer` and schedule to PyTorch.
 
 Source: google-research/bert `optimization.py`, `create_optimizer` and `apply_gradients`.
 """
@@ -12,7 +12,10 @@ EXCLUDED = ("LayerNorm", "layer_norm", "bias")
 
 
 class ReferenceAdamW:
-    """Clips by the global norm; Adam without bias correction; decay; warm-up, linear decay to 0."""
+    """Clipping by global norm, Adam without bias correction, weight decay, and a schedule.
+
+    The learning rate has a linear warm-up and decays linearly to 0.
+    """
 
     def __init__(
         self, model: torch.nn.Module, *, peak: float, train_steps: int, warmup_steps: int
@@ -26,7 +29,7 @@ class ReferenceAdamW:
 
     @property
     def rate(self) -> float:
-        """`polynomial_decay` to 0 with power 1, after a warm-up."""
+        """Learning rate: warm-up, then `polynomial_decay` to 0 with power 1."""
         done = min(self.global_step, self.train_steps)
         if self.global_step < self.warmup_steps:
             return self.peak * self.global_step / self.warmup_steps
@@ -52,6 +55,6 @@ class ReferenceAdamW:
 
 
 def gradient(param: torch.nn.Parameter) -> torch.Tensor:
-    """The gradient from `backward`; a parameter without one is an error in the test."""
+    """Returns a parameter's gradient, and asserts that it has one."""
     assert param.grad is not None
     return param.grad

@@ -1,8 +1,8 @@
-"""google-research/bert's forward pass in NumPy and float64, from variables under its names.
+"""Transcription of google-research/bert's forward pass to NumPy, in float64.
 
-Written from the paper and from google-research/bert's `modeling.py` and `run_pretraining.py`:
-LayerNorm over the last axis with epsilon 1e-12, GELU in its tanh form, −10000 added to the
-scores of padding, a tanh layer over [CLS], an MLM head tied to the embedding table.
+Sources: the paper, and google-research/bert's `modeling.py` and `run_pretraining.py`. LayerNorm is
+over the last axis with epsilon 1e-12, GELU has its tanh form, −10000 is added to the scores of
+padding, a tanh layer pools [CLS], and the MLM head is tied to the embedding table.
 """
 
 import math
@@ -34,7 +34,7 @@ class Outputs(NamedTuple):
 
 
 def encoder_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every variable of `BertModel`, pooler included."""
+    """Returns the shapes of all variables of `BertModel`, including the pooler."""
     width, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "bert/embeddings/word_embeddings": (config.vocab_size, width),
@@ -64,7 +64,7 @@ def encoder_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def pretraining_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every variable of `run_pretraining.py`."""
+    """Returns the shapes of all variables of `run_pretraining.py`."""
     width = config.hidden_size
     return {
         **encoder_shapes(config),
@@ -79,7 +79,7 @@ def pretraining_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def draw(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, np.ndarray]:
-    """Float32 numbers as large as a trained model's, different for every variable."""
+    """Returns random float32 variables, with the magnitudes of a trained model."""
     rng = np.random.default_rng(seed)
     around = {name: 1.0 if name.endswith("gamma") else 0.0 for name in shapes}
     return {
@@ -97,13 +97,15 @@ def forward(
     token_type_ids: np.ndarray,
     masked_lm_positions: np.ndarray,
 ) -> Outputs:
-    """Computes all outputs that pretraining reads.
+    """Computes all outputs that pretraining uses.
 
     Args:
-        variables: arrays by google-research/bert's names.
-        num_attention_heads: number of heads; variables' shapes do not show it.
-        input_ids: [B, L], like `input_mask` (1 = a token) and `token_type_ids`.
-        masked_lm_positions: [B, P].
+        variables: arrays under google-research/bert's names.
+        num_attention_heads: number of heads, which the shapes do not determine.
+        input_ids: token ids [B, L].
+        input_mask: 1 for a token and 0 for padding [B, L].
+        token_type_ids: token types [B, L].
+        masked_lm_positions: positions of masked pieces [B, P].
     """
     wide = {name: np.asarray(value, np.float64) for name, value in variables.items()}
     table = wide["bert/embeddings/word_embeddings"]

@@ -1,7 +1,7 @@
-"""Runs an export as another program would: with JAX and safetensors, without bert_jax.
+"""Runs an exported program with JAX and safetensors, without bert_jax.
 
-``python run_stablehlo.py DIRECTORY BATCHES.npz RESULTS.npz``: ``BATCHES`` holds the inputs of
-several batches as ``0/input_ids`` and so on, ``RESULTS`` gets the outputs as ``0/pooled``.
+``python run_stablehlo.py DIRECTORY BATCHES.npz RESULTS.npz`` reads the inputs of several batches,
+such as ``0/input_ids``, and writes their outputs, such as ``0/pooled``.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Every file layout of a Hugging Face checkpoint gives the same numbers."""
+"""All file layouts of a Hugging Face checkpoint are read with equal results."""
 
 import json
 from collections.abc import Callable
@@ -18,20 +18,20 @@ Writer = Callable[[BertForPreTraining, Path], None]
 
 
 def sharded(model: BertForPreTraining, directory: Path) -> None:
-    """Several files and an index."""
+    """Writes several files and an index."""
     model.save_pretrained(directory, max_shard_size="40KB")
     assert len(list(directory.glob("model-*.safetensors"))) > 2
     assert (directory / "model.safetensors.index.json").exists()
 
 
 def pickled(model: BertForPreTraining, directory: Path) -> None:
-    """pytorch_model.bin in today's format: a zip, with tied tensors under both names."""
+    """Writes pytorch_model.bin as a zip file, with both names of each tied tensor."""
     model.config.save_pretrained(directory)
     torch.save(model.state_dict(), directory / "pytorch_model.bin")
 
 
 def pickled_before_zip(model: BertForPreTraining, directory: Path) -> None:
-    """pytorch_model.bin in the format before PyTorch 1.6."""
+    """Writes pytorch_model.bin in the format before PyTorch 1.6."""
     model.config.save_pretrained(directory)
     torch.save(
         model.state_dict(),
@@ -41,7 +41,7 @@ def pickled_before_zip(model: BertForPreTraining, directory: Path) -> None:
 
 
 def sharded_pickle(model: BertForPreTraining, directory: Path) -> None:
-    """Several pytorch_model-*.bin and an index, tied tensors in different shards."""
+    """Writes several pytorch_model-*.bin and an index, with tied tensors in different shards."""
     model.config.save_pretrained(directory)
     tensors = list(model.state_dict().items())
     weight_map = {}
@@ -54,7 +54,7 @@ def sharded_pickle(model: BertForPreTraining, directory: Path) -> None:
 
 
 def without(model: BertForPreTraining, directory: Path, *names: str) -> None:
-    """All tensors, with both names of tied ones, without `names`."""
+    """Writes all tensors except `names`, with both names of each tied tensor."""
     model.config.save_pretrained(directory)
     state = model.state_dict()
     assert {MLM_BIAS, DECODER_BIAS, DECODER_WEIGHT, f"bert.{WORDS}"} <= state.keys()
@@ -63,7 +63,7 @@ def without(model: BertForPreTraining, directory: Path, *names: str) -> None:
 
 
 def old_names(tensors: Tensors) -> Tensors:
-    """Names of the first exports: LayerNorm's gamma and beta, position ids, a separate decoder."""
+    """Converts to early files: LayerNorm's gamma and beta, position ids, a separate decoder."""
     renamed = {}
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
@@ -79,7 +79,7 @@ def old_names(tensors: Tensors) -> Tensors:
 
 
 def old_safetensors(model: BertForPreTraining, directory: Path) -> None:
-    """Old names in the new format."""
+    """Writes the names of early files to safetensors."""
     model.save_pretrained(directory)
     path = directory / "model.safetensors"
     renamed = old_names(safetensors.torch.load_file(path))
@@ -87,7 +87,7 @@ def old_safetensors(model: BertForPreTraining, directory: Path) -> None:
 
 
 def old_pickle(model: BertForPreTraining, directory: Path) -> None:
-    """Old names in the old format."""
+    """Writes the names of early files to pytorch_model.bin."""
     model.config.save_pretrained(directory)
     torch.save(old_names(dict(model.named_parameters())), directory / "pytorch_model.bin")
 
@@ -107,7 +107,7 @@ WRITERS: dict[str, Writer] = {
 
 
 def model(dtype: torch.dtype = torch.float32) -> BertForPreTraining:
-    """The same model at every call, cast."""
+    """Returns a model of the given dtype, with equal weights in every call."""
     made = hf_model(BertForPreTraining, hf_config())
     torch.nn.Module.to(made, dtype)
     return made
@@ -154,7 +154,7 @@ def test_half_precision_is_widened_exactly(dtype: torch.dtype, layout: str, tmp_
 
 
 def test_heads_missing_in_the_configuration_are_read(tmp_path: Path) -> None:
-    """The released English checkpoints name BertForMaskedLM but have pooler and NSP head."""
+    """Released English checkpoints name BertForMaskedLM, but have a pooler and an NSP head."""
     directory = save(model(), tmp_path / "hf")
     config_file = directory / "config.json"
     config = json.loads(config_file.read_text()) | {"architectures": ["BertForMaskedLM"]}

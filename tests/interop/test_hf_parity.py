@@ -1,7 +1,6 @@
 """An imported Hugging Face model computes the same numbers as the PyTorch model.
 
-The two implementations share only the importer's table of names: states, logits,
-loss and gradients agree to a few float32 roundings.
+Hidden states, logits, loss and gradients agree up to a few float32 rounding errors.
 """
 
 import functools
@@ -30,10 +29,10 @@ from tests.interop.hf_checkpoints import (
 from tests.interop.reference_adamw import gradient
 from tests.support import relative_error
 
-# The cases cover every activation; google-research/bert's initialisation and wider ones, with
-# strongly nonlinear activations; vocabularies of a multiple of 128, of uncased BERT, and others;
-# one to three token types; heads of 8 to 32 columns; an FFN not four hidden sizes wide; an unrolled
-# and a looped stack.
+# The cases cover: all activations, the initialization of google-research/bert and larger ones (with
+# strongly nonlinear activations), vocabularies that are or are not a multiple of 128, one to three
+# token types, heads of 8 to 32 columns, an FFN that is not four hidden sizes wide, and unrolled and
+# looped layers.
 CONFIGS: dict[str, dict[str, Any]] = {
     "L2-H32-erf": {"hidden_act": "gelu"},
     "L2-H48-tanh": {
@@ -64,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "L1-H32-relu-one-type": {"hidden_act": "relu", "num_hidden_layers": 1, "type_vocab_size": 1},
 }
-# Tokenizers with fewer pieces than embedding rows: every row counts in the softmax.
+# Numbers of pieces below the number of embedding rows. The softmax still includes all rows.
 PIECES = {"L2-H48-tanh": 143, "L5-H64-erf-three-types": 250}
 
 
@@ -80,7 +79,7 @@ class Side(NamedTuple):
 
 
 def run_hf(model: BertForPreTraining, batch: dict[str, np.ndarray]) -> Side:
-    """States and logits by Hugging Face, gradients by torch."""
+    """Returns hidden states and logits of Hugging Face's model, and gradients of torch."""
     real = batch["segment_ids"] == 1
     loss = google_loss(model, batch)
     model.zero_grad()
@@ -99,7 +98,7 @@ def run_hf(model: BertForPreTraining, batch: dict[str, np.ndarray]) -> Side:
 
 
 def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
-    """Loss and gradients through the objective of the run, the rest through its model."""
+    """Returns loss and gradients of the run's objective, and the other results of its model."""
     batch = jax.tree.map(jnp.asarray, arrays)
     task, real = objective_of(found.run), arrays["segment_ids"] == 1
     everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)
@@ -143,7 +142,6 @@ def test_states_loss_and_gradients_equal_hugging_faces(name: str, tmp_path: Path
         one, other = (getattr(side, quantity) for side in (ours, theirs))
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5, err_msg=quantity)
-    # google-research/bert's rule over Hugging Face's logits.
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-6)
     assert ours.gradients.keys() == theirs.gradients.keys()
     keys = [name for name in theirs.gradients if "attention.self.key.bias" in name]
@@ -153,8 +151,8 @@ def test_states_loss_and_gradients_equal_hugging_faces(name: str, tmp_path: Path
         if name not in keys
     }
     assert {name: error for name, error in errors.items() if error > 1e-4} == {}
-    # A key's bias adds the same number to every score of a query, and softmax cancels it. Both
-    # gradients are rounding errors and are compared with zero.
+    # The bias of a key adds a constant to all scores of a query, which softmax cancels. The exact
+    # gradient is zero, so both gradients are rounding errors.
     assert keys
     for name in keys:
         scale = np.linalg.norm(theirs.gradients[name.replace("key", "query")])

@@ -1,4 +1,4 @@
-"""Every Hugging Face class survives import and export; a run of ours is exported."""
+"""Models of all Hugging Face classes survive import and export; our own run is exported."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ LABELS = {0: "against", 1: "neutral", 2: "for"}
 THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
 SINGLE = "single_label_classification"
 
-# Case name: class, changes of the configuration, options of the class.
+# Cases by name: class, changes of the configuration, arguments of the class.
 CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
     "pretraining": ("BertForPreTraining", {"hidden_act": "gelu_new"}, {}),
     "masked-lm": ("BertForMaskedLM", {}, {}),
@@ -64,10 +64,10 @@ CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
     "bare": ("BertModel", {"num_hidden_layers": 3}, {}),
     "bare-without-pooler": ("BertModel", {}, {"add_pooling_layer": False}),
 }
-# Tokenizers with fewer pieces than embedding rows; the other cases have equally many.
+# Numbers of pieces in the cases that have fewer pieces than embedding rows.
 PIECES = {"masked-lm": 143, "token": 121}
 ROWS = 6
-# Labels and their meanings, as saved in the run.
+# Labels and problem in the imported run.
 MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "sequence": (tuple(LABELS.values()), "single_label"),
     "sequence-multi-label": (tuple(LABELS.values()), "multi_label"),
@@ -83,7 +83,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(kind: str, directory: Path, **options: Any) -> PreTrainedModel:
-    """Loads a directory with `from_pretrained` and asserts that it reports no fault."""
+    """Loads a directory with `from_pretrained`, and asserts that it reports no problem."""
     model, faults = getattr(transformers, kind).from_pretrained(
         directory, output_loading_info=True, attn_implementation="eager", **options
     )
@@ -123,11 +123,11 @@ def test_round_trip_keeps_bytes_and_outputs(where: Path, case: str) -> None:
 
 
 def assert_same_logits(found: Imported, model: PreTrainedModel) -> None:
-    """Asserts that the task's head gives Hugging Face's logits."""
+    """Asserts that our task head computes Hugging Face's logits."""
     task, batch, theirs = found.run.heads.task, mixed_batch(model.config, rows=ROWS), answers(model)
     expected = np.stack(theirs, axis=-1) if task == "question_answering" else theirs[0]
     if task == "multiple_choice":
-        expected = expected.reshape(ROWS, 1)  # each choice is a row
+        expected = expected.reshape(ROWS, 1)  # our batch has a row per choice
     bound = found.model
     ours = np.asarray(bound.task_logits(bound.hidden(jax_batch(batch), dropout_key=None)))
     assert (ours.dtype, ours.shape) == (np.float32, expected.shape)
@@ -138,12 +138,12 @@ def assert_same_logits(found: Imported, model: PreTrainedModel) -> None:
 
 
 def answers(model: PreTrainedModel) -> list[np.ndarray]:
-    """All outputs of a model for a batch; a multiple choice is two rows."""
+    """Returns all outputs of a model for a batch. A multiple-choice question has two rows."""
     inputs = torch_inputs(mixed_batch(model.config, rows=ROWS))
     if type(model).__name__ == "BertForMultipleChoice":
         inputs = {name: rows.unflatten(0, (-1, 2)) for name, rows in inputs.items()}
     with torch.no_grad():
-        # Copied: memory-mapped weights may be unaligned, which changes the last bit of a product.
+        # Copy the weights: memory-mapped weights may be unaligned, which changes rounding.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
         return [found.numpy() for found in model(**inputs).to_tuple()]
@@ -155,7 +155,7 @@ def jax_batch(batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
 
 @pytest.fixture(scope="module")
 def own_run(where: Path) -> Imported:
-    """A run of ours at step 0: fresh parameters, an internally padded vocabulary."""
+    """Our own run with random parameters and a padded vocabulary."""
     tokenizer_dir = where / "own-tokenizer"
     tokenizer_dir.mkdir()
     write_tokenizer(tokenizer_dir, 150)
@@ -177,7 +177,7 @@ def test_exported_run_loads_without_key_errors_and_agrees(
     pooled = ours.pooler(hidden[:, :1])
     everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)
     mlm = np.asarray(ours.mlm_logits(hidden, everywhere))[real]
-    assert (mlm[:, 150:] < -1e8).all()  # rows that pad the vocabulary are not exported
+    assert (mlm[:, 150:] < -1e8).all()  # logits of rows that pad the vocabulary
     wanted = {
         "BertForPreTraining": [mlm[:, :150], ours.next_sentence(pooled)[:, 0]],
         "BertForMaskedLM": [mlm[:, :150]],
@@ -198,7 +198,7 @@ def test_a_model_with_one_token_type_accepts_pairs(tmp_path: Path) -> None:
     batch = jax_batch(mixed_batch(config))
     pairs = batch | {"token_type_ids": batch["segment_ids"]}
     one, both = (found.model.hidden(each, dropout_key=None) for each in (batch, pairs))
-    np.testing.assert_array_equal(both, one)  # mixed_batch has type 0 alone
+    np.testing.assert_array_equal(both, one)  # mixed_batch has only type 0
     assert not batch["token_type_ids"].any()
     ok("export", tmp_path / "run", tmp_path / "back")
     assert BertConfig.from_pretrained(tmp_path / "back").type_vocab_size == 1
@@ -224,7 +224,8 @@ def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Impo
     whole = weights.read_bytes()
     rng = np.random.default_rng(1)
     header = int.from_bytes(whole[:8], "little") + 8
-    # Not in the checksum's name: without it the file counts as another program's.
+    # None of these places is in the checksum's name. Without the name, the file would be read as
+    # another program's file.
     places = [*rng.integers(8, header, 40), *rng.integers(header, len(whole), 40)]
     for place in map(int, places):
         flipped = bytearray(whole)
@@ -238,6 +239,6 @@ def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Impo
     assert not (where / "of-flipped").exists()
     weights.write_bytes(whole)
     SafetensorsFile(weights)
-    # A file rewritten by another program has no checksum, and is read.
+    # A file rewritten by another program has no checksum, and can be read.
     safetensors.torch.save_file(safetensors.torch.load_file(weights), weights)
     SafetensorsFile(weights)

@@ -62,7 +62,7 @@ def test_tokenizer_json_gives_the_same_pieces(algorithm: str, casing: str) -> No
     theirs = [found.ids for found in pipeline.encode_batch(texts, add_special_tokens=False)]
     different = {text: (a, b) for text, a, b in zip(texts, ours, theirs, strict=True) if a != b}
     assert not different.keys() & {*OTHERS, *ODD}
-    # The libraries break ties between two segmentations differently: "000" as 0 + 00 or 00 + 0.
+    # For two segmentations with equal scores the libraries differ: "000" is 0 + 00 or 00 + 0.
     assert len(different) <= 0.005 * len(texts)
     for a, b in different.values():
         assert sorted(a) == sorted(b)

@@ -1,7 +1,7 @@
-"""Training an imported model equals google-research/bert's optimizer on PyTorch's model.
+"""Training an imported model equals training with google-research/bert's optimizer in PyTorch.
 
-Our compiled train step runs against torch's gradients and a transcription of that optimizer: same
-checkpoint, same batches, dropout off.
+Our compiled train step is compared with torch's gradients and a transcription of the optimizer.
+Both sides have the same checkpoint and batches, and no dropout.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ COMPARED = (1, STEPS)
 
 
 class Trained(NamedTuple):
-    """One side after some steps, under Hugging Face's names, without padding."""
+    """Results of one side after some steps, under Hugging Face's names and without padding."""
 
     params: dict[str, np.ndarray]
     mlm: np.ndarray  # [real tokens, vocab]
@@ -55,7 +55,7 @@ class Trained(NamedTuple):
 def train_ours(
     found: Imported, batches: Sequence[dict[str, np.ndarray]], section: OptimizerSection
 ) -> dict[int, Trained]:
-    """Our side after each step to compare, from the loop's compiled step."""
+    """Trains with our compiled step, and returns the results after each step in `COMPARED`."""
     task = objective_of(found.run)
     definition = define_model(task.build)
     schedule = linear_schedule(
@@ -93,7 +93,7 @@ def train_ours(
 def logits_of(
     found: Imported, params: Any, batch: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """MLM logits of every real token and next-sentence logits."""
+    """Returns the MLM logits of all tokens except padding, and the next-sentence logits."""
     real = batch["segment_ids"] == 1
     everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)
 
@@ -113,7 +113,7 @@ def train_hf(
     batches: Sequence[dict[str, np.ndarray]],
     section: OptimizerSection,
 ) -> dict[int, Trained]:
-    """The same by torch and the reference optimizer."""
+    """Trains with torch and the reference optimizer, and returns results like `train_ours`."""
     optimizer = ReferenceAdamW(
         model,
         peak=section.learning_rate,
@@ -146,7 +146,7 @@ def parameters(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("warmup", [0, WARMUP])
 def test_updates_equal_google_researchs_and_losses_torchs(tmp_path: Path, warmup: int) -> None:
-    """Compares the parameters' changes, to 1e-4: whole parameters would hide differences."""
+    """The comparison is of parameter changes, because whole parameters would hide differences."""
     config = hf_config(
         hidden_act="gelu",
         initializer_range=0.1,
@@ -175,7 +175,7 @@ def test_updates_equal_google_researchs_and_losses_torchs(tmp_path: Path, warmup
                 assert not one.any()
                 assert not other.any()
             elif "attention.self.key.bias" in name:
-                # Its gradient and its change are rounding errors on both sides (test_hf_parity.py).
+                # The gradient consists of rounding errors, as in test_hf_parity.py.
                 assert max(np.abs(one).max(), np.abs(other).max()) < 0.01 * PEAK * steps
             else:
                 assert relative_error(one, other) <= 1e-4, name

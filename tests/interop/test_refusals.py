@@ -1,4 +1,4 @@
-"""Refusals of `bert-jax import` and `export`: one line, exit code 2, no files left."""
+"""`bert-jax import` and `export` refuse bad input with one line and exit code 2, and no files."""
 
 import json
 import pickle
@@ -18,7 +18,7 @@ from tests.project import Refusal, invoke, refused
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """A small Hugging Face checkpoint with both pretraining heads."""
+    """Directory of a small Hugging Face checkpoint with both pretraining heads."""
     config = hf_config(hidden_size=16, intermediate_size=24)
     return save(hf_model(transformers.BertForPreTraining, config), tmp_path / "hf")
 
@@ -58,7 +58,7 @@ def test_import_replaces_a_run_only_with_force_and_success(checkpoint: Path) -> 
 
 
 class Evil:
-    """Unpickling this would create a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""An exported program against the original model."""
+"""An exported program computes the same numbers as the original model."""
 
 import ast
 import importlib.util
@@ -45,7 +45,7 @@ HEADS = {
 
 
 def model(heads: HeadsSection, dtype: Any) -> tuple[Architecture, Bert, dict[str, Any]]:
-    """A model with random tensors everywhere: biases of zero would hide a lost bias."""
+    """Returns a model whose tensors are all random. Zero biases would hide a lost bias."""
     architecture = small_architecture(hidden_act="gelu_erf")
     bert = Bert(architecture=architecture, execution=Execution(dtype=dtype), heads=heads)
     graphdef, state = nnx.split(bert)
@@ -58,7 +58,7 @@ def model(heads: HeadsSection, dtype: Any) -> tuple[Architecture, Bert, dict[str
 
 
 def make_batch(*, rows: int, length: int) -> dict[str, np.ndarray]:
-    """Rows of unequal length in the integer type of other libraries' tokenizers."""
+    """Returns rows of unequal length, as int64 like the tokenizers of other libraries."""
     rng = np.random.default_rng(rows)
     lengths = rng.integers(3, length + 1, rows)
     inside = np.arange(length)[None] < lengths[:, None]
@@ -70,7 +70,7 @@ def make_batch(*, rows: int, length: int) -> dict[str, np.ndarray]:
 
 
 def expected(bert: Bert, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs of the model's own methods, as in evaluation."""
+    """Returns the outputs that the model's methods compute in evaluation."""
     rows, length = inputs["input_ids"].shape
 
     @jax.jit
@@ -123,7 +123,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Makes an export once; the export of "pretraining" has all of its outputs."""
+    """Returns a function that exports a model once. "pretraining" is exported with all outputs."""
 
     @cache
     def make(heads: str) -> Written:
@@ -134,7 +134,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    """Asserts equal shapes and dtypes, and numbers within 1e-6 of the largest."""
+    """Asserts equal shapes and dtypes, and errors of at most 1e-6 of the largest number."""
     for name, array in found.items():
         assert (array.shape, array.dtype) == (wanted[name].shape, np.float32), name
         error = np.abs(array - wanted[name]).max()
@@ -186,7 +186,7 @@ def test_one_standard_program_serves_three_platforms(written: Any) -> None:
     text = program.mlir_module()
     assert program.platforms == ("cpu", "cuda", "tpu")
     assert program.nr_devices == 1
-    # XLA removes these once the batch's sizes are known.
+    # XLA removes the shape assertions when the batch has concrete sizes.
     assert set(re.findall(r"custom_call @([\w.$]+)", text)) == {"shape_assertion"}
     dialects = re.findall(r'^\s*(?:%[\w:, %]+ = )?"?(\w+)\.\w+', text, re.MULTILINE)
     assert set(dialects) == {"stablehlo", "func"}
@@ -194,7 +194,7 @@ def test_one_standard_program_serves_three_platforms(written: Any) -> None:
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+    importlib.util.find_spec("libtpu") is None, reason="libtpu exists only for Linux x86-64"
 )
 def test_bfloat16_export_compiles_and_returns_float32(
     tmp_path: Path,
@@ -210,7 +210,7 @@ def test_bfloat16_export_compiles_and_returns_float32(
         **os.environ,
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_LOG_DIR": "disabled",
-        "XLA_FLAGS": "",  # libtpu refuses flags of the CPU compiler
+        "XLA_FLAGS": "",  # libtpu rejects flags of the CPU compiler
     }
     done = subprocess.run(
         [sys.executable, COMPILER, "v5e:2x2", tmp_path],

@@ -1,4 +1,4 @@
-"""Import and export of google-research/bert checkpoints, against TensorFlow and NumPy."""
+"""Import and export of google-research/bert checkpoints, compared with TensorFlow and NumPy."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ from tests.interop.tf1_writer import (
 
 
 def written(directory: Path, found: Pretrained, **changes: Any) -> Path:
-    """Exports an imported run, and returns the prefix."""
+    """Exports an imported model with changes, and returns the prefix of the files."""
     directory.mkdir()
     write_tf(directory, found._replace(**changes))
     return directory / "bert_model.ckpt"
@@ -81,13 +81,13 @@ def test_a_tf1_checkpoint_gives_google_researchs_logits(tmp_path: Path) -> None:
         (model.next_sentence(pooled)[:, 0], theirs.next_sentence),
     ):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
-    assert np.abs(theirs.mlm).max() > 1  # small numbers would always agree
+    assert np.abs(theirs.mlm).max() > 1  # smaller logits would make the comparison meaningless
     assert found.step == 1234
     assert found.architecture.hidden_act == "gelu_tanh"
 
 
 def loaded(found: Pretrained) -> Bert:
-    """A model with the imported numbers, float32."""
+    """Returns a float32 model with the imported parameters."""
     build = bert_builder(found.architecture, Execution(dtype="float32"), found.heads)
     return bind(build, found.params)
 

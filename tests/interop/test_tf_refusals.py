@@ -1,4 +1,4 @@
-"""Damaged or foreign google-research/bert checkpoints; models that the format cannot express."""
+"""Damaged or unsuitable google-research/bert checkpoints, and unsuitable models, are refused."""
 
 import struct
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_foreign_tensors_are_named(
 
 
 def written_index(index: Path, *pairs: tuple[bytes, bytes]) -> Path:
-    """Writes an index with the given values and correct checksums."""
+    """Writes an index with the given keys and values and correct checksums."""
 
     def block(*pairs: tuple[bytes, bytes]) -> bytes:
         entries = [b"\0" + varint(len(k)) + varint(len(v)) + k + v for k, v in pairs]
@@ -93,22 +93,22 @@ def written_index(index: Path, *pairs: tuple[bytes, bytes]) -> Path:
 
 
 def varint(number: int) -> bytes:
-    return bytes([number & 0x7F | 0x80, number >> 7])  # in two bytes
+    return bytes([number & 0x7F | 0x80, number >> 7])  # always two bytes
 
 
 HEADER = (b"", b"\x08\x01")  # one data file
-# In TensorFlow's C++ each of these killed the process or allocated unbounded memory.
+# With each of these entries, TensorFlow's C++ killed the process or allocated unbounded memory.
 HOSTILE = [
     b"\xff" * 9,
     b"\x08\x01\x12\xff\x7f",  # a truncated shape
     b"\x08\x01\x12\x0d\x12\x0b\x08" + b"\xff" * 9 + b"\x01",  # an axis of -1
     b"\x08\x01\x12\x0c\x12\x0a\x08" + b"\x80" * 8 + b"\x40",  # an axis of 2^62
-    b"\x08\x01\x12\x02\x18\x01",  # no rank
+    b"\x08\x01\x12\x02\x18\x01",  # an unknown rank
     b"\x08\x01\x12\xe8\x07" + b"\x12\x02\x08\x01" * 250 + b"\x28\x04",  # 250 axes
-    b"\x08\x01\x18\x07\x28\x04",  # in data file 7 of 1
-    b"\x08\x01\x20" + b"\xff" * 9 + b"\x01\x28\x04",  # at -1
+    b"\x08\x01\x18\x07\x28\x04",  # data file 7 of 1
+    b"\x08\x01\x20" + b"\xff" * 9 + b"\x01\x28\x04",  # an offset of -1
     b"\x08\x01\x28\x05",  # 5 bytes for one number
-    b"\x08\x01\x28\x04\x3a\x01x",  # in slices
+    b"\x08\x01\x28\x04\x3a\x01x",  # a tensor in slices
 ]
 
 

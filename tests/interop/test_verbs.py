@@ -1,4 +1,4 @@
-"""A run survives export and import by the command line in every format."""
+"""A run survives export and import with the command line, in all formats."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def settings(project: Path) -> dict[str, Any]:
-    """Two layers; two short phases, `STEPS` steps in all, on this process's eight devices."""
+    """Settings of two layers and two short phases with `STEPS` steps in total, on eight devices."""
     values = project_config(project)
     values["mesh"] = MESH
     values["model"]["architecture"]["num_hidden_layers"] = 2  # two, to test their order
@@ -33,7 +33,7 @@ def settings(project: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps, with nonzero moments."""
+    """Directory of a run with a few steps, so that its moments are not zero."""
     root = tmp_path_factory.mktemp("trained")
     config = write_config(root / "config.yaml", settings)
     ok("pretrain", config, f"run_dir={root / 'run'}")
@@ -41,7 +41,7 @@ def trained(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def everything(directory: Path) -> list[Any]:
-    """Parameters and moments of a run's last checkpoint, in a fixed order."""
+    """Returns parameters and moments of a run's last checkpoint, in a fixed order."""
     opened = open_run(directory)
     loaded = load_params(opened, checkpoint="last", mesh=open_mesh(one_device=True))
     assert loaded.step == STEPS

@@ -1,4 +1,4 @@
-"""Checkpoints written as google-research/bert does: a TF1 graph, its variables and a Saver."""
+"""Writes checkpoints as google-research/bert does: with a TF1 graph, variables and a Saver."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tests.tensorflow_alone import tf
 def write_tf1(
     directory: Path, variables: Mapping[str, np.ndarray], *, global_step: int | None = None
 ) -> Path:
-    """Runs a TF1 session whose variables hold these numbers, and saves them all.
+    """Saves variables with a TF1 session.
 
     Returns:
         The prefix of the checkpoint's files.
@@ -56,7 +56,7 @@ def read_tf1(prefix: Path) -> dict[str, np.ndarray]:
 
 
 SMALL = Config(
-    vocab_size=261,  # no multiple of 128
+    vocab_size=261,  # not a multiple of 128
     hidden_size=48,
     num_hidden_layers=3,
     num_attention_heads=4,
@@ -69,7 +69,7 @@ SQUAD = {"cls/squad/output_weights": (2, SMALL.hidden_size), "cls/squad/output_b
 
 
 def with_slots(variables: dict[str, np.ndarray], *, without: str = "-") -> dict[str, np.ndarray]:
-    """Adds the slots that AdamWeightDecayOptimizer makes."""
+    """Adds random slots, as AdamWeightDecayOptimizer makes them, for trained variables."""
     trained = {name: v for name, v in variables.items() if not name.startswith(without)}
     rng = np.random.default_rng(5)
     first = {f"{n}/adam_m": rng.standard_normal(v.shape, np.float32) for n, v in trained.items()}

@@ -38,7 +38,7 @@ def objective(name: str, **masking: Any) -> BertObjective:
 
 @functools.cache
 def first_params() -> Any:
-    """Fresh parameters: the model is the same for every objective."""
+    """Returns random parameters. The model is the same for all objectives."""
     return fresh_params(objective("bert"))
 
 

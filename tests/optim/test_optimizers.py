@@ -1,4 +1,4 @@
-"""Both optimizers against the release's, the paper's and torch's computations."""
+"""Our optimizers equal transcriptions of the release and of the paper, and torch."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -26,7 +26,7 @@ AXES: dict[str, Any] = {
     "pooler": {"kernel": ("embed", "pooled")},
     "task": {"kernel": ("embed", "classes"), "bias": ("classes",)},
 }
-# Parameters as in other programs, one per layer: unit, and whether it decays.
+# Parameters with unstacked layers, by name: unit, and whether the parameter decays.
 PARTS = {
     "encoder/embeddings/word": ("embeddings", True),
     "encoder/embeddings/norm/scale": ("embeddings", False),
@@ -38,11 +38,11 @@ PARTS = {
 }
 ALL = {unit for unit, _ in PARTS.values()}
 
-History = list[dict[str, np.ndarray]]  # parameters after every step
+History = list[dict[str, np.ndarray]]  # parameters by name, after each step
 
 
 def tree(seed: int, scale: float = 1.0) -> dict[str, Any]:
-    """Parameters of three stacked layers of different magnitude, and others."""
+    """Returns random parameters. The three stacked layers have different magnitudes."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
@@ -60,12 +60,12 @@ def tree(seed: int, scale: float = 1.0) -> dict[str, Any]:
 
 
 def gradients(step: int) -> dict[str, Any]:
-    """Gradients with norms above and below the clipping norm."""
+    """Returns gradients, with a norm above or below the clipping norm in alternate steps."""
     return tree(100 + step, scale=0.002 if step % 2 else 3.0)
 
 
 def parts(values: Any) -> dict[str, np.ndarray]:
-    """A tree's parameters by the names of `PARTS`, with layers unstacked."""
+    """Returns the leaves of a tree by the names in `PARTS`, with unstacked layers."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(values):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -76,7 +76,7 @@ def parts(values: Any) -> dict[str, np.ndarray]:
 
 
 def run(transform: optax.GradientTransformationExtraArgs, schedule: Schedule | None) -> History:
-    """Our parameters after every step, by default with the rates `RATES`."""
+    """Returns our parameters after each step. Without a schedule, the rates are `RATES`."""
     params = jax.tree.map(jnp.asarray, tree(0))
     state, history = transform.init(params), []
 
@@ -102,7 +102,7 @@ def finetune(section: FinetuneOptimizerSection) -> History:
 
 
 def clipped(step: int, clip: float | None, trained: Collection[str] = ALL) -> dict[str, np.ndarray]:
-    """tf.clip_by_global_norm over trained parameters, in float64: g · clip / max(‖g‖, clip)."""
+    """Returns gradients as tf.clip_by_global_norm does: g · clip / max(‖g‖, clip), in float64."""
     found = parts(gradients(step)).items()
     grads = {name: g.astype(np.float64) for name, g in found if PARTS[name][0] in trained}
     norm = np.sqrt(sum((g**2).sum() for g in grads.values()))
@@ -115,7 +115,7 @@ def transcribed(
     update_of: Callable[[str, np.ndarray, np.ndarray, np.ndarray, int], np.ndarray],
     clip: float | None = 1.0,
 ) -> History:
-    """Adam's moments in float64, and param −= rate · update(name, m, v, param, step)."""
+    """Returns the history of param −= rate · update_of(name, m, v, param, step), in float64."""
     params = {name: p.astype(np.float64) for name, p in parts(tree(0)).items()}
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
     history = []
@@ -132,15 +132,16 @@ def transcribed(
 def released_adamw(
     name: str, m: np.ndarray, v: np.ndarray, param: np.ndarray, step: int
 ) -> np.ndarray:
-    """`AdamWeightDecayOptimizer.apply_gradients`: no bias correction."""
+    """Update of `AdamWeightDecayOptimizer.apply_gradients`, without bias correction."""
     del step
     return m / (np.sqrt(v) + 1e-6) + (0.01 * param if PARTS[name][1] else 0.0)
 
 
 def paper_lamb(name: str, m: np.ndarray, v: np.ndarray, param: np.ndarray, step: int) -> np.ndarray:
-    """Algorithm 2 of arXiv 1904.00962 with φ(z) = z: φ(‖x‖)/‖r + λx‖ · (r + λx), r = m̂/(√v̂+ε).
+    """Update of LAMB: φ(‖x‖)/‖r + λx‖ · (r + λx) with r = m̂/(√v̂+ε) and φ(z) = z.
 
-    Parameters without decay take a plain step, as in the authors' release.
+    Parameters without decay have the update r, as in the authors' release. Source: arXiv
+    1904.00962, algorithm 2.
     """
     m_hat, v_hat = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
     update = m_hat / (np.sqrt(v_hat) + 1e-6)
@@ -157,11 +158,16 @@ def torch_adamw(
     factors: dict[str, float] | None = None,
     trained: Collection[str] = ALL,
 ) -> History:
-    """`torch.optim.AdamW` in float64.
+    """Returns the history of `torch.optim.AdamW` in float64.
 
-    Torch first decays, x·(1 − rate·λ), and then takes its Adam step. The sum is the same, as the
-    step does not depend on x. It adds ε to √v̂, as ours does. `factors` multiply the rates of
-    units; parameters of other units than `trained` have no gradient, and torch leaves them alone.
+    Torch decays first, x·(1 − rate·λ), and then subtracts the Adam update. The result is the same,
+    because the update does not depend on x.
+
+    Args:
+        section: our settings.
+        rates: learning rate of each step.
+        factors: factors of the learning rate, by unit.
+        trained: units with gradients. Torch does not change the others.
     """
     start = parts(tree(0))
     tensors = {name: torch.tensor(p, dtype=torch.float64) for name, p in start.items()}
@@ -206,7 +212,7 @@ def test_lamb_equals_the_papers_per_layer() -> None:
 
 
 def test_lamb_takes_a_plain_step_for_zero_parameters() -> None:
-    """Otherwise ‖x‖ = 0 would keep it at zero forever."""
+    """With the ratio ‖x‖ = 0 the parameter would stay at zero forever."""
     section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)
     transform = make_optimizer(section, {"kernel": ("embed", "mlp")})
     params = {"kernel": jnp.zeros((2, 3))}
@@ -218,7 +224,7 @@ def test_lamb_takes_a_plain_step_for_zero_parameters() -> None:
     np.testing.assert_allclose(updates["kernel"], expected, rtol=1e-5)
 
 
-# Warm-up over two of twenty steps, then linear decay to 0.
+# Warm-up in two of twenty steps, then linear decay to 0.
 LINE = [min(step / 2, (STEPS - step) / (STEPS - 2)) for step in range(STEPS)]
 
 
@@ -231,7 +237,7 @@ LINE = [min(step / 2, (STEPS - step) / (STEPS - 2)) for step in range(STEPS)]
             {"layers.2": 0.5, "layers.1": 0.25, "layers.0": 0.125, "embeddings": 0.0625},
             ALL,
         ),
-        # Frozen parameters do not count in the clipping norm.
+        # The clipping norm does not include frozen parameters.
         ({"freeze": ("embeddings", "layers.0-1")}, {}, ("layers.2", "pooler", "heads")),
     ],
 )
@@ -292,7 +298,7 @@ def test_a_frozen_unit_keeps_its_bits_and_zero_moments(
     transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
 
     def with_negative_zeros(leaf: np.ndarray) -> np.ndarray:
-        leaf.reshape(-1)[::2] = -0.0  # adding 0 would lose its sign
+        leaf.reshape(-1)[::2] = -0.0  # adding 0 would change -0.0 to 0.0
         return leaf
 
     start = jax.tree.map(with_negative_zeros, tree(0))

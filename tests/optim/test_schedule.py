@@ -1,4 +1,4 @@
-"""The learning rate at every step, against the release's, the paper's and Hugging Face's."""
+"""Learning rates equal those of the release and of Hugging Face at every step."""
 
 import jax
 import numpy as np
@@ -17,18 +17,20 @@ from bert_jax.optim.schedule import (
 )
 from bert_jax.optim.sections import ScheduleSegment
 
-LONGEST = 400  # maximum steps of a drawn schedule: one shape, compiled once
+LONGEST = 400  # limit of a schedule's steps, so that all schedules share one compiled program
 
 
 @jax.jit
 def rates_of(schedule: Schedule, steps: np.ndarray) -> jax.Array:
-    """All rates, in one program instead of twenty small ones."""
+    """Returns the rates of all steps, from one compiled program."""
     return learning_rate(schedule, steps)
 
 
 def released_rate(step: int, *, peak: float, steps: int, warmup: int) -> float:
-    """`create_optimizer` of google-research/bert: polynomial decay of power 1 to 0 over all
-    steps, replaced while step < warmup by peak · step / warmup."""
+    """Learning rate in `create_optimizer` of google-research/bert.
+
+    The rate is peak · step / warmup during warm-up, and then a polynomial decay of power 1 to 0.
+    """
     decayed = peak * (1 - min(step, steps) / steps)
     is_warmup = float(step < warmup)
     warm = peak * step / warmup if warmup else 0.0
@@ -48,7 +50,7 @@ def test_every_rate_equals_the_releases(steps: int, warmup_share: float, peak: f
 
 
 def test_a_long_run_keeps_float32_precision() -> None:
-    """float32 represents every step number up to 2**24; the original run has a million."""
+    """float32 represents all integers up to 2**24, more than the million steps of BERT's run."""
     schedule = linear_schedule([ScheduleSegment(1_000_000, 1e-4, 10_000)])
     steps = np.array([1, 9_999, 10_000, 500_001, 999_999])
     expected = [released_rate(step, peak=1e-4, steps=1_000_000, warmup=10_000) for step in steps]
@@ -71,7 +73,7 @@ def test_consecutive_segments_count_their_own_steps() -> None:
 
 
 def hugging_face_rates(name: str, *, peak: float, count: int, **constants: int) -> list[float]:
-    """The rates of a scheduler of the transformers library."""
+    """Returns the learning rates of a scheduler in the transformers library."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
     scheduler = getattr(transformers, name)(optimizer, **constants)
     rates = []
