@@ -151,8 +151,8 @@ def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
     """
     for placement in job.placements:
         if placement.topology is None:
-            if (line := missing_platform(mesh.platform)) is not None:
-                yield wrong(UserError("submit.platform_missing", "{line}", line=line), placement)
+            if (error := missing_platform(mesh.platform)) is not None:
+                yield wrong(error, placement)
             continue
         # Otherwise hosts would train on their CPUs, and their TPUs would cost money for nothing.
         if mesh.platform not in ("auto", "tpu"):

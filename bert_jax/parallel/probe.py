@@ -3,19 +3,21 @@
 It runs in its own process, so that the caller opens no device.
 """
 
+import json
 import os
 import subprocess
 import sys
 from typing import Final
 
 from bert_jax.errors import UserError
+from bert_jax.parallel.error_json import error_from_json, error_to_json
 from bert_jax.parallel.section import MeshSection, Platform
 
 _REFUSED: Final = 2
 _ENVIRONMENT: Final = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
-def missing_platform(platform: Platform) -> str | None:
+def missing_platform(platform: Platform) -> UserError | None:
     """Returns the error with which a run would fail here, or None if the platform exists."""
     if platform in ("auto", "cpu"):
         return None
@@ -30,7 +32,17 @@ def missing_platform(platform: Platform) -> str | None:
     if done.returncode == 0:
         return None
     lines = done.stdout.splitlines() or done.stderr.splitlines() or ["no message"]
-    return lines[-1] if done.returncode == _REFUSED else f'mesh.platform: "{platform}": {lines[-1]}'
+    if done.returncode == _REFUSED:
+        error = error_from_json(json.loads(lines[-1]))
+        assert isinstance(error, UserError)
+        return error
+    return UserError(
+        "mesh.no_device",
+        'found no usable device for "{platform}" ({reason})',
+        place="mesh.platform",
+        platform=platform,
+        reason=lines[-1],
+    )
 
 
 def main(platform: Platform) -> int:
@@ -40,7 +52,7 @@ def main(platform: Platform) -> int:
     try:
         initialise(MeshSection(platform=platform, compilation_cache=None))
     except UserError as error:
-        print(" ".join(str(error).split()))  # noqa: T201 (the caller reads it)
+        print(json.dumps(error_to_json(error)))  # noqa: T201 (the caller reads it)
         return _REFUSED
     return 0
 
