@@ -1,6 +1,6 @@
-"""The Task protocol: what the train loop knows of an objective or a fine-tuning task.
+"""The Task protocol: the train loop's interface to objectives and fine-tuning tasks.
 
-Only the type checker imports JAX here: processes that never load JAX import this file.
+Only the type checker imports JAX here, because processes without JAX import this file.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Row: TypeAlias = dict[str, np.ndarray]
 Batch: TypeAlias = "Mapping[str, jax.Array]"
 HostBatch: TypeAlias = Mapping[str, np.ndarray]
 
-# Every metric is a (sum, count) pair to the end: pairs of microbatches, batches and hosts add up to
-# the pair of the whole, and means do not.
+# A metric stays a (sum, count) pair until it is reported. Pairs of microbatches, batches and hosts
+# can be added; means cannot.
 Metrics: TypeAlias = "dict[str, tuple[jax.Array, jax.Array]]"
 Sums: TypeAlias = Mapping[str, tuple[float, float]]
 
 
 class Watch(Protocol):
-    """An objective's comments on the scores of a run, for its user."""
+    """Comments on the scores of a run, for the user."""
 
     @property
     def expectation(self) -> str:
@@ -45,33 +45,39 @@ class Watch(Protocol):
 
 
 class RowTransform(Protocol):
-    """Makes rows from examples. Picklable and without JAX: it runs in loader processes."""
+    """Makes rows from examples.
+
+    A transform runs in loader processes: it must be picklable and must not import JAX.
+    """
 
     @property
     def seq_length(self) -> int:
-        """Tokens in a row; the longest example that fits."""
+        """Number of tokens in a row. A longer example does not fit."""
         ...
 
     @property
     def max_predictions(self) -> int:
-        """Slots for masked tokens in a row."""
+        """Number of slots for masked tokens in a row."""
         ...
 
     @property
     def max_examples(self) -> int:
-        """Most examples in a row; 1 without packing."""
+        """Largest number of examples in a row. It is 1 without packing."""
         ...
 
     def packed(self, max_examples: int) -> RowTransform:
-        """Returns the same with several examples per row; UserError: they cannot share a row."""
+        """Returns this transform with up to `max_examples` examples per row.
+
+        Raises UserError if examples cannot share a row.
+        """
         ...
 
     def batch(
         self, records: Sequence[Sequence[Any]], rngs: Sequence[Sequence[np.random.Generator]]
     ) -> Row:
-        """Returns a batch: arrays ``[rows, ...]``, in shapes and dtypes independent of the data.
+        """Returns a batch of arrays ``[rows, ...]``. Shapes and dtypes do not depend on the data.
 
-        `records` are the examples of each row, `rngs` the random stream of each example.
+        `records` has the examples of each row, and `rngs` has one random stream per example.
         """
         ...
 
@@ -81,9 +87,9 @@ class RowTransform(Protocol):
 
 
 class Task(Protocol):
-    """An objective or a fine-tuning task, as the loop sees it.
+    """An objective or a fine-tuning task.
 
-    Hashable. Equal tasks have the same `build`, `weights` and `loss`, and share one compiled step.
+    Tasks are hashable. Equal tasks share one compiled step, so their methods must be equivalent.
     """
 
     def build(self) -> nnx.Module:
@@ -93,8 +99,9 @@ class Task(Protocol):
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns the divisor of each loss term over a batch (float32 scalars).
 
-        The step calls it for the GLOBAL batch, before it cuts the batch into microbatches. Then the
-        losses of unevenly masked microbatches add up to the loss of the batch.
+        The step passes the global batch, before it splits the batch into microbatches. So the
+        losses of microbatches add up to the loss of the batch, even if one microbatch has more
+        masked tokens than another.
         """
         ...
 
@@ -106,9 +113,9 @@ class Task(Protocol):
         weights: Mapping[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns this (micro)batch's share of the loss, and its metrics.
+        """Returns the contribution of a batch or microbatch to the loss, and its metrics.
 
-        `weights` belong to the whole batch; `dropout_key` is None in evaluation.
+        `weights` are the divisors of the global batch. `dropout_key` is None in evaluation.
         """
         ...
 
@@ -122,7 +129,7 @@ class Objective(Task, Protocol):
 
     @property
     def best_metric(self) -> str:
-        """Key of `score` that selects the best checkpoint; smaller is better."""
+        """Name of the score that selects the best checkpoint. Smaller is better."""
         ...
 
     def features(
@@ -130,8 +137,8 @@ class Objective(Task, Protocol):
     ) -> RowTransform:
         """Returns the transform from stored examples to rows of `seq_length` positions.
 
-        `max_predictions` are slots for masked pieces, None for the objective's own rule. Masking
-        for `evaluation` may differ (BERT: always 15%).
+        `max_predictions` is the number of slots for masked tokens. If it is None, the objective
+        chooses the number. Masking may differ in `evaluation`: BERT always masks 15%.
         """
         ...
 
@@ -140,5 +147,5 @@ class Objective(Task, Protocol):
         ...
 
     def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
-        """Returns the watch of a run; the entropy of its text is in nats per token."""
+        """Returns the watch of a run. `unigram_entropy` is in nats per token."""
         ...

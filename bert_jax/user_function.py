@@ -1,8 +1,8 @@
-"""The user's functions, named in a setting: the only code that a configuration can run.
+"""Loads functions of the user that a setting names: the only code that a configuration can run.
 
-A configuration from elsewhere must not run a shell command. So the function's module must be the
-user's own: not of Python's standard library, of this package or of an installed one. `jieba` is
-allowed; ``BERT_JAX_TRUSTED_MODULES`` (names, comma-separated) allows others.
+A configuration by someone else must not run shell commands. So the module of a function must belong
+to the user, and not to Python's standard library, this package or an installed package. `jieba` is
+also allowed, and so are the modules in ``BERT_JAX_TRUSTED_MODULES`` (names separated by commas).
 """
 
 import functools
@@ -27,11 +27,11 @@ _FORBIDDEN: Final = frozenset((*sys.stdlib_module_names, *sys.builtin_module_nam
 
 @functools.cache
 def load_function(path: str, *, key: str, checked: bool = False) -> Callable[..., Any]:
-    """Imports ``"module:function"``, the value of the setting `key`.
+    """Imports the function ``"module:function"``, which is the value of the setting `key`.
 
-    With `checked` another process has checked the module: on the workers of a cluster the user's
-    module is an installed package. Raises UserError: another spelling, a module that is not the
-    user's own or cannot be imported, or no such function.
+    `checked` skips the check of the module because another process has made it: on the workers of a
+    cluster, the user's module is an installed package. Raises UserError if the value has another
+    form, the module does not belong to the user or cannot be imported, or the function is missing.
     """
     spelled = _SPELLING.fullmatch(path)
     if spelled is None:
@@ -46,7 +46,7 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
         check_module(module_name, key=key, found=path)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a module's own code may raise anything
+    except Exception as error:  # the code of a module may raise any error
         raise UserError(
             "function.import_failed",
             'found "{found}", but {module} cannot be imported ({reason})',
@@ -67,15 +67,15 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
             name=name,
             hint=did_you_mean(name, names),
         )
-    if not checked:  # the user's module may have imported the function
+    if not checked:  # the user's module may have imported the function from another module
         check_module(getattr(function, "__module__", None) or module_name, key=key, found=path)
     return function
 
 
 def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = ()) -> None:
-    """Raises UserError if a module is not the user's own; imports nothing.
+    """Raises UserError if a module does not belong to the user. Does not import the module.
 
-    `found` is the value of the setting `key`, `allowed` are installed packages to allow as well.
+    `found` is the value of the setting `key`. `allowed` has names of further allowed packages.
     """
     top = name.partition(".")[0]
     if top in (*_trusted(), *allowed):
@@ -102,9 +102,9 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
 
 
 def only_trusted(path: str | None, *, key: str, source: object) -> None:
-    """Raises UserError for a function in a run directory, `source`, whose module is not trusted.
+    """Raises UserError if a run directory, `source`, names a function whose module is not trusted.
 
-    Anybody may have written the run directory. The path is as `load_function` takes it, or None.
+    Somebody else may have written the run directory. `path` is None or as in `load_function`.
     """
     top = (path or "").partition(":")[0].partition(".")[0]
     if path is not None and top not in _trusted():
@@ -122,11 +122,11 @@ def _trusted() -> list[str]:
 
 
 def _is_installed(name: str) -> bool:
-    """Says whether a package or module is in a directory of installers."""
+    """Returns whether a package or module is in a directory for installed packages."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return False  # importing it will say why
+        return False  # the import will raise the error
     if spec is None:
         return False
     places = [spec.origin, *(spec.submodule_search_locations or ())]

@@ -1,4 +1,4 @@
-"""`bert_jax.load`: a model in memory against the original PyTorch model."""
+"""Models from `bert_jax.load` equal the original PyTorch models."""
 
 import json
 from pathlib import Path
@@ -198,7 +198,7 @@ def test_a_model_with_few_positions_answers_questions(tmp_path: Path) -> None:
 
 
 def _spans(pieces: int) -> torch.Tensor:
-    """Whether a first and a last piece form a valid span: bool [pieces, pieces]."""
+    """Returns whether first and last pieces form a valid span, bool [pieces, pieces]."""
     return torch.ones(pieces, pieces, dtype=torch.bool).triu()
 
 

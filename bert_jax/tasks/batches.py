@@ -20,31 +20,31 @@ from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
 WEIGHTS: Final = "row_weights"
 
-# The model's inputs in a batch; for multiple choice, each has a row for every choice.
+# Model inputs in a batch. For multiple choice, they have one row per choice.
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
-# Consecutive multiples of it, less their whole parts, are spread evenly.
+# The fractional parts of its multiples are spread evenly between 0 and 1.
 _GOLDEN: Final = 0.6180339887
 
 
 class PlannedBatch(NamedTuple):
-    """Rows that are padded to one length."""
+    """The rows of a batch, and the length that they are padded to."""
 
-    length: int  # positions of each row
+    length: int  # number of positions per row
     rows: np.ndarray  # int64 [<= batch_size]
 
 
 class EpochPlan:
     """Assigns the rows of an epoch to batches.
 
-    Rows are sorted by length and cut into as many groups as there are lengths to pad to; each epoch
-    shuffles the rows of a group. Batches of one length are noisier samples than random ones, since
-    texts of one length often share a source. So consecutive batches have lengths from all over the
-    range.
+    Rows are sorted by length and divided into groups, one group per padded length. Each epoch
+    shuffles the rows within a group. Texts of similar length often come from the same source, so a
+    batch of one group is a noisier sample than a random batch. To compensate, the lengths of
+    consecutive batches are spread over the whole range.
 
-    Every row comes once, every batch but one is full, and an epoch has ``ceil(rows / batch_size)``
-    batches. Their lengths and order depend on the epoch alone and only their rows on the seed, so
-    that runs with different seeds share their compiled programs.
+    An epoch uses every row once, in ``ceil(rows / batch_size)`` batches; all but one batch are
+    full. The lengths and the order of batches depend only on the epoch, and the rows of a batch
+    also on the seed. So runs with different seeds share compiled programs.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class EpochPlan:
         seed: int,
         cost: ShapeCost,
     ) -> None:
-        """Chooses the lengths; `lengths` are pieces of each row, none above `max_length`."""
+        """Chooses the padded lengths. `lengths` are the rows' pieces, at most `max_length`."""
         self.batch_size = batch_size
         self.steps = -(-len(lengths) // batch_size)
         self._seed, self._lengths = seed, lengths
         chosen = choose_lengths(lengths, max_length=max_length, program=cost.program / cost.passes)
-        # Only the first batch, of the shortest rows, has less than its size.
+        # The first batch has the shortest rows, and is the only one that may not be full.
         self._ends = len(lengths) - batch_size * np.arange(self.steps)[::-1]
         self._padded = fitting(np.sort(lengths)[self._ends - 1], chosen)
-        self.shapes = frozenset(self._padded.tolist())  # lengths of the batches, of any seed
-        # Positions of a row, padding included, on average over an epoch.
+        self.shapes = frozenset(self._padded.tolist())  # padded lengths, equal for all seeds
+        # Mean number of positions of a row in an epoch, including padding.
         self.mean_length = float(self._padded.mean())
         self._planned = functools.lru_cache(maxsize=1)(self._plan)
 
     def batch(self, step: int) -> PlannedBatch:
-        """Returns the batch of a step of the run."""
+        """Returns the batch of a step."""
         epoch, at = divmod(step, self.steps)
         return self._planned(epoch)[at]
 
@@ -87,7 +87,7 @@ class EpochPlan:
 
 
 class TrainBatches(PositionedBatches):
-    """The batches of a fine-tuning run, epoch after epoch, as the train loop takes them."""
+    """The endless batches of a fine-tuning run, for the train loop."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class TrainBatches(PositionedBatches):
     ) -> None:
         """Plans the epochs.
 
-        `batch_size` counts the rows of all hosts, and this host makes its `share`; each batch is
-        filled up to a multiple of `unit` rows. `cost` is the cost of a shape.
+        `batch_size` is the number of rows of all hosts. This host makes its `share` of each batch.
+        A batch is padded to a multiple of `unit` rows. `cost` is the cost of a shape.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost
@@ -123,7 +123,7 @@ class TrainBatches(PositionedBatches):
         )
 
     def make(self, step: int, *, with_examples: bool = False) -> Row:
-        """Returns this host's rows of a step's batch."""
+        """Returns this host's rows of the batch of a step."""
         planned = self.plan.batch(step)
         size = -(-self.plan.batch_size // self._unit) * self._unit
         own = planned.rows[self._share.part(size)]
@@ -139,18 +139,18 @@ class TrainBatches(PositionedBatches):
         return attach(batch, own[:, None].tolist(), epochs=[step // self.plan.steps] * len(own))
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
-        """Returns the endless stream of batches from a step on, made ahead in the background.
+        """Returns an endless stream of batches that starts at a step. A thread makes them ahead.
 
-        `with_examples`: each batch names the rows of the split that are in it.
+        If `with_examples` is set, each batch has the indices of its rows in the split.
         """
         make = functools.partial(self.make, with_examples=with_examples)
         return background_batches(make, first_step=first_step)
 
 
 def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:
-    """Returns at most `batch_size` labelled rows of a split, filled up with rows of weight 0.
+    """Returns at most `batch_size` labelled rows of a split, padded with rows of weight 0.
 
-    `INPUTS`, as `collate_inputs` returns them; ``row_weights`` float32 [batch_size]; and the
+    The batch has the inputs of `collate_inputs`, ``row_weights`` float32 [batch_size], and the
     targets by name.
     """
     encoded, like = _encoded(split, rows)
@@ -167,15 +167,15 @@ def collate_inputs(
 ) -> Row:
     """Returns the inputs of at most `batch_size` rows of a split, labelled or not.
 
-    ``input_ids``, ``token_type_ids``, ``segment_ids``: int32 [batch_size, length], or [batch_size,
-    choices, length].
+    The batch has ``input_ids``, ``token_type_ids`` and ``segment_ids``: int32 [batch_size, length],
+    or [batch_size, choices, length] for multiple choice.
     """
     encoded, like = _encoded(split, rows)
     return _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
 
 
 def _encoded(split: Split, rows: np.ndarray) -> tuple[list[Encoded], Encoded]:
-    """Returns rows, and one whose shapes and names of targets a batch without any row takes."""
+    """Returns rows, and an example row: a batch without rows has the same shapes and targets."""
     encoded = [split.row(int(row)) for row in rows]
     return encoded, encoded[0] if encoded else split.row(0)
 
@@ -198,7 +198,7 @@ def _inputs(
 def _targets(
     values: Sequence[np.ndarray | int | float], first: object, batch_size: int, length: int
 ) -> np.ndarray:
-    """Returns one target of all rows: int32 or float32 [batch_size, ...], see `Encoded`."""
+    """Returns one target of all rows, int32 or float32 [batch_size, ...]; see `Encoded`."""
     like = np.asarray(first)
     dtype = np.int32 if like.dtype.kind in "iub" else np.float32
     if like.ndim == 1 and dtype is np.int32:

@@ -1,6 +1,6 @@
-"""Multiple choice: which of several texts continues another, or answers it.
+"""Multiple choice: selects the text that continues or answers another text.
 
-Tables of questions with several choices: SWAG's, CODAH's, any by names of columns.
+The data are tables of questions with several choices: SWAG, CODAH, or a table with named columns.
 """
 
 import csv
@@ -59,34 +59,35 @@ _NEEDED: Final = ("text", "choices", "label")
 
 
 class MultipleChoiceSection(FilesSection):
-    """Tables of questions. `format` "columns" names what the presets know."""
+    """Tables of questions. The formats `swag` and `codah` set the names of the columns."""
 
     kind: Literal["multiple_choice"] = "multiple_choice"
     format: Literal["swag", "codah", "columns"] = "columns"
-    """`swag` and `codah` know their columns; with `columns` they are named below."""
+    """`swag` and `codah` have fixed columns. For `columns`, the settings below name the columns."""
     text: str | None = None
     """Column of the question or context."""
     stem: str | None = None
-    """Column with which every choice begins, as SWAG's `sent2`."""
+    """Column with the text that begins every choice, such as SWAG's `sent2`."""
     choices: tuple[str, ...] | None = None
     """Columns of the choices."""
     label: str | None = None
     """Column of the right choice."""
     id: str | None = None
-    """Column of the ids; by default the column `id` if there is one, or numbers from 0."""
+    """Column of the ids. By default, the column `id` if it exists, otherwise numbers from 0."""
     delimiter: Delimiter | None = None
-    """Between the columns of a .csv or .tsv; by default a comma or a tab."""
+    """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
     on_error: OnError = "stop"
-    """`skip`: malformed rows are skipped and counted, see `table`."""
+    """`skip`: skip and count malformed rows, as in `table`."""
     header: bool = True
-    """Whether the first line names the columns. Without it their names are "0", "1", …"""
+    """Whether the first line names the columns. If not, their names are "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
-    """Values of `label`: the choice's index, its column, its text, or one of these names."""
+    """Values in the column `label`: the index, column or text of the right choice, or one of these
+    names, which are in the order of the choices."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.format != "columns":
-            # By value: a resolved configuration spells out what was not set.
+            # Defaults are allowed, because a resolved configuration spells them out.
             own = (*_NEEDED, "stem", "header", "label_is")
             fields = type(self).model_fields
             if given := [name for name in own if getattr(self, name) != fields[name].default]:
@@ -122,12 +123,12 @@ class MultipleChoiceSection(FilesSection):
 
     @property
     def columns(self) -> "ChoiceColumns":
-        """The columns that are read of each file."""
+        """The columns to read."""
         found = {name: getattr(self, name) for name in ChoiceColumns._fields}
         return ChoiceColumns(**(found | _PRESETS.get(self.format, {})))
 
     def open(self, request: DataRequest) -> Family:
-        """Opens tables; UserError: a file that `read_choices` refuses, a role without a file."""
+        """Opens the tables. Raises UserError as `read_choices`, or for a role without a file."""
         splits: dict[str, ChoiceSplit] = {}
         notes: list[str] = []
         for role in request.roles:
@@ -148,7 +149,7 @@ class MultipleChoiceSection(FilesSection):
 
 
 class ChoiceColumns(NamedTuple):
-    """The settings of `MultipleChoiceSection` that say what is read of a file."""
+    """The settings of `MultipleChoiceSection` for the columns of a file."""
 
     text: str
     choices: tuple[str, ...]
@@ -164,12 +165,12 @@ class ChoiceQuestion(NamedTuple):
 
     id: str | None
     text: str
-    choices: tuple[str, ...]  # each with the stem before it
+    choices: tuple[str, ...]  # texts of the choices, each after the stem
     label: int | None
 
 
 class ChoiceSplit(Split):
-    """A table of questions, one row each."""
+    """The questions of a table. Each question is one row."""
 
     def __init__(
         self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, max_length: int
@@ -203,7 +204,7 @@ class ChoiceSplit(Split):
         return Encoded(ids, seconds, {} if label is None else {"label": label})
 
     def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
-        """Returns records with the number of the choice, and probabilities in their order."""
+        """Returns records with the index of the predicted choice and all probabilities."""
         records = []
         for index, (question, logits) in enumerate(zip(self._questions, kept, strict=True)):
             weights = np.exp(logits.astype(np.float64) - np.max(logits))
@@ -225,7 +226,7 @@ def _score(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
-    """Writes ``SPLIT.csv``: id, prediction (the number of the choice, from 0)."""
+    """Writes ``SPLIT.csv`` with the columns id and prediction (index of the choice, from 0)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["id", "prediction"])
@@ -238,10 +239,11 @@ def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequen
 def read_choices(
     path: Path | MemoryTable, section: MultipleChoiceSection, *, labelled: bool, errors: RowErrors
 ) -> list[ChoiceQuestion]:
-    """Reads a table of one or more questions; all have a label if it is to be `labelled`.
+    """Reads a table of questions. In a `labelled` table, every question must have a label.
 
-    Raises UserError: as `read_table`; a column that is not there, no question; RowError: a line
-    with too few or too many fields, an empty choice, no label or an unknown one.
+    Raises UserError as `read_table`, or if a column is missing or the table has no questions.
+    Raises RowError for a row with too few or too many fields, an empty choice, or a missing or
+    unknown label.
     """
     columns = section.columns
     asked = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
@@ -272,7 +274,7 @@ def read_choices(
 
 
 def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
-    """Yields the rows of a table without a header, with numbers for names."""
+    """Yields the rows of a table without a header. The names of columns are numbers."""
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(
             "choice.header",

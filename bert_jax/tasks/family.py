@@ -1,7 +1,7 @@
-"""A task family: files → rows, logits → records, records → figures. No JAX in it.
+"""The interface of a task family: files → rows, logits → records, records → scores.
 
-A family is a module with a section, whose `open` returns a `Family`, and a line in
-`bert_jax.tasks.section`.
+A family is a module with a section. The section is listed in `bert_jax.tasks.section`, and its
+`open` returns a `Family`. This module does not import JAX.
 """
 
 import dataclasses
@@ -21,29 +21,29 @@ from bert_jax.model.config import HeadsSection, ProblemName, TaskName
 from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
 
-# One predicted example as plain JSON: at least "id", "label" (None in a test set) and "prediction".
-# `predict` writes it; metrics and the report read it.
+# The prediction for one example, as plain JSON with at least "id", "label" (None if unknown) and
+# "prediction". `predict` writes records; scores and the report read them.
 Record: TypeAlias = dict[str, Any]
 
 SectionT = TypeVar("SectionT", bound=Section)
 
 NO_LABEL = -1  # token target of a piece without a label
 
-# Fields of an example that are no part of its identity: an additional empty line changes nothing.
+# Fields that `content_hash` ignores, so that an added empty line does not change the hash.
 _PLACES: Final = ("line", "lines")
 
 
 class Encoded(NamedTuple):
     """One row before padding.
 
-    A choice among several has one sequence for each choice; any other row has one sequence.
+    A row of multiple choice has one sequence per choice. Other rows have one sequence.
     """
 
     sequences: Sequence[Sequence[int]]  # ids with [CLS] and [SEP]
-    seconds: Sequence[int]  # start of each sequence's second span; its length without one
-    # Targets of the row by name, e.g. {"label": 2}; {} where they are unknown. An array of integers
-    # has one target for each piece and is padded with the row (by NO_LABEL); a number or an array
-    # of floats has the same shape in every row.
+    seconds: Sequence[int]  # index of each second span; without one, the sequence's length
+    # Targets of the row by name, such as {"label": 2}, or {} if they are unknown. An array of
+    # integers has one target per piece and is padded with NO_LABEL. A number or an array of floats
+    # has the same shape in every row.
     targets: Mapping[str, np.ndarray | int | float]
 
 
@@ -51,9 +51,9 @@ class Split:
     """The rows of one file. An example may be cut into several rows."""
 
     lengths: np.ndarray  # pieces of each row's longest sequence: int32 [rows]
-    examples: int  # number of examples that the rows come from
-    fingerprint: str  # identity of the content: texts, labels and their order
-    findings: Mapping[str, int]  # remarks for the owner of the data, with their numbers of cases
+    examples: int  # number of examples
+    fingerprint: str  # hash of texts, labels and their order
+    findings: Mapping[str, int]  # number of cases of each remark about the data
 
     def row(self, index: int) -> Encoded:
         """Returns one row."""
@@ -69,22 +69,25 @@ class Split:
         return logits
 
     def records(self, kept: Sequence[Any]) -> list[Record]:
-        """Returns each example's record, in the file's order, from the `reduce` of every row."""
+        """Returns the records of all examples, in the order of the file.
+
+        `kept` has the result of `reduce` for every row.
+        """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A task with its data opened."""
+    """A task with its opened data."""
 
     heads: HeadsSection  # heads of the task's model, with the names of the labels
-    best_metric: str  # key of `score` by which checkpoints are ranked; larger is better
+    best_metric: str  # name of the score that ranks checkpoints; larger is better
     splits: Mapping[str, Split]  # the requested splits, by name
-    notes: Sequence[str]  # findings about the data for its owner, a line each
-    score: Callable[[Sequence[Record]], dict[str, float]]  # labelled records → figures by name
-    # Split's name, records, directory → files in the layout of the task's own benchmark.
+    notes: Sequence[str]  # remarks about the data, one line each
+    score: Callable[[Sequence[Record]], dict[str, float]]  # labelled records → scores by name
+    # Writes predictions in the format of the task's benchmark: split, records, directory → files.
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
-    class_weights: tuple[float, ...] | None = None  # of each label in the loss; None for 1
+    class_weights: tuple[float, ...] | None = None  # weight of each label; if None, 1
 
     @property
     def content(self) -> dict[str, str]:
@@ -93,7 +96,7 @@ class Family:
 
     @property
     def dev(self) -> list[str]:
-        """The names of the dev splits; the first one ranks checkpoints."""
+        """The names of the dev splits. The first split ranks checkpoints."""
         return [name for name in self.splits if name.startswith("dev")]
 
 
@@ -101,32 +104,33 @@ class FilesSection(Section):
     """The settings of a family with a file for each role."""
 
     kind: Any
-    """Which task family this is."""
+    """The task family."""
     train: DataPathText | None = None
     """The training data: a file, or `hf://datasets/owner/name`."""
     dev: DataPathText | None = None
-    """Likewise; picks the best checkpoint. Without it `table` takes a part of `train`."""
+    """The data that selects the best checkpoint, in the form of `train`. Without it, `table` splits
+    off a part of `train`."""
     test: DataPathText | None = None
-    """Likewise, with labels or without."""
+    """The test data, in the form of `train`, with or without labels."""
 
 
 class DataRequest(NamedTuple):
-    """The data that a family is asked to open."""
+    """The arguments of a section's `open`."""
 
     tokenizer: Tokenizer
-    max_length: int  # pieces in a row, special ones included
-    seed: int  # seed of a split that the family has to make
+    max_length: int  # number of pieces in a row, including special pieces
+    seed: int  # seed for splitting off a dev set
     # Roles of the splits to open: "train", "dev" (all dev sets), "test" (all test sets); or "input"
     # for the user's own rows, labelled or not.
     roles: tuple[str, ...] = ("train", "dev")
     input: str | MemoryTable | None = None  # the rows of role "input"
-    labels: tuple[str, ...] | None = None  # labels of the model; by default the training set's
-    tuned: Mapping[str, float] = {}  # figures of the run's dev evaluation, such as a threshold
+    labels: tuple[str, ...] | None = None  # labels of the model; by default, of the training set
+    tuned: Mapping[str, float] = {}  # scores of the dev evaluation, such as a threshold
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:
-        """Returns the rows of a role: a file that the section names, or the user's own rows.
+        """Returns the data of a role: a file that the section names, or the user's own rows.
 
-        Raises UserError: there are none; RunStopped: they are in a bucket that does not answer.
+        Raises UserError if there is no data, and RunStopped if the file's bucket does not answer.
         """
         found = self.input if role == "input" else getattr(section, role)
         if found is None:
@@ -144,7 +148,7 @@ class DataRequest(NamedTuple):
 def task_heads(
     task: TaskName, *, labels: tuple[str, ...] = (), problem: ProblemName | None = None
 ) -> HeadsSection:
-    """Returns the heads of a fine-tuned model: the task's, and the pooler if that one reads it."""
+    """Returns the heads of a fine-tuned model: the task head, and the pooler if it is needed."""
     pooled = task in ("sequence_classification", "multiple_choice")
     return HeadsSection(
         pooler=pooled, mlm=False, next_sentence=False, task=task, labels=labels, problem=problem
@@ -152,7 +156,7 @@ def task_heads(
 
 
 def hub_files(section: Section) -> dict[str, HubFile]:
-    """Fetches a task's files on a hub by role; UserError: a file cannot be fetched."""
+    """Returns the task's hub files by role. Raises UserError if a file cannot be fetched."""
     named = {role: getattr(section, role, None) for role in ("train", "dev", "test")}
     return {
         role: fetch_file(source, role=role)
@@ -162,13 +166,13 @@ def hub_files(section: Section) -> dict[str, HubFile]:
 
 
 def pinned(section: SectionT) -> SectionT:
-    """Returns a task whose files on a hub are named with commits; UserError: as `hub_files`."""
+    """Returns a task with a commit in the name of each hub file. Raises as `hub_files`."""
     files = {role: file.pinned for role, file in hub_files(section).items()}
     return section.model_copy(update=files)
 
 
 def content_hash(examples: Iterable[Any]) -> str:
-    """Returns 32 hexadecimal digits that change with any value of named tuples and their order."""
+    """Returns a hash of named tuples and their order, as 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for example in examples:
         values = [
@@ -186,7 +190,7 @@ def needs_labels(role: str) -> bool:
 
 
 def row_errors(on_error: OnError, role: str) -> RowErrors:
-    """Returns the treatment of malformed rows in a role's table."""
+    """Returns the handler of malformed rows in the table of a role."""
     setting = "--on-error=skip" if role == "input" else "finetune.task.on_error=skip"
     return RowErrors(on_error, setting=setting)
 

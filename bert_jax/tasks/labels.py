@@ -1,4 +1,4 @@
-"""Labels of sequence classification and regression: as files spell them → targets."""
+"""Labels of sequence classification and regression: from the text in a file to a target."""
 
 import contextlib
 import math
@@ -11,18 +11,18 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.config import ProblemName
 
-# The index of a label in `Labelling.names`, the indices of several, a number to regress on, or
-# None: unknown.
+# The index of a label in `Labelling.names`, the indices of several labels, the number of a
+# regression, or None if the label is unknown.
 Target: TypeAlias = int | frozenset[int] | float | None
 Weighting: TypeAlias = Literal["none", "balanced"] | Mapping[str, float]
 
-SHOWN: Final = 20  # labels in a message
+SHOWN: Final = 20  # largest number of labels in a message
 
 
 class TextRow(NamedTuple):
-    """One example whose label is still as the file spells it."""
+    """One example, with its label as spelled in the file."""
 
-    place: str  # such as "t.csv: line 7"
+    place: str  # location for messages: "t.csv: line 7"
     line: int
     id: int | str
     text: str
@@ -36,17 +36,17 @@ class TextRow(NamedTuple):
 
 
 class Labelling(NamedTuple):
-    """The meaning of labels: the outputs of the head, and how a file spells them."""
+    """The labels of a task: the outputs of the head, and their spelling in files."""
 
     problem: ProblemName
-    names: tuple[str, ...]  # in the order of the logits; a regression has the name of its number
+    names: tuple[str, ...]  # labels in the order of the logits; for a regression, its column
     column: str = ""  # column of the labels, for messages
-    separator: str = "|"  # between several labels in a text
-    threshold: float = 0.5  # least probability that predicts one of several labels
-    hint: str = ""  # end of the message about a label that is no number
+    separator: str = "|"  # separator of several labels in a text
+    threshold: float = 0.5  # lowest probability to predict a label, if there are several
+    hint: str = ""  # end of the message for a label that is not a number
 
     def spell(self, target: Target) -> str | list[str] | float | None:
-        """Returns a target as records have it: a name, names in their order, a number or None."""
+        """Returns a target for a record: a label, a sorted list of labels, a number or None."""
         if target is None:
             return None
         if isinstance(target, frozenset):
@@ -58,11 +58,11 @@ class Labelling(NamedTuple):
     def target(self, row: TextRow, *, required: bool) -> Target:
         """Returns the target of a row's label.
 
-        Where it is `required`, a missing label is an error; several labels may be none. Raises
-        RowError: no label where one is required, an unknown one, or no number in a regression.
+        Raises RowError if the label is unknown, if a label of a regression is not a number, or if
+        a `required` label is missing. In multi-label data an empty set of labels is not missing.
         """
         several, place = self.problem == "multi_label", self._place(row)
-        # In a text, "" spells an empty set of labels.
+        # In multi-label data, the text "" is an empty set of labels.
         if row.unlabelled and not (several and row.label == ""):
             if required:
                 is_number = self.problem == "regression"
@@ -89,9 +89,9 @@ class Labelling(NamedTuple):
         return frozenset(numbers) if several else numbers[0]
 
     def names_in(self, row: TextRow) -> list[str]:
-        """Returns the names in a row's label: one, or for several labels none to many.
+        """Returns the labels of a row: one, or any number in multi-label data.
 
-        Raises RowError: a list where there is one label, or an object.
+        Raises RowError for an object, or for a list in single-label data.
         """
         found = row.label
         if row.unlabelled:
@@ -118,15 +118,16 @@ class Labelling(NamedTuple):
         return f'{row.place}: column "{self.column}"'
 
     def with_names_of(self, rows: Sequence[TextRow]) -> Self:
-        """Returns the labelling with the labels of a training set as its names.
+        """Returns the labelling with the labels of a training set.
 
-        They are sorted, whole numbers by size. Raises UserError: there are fewer than two.
+        The labels are sorted; whole numbers are sorted by value. Raises UserError if there are
+        fewer than two labels.
         """
         if self.problem == "regression":
             return self._replace(names=(self.column,))
         names: set[str] = set()
         for row in rows:
-            with contextlib.suppress(RowError):  # `target` raises it again
+            with contextlib.suppress(RowError):  # `target` raises the error later
                 names.update(self.names_in(row))
         if len(names) < 2:
             raise too_few_labels(names, rows[0].place.rpartition(": ")[0], self.column)
@@ -135,12 +136,12 @@ class Labelling(NamedTuple):
         return self._replace(names=tuple(sorted(names)))
 
     def weights(self, weighting: Weighting, targets: Iterable[Target]) -> tuple[float, ...] | None:
-        """Returns the weight of an example of each label in the loss; None for 1.
+        """Returns the weight of each label in the loss, or None if all weights are 1.
 
-        "balanced" → labelled / (labels × labelled with this one), so that every label has the same
-        total weight, as scikit-learn's `compute_class_weight`. Weights by label are 1 for labels
-        without one. `targets` come from the training set. Raises UserError: weights in a
-        regression, or of an unknown label.
+        "balanced" gives all labels the same total weight: examples / (labels × examples of the
+        label), as in scikit-learn's `compute_class_weight`. Labels that a mapping omits have weight
+        1. `targets` are the targets of the training set. Raises UserError for a regression, or for
+        an unknown label.
         """
         if weighting == "none":
             return None
@@ -157,7 +158,7 @@ class Labelling(NamedTuple):
         counts: Counter[int] = Counter()
         for target in targets:
             counts.update(target if isinstance(target, frozenset) else [int(target or 0)])
-        # A label of the model that this training set lacks has weight 1.
+        # A label of the model that is missing in the training set has weight 1.
         return tuple(
             counts.total() / (len(counts) * counts[number]) if counts[number] else 1.0
             for number in range(len(self.names))
@@ -165,10 +166,10 @@ class Labelling(NamedTuple):
 
 
 def number_of(label: Any) -> float | None:
-    """Returns the finite number that a label is or spells; None of others."""
+    """Returns a label as a finite number, or None if the label is not a number."""
     if isinstance(label, bool) or not isinstance(label, int | float | str):
         return None
-    # 1_000 is a number in Python, but not in tables.
+    # "1_000" is a number in Python, but not in tables.
     if isinstance(label, str) and "_" in label:
         return None
     try:
@@ -179,11 +180,11 @@ def number_of(label: Any) -> float | None:
 
 
 def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
-    """Returns the kind of problem that labels belong to, the reason, and the hint for strays.
+    """Returns the kind of problem, the reason, and a hint for labels that are not numbers.
 
-    Lists → "multi_label". Numbers, at least one of them not whole → "regression", also if fewer
-    than half of the labels are strays such as "n/a", which would make each number a class. Others →
-    "single_label".
+    Lists are "multi_label". If more than half of the labels are numbers, and at least one number
+    has a fraction, the problem is "regression": a stray "n/a" must not turn each number into a
+    class. Other labels are "single_label".
     """
     labels = [row.label for row in rows if not row.unlabelled]
     if any(isinstance(label, list) for label in labels):

@@ -1,4 +1,4 @@
-"""Parameters and a split → one record for every example of it."""
+"""Predictions: parameters and a split → one record per example."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from bert_jax.train.state import ModelDefinition
 
 
 class Predictor:
-    """Predicts every row of a split once; the figures do not depend on the batch or the mesh."""
+    """Predicts the rows of a split. Predictions do not depend on the batch size or the mesh."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Predictor:
         few_rows: bool = False,
         passes: int = 1,
     ) -> None:
-        """Compiles nothing yet: the first row of each length does.
+        """Prepares predictions. The first row of each padded length compiles a program.
 
         `batch_size` is rounded up to a multiple of the mesh's data-parallel size. The architecture
-        determines the costs of a program and of padding, `passes` how often every row comes; for
-        `few_rows` see `BucketedInference`.
+        and `passes`, the number of predictions of each row, determine whether another compiled
+        program saves more padding than it costs. See `BucketedInference` for `few_rows`.
         """
         self.mesh, self._pad_id = mesh, pad_id
         self._inference = BucketedInference(
@@ -54,7 +54,10 @@ class Predictor:
         )
 
     def __call__(self, params: Any, split: Split) -> list[Record]:
-        """Returns a record for every example, in the file's order; Diverged: logits not finite."""
+        """Returns the records of all examples in the order of the file.
+
+        Raises Diverged if logits are not finite.
+        """
         make = functools.partial(collate_inputs, split, pad_id=self._pad_id)
         rows, done = len(split.lengths), 0
         kept: list[Any] = [None] * rows
@@ -84,7 +87,7 @@ def _forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
 
 
 def score_splits(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:
-    """Returns the figures of dev splits; all but the first split have a prefix.
+    """Returns the scores of dev splits. The first split has no prefix.
 
     ``{"accuracy": 0.84, "dev_mismatched/accuracy": 0.83}``
     """

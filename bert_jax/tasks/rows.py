@@ -19,16 +19,19 @@ from bert_jax.tasks.training.evaluation import open_data, section_of
 from bert_jax.validation import validate
 
 BATCH_SIZE: Final = 32
-MAX_LENGTH: Final = 512  # pieces, for a model that another program fine-tuned
+MAX_LENGTH: Final = 512  # pieces in a row, if another program fine-tuned the model
 _ROLE: Final = "input"
 
 
 class RowPredictor:
-    """Predicts rows with a model's task head; compiles once for each shape that it meets."""
+    """Predicts rows with a model's task head. Each new shape is compiled once."""
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
-        """Takes the model's run, None for another program's; UserError: it has no task head."""
-        # An imported run has a task head without the settings that it was trained with.
+        """Prepares predictions with a model. `run` is None if the model has no run directory.
+
+        Raises UserError if the model has no task head.
+        """
+        # An imported run may have a task head, but it lacks the settings of the fine-tuning.
         self._model, self._run = model, run if run is not None and run.is_fine_tuned else None
         if self._run is not None:
             self._max_length = section_of(self._run).max_length
@@ -54,8 +57,8 @@ class RowPredictor:
     def __call__(self, rows: Rows, settings: Mapping[str, Any]) -> list[Record]:
         """Returns a record for every row, in order.
 
-        `settings` replace the task's settings by key. Raises UserError: a row that the task cannot
-        read, an unknown setting.
+        `settings` override the settings of the task. Raises UserError for a row that the task
+        cannot read, or an unknown setting.
         """
         table, model = MemoryTable.of(rows), self._model
         if not table.rows:
@@ -78,7 +81,7 @@ class RowPredictor:
 
 
 def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -> TaskSection:
-    """Returns a task's section for rows that need no ids and do not reveal its problem."""
+    """Returns a task's section for rows in memory, which may lack ids and labels."""
     changed: dict[str, Any] = {}
     if isinstance(task, TableSection) and task.problem == "auto":
         changed["problem"] = problem
@@ -89,10 +92,10 @@ def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -
 
 
 def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> TaskSection:
-    """Returns the section of a task head whose settings are unknown."""
+    """Returns the section for a model whose fine-tuning settings are unknown."""
     kind = model.heads.task
     if kind == "sequence_classification":
-        # Hugging Face's guess for a checkpoint without a problem.
+        # Hugging Face makes the same guess for a checkpoint without a problem type.
         guessed = "regression" if len(model.heads.labels) == 1 else "single_label"
         return TableSection(
             text="text",
@@ -103,7 +106,7 @@ def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> T
     if kind == "token_classification":
         return TokenClassificationSection()
     if kind == "question_answering":
-        # At most half of a row, so that a long question leaves room for its context.
+        # A question may use at most half of a row, so that its context fits too.
         half = max((max_length - SPECIAL_PIECES) // 2, 1)
         return SquadSection(max_query_length=min(SquadSection().max_query_length, half))
     first = table.rows[0]

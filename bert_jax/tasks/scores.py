@@ -1,9 +1,8 @@
-"""Figures of predictions, by scikit-learn and SciPy, and whether a model learnt anything.
+"""Scores of predictions, and the comparison with a constant answer.
 
-A figure without a value is 0: the correlation of a constant, F1 without any positive.
-
-The libraries take seconds to import, and the settings of every verb import this module: each
-function imports what it needs.
+Undefined scores are 0, such as the correlation of a constant, or F1 without positives. Scores come
+from scikit-learn and SciPy, which take seconds to import. The settings of every verb import this
+module, so each function imports these libraries itself.
 """
 
 import json
@@ -16,23 +15,23 @@ import numpy as np
 
 from bert_jax.tasks.family import Family, Record
 
-# A regression whose answers have less than this share of the labels' deviation gives one answer: a
-# collapsed regression answers the mean and some noise.
+# A collapsed regression answers the mean plus some noise: the deviation of its answers is less than
+# this fraction of the deviation of the labels.
 FLAT: Final = 0.01
 
-CONSTANTS: Final = 3  # most frequent labels that are tried as constant answers
+CONSTANTS: Final = 3  # number of most frequent labels to try as constant answers
 
-OUTSIDE: Final = "O"  # the tag of a token that is no part of an entity
+OUTSIDE: Final = "O"  # tag of a token outside entities
 
 
 def figures(
     records: Sequence[Record], keys: Sequence[str], *, positive: str | None = None
 ) -> dict[str, float]:
-    """Returns figures of one record or more, all labelled, by their keys.
+    """Returns the scores of labelled records by key.
 
-    Keys: "accuracy", "f1" (of the label that is `positive`), "macro_f1", "matthews" for one label;
-    "micro_f1", "macro_f1", "subset_accuracy" for several (a list); "pearson", "spearman", "mse" for
-    a number.
+    The keys for one label are "accuracy", "f1" (of the label `positive`), "macro_f1" and
+    "matthews"; for a list of labels "micro_f1", "macro_f1" and "subset_accuracy"; for a number
+    "pearson", "spearman" and "mse".
     """
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]
@@ -47,11 +46,11 @@ def figures(
 def label_figure(
     key: str, labels: Sequence[str], predictions: Sequence[str], positive: str | None = None
 ) -> float:
-    """Returns a figure of one label for each example.
+    """Returns a score of single-label data.
 
-    "f1" is 2·tp / (2·tp + fp + fn) of the `positive` label, "macro_f1" its mean over the labels
-    that occur on either side. "matthews" is Matthews' correlation, −1 to 1: for two labels
-    (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)), for more Gorodkin's R_K.
+    "f1" is 2·tp / (2·tp + fp + fn) of the label `positive`. "macro_f1" is the mean F1 of all labels
+    that occur in labels or predictions. "matthews" is Matthews' correlation, −1 to 1:
+    (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)) for two labels, Gorodkin's R_K for more.
     """
     from sklearn import metrics
 
@@ -67,7 +66,7 @@ def label_figure(
 
 
 def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns "pearson", "spearman" (mean ranks for equals) or "mse" of one number per example."""
+    """Returns "pearson", "spearman" (equal numbers have their mean rank) or "mse" of numbers."""
     from scipy import stats
 
     x, y = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
@@ -77,7 +76,7 @@ def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float
         return 0.0
     function: Any = stats.pearsonr if key == "pearson" else stats.spearmanr
     with warnings.catch_warnings():
-        # A warning about answers that hardly differ tells the user nothing new.
+        # `baseline_of` already reports answers that hardly differ.
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
         return float(function(x, y).statistic)
 
@@ -85,24 +84,25 @@ def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float
 def _f1(*arguments: Any, **options: Any) -> Any:
     from sklearn.metrics import f1_score
 
-    function: Any = f1_score  # its annotation knows only the default of `zero_division`
+    function: Any = f1_score  # its annotation allows only the default of `zero_division`
     return function(*arguments, zero_division=0, **options)
 
 
 def multi_label_figures(
     labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Returns the figures of several labels for each example.
+    """Returns the scores of multi-label data.
 
-    `micro_f1` covers all decisions together, `macro_f1` is the mean of F1 over the labels that
-    occur on either side, `subset_accuracy` the share of examples with all labels right.
+    `micro_f1` is the F1 of all decisions together. `macro_f1` is the mean F1 of all labels that
+    occur in labels or predictions. `subset_accuracy` is the fraction of examples whose labels are
+    all right.
     """
     names = sorted({name for found in (*labels, *predictions) for name in found})
     at = {name: number for number, name in enumerate(names)}
 
     def matrix(rows: Sequence[Sequence[str]]) -> np.ndarray:
-        # scikit-learn takes a matrix of one column for one label of two kinds; an empty column
-        # changes nothing.
+        # scikit-learn treats a matrix with one column as single-label data. A second, empty column
+        # prevents this and does not change the scores.
         made = np.zeros((len(rows), max(len(names), 2)), np.int8)
         for number, row in enumerate(rows):
             made[number, [at[name] for name in row]] = 1
@@ -118,33 +118,35 @@ def multi_label_figures(
 
 
 class Baseline(NamedTuple):
-    """A model's score beside the score of the best constant answer."""
+    """A comparison of a model with the best constant answer."""
 
     metric: str
     score: float
     constant: float  # score of the best constant answer
-    only: str | None  # the model's answer to every example; None: its answers differ
+    only: str | None  # the model's answer to every example; None if its answers differ
 
     @property
     def failure(self) -> str | None:
-        """The reason that the run counts as failed; None: it learnt something."""
+        """The reason why the run failed, or None if the model learnt something."""
         if self.only is not None:
             return f"predicts nothing but {self.only}"
         if self.score <= self.constant:
-            return f"{self.metric} {self.score:.3f}, and {self.constant:.3f} without reading"
+            return f"{self.metric} {self.score:.3f}, best constant answer {self.constant:.3f}"
         return None
 
 
 def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
-    """Compares a score with the best constant answer; returns None if all labels are equal.
+    """Compares a model with the best constant answer. Returns None if all labels are equal.
 
-    Fine-tuning on little data fails with some seeds: the model ends no better than one that gives
-    the most frequent label (arXiv 2006.04884, section 3). So a run has failed if, on its dev set,
+    Fine-tuning on little data fails with some seeds: the model is no better than the most frequent
+    label (arXiv 2006.04884, section 3). So a run has failed if one of these is true on its dev set:
 
-    1. all predictions are equal (numbers: scatter less than a hundredth of the labels), or
-    2. its score does not exceed the score of the best constant answer: a frequent label or set of
-       labels, the labels' mean, no entity (or the most frequent tag, if the tags have no "O"), no
-       answer to any question. Entity F1 and a correlation are 0 then.
+    1. All predictions are equal, or the deviation of predicted numbers is less than a hundredth of
+       the deviation of the labels.
+    2. The score does not exceed the score of the best constant answer. Constant answers are the
+       frequent labels or sets of labels, the mean of the labels, no entity (or the most frequent
+       tag, if no tag is "O"), and no answer to any question. The F1 of no entity is 0, and so is
+       the correlation of a constant.
 
     ``["yes", "yes", "yes"]`` predicted for yes, no, yes → accuracy 2/3, constant 2/3, only "yes"
 
@@ -152,7 +154,7 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
     """
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]
-    constants: list[list[Any]]  # answers that may be the best, each for every record
+    constants: list[list[Any]]  # possible best answers, each with one answer per record
     if isinstance(labels[0], float):
         several = np.std(labels) > 0
         flat = np.std(predictions) < FLAT * np.std(labels)
@@ -162,7 +164,7 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
         known, found = (_counted(answers, records) for answers in (labels, predictions))
         several = len(known) > 1
         only = _spelled(json.loads(next(iter(found)))) if len(found) == 1 else None
-        # The best one by accuracy is the most frequent, by F1 the positive label.
+        # The best answer is the most frequent label for accuracy, and the positive label for F1.
         usual = [json.loads(key) for key, _ in known.most_common(CONSTANTS)]
         if "nbest" in records[0]:
             constants = [[""] * len(records)]
@@ -183,7 +185,7 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
 
 
 def _counted(answers: list[Any], records: Sequence[Record]) -> Counter[str]:
-    """Returns the answers as JSON, sorted, with their numbers: one a record, or one a token."""
+    """Returns how often each answer occurs, as JSON. An answer belongs to a record or a token."""
     if "tokens" in records[0]:
         answers = [tag for tags in answers for tag in tags]
     return Counter(sorted(json.dumps(answer, sort_keys=True) for answer in answers))

@@ -25,7 +25,7 @@ TaskSection: TypeAlias = (
 
 
 class FinetuneSection(Section):
-    """The model, the task and the length of a fine-tuning. Defaults: the paper's middle values."""
+    """The model, the task and the training. Defaults are the middle values of the BERT paper."""
 
     init_from: ModelPathText
     """A run directory of `pretrain`, `import` or `finetune`; a Hugging Face or google-research/bert
@@ -33,48 +33,50 @@ class FinetuneSection(Section):
     task: TaskSection = pydantic.Field(discriminator="kind")
     """The task and its files; `kind` selects the keys."""
     split_seed: int = pydantic.Field(default=0, ge=0)
-    """Seed of a dev set that is split off."""
+    """Seed for splitting off a dev set."""
     max_length: int = pydantic.Field(default=128, ge=8)
-    """Tokens in a row. Longer texts are cut; SQuAD and token labels cut them into windows."""
+    """Tokens in a row. Longer texts are truncated; SQuAD and token classification split them into
+    windows."""
     batch_size: int = pydantic.Field(default=32, ge=1)
     """Rows of one step."""
     accumulation: int = pydantic.Field(default=1, ge=1)
-    """Parts of a batch whose gradients are summed before the update; dev batches have the size of a
-    part."""
+    """Number of microbatches in a batch. Their gradients are summed before the update. Dev batches
+    have the size of a microbatch."""
     epochs: int = pydantic.Field(default=3, ge=1)
     """Passes over the training data."""
     optimizer: FinetuneOptimizerSection = FinetuneOptimizerSection()
-    """The optimizer, with rates by layer, and freezing."""
+    """The optimizer, with learning rates per layer and frozen layers."""
     dtype: Dtype | None = None
     """Dtype of activations; by default the checkpoint's."""
     kernels: Literal["auto", "xla"] = "auto"
-    """Kernels of attention, LayerNorm and GELU on a TPU. `auto`: pretraining's, unless the
-    checkpoint's configuration has `xla`; `xla`: none."""
+    """Kernels of attention, LayerNorm and GELU on a TPU. `auto`: the kernels of pretraining, unless
+    the checkpoint's configuration sets `xla`. `xla`: no kernels."""
     dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
     """Dropout of hidden states and attention; by default the checkpoint's."""
     evaluations_per_epoch: int = pydantic.Field(default=1, ge=1)
-    """Evaluations on dev; each may be the best checkpoint."""
+    """Number of dev evaluations per epoch. The best evaluated checkpoint is the result."""
     patience: int | None = pydantic.Field(default=None, ge=1)
-    """Evaluations without a better score before the run ends; by default it never ends early."""
+    """Number of evaluations without a better score after which the run ends. By default, the run
+    trains all epochs."""
     report_sentence: str | None = pydantic.Field(default=None, min_length=1)
-    """Sentence of the report's attention heads; by default the first dev row that fits a page."""
+    """Sentence whose attention the report shows. By default, the first dev row that fits a page."""
     sweep: SweepSection | None = None
     """Several runs as one job."""
     bad_steps: BadStepsSection = BadStepsSection()
-    """The reaction to numbers that go bad."""
+    """The reaction to bad steps."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
-    """Steps from one comparison of the state's replicas to the next. null: no comparison."""
+    """Steps between comparisons of the state's replicas. null: no comparisons."""
     watchdog: WatchdogSection | None = WatchdogSection()
-    """The limit after which a step counts as hanging. null: no limit."""
+    """The time limit of a step. null: no limit."""
     log_every: int = pydantic.Field(default=20, ge=1)
-    """Steps from one line of metrics to the next."""
+    """Steps between lines of metrics."""
     example_log: bool = False
     """Log the rows of each step in `examples/` of the run: about 7 bytes a row."""
     trackers: tuple[TrackerName, ...] = ()
-    """Further receivers of figures, besides metrics.jsonl and TensorBoard."""
+    """Trackers of metrics besides metrics.jsonl and TensorBoard."""
 
     def check_positions(self, positions: int) -> None:
-        """Raises UserError if rows are longer than a model's positions."""
+        """Raises UserError if `max_length` exceeds the number of positions of a model."""
         if self.max_length > positions:
             raise UserError(
                 "finetune.max_length",
@@ -86,11 +88,11 @@ class FinetuneSection(Section):
 
     @property
     def microbatch(self) -> int:
-        """Rows of a microbatch, in training and by default in prediction."""
+        """Number of rows in a microbatch. Predictions have the same batch size by default."""
         return self.batch_size // self.accumulation
 
     def executed(self, execution: Execution) -> Execution:
-        """Returns the execution of a step, from the execution of the origin's model."""
+        """Returns the execution settings of fine-tuning, given the settings of the origin."""
         changed = {} if self.dtype is None else {"dtype": self.dtype}
         if self.kernels == "xla":
             changed |= dict.fromkeys(("attention", "norm", "ffn"), "xla")

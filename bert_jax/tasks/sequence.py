@@ -1,6 +1,6 @@
 """Sequence classification and regression: examples → rows → records.
 
-GLUE's tasks (`glue`) and the user's own tables (`table`) share it.
+The task families `glue` and `table` share this module.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ from bert_jax.text.tokenizer import Tokenizer
 
 
 class TextExample(NamedTuple):
-    """One text, or two, with a target."""
+    """One or two texts with a target."""
 
     id: int | str
     text: str
     pair: str | None
     target: Target
-    line: int  # in its file, from 1
+    line: int  # line number in the file, from 1
 
 
 class SequenceSplit(Split):
@@ -49,7 +49,7 @@ class SequenceSplit(Split):
         tokenizer: Tokenizer,
         max_length: int,
     ) -> None:
-        """Encodes every text once, to one array of ids. The longer text of a long pair is cut."""
+        """Encodes all texts. If a pair is too long, its longer text is truncated."""
         self._texts, self._labelling = texts, labelling
         self.examples, self.fingerprint = len(texts), content_hash(texts)
         self._special, self._max_length = tokenizer.special, max_length
@@ -65,15 +65,17 @@ class SequenceSplit(Split):
         ]
         of_all = f"of {len(texts):,} texts are"
         self.findings = {
-            f"{of_all} longer than {max_length} pieces: cut": int((lengths > max_length).sum()),
+            f"{of_all} longer than {max_length} pieces and truncated": int(
+                (lengths > max_length).sum()
+            ),
             f"{of_all} empty {shown_lines(empty)}": len(empty),
         }
 
     def row(self, index: int) -> Encoded:
-        """Returns one row, its target under "label" where it is known.
+        """Returns one row. If its label is known, "label" is the target.
 
-        The target is an int for one label, float32 [labels] of 0 and 1 for several, a float for a
-        regression.
+        The target is an int for one label, a float for a regression, and float32 [labels] of 0 and
+        1 for several labels.
         """
         example = self._texts[index]
         made = assemble(
@@ -91,8 +93,8 @@ class SequenceSplit(Split):
         return Encoded((made.ids,), (made.second,), {} if target is None else {"label": target})
 
     def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
-        """Returns records with the prediction, and with probabilities unless it is a number."""
-        # A tenth of a second, which reading a configuration need not take.
+        """Returns records with predictions. Predicted labels have probabilities too."""
+        # The import takes 0.1 s, which reading a configuration should not cost.
         from scipy import special
 
         logits = np.asarray(kept, np.float64).reshape(len(kept), -1)
@@ -108,7 +110,7 @@ class SequenceSplit(Split):
         ]
 
     def _one(self, probabilities: list[float]) -> Record:
-        """The most probable label; the first of equals."""
+        """Returns the most probable label. If several are equal, the first one is returned."""
         named = dict(zip(self._labelling.names, probabilities, strict=True))
         return {"prediction": max(named, key=named.__getitem__), "probabilities": named}
 
@@ -128,16 +130,16 @@ class SequenceSplit(Split):
 class SequenceTask:
     """A task of sequence classification, without its data."""
 
-    labelling: Labelling  # the meaning of the head's outputs
+    labelling: Labelling  # labels of the task
     keys: tuple[str, ...]  # keys of `bert_jax.tasks.scores.figures`; the first ranks checkpoints
     class_weights: Weighting  # see `Labelling.weights`
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]  # see `Family`
-    positive: str | None = None  # the label that "f1" is computed for
+    positive: str | None = None  # label whose F1 is the score "f1"
 
     def examples(
         self, rows: Sequence[TextRow], *, required: bool, errors: RowErrors
     ) -> list[TextExample]:
-        """Returns the examples of a file; RowError: as `Labelling.target`."""
+        """Returns the examples of a file. Raises RowError as `Labelling.target`."""
 
         def example(row: TextRow) -> TextExample:
             target = self.labelling.target(row, required=required)
@@ -152,9 +154,9 @@ class SequenceTask:
         *,
         notes: Sequence[str],
     ) -> Family:
-        """Returns the task with the examples of each split; class weights need "train" among them.
+        """Returns the task with the examples of each split. Class weights need the split "train".
 
-        The notes on the data come before those on its texts.
+        `notes` come before the notes about texts.
         """
         labelling, notes = self.labelling, [*notes]
         splits: dict[str, Split] = {}
@@ -183,6 +185,6 @@ class SequenceTask:
         )
 
     def _score(self, records: Sequence[Record]) -> dict[str, float]:
-        """Returns the figures of the labelled records; {} without labelled records."""
+        """Returns the scores of the labelled records, or {} if no record is labelled."""
         labelled = [record for record in records if record["label"] is not None]
         return figures(labelled, self.keys, positive=self.positive) if labelled else {}

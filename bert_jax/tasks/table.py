@@ -32,8 +32,8 @@ from bert_jax.tasks.labels import (
 )
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
-# The first ranks checkpoints. For one label that is accuracy, but macro F1 with class weights: a
-# user who sets them wants rare labels found, which hardly change accuracy.
+# Scores by problem. The first score ranks checkpoints. With class weights, macro F1 ranks the
+# checkpoints of single-label data, because accuracy hardly depends on rare labels.
 FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
     "single_label": ("accuracy", "macro_f1"),
     "multi_label": ("micro_f1", "macro_f1", "subset_accuracy"),
@@ -42,7 +42,7 @@ FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
 
 
 class TableSection(FilesSection):
-    """Files with columns by name: .csv, .tsv (no quotes), .jsonl or .parquet.
+    """Files with named columns: .csv, .tsv (no quotes), .jsonl or .parquet.
 
     ``{kind: table, train: mine.csv, text: review, label: stars}``
     """
@@ -55,33 +55,32 @@ class TableSection(FilesSection):
     label: str
     """Column of the label."""
     id: str | None = None
-    """Column of the id in predictions; by default the column `id` if there is one, or the index of
-    the row, from 0."""
+    """Column of the ids in predictions. By default, the column `id` if it exists, otherwise the
+    index of the row, from 0."""
     delimiter: Delimiter | None = None
-    """Between the columns of a .csv or .tsv; by default a comma or a tab."""
+    """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
     on_error: OnError = "stop"
-    """`skip`: malformed rows are skipped and counted. A row is malformed if it has too few or too
-    many fields, is no CSV or JSON, lacks a column or the label, or has an unknown label."""
+    """`skip`: skip and count malformed rows. A row is malformed if it has too few or too many
+    fields, is not valid CSV or JSON, lacks a column or the label, or has an unknown label."""
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
-    """`auto`: found in the labels. Numbers are a regression if at least one has a fraction; whole
-    numbers are classes."""
+    """`auto`: detected from the labels. Numbers are a regression if at least one has a fraction;
+    whole numbers are classes."""
     label_separator: str = pydantic.Field(default="|", min_length=1)
-    """Between several labels in a text. JSON lines and Parquet may have lists."""
+    """Separator of several labels in a text. JSON lines and Parquet may contain lists instead."""
     threshold: float = pydantic.Field(default=0.5, gt=0, lt=1)
-    """Probability from which each of several labels is given."""
+    """Lowest probability at which a label is predicted, if a row can have several labels."""
     dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
-    """Share of `train` to split off where there is no `dev`."""
+    """Fraction of `train` to split off if `dev` is not set."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
     """`balanced`, or a weight for each label."""
 
     def open(self, request: DataRequest) -> Family:
-        """Opens the table.
+        """Opens the tables.
 
-        The kind of problem and the names of the labels are found in the training set, unless they
-        are given. Without a dev set, one is split off the training set; it depends on the file's
-        rows and the seed alone. Raises UserError: a file or column that is not there; a line that
-        is no row; a label that is missing, unknown or no number, also where most are numbers with a
-        fraction; fewer than two labels; nothing to split off; a role without a file.
+        Unless they are given, the problem and the labels come from the training set. If there is no
+        dev set, it is split off from the training set; it depends only on the rows and the seed.
+        Raises UserError for a missing file or column, a malformed row, a missing or unknown label,
+        fewer than two labels, or a training set that is too small to split off a dev set.
         """
         roles = set(request.roles)
         if self.dev is None and "dev" in roles:
@@ -97,7 +96,7 @@ class TableSection(FilesSection):
         )
         examples = {}
         for name, (source, rows, errors) in found.items():
-            # In an empty column the labels are unknown, not empty sets.
+            # If the whole column is empty, labels are unknown: they are not empty sets.
             if not needs_labels(name) and all(row.unlabelled for row in rows):
                 rows = [row._replace(label=None) for row in rows]
             examples[name] = task.examples(rows, required=needs_labels(name), errors=errors)
@@ -110,8 +109,8 @@ class TableSection(FilesSection):
                 raise _nothing_to_hold_out(self.train, len(train), labelling)
             examples |= {"train": train, "dev": dev}
             notes.append(
-                f"dev: split off {self.train}, seed {request.seed}: {len(train):,} of train, "
-                f"{len(dev):,} of dev"
+                f"dev: split off from {self.train} with seed {request.seed}: {len(train):,} train "
+                f"and {len(dev):,} dev examples"
             )
         wanted = {name: examples[name] for name in examples if name in request.roles}
         return task.family(wanted, request, notes=notes)
@@ -125,7 +124,7 @@ class _Table(NamedTuple):
 
 def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
     source = request.source(section, role)
-    if isinstance(source, MemoryTable):  # each of its rows has a prediction
+    if isinstance(source, MemoryTable):  # no row is skipped: each one needs a prediction
         names = [name for name in (section.text, section.pair) if name is not None]
         table, errors = source.named(names), RowErrors()
     else:
@@ -142,10 +141,10 @@ def text_rows(
 ) -> list[TextRow]:
     """Returns the rows of a table.
 
-    Without a named column of ids, the ids are the column "id" if all its values are texts or whole
-    numbers, or the indices of the rows, from 0, skipped rows included. A `labelled` table needs the
-    column of labels; a label may be missing. Raises UserError: a missing column; RowError: a text
-    or an id of another type.
+    If the section names no column of ids, the ids come from the column "id" if all its values are
+    texts or whole numbers. Otherwise the ids are the indices of the rows, from 0; skipped rows have
+    an index too. A `labelled` table must have the column of labels, but a label may be missing.
+    Raises UserError for a missing column, and RowError for a text or an id of a wrong type.
     """
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
     asked = [(f"task.{key}", getattr(section, key)) for key in keys]
@@ -166,7 +165,7 @@ def text_rows(
             )
         label = row.values.get(section.label)
         if isinstance(label, float) and math.isnan(label):
-            label = None  # Parquet has NaN where a column of numbers has no value
+            label = None  # Parquet stores a missing number as NaN
         pair = None if section.pair is None else row.text(section.pair)
         found.append(TextRow(row.place, row.line, named, row.text(section.text), pair, label))
         own.append(row.values.get("id") if "id" not in used else None)
@@ -184,7 +183,7 @@ def _is_id(value: Any) -> bool:
 def _labelling(
     section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[Labelling, list[str]]:
-    """Returns the meaning of the labels, and how it was found."""
+    """Returns the labelling, and notes on how it was detected."""
     problem, notes, hint = section.problem, [], ""
     if problem == "auto":
         problem, why, hint = _problem(section, request, found)
@@ -216,14 +215,14 @@ def _labelling(
 def _problem(
     section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[ProblemName, str, str]:
-    """Finds the kind of problem as `find_problem`, with or without the training set."""
+    """Detects the problem as `find_problem`, even if the training set is not open."""
     if "train" in found:
         return find_problem(found["train"].rows)
     if request.labels is not None and len(request.labels) == 1:
         return "regression", "the model has one label", ""
     if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
         return "single_label", "the model has several labels, and the table no lists", ""
-    # One labelled row of the training set is enough to tell.
+    # One labelled row is enough: its label is a list or not.
     for row in _read(section, request, "train").rows:
         if not row.unlabelled:
             return find_problem([row])
@@ -249,7 +248,7 @@ def _no_benchmark(split: str, records: Sequence[Record], directory: Path) -> Seq
 
 
 def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> UserError:
-    """Returns the error of a training set that no dev set can be split off."""
+    """Returns the error for a training set that is too small to split off a dev set."""
     if labelling.problem != "single_label":
         return UserError(
             "table.no_dev_rows",
@@ -278,9 +277,9 @@ def hold_out(
 ) -> tuple[list[TextExample], list[TextExample]]:
     """Returns a training set and a dev set, each in the order of the file.
 
-    The texts and the seed decide which examples are held out, not the order of the examples. With
-    one label for each example, each label gives its share: ``round(fraction · n)`` examples, but at
-    least one and never all. Examples of the same label and texts stay together, so that no text is
+    The dev set depends on the texts and the seed, but not on the order of the examples. If each
+    example has one label, ``round(fraction · n)`` of the n examples of a label are held out, but at
+    least one and never all. Examples with equal labels and texts stay together, so that no text is
     in both sets.
     """
     strata: defaultdict[Hashable, defaultdict[bytes, list[int]]]
@@ -292,7 +291,7 @@ def hold_out(
     for groups in strata.values():
         wanted = max(1, math.floor(fraction * sum(map(len, groups.values())) + 0.5))
         chosen: list[int] = []
-        for key in sorted(groups)[:-1]:  # the last one stays
+        for key in sorted(groups)[:-1]:  # the last group stays in the training set
             if len(chosen) < wanted:
                 chosen += groups[key]
         held.update(chosen)
@@ -301,7 +300,7 @@ def hold_out(
 
 
 def _hash(example: TextExample, seed: int) -> bytes:
-    # A length before each text, so that ("ab", "c") is not ("a", "bc").
+    # Each text follows its length, so that ("ab", "c") and ("a", "bc") have different hashes.
     parts = [example.text] if example.pair is None else [example.text, example.pair]
     encoded = [part.encode() for part in parts]
     message = b"".join(len(part).to_bytes(8, "little") + part for part in encoded)

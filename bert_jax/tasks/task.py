@@ -1,4 +1,4 @@
-"""A fine-tuning task for the train loop: model, loss, divisor."""
+"""The fine-tuning task of the train loop: model, loss and divisor of the loss."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ from bert_jax.tasks.family import NO_LABEL
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneTask:
-    """Mean loss over the rows of the global batch, or over their labelled pieces."""
+    """A fine-tuning task. The loss is a mean over rows, or over labelled pieces."""
 
     architecture: Architecture
     execution: Execution
     heads: HeadsSection
     class_weights: tuple[float, ...] | None = None
-    frozen: frozenset[str] = frozenset()  # parameters that never change: ``pooler/bias``
+    frozen: frozenset[str] = frozenset()  # names of untrained parameters: ``pooler/bias``
 
     def build(self) -> Bert:
         """Returns the encoder with the task's head."""
         return bert_builder(self.architecture, self.execution, self.heads)()
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
-        """Returns what the loss of the batch is divided by."""
+        """Returns the divisor of the loss: the total weight of rows or pieces."""
         return {"task": jnp.maximum(self._item_weights(batch).sum(), 1e-9)}
 
     def loss(
@@ -44,7 +44,7 @@ class FinetuneTask:
         weights: Mapping[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns this (micro)batch's share of the loss, and it again as (sum, count)."""
+        """Returns the contribution of a batch to the loss, and the loss as (sum, count)."""
         model = self._without_frozen_gradients(model)
         losses = self._losses(logits(model, batch, dropout_key=dropout_key), batch)
         items = self._item_weights(batch)
@@ -52,12 +52,15 @@ class FinetuneTask:
         return total / weights["task"], {"task_loss": (total, items.sum())}
 
     def score(self, sums: Sums) -> dict[str, float]:
-        """Returns the mean loss over everything summed."""
+        """Returns the mean loss."""
         total, count = sums["task_loss"]
         return {"loss": total / max(count, 1e-9)}
 
     def _without_frozen_gradients(self, model: nnx.Module) -> Bert:
-        """Returns the same model, whose backward pass ends where nothing below it trains."""
+        """Returns the model with gradients stopped at frozen parameters.
+
+        The backward pass then skips the layers below the lowest trained parameter.
+        """
         if self.frozen:
             graphdef, state = nnx.split(model)
             named = flatten_dict(nnx.to_pure_dict(state), sep="/")
@@ -102,22 +105,22 @@ class FinetuneTask:
         return cross_entropy(found[:, None], batch["label"][:, None]).loss[:, 0]
 
 
-# The logit of a position that is padding: it must not be an answer.
+# Logit of a padding position. Padding must never be an answer.
 NO_POSITION = -1e9
 
 
 def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.Array:
-    """Returns the task head's float32 logits of a batch of `collate`.
+    """Returns the float32 logits of the task head for a batch of `collate`.
 
-    [B, labels], [B, choices], [B, L, labels] or [B, L, 2]: see `Bert.task_logits`. `dropout_key` is
-    None in evaluation.
+    Their shape is [B, labels], [B, choices], [B, L, labels] or [B, L, 2]; see `Bert.task_logits`.
+    `dropout_key` is None in evaluation.
     """
     shape = batch["input_ids"].shape
     flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
     queries = None
-    if model.heads.reads_pooled:  # [CLS] alone
+    if model.heads.reads_pooled:  # the head needs only [CLS]
         queries = jnp.zeros((len(flat["input_ids"]), 1), jnp.int32)
     hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
-    # The encoder uses 0 and 1.
+    # The encoder uses subkeys 0 and 1.
     found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
     return found.reshape(shape[:-1]) if len(shape) == 3 else found

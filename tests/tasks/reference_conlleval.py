@@ -1,8 +1,8 @@
 """The rules of conlleval (Erik Tjong Kim Sang, Sabine Buchholz; CoNLL-2000 to 2003), transcribed.
 
-As in the Perl script: two predicates over neighbouring tags, and counters over the lines, without
-spans. The rules for "[" and "]" are omitted. The script has no S and no rule for E before B; its
-descendants for IOBES added the rules marked "later".
+Like the Perl script, it has two predicates on neighbouring tags and counts lines, without spans.
+The rules for "[" and "]" are omitted. The rules marked "later" are not in the script: its later
+versions added them for S, and for E before B.
 """
 
 from collections.abc import Sequence

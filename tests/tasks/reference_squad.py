@@ -1,7 +1,7 @@
 """A slow second implementation of SQuAD's rules, for comparison.
 
-Scores: the rules of evaluate-v1.1.py and evaluate-v2.0.py, which take a data file and a
-predictions file. Answers: the rules of google-research/bert `run_squad.py`.
+Scores follow the rules of evaluate-v1.1.py and evaluate-v2.0.py, which read a data file and a file
+of predictions. Answers follow the rules of `run_squad.py` in google-research/bert.
 """
 
 import functools
@@ -14,14 +14,14 @@ from typing import Any
 
 
 def bare(text: str) -> str:
-    """An answer's normal form for comparison."""
+    """Returns the normal form of an answer, for comparisons."""
     letters = [character for character in text.lower() if character not in string.punctuation]
     runs = re.split(r"(\W)", "".join(letters))
     return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
 
 
 def f1(gold: str, found: str) -> float:
-    """F1 of the shared words, counted with repetition."""
+    """Returns the F1 of the words of two texts. Repeated words count repeatedly."""
     ours, theirs = bare(found).split(), bare(gold).split()
     left, shared = list(theirs), 0
     for word in ours:
@@ -35,7 +35,7 @@ def f1(gold: str, found: str) -> float:
 
 
 def questions_of(dataset: dict[str, Any]) -> list[dict[str, Any]]:
-    """All questions of a file."""
+    """Returns all questions of a file."""
     return [
         question
         for article in dataset["data"]
@@ -45,7 +45,7 @@ def questions_of(dataset: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def evaluate_1_1(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[str, float]:
-    """The figures of version 1.1."""
+    """Returns the scores of version 1.1."""
     exact = score = total = 0
     for question in questions_of(dataset):
         total += 1
@@ -56,7 +56,7 @@ def evaluate_1_1(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[s
 
 
 def evaluate_2_0(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[str, float]:
-    """The figures of version 2.0, with our names."""
+    """Returns the scores of version 2.0, with the names of bert_jax."""
     exact, score = _raw_2_0(dataset, predictions)
     has = {question["id"]: bool(question["answers"]) for question in questions_of(dataset)}
     figures: dict[str, float] = {}
@@ -74,7 +74,7 @@ def evaluate_2_0(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[s
 def best_thresholds(
     dataset: dict[str, Any], texts: dict[str, str], odds: dict[str, float]
 ) -> dict[str, float]:
-    """The script's result with `--na-prob-file`, with every threshold summed from scratch."""
+    """Returns the result of the script with `--na-prob-file`. Sums the scores of each threshold."""
     figures: dict[str, float] = {}
     has = {question["id"]: bool(question["answers"]) for question in questions_of(dataset)}
     for name, scores in zip(("exact", "f1"), _raw_2_0(dataset, texts), strict=True):
@@ -106,7 +106,7 @@ def _raw_2_0(
 
 
 def windows(pieces: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Start and end of each window of a context."""
+    """Returns start and end of each window of a context."""
     found, start = [], 0
     while True:
         end = min(start + room, pieces)
@@ -117,7 +117,7 @@ def windows(pieces: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(spans: Sequence[tuple[int, int]], position: int) -> int:
-    """The window with the most context around a piece."""
+    """Returns the window with the most context around a piece."""
     best, best_score = -1, -math.inf
     for number, (start, end) in enumerate(spans):
         if start <= position < end:
@@ -137,9 +137,9 @@ def answer(
     longest: int,
     version_2: bool,
 ) -> tuple[list[tuple[str, float, float]], float | None]:
-    """The n best (text, start logit, end logit) of a question, and its null score difference.
+    """Returns the n best (text, start logit, end logit), and the null score difference.
 
-    Only for questions with a candidate; the release's answer "empty" to others is omitted.
+    The question must have a candidate. `run_squad.py` answers "empty" to other questions.
     """
     found: list[tuple[float, float, tuple[int, int] | None]] = []
     nulls = [(row[0][0] + row[0][1], *row[0]) for row in rows]

@@ -25,7 +25,7 @@ GOOD = [f"good{number}" for number in range(4)]
 BAD = [f"bad{number}" for number in range(4)]
 FILLERS = [f"word{number}" for number in range(40)]
 LABELS = ("bad", "good")
-STEP = 7  # step of the run's checkpoint
+STEP = 7  # step of the checkpoint
 
 
 def tiny_run(
@@ -36,21 +36,21 @@ def tiny_run(
     steps: Sequence[int] = (STEP,),
     layers: int = 1,
 ) -> Path:
-    """Writes ``run/`` as `import` does, and returns it: an encoder with a pooler, no other head.
+    """Writes an imported run with an encoder and a pooler, and returns its directory ``run/``.
 
-    Layers of 64, eight heads, 64 positions; WordPiece over the words of `write_table`. The
-    checkpoints of all `steps` hold the same parameters.
+    The model has a hidden size of 64, eight attention heads and 64 positions. The vocabulary has
+    the words of `write_table`. The checkpoints of all `steps` have the same parameters.
     """
     vocabulary = directory / "vocab.txt"
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
     vocabulary.write_text("".join(f"{p}\n" for p in [*SPECIAL_PIECES, *GOOD, *BAD, *FILLERS]))
     tokenizer = load_wordpiece(vocabulary, lower_case=True)
-    # Weights larger than a fresh model's, as after training, so that it learns in few steps.
+    # Large weights, like those of a trained model: the run then learns in few steps.
     architecture = small_architecture(
         vocab_size=tokenizer.vocab_size,
         num_hidden_layers=layers,
         initializer_range=0.1,
-        # No dropout: half the compile time. Tests that need dropout set `finetune.dropout`.
+        # Dropout would double the compile time. Tests that need it set `finetune.dropout`.
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
@@ -74,8 +74,8 @@ def tiny_run(
 
 @functools.cache
 def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
-    """Parameters on one device: for eight copies Orbax would compile a slicing program each."""
-    # Any task builds this model; only `loss` would need labels.
+    """Returns parameters on one device, because Orbax compiles a program for each replica."""
+    # Every task builds the same model. Only `loss` needs labels.
     task = FinetuneTask(
         architecture=architecture, execution=Execution(dtype="float32"), heads=heads
     )
@@ -86,8 +86,9 @@ def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
 def write_table(directory: Path, rows: int, seed: int) -> Path:
     """Writes ``<directory>/rows-<rows>-<seed>.csv``: columns "text" and "label".
 
-    ``word7 good2 word31 good0,good``: half of the words show the label, the others are noise. A
-    text has 4 or 18 words: two lengths to compile. Files of different seeds share few texts.
+    In ``word7 good2 word31 good0,good``, half of the words reveal the label, and the other words
+    are noise. A text has 4 or 18 words, so that few lengths are compiled. Files with different
+    seeds share few texts.
     """
     rng = np.random.default_rng(seed)
     lines = ["text,label"]
@@ -103,10 +104,11 @@ def write_table(directory: Path, rows: int, seed: int) -> Path:
 
 
 def tiny_config(directory: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
-    """Returns a fine-tuning configuration over such a run and tables, as a YAML file would hold it.
+    """Returns a fine-tuning configuration for a run of `tiny_run` and tables of `write_table`.
 
-    It trains on 160 rows in batches of 16 and evaluates on 48. Two epochs take a few seconds, and
-    most seeds learn it. `changes` are settings of "finetune"; the fine-tuned run is ``tuned``.
+    It trains on 160 rows in batches of 16 and evaluates on 48 rows. Two epochs take a few seconds,
+    and most seeds learn the labels. `changes` are settings of "finetune". The run directory is
+    ``tuned``.
     """
     finetune: dict[str, Any] = {
         "init_from": str(tiny_run(directory, layers=layers)),

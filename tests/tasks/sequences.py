@@ -1,4 +1,4 @@
-"""A tokenizer of made-up words, and predictions by hand."""
+"""A tokenizer of made-up words, and predictions from given logits."""
 
 import string
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ IDS = {piece: number for number, piece in enumerate(PIECES)}
 
 
 def make_tokenizer(directory: Path) -> Tokenizer:
-    """Words `w0` to `w59` are one piece each; with an appended x they are two."""
+    """Returns a tokenizer: the words `w0` to `w59` have one piece each, and `w0x` has two."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "vocab.txt"
     path.write_text("".join(f"{piece}\n" for piece in PIECES))
@@ -27,14 +27,14 @@ def make_tokenizer(directory: Path) -> Tokenizer:
 
 
 def small_tokenizer(directory: Path) -> Tokenizer:
-    """`dogs` is two pieces, `zzz` three, `unseen` two; `-` one."""
+    """Returns a tokenizer: `dogs` and `unseen` have two pieces, `zzz` has three and `-` has one."""
     later = [f"##{letter}" for letter in "abcdefz"]
     file = write_lines(directory / "vocab.txt", [*SPECIAL, *WORDS, *LETTERS, *later, "-", "."])
     return load_wordpiece(file, lower_case=True)
 
 
 def opening(directory: Path, *roles: str, **changes: object) -> DataRequest:
-    """A run's arguments for opening its data; by default train and dev."""
+    """Returns the arguments of a section's `open`. The default roles are train and dev."""
     made = DataRequest(make_tokenizer(directory / "tokenizer"), max_length=16, seed=0)
     return made._replace(roles=roles or made.roles, **changes)
 
@@ -47,13 +47,13 @@ def write_lines(path: Path, lines: Sequence[str], *, end: str = "\n") -> Path:
 
 
 def predict(split: Split, logits: Sequence[Sequence[float]]) -> list[Record]:
-    """Records of a split for logits in its order."""
+    """Returns the records of a split, given the logits of its rows."""
     return split.records(
         [split.reduce(row, np.asarray(found, np.float32)) for row, found in enumerate(logits)]
     )
 
 
 def labels_of(split: Split) -> list[object]:
-    """The target of each row, float vectors as lists, or None."""
+    """Returns the target of each row, or None. Arrays become lists."""
     found = (split.row(row).targets.get("label") for row in range(len(split.lengths)))
     return [label.tolist() if isinstance(label, np.ndarray) else label for label in found]

@@ -16,7 +16,7 @@ LETTERS = string.ascii_lowercase + string.digits + "έςσ"
 
 
 def letters_tokenizer(*, lower_case: bool = True) -> WordPieceTokenizer:
-    """Knows some words, and spells every other ASCII word letter by letter."""
+    """Returns a tokenizer of a few words. It splits other ASCII words into letters."""
     letters = LETTERS + ("" if lower_case else string.ascii_uppercase + "é")
     later = [f"##{letter}" for letter in letters]
     signs = [*string.punctuation, *"世界中国北京。"]
@@ -27,7 +27,7 @@ def letters_tokenizer(*, lower_case: bool = True) -> WordPieceTokenizer:
 def question(
     id: str, text: str, *answers: tuple[str, int], impossible: bool | None = None
 ) -> dict[str, Any]:
-    """A question in the files' format."""
+    """Returns a question in the format of SQuAD files."""
     found: dict[str, Any] = {
         "id": id,
         "question": text,
@@ -39,13 +39,13 @@ def question(
 def squad(
     *paragraphs: tuple[str, Sequence[dict[str, Any]]], version: str = "1.1"
 ) -> dict[str, Any]:
-    """A file's content: one article."""
+    """Returns the content of a file with one article."""
     found = [{"context": text, "qas": list(qas)} for text, qas in paragraphs]
     return {"version": version, "data": [{"title": "Towers", "paragraphs": found}]}
 
 
 def write(path: Path, content: Any) -> str:
-    """Writes JSON and returns its path."""
+    """Writes JSON and returns the path."""
     path.write_text(json.dumps(content), encoding="utf-8")
     return str(path)
 
@@ -60,7 +60,7 @@ def open_one(
     lower_case: bool = True,
     **settings: Any,
 ) -> Family:
-    """Opens one file in one role."""
+    """Opens a file in a role."""
     section = SquadSection(**{role: path}, max_query_length=max_query_length, **settings)
     tokenizer = letters_tokenizer(lower_case=lower_case)
     opening = DataRequest(tokenizer, max_length, seed=0, roles=(role,), tuned=tuned or {})

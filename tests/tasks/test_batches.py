@@ -1,4 +1,4 @@
-"""Batches of few shapes for rows of many lengths."""
+"""Rows of many lengths become batches of few shapes."""
 
 from collections.abc import Sequence
 from typing import Any

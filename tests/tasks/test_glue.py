@@ -1,4 +1,4 @@
-"""GLUE's tasks in files of the original layouts, and submissions to the leaderboard."""
+"""GLUE tasks in files of the original layouts, and submissions to the leaderboard."""
 
 import zipfile
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ HEADER_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsenten
 NLI = "index\tsentence1\tsentence2\tlabel"
 MNLI = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1"
 
-# By task: lines of train.tsv, and their meaning.
+# Lines of train.tsv and their labels, by task.
 TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
     "cola": (["gj04\t1\t\tw1.", "gj04\t0\t*\tw2 w3."], ["acceptable", "unacceptable"]),
     "sst2": (["sentence\tlabel", "w1 \t1", 'w2 "w3\t0'], ["positive", "negative"]),
@@ -105,7 +105,7 @@ def test_each_layout_is_read_with_named_labels(tmp_path: Path, name: str, end: s
 
 
 def test_labels_have_the_customary_order() -> None:
-    # The order of Hugging Face's and TensorFlow's GLUE, so that heads trained there agree.
+    # Labels have the same order in the GLUE datasets of Hugging Face and TensorFlow.
     assert {name: task.names for name, task in TASKS.items()} == {
         "cola": ("unacceptable", "acceptable"),
         "sst2": ("negative", "positive"),
@@ -151,7 +151,7 @@ def test_mnli_has_two_dev_and_test_sets_and_diagnostics(tmp_path: Path) -> None:
     assert set(glue(data, "mnli", "dev").splits) == {"dev_matched", "dev_mismatched"}
     tests = {"test_matched", "test_mismatched"}
     assert set(glue(data, "mnli", "test").splits) == tests
-    # The archive's own location, and two common ones.
+    # The location in the archive, and two other common locations.
     for place in (tmp_path / "glue" / "diagnostic", tmp_path / "glue", data):
         path = write_lines(place / "diagnostic.tsv", ["index\tsentence1\tsentence2", "0\tw1\tw2"])
         family = glue(data, "mnli", "test")
@@ -247,7 +247,7 @@ def test_a_users_file_needs_only_the_texts(tmp_path: Path) -> None:
 
 
 def submitted(tmp_path: Path, task: str, split: str, predictions: Sequence[str | float]) -> str:
-    """The text of the submission file."""
+    """Returns the text of the submission file."""
     records = [{"id": n, "prediction": found} for n, found in enumerate(predictions)]
     return write_submission(task, split, records, tmp_path)[0].read_text()
 
@@ -298,7 +298,7 @@ def test_a_dev_set_is_not_submitted(tmp_path: Path) -> None:
 def test_submissions_keep_the_files_index(tmp_path: Path) -> None:
     lines = ["index\tsentence1\tsentence2", "4\tw1\tw2", "9\tw1\tw2"]
     write_lines(tmp_path / "test.tsv", lines)
-    # The model's own order of labels does not change the file.
+    # The file does not depend on the order of the labels in the model.
     family = glue(tmp_path, "wnli", "test", labels=("entailment", "not_entailment"))
     records = predict(family.splits["test"], [[1, 0], [0, 1]])
     written = family.write_official("test", records, tmp_path / "out")

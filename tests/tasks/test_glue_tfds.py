@@ -1,4 +1,4 @@
-"""GLUE as TensorFlow Datasets prepares it, read without TensorFlow."""
+"""GLUE datasets of TensorFlow Datasets are read without TensorFlow."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Examples = Sequence[Mapping[str, Any]]
 
 
 def prepare(data_dir: Path, name: str, splits: Mapping[str, Examples]) -> Path:
-    """Writes a dataset with TFDS's path and format."""
+    """Writes a dataset in the path and format of TFDS."""
     builder = tfds.builder(f"glue/{name}", data_dir=data_dir, file_format="array_record")
     directory = Path(builder.data_path)
     directory.mkdir(parents=True)

@@ -15,7 +15,7 @@ FIRST = 4  # [CLS] two pieces of a question [SEP]
 
 
 def _text(first: int, last: int) -> tuple[str, int]:
-    """A context of one repeated word, so that many spans have equal texts."""
+    """Returns the text and start of a span. Texts repeat, because the context repeats a word."""
     return " ".join("abcab"[at % 5] for at in range(first, last + 1)), first
 
 
@@ -65,7 +65,7 @@ def test_answers_equal_the_references(
     if coarse:  # many ties
         rows = [row.round() for row in rows]
     rows = [row.astype(np.float32) for row in rows]
-    for row in rows:  # put a context piece among the best, so that the release has a candidate
+    for row in rows:  # make a context piece one of the best: `run_squad.py` needs a candidate
         row[FIRST] += 20
     expected = reference_squad.answer(
         [row.astype(np.float64).tolist() for row in rows],

@@ -11,8 +11,8 @@ from tests.tasks.squad_data import letters_tokenizer
 from tests.text.test_sentence_piece import train as train_model
 
 UNCASED, CASED = letters_tokenizer(), letters_tokenizer(lower_case=False)
-# Composed and combining accents, letters that split or merge under normalisation, characters that
-# tokenizers drop, several kinds of white space, CJK, punctuation.
+# The alphabet has composed and combining accents, letters that normalisation splits or merges,
+# characters that tokenizers drop, several kinds of white space, CJK and punctuation.
 ALPHABET = "abZéÉe\u0301İß'(-. \n\t\u202f\u00a0\u200b\ufffd世界。"
 
 
@@ -35,7 +35,7 @@ def _slices(text: str, *, cased: bool = False) -> list[str]:
         ("in\u00a0paris", ["in", "paris"]),
         ("(☃☃in)", ["(", "☃☃in", ")"]),
         ("a\ud800b c", ["a\ud800b", "c"]),  # a lone surrogate is in no vocabulary
-        ("ΣΣ.Σ", ["Σ", "Σ", ".", "Σ"]),  # the second becomes another letter
+        ("ΣΣ.Σ", ["Σ", "Σ", ".", "Σ"]),  # lower-casing makes the second Σ another letter
         ("☃-☃", ["☃", "-", "☃"]),
         ("", []),
         (" \n ", []),

@@ -113,7 +113,7 @@ def test_predicting_one_class_is_degenerate() -> None:
 def test_scoring_like_the_majority_label_is_degenerate() -> None:
     labels = ["a", "a", "a", "b"]
     assert degenerate(CLASSES, records(labels, ["a", "a", "b", "b"])) == (
-        "accuracy 0.750, and 0.750 without reading"
+        "accuracy 0.750, best constant answer 0.750"
     )
     assert degenerate(CLASSES, records(labels, ["a", "a", "a", "b"])) is None
 
@@ -129,7 +129,7 @@ def test_a_noisy_mean_regression_is_degenerate() -> None:
     noise = np.random.default_rng(0).normal(2.5, 0.005, 50).tolist()
     assert degenerate(NUMBERS, records(labels, noise)) == "predicts nothing but 2.5"
     backwards = [5 - label for label in labels]
-    assert "without reading" in (degenerate(NUMBERS, records(labels, backwards)) or "")
+    assert "best constant answer" in (degenerate(NUMBERS, records(labels, backwards)) or "")
     assert degenerate(NUMBERS, records(labels, [0.1 * label for label in labels])) is None
 
 
@@ -143,7 +143,7 @@ def test_no_entity_found_is_degenerate() -> None:
         "predicts nothing but O"
     )
     wrong = records([label], [["O", "B-PER", "O"]], **tokens)
-    assert degenerate(entities, wrong) == "f1 0.000, and 0.000 without reading"
+    assert degenerate(entities, wrong) == "f1 0.000, best constant answer 0.000"
     assert degenerate(entities, records([label], [["B-PER", "O", "O"]], **tokens)) is None
 
 
@@ -153,7 +153,7 @@ def test_answers_that_score_like_none_are_degenerate() -> None:
     labels = [[{"text": "the mill", "start": 0}], [], []]
     none = records(labels, ["", "", ""], **more)
     assert degenerate(questions, none) == "predicts nothing but no answer"
-    # One right and one wrong answer score two thirds, as do no answers.
+    # One right and one wrong answer have the same score as no answers: two thirds.
     wrong = records(labels, ["the mill", "the mill", ""], **more)
-    assert degenerate(questions, wrong) == "f1 66.667, and 66.667 without reading"
+    assert degenerate(questions, wrong) == "f1 66.667, best constant answer 66.667"
     assert degenerate(questions, records(labels, ["the mill", "", ""], **more)) is None

@@ -1,4 +1,4 @@
-"""A user's tables: the meaning of their labels, and their errors."""
+"""The user's tables: problems, labels and errors."""
 
 import json
 import random
@@ -95,7 +95,7 @@ def test_separators_divide_multiple_labels(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", ["a;b", "b"])
     family = table(tmp_path, "train", problem="multi_label", label_separator=";", dev="unread.csv")
     assert family.heads.labels == ("a", "b")
-    # All cells empty: labels are unknown, not empty.
+    # If all cells are empty, labels are unknown.
     csv_of(tmp_path / "test.csv", ["", ""])
     family = table(
         tmp_path,
@@ -266,10 +266,8 @@ def test_a_dev_set_is_split_off_and_reported(tmp_path: Path) -> None:
         for split in (train, dev)
     ]
     assert found == [["a"] * 27 + ["b"] * 9 + ["c"], ["a"] * 3 + ["b"]]
-    assert family.notes[-1] == (
-        f"dev: split off {tmp_path}/train.csv, seed 3: 37 of train, 4 of dev"
-    )
-    # An evaluation opens the dev set alone, and gets the same rows.
+    assert f"{tmp_path}/train.csv with seed 3: 37 train and 4 dev" in family.notes[-1]
+    # An evaluation opens only the dev set, and has the same rows.
     alone = table(tmp_path, "dev", seed=3, labels=("a", "b", "c"))
     assert set(alone.splits) == {"dev"}
     assert ids(alone, "dev") == ids(family, "dev")
@@ -340,7 +338,7 @@ def test_equal_examples_stay_in_one_part(rows: list[Row], fraction: float) -> No
     for part in (train, dev):
         assert [example.id for example in part] == sorted(example.id for example in part)
     assert not contents(train).keys() & contents(dev).keys()
-    # Every label stays in training; with two different texts it is in both parts.
+    # Every label is in the training set. A label with two different texts is in both parts.
     for label in {label for label, *_ in rows}:
         different = {(text, pair) for of, text, pair in rows if of == label}
         assert label in {example.target for example in train}

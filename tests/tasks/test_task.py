@@ -1,4 +1,4 @@
-"""The losses of fine-tuning against PyTorch's."""
+"""Fine-tuning losses equal the losses of PyTorch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def classification(problem: str, *, labels: tuple[str, ...] = LABELS) -> Finetun
 
 
 def batch_of(*, choices: int | None = None, **targets: Any) -> dict[str, jax.Array]:
-    """Rows of unequal length; the last row is filler."""
+    """Returns rows of different lengths. The last row is padding."""
     rng = np.random.default_rng(0)
     rows = ROWS * (choices or 1)
     inside = np.arange(LENGTH) < rng.integers(4, LENGTH + 1, rows)[:, None]
@@ -59,11 +59,11 @@ def batch_of(*, choices: int | None = None, **targets: Any) -> dict[str, jax.Arr
 
 
 def random_params(task: FinetuneTask) -> Any:
-    """Random parameters, drawn without compiling an initialiser."""
+    """Returns random parameters without compiling an initialiser."""
     rng = np.random.default_rng(3)
 
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        mean = float(path[-1].key == "scale")  # of LayerNorm
+        mean = float(path[-1].key == "scale")  # LayerNorm scales have mean 1
         return rng.normal(mean, 0.2, leaf.shape).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(draw, define_model(task.build).params)
@@ -82,7 +82,7 @@ def token_loss(scores: torch.Tensor, target: Callable[[str], torch.Tensor]) -> t
 
 
 def answer_loss(scores: torch.Tensor, target: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """The mean of both ends' losses, without padding pieces."""
+    """Returns the mean loss of starts and ends, without padding pieces."""
     scores = scores.masked_fill((target("segment_ids") == 0)[..., None], -1e9)
     ends = [
         functional.cross_entropy(scores[..., side], target(name).long())
@@ -148,7 +148,7 @@ def test_a_loss_is_pytorchs_mean_over_real_rows(kind: str) -> None:
     value, metrics, scores = compute(random_params(task))
     total, count = metrics["task_loss"]
     assert float(total) / float(count) == pytest.approx(float(value), rel=1e-6)
-    found = torch.tensor(np.asarray(scores))[:-1]  # the last row is filler
+    found = torch.tensor(np.asarray(scores))[:-1]  # the last row is padding
     wanted = expected(found, lambda name: torch.tensor(np.asarray(batch[name]))[:-1])
     assert float(value) == pytest.approx(float(wanted), rel=1e-5)
 

@@ -30,7 +30,7 @@ def open_task(
     texts: dict[str, str],
     **settings: Any,
 ) -> Family:
-    """Writes a task's files to a directory and opens them."""
+    """Writes the files of a task to a directory and opens them."""
     paths = {name: str(directory / f"{name}.txt") for name in texts}
     for name, text in texts.items():
         Path(paths[name]).write_bytes(text.encode())
@@ -43,7 +43,7 @@ def one_hot(ids: np.ndarray, count: int) -> np.ndarray:
 
 
 def predict(family: Family, split: TokenSplit) -> list[Record]:
-    """Predictions of a model that labels every piece by the remainder of its id."""
+    """Returns the records of a model whose label of a piece is the remainder of its id."""
     count = len(family.heads.labels)
     rows = range(len(split.lengths))
     ids = [np.asarray(split.row(index).sequences[0]) for index in rows]
@@ -131,7 +131,7 @@ def test_predictions_are_written_in_columns(
 
 
 def test_the_dev_set_uses_the_training_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    # No training sentence has I-B, but the scheme does.
+    # I-B occurs in no training sentence, but belongs to the scheme.
     texts = {"train": TRAIN, "dev": "old B-B\nmill I-B\n"}
     family = open_task(tmp_path, tokenizer, "train", "dev", texts=texts)
     assert [*family.splits] == ["train", "dev"]
@@ -205,7 +205,7 @@ def test_every_word_is_read_in_its_best_window(
     for before, after in itertools.pairwise(windows):
         assert before.first < after.first <= before.end < after.end
         step = lengths[before.first : after.first].sum()
-        # A window begins with a whole word, and the windows omit no word.
+        # Every window begins with a whole word, and no word is missing.
         assert step >= stride or after.first == before.end
     for word in range(len(lengths)):
         contexts = [

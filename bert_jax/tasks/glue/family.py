@@ -1,4 +1,4 @@
-"""The tasks of GLUE, and the files that gluebenchmark.com takes."""
+"""The task family of GLUE, and the submission files for gluebenchmark.com."""
 
 import functools
 import io
@@ -31,9 +31,9 @@ from bert_jax.tasks.labels import Labelling, shown_labels
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
 ZIP: Final = "submission.zip"
-HIGHEST: Final = 5.0  # similarity; 0 is the lowest
+HIGHEST: Final = 5.0  # highest similarity of STS-B; the lowest is 0
 
-# By task and split, in the order of the leaderboard.
+# Submission files by task and split, in the order of the leaderboard.
 FILES: Final = {
     ("cola", "test"): "CoLA.tsv",
     ("sst2", "test"): "SST-2.tsv",
@@ -47,37 +47,36 @@ FILES: Final = {
     ("wnli", "test"): "WNLI.tsv",
     ("mnli", "diagnostic"): "AX.tsv",
 }
-# An entry's date, so that the same files make the same archive.
+# Date of all entries, so that equal files give equal archives.
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
 class GlueSection(Section):
-    """A task and where its files are.
+    """A GLUE task and the location of its files.
 
     ``{kind: glue, name: mrpc, data: glue/MRPC}``
     """
 
     kind: Literal["glue"] = "glue"
-    """Which task family this is."""
+    """The task family."""
     name: TaskName
-    """Which of GLUE's tasks."""
+    """The GLUE task."""
     data: PathText
-    """A directory with the original files, or with a directory such as MRPC that has them; or
-    `tfds`."""
+    """The directory with the original files, or its parent directory; or `tfds`."""
     data_dir: PathText | None = None
-    """Directory of TFDS; by default its own."""
+    """Data directory of TFDS. By default, the default directory of TFDS."""
     train_limit: int | None = pydantic.Field(default=None, ge=1)
-    """Number of training examples, for a trial; by default all."""
+    """Number of training examples in a trial run. By default, all examples."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
     """`balanced`, or a weight for each label."""
 
     def open(self, request: DataRequest) -> Family:
         """Opens the task.
 
-        Labels have the names and the order of `TASKS`, or the model's own order. Labels of a test
-        set are read where its file has them. Raises UserError: a file or column that is not there;
-        a line that is no row; a label that is missing in training or dev data, or unknown; a model
-        with other labels.
+        Labels have the names of `TASKS`. They have the order of the model if the request names a
+        model's labels, otherwise the order of `TASKS`. If a test file has labels, they are read
+        too. Raises UserError for a missing file or column, a malformed line, a missing or unknown
+        label, or a model with other labels.
         """
         layout = TASKS[self.name]
         task = SequenceTask(
@@ -108,7 +107,7 @@ class GlueSection(Section):
 
 def _labelling(section: GlueSection, task: GlueTask, given: tuple[str, ...] | None) -> Labelling:
     names = given or task.names
-    # A regression's one output may have any name.
+    # The single output of a regression may have any name.
     if set(names) != set(task.names) and not len(names) == len(task.names) == 1:
         raise UserError(
             "glue.other_labels",
@@ -138,7 +137,7 @@ def _read(section: GlueSection, request: DataRequest) -> dict[str, GlueRows]:
 
 
 def directory_of(section: GlueSection) -> Path:
-    """Returns the directory of a task's files on this machine; UserError: it is not there."""
+    """Returns the local directory of a task's files. Raises UserError if it does not exist."""
     root = local_copy(section.data)
     if not root.is_dir():
         raise UserError(
@@ -155,14 +154,14 @@ def directory_of(section: GlueSection) -> Path:
 def write_submission(
     task: str, split: str, records: Sequence[Record], directory: Path
 ) -> list[Path]:
-    """Writes one task's file, and the archive of all tasks' files in the directory.
+    """Writes a submission file, and an archive of all submission files in the directory.
 
-    ``index<TAB>prediction`` and a line for each example: names for MNLI, QNLI, RTE and AX, a number
-    from 0 to 5 for STS-B, 0 or 1 for the others. Once every task has written to the same
-    directory, the leaderboard takes the archive. Missing directories are made.
+    The file has a line ``index<TAB>prediction`` per example. A prediction is a name for MNLI, QNLI,
+    RTE and AX, a number from 0 to 5 for STS-B, and 0 or 1 for the other tasks. The leaderboard
+    accepts the archive once it contains the files of all tasks. Missing directories are created.
 
-    Returns the task's file and the archive. Raises UserError: the split is no test set, or the
-    place cannot be written to.
+    Returns the paths of the file and the archive. Raises UserError if the split is not a test set,
+    or if a file cannot be written.
     """
     name = FILES.get((task, split))
     if name is None:

@@ -1,7 +1,7 @@
 """The tasks of GLUE and the layouts of their original files.
 
-Sources: the files of gluebenchmark.com; names and order of labels as in Hugging Face's `glue` and
-in TFDS's, so that a head's outputs mean the same everywhere.
+Source: the files of gluebenchmark.com. Labels have the same names and order as in the dataset
+`glue` of Hugging Face and TFDS, so that heads are interchangeable.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,14 +19,15 @@ TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qn
 class GlueTask(NamedTuple):
     """A task: its files, columns, labels and figures."""
 
-    directory: str  # directory of its files in the archive
-    names: tuple[str, ...]  # labels in the order of the logits; F1 is computed for the last
-    text: tuple[str, ...] = ("sentence1",)  # the column, under any of its names
-    pair: tuple[str, ...] = ("sentence2",)  # () without one
+    directory: str  # directory of the files in the archive
+    names: tuple[str, ...]  # labels in the order of the logits; F1 is of the last label
+    text: tuple[str, ...] = ("sentence1",)  # possible names of the text's column
+    pair: tuple[str, ...] = ("sentence2",)  # possible names of the second text's column
     label: tuple[str, ...] = ("label",)
-    spelled: Literal["number", "name"] = "number"  # how the files give the labels
-    figures: tuple[str, ...] = ("accuracy",)  # the first ranks checkpoints
-    # Treatment of lines with too few fields ("skip") or too many ("trim").
+    spelled: Literal["number", "name"] = "number"  # form of the labels in the files
+    figures: tuple[str, ...] = ("accuracy",)  # names of scores; the first ranks checkpoints
+    # Treatment of lines with a wrong number of fields: an error ("refuse"), no error for too few
+    # fields ("skip" the line), or no error for too many fields ("trim" the line).
     ragged: Literal["refuse", "skip", "trim"] = "refuse"
 
 
@@ -61,8 +62,8 @@ TASKS: Final[Mapping[str, GlueTask]] = {
         figures=("f1", "accuracy"),
         ragged="skip",
     ),
-    # The diagnostic set with its labels (diagnostic-full.tsv) has other names of columns, and
-    # Matthews' correlation as its figure.
+    # The labelled diagnostic set (diagnostic-full.tsv) has other names of columns, and its score is
+    # Matthews' correlation.
     "mnli": GlueTask(
         "MNLI",
         ("entailment", "neutral", "contradiction"),
@@ -84,20 +85,20 @@ TRIMMED: Final = "lines have more fields than the header, which are ignored"
 
 
 class GlueRows(NamedTuple):
-    """One file."""
+    """The rows of one file."""
 
     rows: list[TextRow]
-    # Numbers of ragged lines, where the original has such lines, by what is wrong with them.
+    # Line numbers of skipped and trimmed lines, by remark.
     ragged: Mapping[str, Sequence[int]] = {}
 
 
 def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
-    """Returns the files of the role "train", "dev" or "test" by the split they make.
+    """Returns the files of the role "train", "dev" or "test" by name of split.
 
     ``("mnli", "dev", d)`` → ``{"dev_matched": d/dev_matched.tsv, "dev_mismatched": …}``
 
-    The diagnostic set joins the test sets of MNLI if it is there or beside the directory, as in the
-    archive.
+    The test sets of MNLI include the diagnostic set if its file is in the directory, or beside it
+    as in the archive.
     """
     if task != "mnli" or role == "train":
         return {role: directory / f"{role}.tsv"}
@@ -111,12 +112,12 @@ def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
 
 
 def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRows:
-    """Returns the examples of one file of a task, a key of `TASKS`.
+    """Returns the examples of one file. `task` is a key of `TASKS`.
 
-    The file is a .tsv in the original layout, without quotes; or any other table with the columns
-    of the task, also in memory. In a `labelled` file the column of labels is required. Raises
-    UserError: no such file; a column that is not there; a line with another number of fields than
-    the header, where the original has no such line.
+    The file is a .tsv in the original layout without quotes, or another table with the columns of
+    the task. The table may be in memory. A `labelled` file must have the column of labels. Raises
+    UserError if the file or a column is missing, or for a line with a wrong number of fields if the
+    original file has no such lines.
     """
     layout = TASKS[task]
     broken: dict[str, list[int]] = {SKIPPED: [], TRIMMED: []}
@@ -133,7 +134,7 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
 
 
 def _read_tsv(path: Path, layout: GlueTask, broken: dict[str, list[int]]) -> Iterator[TableRow]:
-    """Yields the rows of a file in the original layout; adds the ragged lines."""
+    """Yields the rows of a file in the original layout. Adds line numbers to `broken`."""
     header: Sequence[str] = ()
     for line, fields in read_fields(path):
         if not header:
@@ -166,7 +167,7 @@ def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRo
 
 
 def _column(row: TableRow, names: Sequence[str], key: str) -> str:
-    """Returns the first of the names that a column has, in this row or else in the table."""
+    """Returns the first of some names that is a column of this row, otherwise of the table."""
     known = (name for where in (row.values, row.columns) for name in names if name in where)
     name = next(known, names[0])
     row.require([(f"task.{key}", name)])
@@ -174,7 +175,7 @@ def _column(row: TableRow, names: Sequence[str], key: str) -> str:
 
 
 def _label(row: TableRow, column: str, layout: GlueTask) -> Any:
-    """Returns a label by name, a similarity unchanged, None for a hidden label of a test set."""
+    """Returns the name of a label, an unchanged similarity, or None for a hidden test label."""
     found = row.values[column]
     if found in ("", None, -1, "-1"):
         return None

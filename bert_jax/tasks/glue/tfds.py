@@ -8,9 +8,9 @@ from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.tasks.glue.files import GlueRows
 from bert_jax.tasks.labels import TextRow
 
-NAME: Final = "tfds"  # in the place of a directory
+NAME: Final = "tfds"  # value of `task.data` instead of a directory
 _SPLITS: Final = {"train": "train", "dev": "validation", "test": "test"}
-# TFDS's names of the texts: the first, then the second of a pair.
+# Names of the text fields in TFDS: the text, then the second text of a pair.
 _TEXTS: Final = (
     ("sentence1", "sentence2"),
     ("question1", "question2"),
@@ -21,10 +21,11 @@ _TEXTS: Final = (
 
 
 def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]:
-    """Returns the examples of a role by the split they make, in the order of their index.
+    """Returns the examples of a role by name of split, in the order of their index.
 
-    TFDS downloads and prepares a missing dataset, in its own default directory if `data_dir` is
-    None. Raises UserError: it cannot be prepared, or is in a format that needs TensorFlow.
+    TFDS downloads and prepares a missing dataset. If `data_dir` is None, TFDS uses its default
+    directory. Raises UserError if the dataset cannot be prepared, or if its format needs
+    TensorFlow.
     """
     split = _SPLITS[role]
     if task != "mnli" or role == "train":
@@ -63,7 +64,7 @@ def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
             directory=builder.data_path,
         ) from None
     feature = builder.info.features["label"]
-    names = getattr(feature, "names", None)  # a class's; a similarity has none
+    names = getattr(feature, "names", None)  # only classes have names
     place = f"tfds {name} {split}"
     rows = [_row(dict(example), names, place) for example in source]
     return GlueRows(sorted(rows, key=lambda row: row.id))
@@ -71,7 +72,7 @@ def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
 
 def _builder(name: str, data_dir: str | None) -> Any:
     try:
-        import tensorflow_datasets as tfds  # takes a second, and few runs need it
+        import tensorflow_datasets as tfds  # takes a second, and few runs need TFDS
     except ImportError as error:
         purpose = f"task.data: {NAME}"
         raise not_installed("tensorflow-datasets", purpose, extra="data") from error
@@ -80,7 +81,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
         builder = tfds.builder(name, data_dir=data_dir)
         if not builder.is_prepared():
             builder.download_and_prepare(file_format="array_record")
-    # Failures of the network, the mirror or a checksum, raised as many types.
+    # TFDS raises errors of many types for failures of the network or a checksum.
     except Exception as error:
         raise UserError(
             "glue.tfds_unavailable",

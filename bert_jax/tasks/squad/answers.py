@@ -1,7 +1,8 @@
-"""From the logits of windows to answers: candidates, the n best texts, the score of no answer.
+"""Computes answers from the logits of windows: candidates, the n best texts, the null score.
 
-Source: google-research/bert `run_squad.py`, `write_predictions`. One exception: if no best start
-and end make a span, that program answers "empty"; this one proposes the best span of all.
+Source: `write_predictions` in `run_squad.py` of google-research/bert. One difference: if the best
+starts and ends form no valid span, `run_squad.py` answers "empty", but this module uses the best
+valid span.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,18 +10,18 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-# Null score differences (log-odds) this close are equal. A tuned threshold is the difference of a
-# question, whose answer must not depend on the rounding of another batch shape.
+# Null score differences (log-odds) closer than this count as equal. The tuned threshold is the
+# difference of one question, and logits are rounded differently in batches of another shape.
 ROUNDING: Final = 1e-4
 
 
 class WindowCandidates(NamedTuple):
-    """The spans that one window proposes, in the order of google-research/bert."""
+    """The candidate spans of one window, in the order of google-research/bert."""
 
-    starts: np.ndarray  # int32 [spans], pieces of the context
+    starts: np.ndarray  # int32 [spans], first piece of each span in the context
     ends: np.ndarray  # int32 [spans], last piece of each span
     logits: np.ndarray  # float32 [spans, 2], start and end
-    spare: bool  # True: the window's best span, since its best starts and ends make none
+    spare: bool  # whether the best starts and ends form no span; the best valid span is used
     null: np.ndarray  # float32 [2], start and end logit of [CLS]
 
 
@@ -28,7 +29,7 @@ class RankedAnswer(NamedTuple):
     """One of the n best answers."""
 
     text: str  # "" for no answer
-    start: int | None  # its first character in the context; None for no answer
+    start: int | None  # index of its first character in the context; None for no answer
     logits: tuple[float, float]
 
     @property
@@ -53,25 +54,26 @@ def find_candidates(
     n_best: int,
     max_answer_length: int,
 ) -> WindowCandidates:
-    """Reduces a window's logits to the spans made by its best starts and best ends.
+    """Reduces a window's logits to the valid spans from its best starts to its best ends.
 
-    They are in the context, begin at a piece with most context here, and are not too long.
+    A valid span is in the context, begins at a piece that has its maximum context in this window,
+    and is not too long.
 
     Args:
         logits: start and end logits, float32 [pieces of the row, 2].
-        most_context: whether this window is the one that scores each of its context pieces as a
-          start, bool [context pieces in the window].
-        first: index in the row of the first context piece.
-        offset: index of that piece in the whole context.
-        n_best: number of starts and of ends to combine.
-        max_answer_length: pieces of the longest answer.
+        most_context: whether each context piece may be a start in this window, bool [context
+          pieces in the window].
+        first: index of the first context piece in the row.
+        offset: index of the same piece in the whole context.
+        n_best: number of starts and number of ends to combine.
+        max_answer_length: largest number of pieces in an answer.
     """
     pieces = len(logits)
     may_end = np.zeros(pieces, np.bool_)
     may_end[first : first + len(most_context)] = True
     may_start = np.zeros(pieces, np.bool_)
     may_start[first : first + len(most_context)] = most_context
-    # The indices of the largest logits, of equals the first.
+    # Indices of the largest logits. The sort is stable: of equal logits, the first is taken.
     starts, ends = np.argsort(-logits, axis=0, kind="stable")[:n_best].T
     length = ends[None] - starts[:, None]
     allowed = (length >= 0) & (length < max_answer_length)
@@ -92,12 +94,12 @@ def find_answers(
     n_best: int,
     with_null: bool,
 ) -> Answers:
-    """Merges the candidates of a question's windows to its n best answers, each text once.
+    """Merges the candidates of a question's windows to its n best answers, best first.
 
-    `text_of` takes the first and last piece of a span to its text and the text's first character.
-    `with_null` (version 2.0): "no answer" and the best text are always among the answers. The best
-    come first. Without any span, "no answer" is the only one, and the null score difference is the
-    null score.
+    Each text occurs once. `text_of` returns the text and its first character, given the first and
+    last piece of a span. If `with_null` is set (version 2.0), the answers always include "no
+    answer" and the best text. If there is no span, "no answer" is the only answer, and the null
+    score difference is the null score.
     """
     spans = _spans(windows)
     scores = [tuple(window.null.tolist()) for window in windows]
@@ -107,7 +109,7 @@ def find_answers(
     seen: set[str] = set()
     null_waits = with_null
     for start, end, logits in spans:
-        # google-research/bert sorts stably with the null answer last.
+        # As in google-research/bert, the null answer comes after texts with an equal score.
         if null_waits and null.score > sum(logits) and len(nbest) < n_best:
             nbest.append(null)
             null_waits = False
@@ -130,7 +132,7 @@ def find_answers(
 def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
     """Returns "prediction", "start", "score", "nbest" and, in 2.0, "null_score_difference".
 
-    The prediction is "" if the null score difference exceeds the threshold by more than rounding.
+    The prediction is "" if the null score difference exceeds the threshold by more than `ROUNDING`.
     """
     nbest, difference = answers
     chosen = nbest[0]
@@ -158,7 +160,7 @@ def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
 def _best_span(
     logits: np.ndarray, may_start: np.ndarray, may_end: np.ndarray, max_answer_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best of all spans; none if no piece may start."""
+    """Returns the best valid span. The arrays are empty if no piece may be a start."""
     ends = np.where(may_end, logits[:, 1], -np.inf)
     padded = np.concatenate([ends, np.full(max_answer_length - 1, -np.inf)])
     reached = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length)
@@ -170,7 +172,7 @@ def _best_span(
 
 
 def _spans(windows: Sequence[WindowCandidates]) -> Iterator[tuple[int, int, tuple[float, float]]]:
-    """First and last piece and logits of the candidates of all windows, best first."""
+    """Yields first piece, last piece and logits of the candidates of all windows, best first."""
     kept = [window for window in windows if not window.spare] or list(windows)
     logits = np.concatenate([window.logits for window in kept]).astype(np.float64)
     starts = np.concatenate([window.starts for window in kept])

@@ -38,38 +38,39 @@ from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0, tune
 from bert_jax.tasks.squad.windows import ContextWindows
 from bert_jax.text.tokenizer import Tokenizer
 
-TUNED_THRESHOLD = "null_threshold"  # among the figures of a run's dev evaluation
+TUNED_THRESHOLD = "null_threshold"  # name of the threshold in the scores of dev
 SPECIAL_PIECES = 3  # [CLS] question [SEP] window [SEP]
-_REMEMBERED = 64  # contexts and questions: the windows of a question often come one after another
+_REMEMBERED = 64  # cached contexts and questions; a question's windows are read in sequence
 
 
 class SquadSection(FilesSection):
-    """SQuAD 1.1 or 2.0, from JSON files in its form. The defaults are google-research/bert's."""
+    """SQuAD 1.1 or 2.0, from JSON files. The defaults are the same as in google-research/bert."""
 
     kind: Literal["squad"] = "squad"
     version: Literal["auto", "1.1", "2.0"] = "auto"
-    """`auto`: 2.0 if one of the files is."""
+    """`auto`: 2.0 if a file has version 2.0."""
     stride: int = pydantic.Field(default=128, ge=1)
-    """Pieces from one window of a long context to the next."""
+    """Pieces between the starts of consecutive windows of a long context."""
     max_query_length: int = pydantic.Field(default=64, ge=1)
-    """Pieces of a question; more are cut."""
+    """Pieces of a question. Longer questions are truncated."""
     n_best: int = pydantic.Field(default=20, ge=1)
-    """Answers to keep for each question."""
+    """Number of answers per question in `nbest_predictions.json`."""
     max_answer_length: int = pydantic.Field(default=30, ge=1)
-    """Pieces."""
+    """Largest number of pieces in an answer."""
     null_threshold: float | None = pydantic.Field(default=None, allow_inf_nan=False)
-    """No answer is given where its score is above the best answer's by more. None: chosen on
-    dev."""
+    """The prediction is "no answer" if its score exceeds the score of the best answer by more than
+    this number. By default, the number is tuned on dev."""
 
     @property
     def tunes_threshold(self) -> bool:
-        """Whether predictions need a threshold that is tuned on the dev file."""
+        """Whether predictions need a threshold tuned on the dev file."""
         return self.dev is not None and self.version != "1.1" and self.null_threshold is None
 
     def open(self, request: DataRequest) -> Family:
         """Reads the files of the requested roles.
 
-        Raises UserError: a role without a file, a malformed file, or rows that hold no context.
+        Raises UserError for a role without a file, a malformed file, or rows that are too short for
+        a question and its context.
         """
         least = self.max_query_length + SPECIAL_PIECES + 1
         if request.max_length < least:
@@ -114,7 +115,7 @@ class SquadSection(FilesSection):
                 )
             notes += count_notes(paths[role], split.findings)
         if with_null and threshold is None and "dev" not in splits:
-            notes.append("task.null_threshold: found none set or tuned on a dev set: 0 is used")
+            notes.append("task.null_threshold: not set and not tuned on a dev set; using 0")
         return Family(
             heads=task_heads("question_answering"),
             best_metric="f1",
@@ -128,10 +129,10 @@ class SquadSection(FilesSection):
 def _write_json(
     with_null: bool, split: str, records: Sequence[Record], directory: Path
 ) -> Sequence[Path]:
-    """Writes predictions as `run_squad.py` does and as the official scripts read them.
+    """Writes predictions in the format of `run_squad.py` and of the official scripts.
 
-    Returns `predictions.json` (id → text), `nbest_predictions.json` and, in version 2.0,
-    `null_odds.json` (id → null score difference); every split has the same names.
+    The files are `predictions.json` (id → text), `nbest_predictions.json` and, in version 2.0,
+    `null_odds.json` (id → null score difference). Their names do not depend on the split.
     """
     keys = {"predictions": "prediction", "nbest_predictions": "nbest"}
     if with_null:
@@ -147,11 +148,11 @@ def _write_json(
 class _Asked(NamedTuple):
     question: SquadQuestion
     windows: ContextWindows
-    target: tuple[int, int]  # first and last piece of the answer; (-1, -1) without one
+    target: tuple[int, int]  # first and last piece of the answer; (-1, -1) if there is none
 
 
 class SquadSplit(Split):
-    """The windows of a file's questions; pieces are encoded on request."""
+    """The windows of a file's questions. Each window is one row, and is encoded on request."""
 
     def __init__(
         self,
@@ -164,18 +165,18 @@ class SquadSplit(Split):
         role: str,
         threshold: float | None,
     ) -> None:
-        """Counts the pieces of everything once.
+        """Counts the pieces of all questions and contexts.
 
-        Role "train" skips questions whose answers are not in their context; the first answer that
-        is there is the target. Role "dev" chooses the threshold on the records. `threshold` is None
-        where it is unknown; `with_null` permits "no answer" (version 2.0).
+        The role "train" skips questions if none of their answers is in the context; otherwise the
+        first such answer is the target. The role "dev" tunes the threshold if `threshold` is None.
+        `with_null` permits "no answer" (version 2.0).
         """
         self._section, self._with_null = section, with_null
         self._role, self._threshold, self._special = role, threshold, tokenizer.special
         self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
         self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
         self._asked: list[_Asked] = []
-        self._rows: list[tuple[_Asked, int]] = []  # questions with the number of a window
+        self._rows: list[tuple[_Asked, int]] = []  # questions with the index of a window
         lengths: list[int] = []
         cut = 0
         for question in questions:
@@ -199,18 +200,18 @@ class SquadSplit(Split):
         self.skipped = len(questions) - self.examples
         answered = sum(bool(question.answers) for question in questions)
         self.findings = {
-            f"of {answered:,} answers are not in their context at the place named: skipped": (
+            f"of {answered:,} answers are not in the context at answer_start and are skipped": (
                 self.skipped
             ),
-            f"of {len(questions):,} questions are longer than {section.max_query_length} pieces: "
-            "cut (task.max_query_length)": cut,
+            f"of {len(questions):,} questions are longer than {section.max_query_length} pieces "
+            "and are truncated (task.max_query_length)": cut,
         }
 
     def row(self, index: int) -> Encoded:
         """Returns one window: `[CLS] question [SEP] window [SEP]`.
 
-        To train on, also the first and last piece of the answer in the row, as "start" and "end",
-        both 0 where the window does not hold all of it.
+        In training, the targets are "start" and "end", the first and last piece of the answer in
+        the row. They are 0 if the window does not contain the whole answer.
         """
         (question, windows, answer), window = self._rows[index]
         start, end = windows.bounds(window)
@@ -229,7 +230,7 @@ class SquadSplit(Split):
         return self._rows[index][0].question
 
     def reduce(self, index: int, logits: np.ndarray) -> WindowCandidates:
-        """Returns the spans that a window proposes."""
+        """Returns the candidate spans of a window."""
         (_, windows, _), window = self._rows[index]
         start, end = windows.bounds(window)
         return find_candidates(
@@ -242,13 +243,13 @@ class SquadSplit(Split):
         )
 
     def records(self, kept: Sequence[WindowCandidates]) -> list[Record]:
-        """Returns each question's record; see `to_record`."""
+        """Returns the record of each question; see `to_record`."""
         candidates = iter(kept)
         found = [
             self._answers(asked.question, list(itertools.islice(candidates, asked.windows.number)))
             for asked in self._asked
         ]
-        threshold = self._threshold or 0.0  # 0: as in google-research/bert
+        threshold = self._threshold or 0.0  # google-research/bert uses 0 too
         if self._with_null and self._role == "dev" and self._threshold is None:
             threshold = tune(self._with_questions(found, threshold=0.0))[1].threshold
         return self._with_questions(found, threshold=threshold)
@@ -279,7 +280,10 @@ class SquadSplit(Split):
         return records
 
     def _target(self, question: SquadQuestion) -> tuple[int, int] | None:
-        """First and last piece of the answer, (-1, -1) for none, None if it is not there."""
+        """Returns the first and last piece of the answer.
+
+        Returns (-1, -1) if the question has no answer, and None if no answer is in the context.
+        """
         for answer in question.answers or ():
             span = find_answer(question.context, answer)
             target = span and self._pieces(question.context).touched(*span)

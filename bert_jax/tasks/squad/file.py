@@ -1,4 +1,4 @@
-"""SQuAD files: read, checked, and taken apart into questions."""
+"""Reads and checks SQuAD files."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,20 +17,20 @@ Version: TypeAlias = Literal["1.1", "2.0"]
 
 
 class Answer(NamedTuple):
-    """An answer as the file has it; the text may differ from the context at `start`."""
+    """An answer in a file. Its text may differ from the context at `start`."""
 
     text: str
-    start: int  # in characters
+    start: int  # index of the first character in the context
 
 
 class SquadQuestion(NamedTuple):
-    """One question. The questions of one paragraph share its context."""
+    """One question. All questions of a paragraph have the same context."""
 
     id: str
     title: str
     question: str
     context: str
-    answers: tuple[Answer, ...] | None  # () for no answer, None for unknown
+    answers: tuple[Answer, ...] | None  # () if there is no answer, None if unknown
 
 
 class SquadFile(NamedTuple):
@@ -45,16 +45,16 @@ def read_squad(
 ) -> SquadFile:
     """Reads a SQuAD file: `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`.
 
-    With version "auto" the version is 2.0 if the file has it or one of its questions has
-    `is_impossible` set. If the file `needs_answers`, a question of unknown answers is a mistake.
-    Raises UserError: a missing file; a repeated id; a question without an answer in version 1.1; a
+    If `version` is "auto", the version is 2.0 if the file says so or a question has
+    `is_impossible` set. If a file `needs_answers`, every question must have known answers. Raises
+    UserError for a missing or malformed file, a repeated id, `is_impossible` in version 1.1, or a
     file without questions.
     """
     path = epath.Path(path)
     values = read_json_object(path, limit=MAX_FILE_BYTES)
     try:
         content = _File.model_validate(values)
-    except pydantic.ValidationError:  # again, slowly, for the message
+    except pydantic.ValidationError:  # `validate` is slower, but has better messages
         content = validate(_File, values, source=str(path))
     impossible = sum(bool(question.is_impossible) for *_, question in _walk(content))
     if version == "1.1" and impossible:
@@ -75,7 +75,7 @@ def read_squad(
 def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "2.0"]) -> SquadFile:
     """Returns the questions of a table: tuples (question, context), or dicts with these columns.
 
-    Raises UserError: a row without one of them; no row.
+    Raises UserError if a row lacks a column, or if there is no row.
     """
     questions = []
     for row in table.named(("question", "context")):
@@ -100,10 +100,11 @@ def _file(source: object, version: Version, questions: list[SquadQuestion]) -> S
 
 
 def find_answer(context: str, answer: Answer) -> tuple[int, int] | None:
-    """Returns the place of an answer: its first character and one behind the last; None for none.
+    """Returns the start and the end of an answer in its context, or None if it is not there.
 
-    The place is the one in the file, or within the words that it touches, white space not counted
-    (`run_squad.py`, `read_squad_examples`); never elsewhere, even if the text occurs there.
+    The answer must begin at its `start`, or lie within the words that it touches there, ignoring
+    white space (`read_squad_examples` of `run_squad.py`). Other occurrences of the text are
+    ignored. The end is one behind the last character.
     """
     start, end = answer.start, answer.start + len(answer.text)
     words = answer.text.split()

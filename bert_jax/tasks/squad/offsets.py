@@ -1,4 +1,4 @@
-"""Character offsets of pieces in a text, for any tokenizer, from the spelling of its pieces."""
+"""Character offsets of pieces in a text, computed from the spelling of the pieces."""
 
 import itertools
 import re
@@ -12,26 +12,25 @@ from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import CONTINUATION
 
-# White space of google-research/bert `run_squad.py`; the tokenizer decides about other white space
-# within a word.
+# White space in `run_squad.py` of google-research/bert. The tokenizer handles other white space.
 _WORD: Final = re.compile("[^ \t\r\n\u202f]+")
 _REMEMBERED_WORDS: Final = 1 << 16
-_LONGEST_REMEMBERED: Final = 64  # characters; a text without spaces is one long word
+_LONGEST_REMEMBERED: Final = 64  # characters; longer words are not cached
 
 _Spans = list[tuple[int, int]]
 
 
 class OffsetPieces(NamedTuple):
-    """The pieces of a text with their places in it."""
+    """The pieces of a text with their offsets in characters."""
 
     ids: list[int]
-    starts: np.ndarray  # int32 [pieces], first character of each, ascending
-    ends: np.ndarray  # int32 [pieces], one behind the last, ascending
+    starts: np.ndarray  # int32 [pieces], index of the first character, ascending
+    ends: np.ndarray  # int32 [pieces], one behind the last character, ascending
 
     def touched(self, start: int, end: int) -> tuple[int, int] | None:
-        """Returns the first and last piece that characters `start` to `end` touch.
+        """Returns the first and last piece that overlap the characters `start` to `end`.
 
-        Returns None for characters that the tokenizer drops.
+        Returns None if the tokenizer drops these characters.
         """
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
@@ -39,13 +38,14 @@ class OffsetPieces(NamedTuple):
 
 
 class OffsetEncoder:
-    """Encodes texts word by word and keeps the place of each piece.
+    """Encodes texts word by word, with the offsets of each piece.
 
     `OffsetEncoder(tokenizer).encode("an Élan")` → pieces `an`, `el`, `##an`, which start at
     characters 0, 3 and 5 and end before 2, 5 and 7.
 
-    A tokenizer changes case and accents and drops characters, so pieces and text are compared
-    without these. If they do not match, a piece has the place of its whole word.
+    A tokenizer changes case and accents and drops characters, so the comparison of pieces and text
+    ignores case, accents and control characters. If a word and its pieces do not match, each piece
+    has the offsets of the whole word.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -56,11 +56,11 @@ class OffsetEncoder:
         self._known: dict[str, tuple[list[int], _Spans]] = {}
 
     def encode(self, text: str) -> OffsetPieces:
-        """Returns the pieces of a text, without special ones."""
+        """Returns the pieces of a text, without special pieces."""
         ids: list[int] = []
         spans: _Spans = []
-        words: list[int] = []  # first characters
-        counts: list[int] = []  # pieces of each word
+        words: list[int] = []  # index of each word's first character
+        counts: list[int] = []  # number of pieces of each word
         for match in _WORD.finditer(text):
             word_ids, word_spans = self._word(match.group())
             ids += word_ids
@@ -90,13 +90,12 @@ class OffsetEncoder:
 
 
 def align(word: str, pieces: Sequence[str | None]) -> _Spans:
-    """Returns the places of a word's pieces in the word.
+    """Returns the start and the end of each piece in its word.
 
     `align("(Élan)", ["(", "el", "an", ")"])` → `[(0, 1), (1, 3), (3, 5), (5, 6)]`
 
-    An unknown piece (None) has the characters that its neighbours leave; consecutive unknown pieces
-    share them. Returns first character and one behind the last of each piece; the whole word if
-    pieces and word do not match.
+    An unknown piece (None) covers the characters between its neighbours. Consecutive unknown pieces
+    cover the same characters. If pieces and word do not match, each piece covers the whole word.
     """
     if len(pieces) == 1:
         return [(0, len(word))]
@@ -116,7 +115,7 @@ def align(word: str, pieces: Sequence[str | None]) -> _Spans:
 
 
 def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
-    """Returns the places of plain pieces that cover the plain word, or else None."""
+    """Returns the spans of pieces that exactly cover a word, or None if they do not match."""
     spans: _Spans = []
     at = 0
     for index, piece in enumerate(pieces):
@@ -138,7 +137,7 @@ def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
 
 
 def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[int, int]:
-    if start == end:  # a piece of accents alone belongs to the letter before
+    if start == end:  # a piece that is only an accent belongs to the letter before it
         start, end = max(start - 1, 0), max(end, 1)
     last = places[end - 1] + 1
     while last < len(word) and unicodedata.category(word[last]) == "Mn":
@@ -147,7 +146,7 @@ def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[in
 
 
 class _Plain(dict[int, str]):
-    """Characters without case and accents, so that all tokenizers' spellings agree."""
+    """Maps characters to their form without case and accents, to compare pieces with text."""
 
     def __missing__(self, code: int) -> str:
         text = unicodedata.normalize("NFKD", chr(code).lower()).lower().replace("ς", "σ")

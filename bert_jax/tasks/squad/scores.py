@@ -1,7 +1,7 @@
-"""EM and F1 as SQuAD's own scripts compute them, to the last digit.
+"""EM and F1, equal to the official scripts of SQuAD in every digit.
 
-Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer). They differ for
-answers that are empty after normalisation, and in the order of their sums.
+Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer). The two scripts
+differ in the treatment of answers that are empty after normalisation, and in the order of sums.
 """
 
 import collections
@@ -17,24 +17,24 @@ _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
 class Tuned(NamedTuple):
-    """The best that a threshold on the null score difference can do."""
+    """The best threshold on the null score difference, with its score."""
 
-    best: float  # percent
-    threshold: float  # no answer is given where the difference is larger
+    best: float  # score in percent
+    threshold: float  # a larger difference predicts "no answer"
 
 
 def normalize_answer(text: str) -> str:
-    """Returns what answers are compared by: `"The  U.S. Army"` → `"us army"`.
+    """Normalises an answer for comparisons: `"The  U.S. Army"` → `"us army"`.
 
-    Lower-cased, without ASCII punctuation, without the articles, with single spaces; in this order.
+    The steps are lower-casing, then removing ASCII punctuation, articles and repeated spaces.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def overlap_f1(answer: str, prediction: str) -> float:
-    """Returns the F1 of the words two texts share: `"the blue car", "car"` → 2/3.
+    """Returns the F1 of the words of two texts, 0 to 1: `"the blue car", "car"` → 2/3.
 
-    0 to 1; 0 where either has no word.
+    The F1 is 0 if one of the texts has no words.
     """
     words, found = normalize_answer(answer).split(), normalize_answer(prediction).split()
     same = sum((collections.Counter(words) & collections.Counter(found)).values())
@@ -52,14 +52,14 @@ def score_1_1(answers: Sequence[str], prediction: str) -> tuple[float, float]:
 
 
 def score_2_0(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Returns EM and F1, 0 to 1, of the answer that is nearest to the prediction.
+    """Returns the best EM and the best F1, 0 to 1, of a prediction over zero or more answers.
 
-    Answers that are empty after normalisation do not count. Without another answer, a prediction
-    that is empty after normalisation is right ("" says "no answer").
+    Answers that are empty after normalisation are ignored. If no answer is left, the prediction is
+    right if it is empty after normalisation ("" is "no answer").
     """
     answers = [answer for answer in answers if normalize_answer(answer)]
     if not answers:
-        right = int(not normalize_answer(prediction))  # not a float, which `sum` adds otherwise
+        right = int(not normalize_answer(prediction))  # an integer, as in the script
         return right, right
     return score_1_1(answers, prediction)
 
@@ -71,17 +71,18 @@ def best_threshold(
     answerable: Sequence[bool],
     answered: Sequence[bool],
 ) -> Tuned:
-    """Finds the threshold on the null score difference with the best mean score, in percent.
+    """Finds the threshold on the null score difference with the best mean score.
 
-    Starts without any answer and adds the answers by rising difference (`find_best_thresh`). If the
-    start is best, the script, made for probabilities, returns 0; log-odds have both signs, so this
-    function returns a number below all of them.
+    As `find_best_thresh` in the script, it starts with "no answer" to every question and adds the
+    answers in the order of their differences. If "no answer" to every question is best, the script
+    returns 0, which is right for probabilities. Log-odds may be negative, so this function returns
+    a number below all differences.
 
     Args:
-        scores: EM or F1 of each question's best answer that is not empty, 0 to 1.
-        differences: null score less the score of that answer.
+        scores: EM or F1 of each question's best non-empty answer, 0 to 1.
+        differences: null score minus the score of this answer.
         answerable: whether the question has an answer.
-        answered: whether the text of that answer is not empty.
+        answered: whether the question has a non-empty answer among the n best.
     """
     order = np.argsort(np.asarray(differences, np.float64), kind="stable").tolist()
     current: float = sum(not has for has in answerable)
@@ -94,20 +95,23 @@ def best_threshold(
 
 
 def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns EM and F1 of records in percent, as evaluate-v1.1.py computes them."""
+    """Returns EM and F1 of records in percent, as in evaluate-v1.1.py."""
     exact = f1 = 0.0
-    for record in records:  # `sum` adds more exactly from Python 3.12 on; the script adds like this
+    for (
+        record
+    ) in records:  # `sum` rounds differently from Python 3.12 on; the script uses this loop
         one_exact, one_f1 = score_1_1(_texts(record), record["prediction"])
         exact, f1 = exact + one_exact, f1 + one_f1
     return {"exact_match": 100.0 * exact / len(records), "f1": 100.0 * f1 / len(records)}
 
 
 def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns the figures of evaluate-v2.0.py, in percent, and the threshold it would choose.
+    """Returns the scores of evaluate-v2.0.py, in percent, and the best threshold for F1.
 
-    "exact_match" and "f1" belong to the predictions, and are there also for questions with and
-    without an answer ("has_ans_…", "no_ans_…"). "best_exact" and "best_f1" belong to the best
-    thresholds on the null score difference; "null_threshold" is the best one for F1.
+    "exact_match" and "f1" are scores of the predictions. The scores of questions with and without
+    an answer have the prefixes "has_ans_" and "no_ans_". "best_exact" and "best_f1" are the scores
+    with the best thresholds on the null score difference. "null_threshold" is the best threshold
+    for F1.
     """
     scores = [score_2_0(_texts(record), record["prediction"]) for record in records]
     answerable = [bool(record["label"]) for record in records]
@@ -121,8 +125,8 @@ def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def tune(records: Sequence[dict[str, Any]]) -> tuple[Tuned, Tuned]:
-    """Returns the best thresholds for EM and for F1; the records' predictions do not count."""
-    # The first of the n best that is a text.
+    """Returns the best thresholds for EM and for F1. Ignores the predictions of the records."""
+    # The best answer that is not empty.
     texts = [next((n["text"] for n in record["nbest"] if n["text"]), "") for record in records]
     pairs = [score_2_0(_texts(record), text) for record, text in zip(records, texts, strict=True)]
     differences = [record["null_score_difference"] for record in records]

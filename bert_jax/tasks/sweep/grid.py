@@ -1,4 +1,4 @@
-"""Seeds × learning rates × epochs: the runs of a sweep, and their results."""
+"""Seeds × learning rates × epochs: the runs of a sweep and their results."""
 
 import itertools
 import math
@@ -15,18 +15,18 @@ Number = TypeVar("Number", int, float)
 
 
 class SweepSection(Section):
-    """Several runs as one job: every seed with every learning rate and number of epochs.
+    """Several runs as one job: all combinations of seeds, learning rates and numbers of epochs.
 
-    ``sweep: {seeds: 5, learning_rates: [2e-5, 3e-5, 5e-5], epochs: [2, 3, 4]}`` is 45 runs: the
-    paper's grid (arXiv 1810.04805, A.3) with five restarts of each.
+    ``sweep: {seeds: 5, learning_rates: [2e-5, 3e-5, 5e-5], epochs: [2, 3, 4]}`` has 45 runs: the
+    grid of the BERT paper (arXiv 1810.04805, A.3) with five seeds.
     """
 
     seeds: int = pydantic.Field(default=1, ge=1)
-    """The run's seed and those that follow it."""
+    """Number of seeds. The first is the seed of the run, and the others follow it."""
     learning_rates: tuple[pydantic.PositiveFloat, ...] = ()
-    """Empty: the optimizer's alone."""
+    """Learning rates. By default, the learning rate of the optimizer."""
     epochs: tuple[pydantic.PositiveInt, ...] = ()
-    """Empty: the run's alone."""
+    """Numbers of epochs. By default, `finetune.epochs`."""
 
     @pydantic.field_validator("learning_rates", "epochs")
     @classmethod
@@ -58,50 +58,50 @@ class RunResult(NamedTuple):
     """A run's best evaluation."""
 
     point: SweepPoint
-    score: float | None  # the figure that ranks runs; a stopped run has none
+    score: float | None  # score that ranks runs; None if the run was stopped
     step: int  # step of the best evaluation; 0 if the run stopped
-    scores: Mapping[str, float]  # all dev figures
-    degenerate: str | None  # reason of failure; see `bert_jax.tasks.scores.Baseline`
+    scores: Mapping[str, float]  # all dev scores
+    degenerate: str | None  # reason for the failure, None without one; see `Baseline`
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a row of plain values, with the fields of the point."""
+        """Returns plain values, including the fields of the point."""
         row = self._asdict()
         return {"name": self.point.name, **row.pop("point")._asdict(), **row}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Reads a row of `to_json`."""
+        """Restores a result from the values of `to_json`."""
         point = SweepPoint(row["seed"], row["learning_rate"], row["epochs"])
         return cls(point, **{key: row[key] for key in cls._fields if key != "point"})
 
 
 class Spread(NamedTuple):
-    """The scatter of scores."""
+    """Mean and deviation of scores."""
 
     runs: int
-    mean: float | None  # None without a score
-    deviation: float | None  # of a sample (n − 1); None below two scores
+    mean: float | None  # None if there is no score
+    deviation: float | None  # sample deviation (n − 1); None for fewer than two scores
 
     @classmethod
     def of(cls, scores: Sequence[float]) -> Self:
-        """Returns the scatter of any number of scores."""
+        """Returns mean and deviation of any number of scores."""
         deviation = statistics.stdev(scores) if len(scores) > 1 else None
         return cls(len(scores), statistics.fmean(scores) if scores else None, deviation)
 
 
 class Cell(NamedTuple):
-    """The seeds of one learning rate and one number of epochs."""
+    """The runs with one learning rate and one number of epochs; they differ in the seed."""
 
     learning_rate: float
     epochs: int
     runs: int
     every: Spread  # all runs with a score
-    sound: Spread  # those that are not degenerate
+    sound: Spread  # runs that are not degenerate
     least: float | None
     most: float | None
     best_seed: int | None
-    degenerate: int  # number of runs, those without a score included
+    degenerate: int  # number of degenerate runs, including runs without a score
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -111,9 +111,9 @@ class Cell(NamedTuple):
 def points_of(
     section: SweepSection, *, seed: int, learning_rate: float, epochs: int
 ) -> list[SweepPoint]:
-    """Returns the runs of a sweep from its first seed on: by epochs, then learning rate, then seed.
+    """Returns the runs of a sweep, ordered by epochs, then learning rate, then seed.
 
-    `learning_rate` and `epochs` are for a section that names none.
+    `seed` is the first seed. `learning_rate` and `epochs` are the defaults of the section.
     """
     grid = itertools.product(
         section.epochs or (epochs,),
@@ -124,15 +124,16 @@ def points_of(
 
 
 def best_of(results: Iterable[RunResult]) -> RunResult | None:
-    """Returns the first run with the largest score; None without any score."""
+    """Returns the first run with the largest score, or None if no run has a score."""
     scored = [each for each in results if each.score is not None and math.isfinite(each.score)]
     return max(scored, key=lambda result: result.score or 0.0, default=None)
 
 
 def cells_of(results: Iterable[RunResult]) -> list[Cell]:
-    """Returns mean, deviation and best of each learning rate and number of epochs, in order.
+    """Groups results by learning rate and number of epochs, in order.
 
-    Three seeds scored 0.8, 0.9 and, degenerate, 0.5 → every 0.733 ± 0.208, sound 0.85 ± 0.071.
+    Three seeds with scores 0.8, 0.9 and 0.5, the last one degenerate → every 0.733 ± 0.208, sound
+    0.85 ± 0.071.
     """
     grouped: dict[tuple[float, int], list[RunResult]] = {}
     for result in results:

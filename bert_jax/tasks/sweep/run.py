@@ -1,13 +1,14 @@
-"""`bert-jax finetune --seeds N`, or with `finetune.sweep`: many runs as one job.
+"""Sweeps: many fine-tuning runs as one job, by `--seeds N` or `finetune.sweep`.
 
-The run directory of a sweep holds its best run, so every other verb works on it::
+The directory of a sweep is also the run directory of its best run, so every other verb accepts it::
 
     <run_dir>/config.yaml, checkpoints/, evaluation.json, …   the best run
-    <run_dir>/sweep.json, sweep.csv                           every run, and the table
-    <run_dir>/runs/seed1-lr5e-05-epochs3/                     one of them
+    <run_dir>/sweep.json, sweep.csv                           the results of all runs
+    <run_dir>/runs/seed1-lr5e-05-epochs3/                     the directory of one run
 
-Runs are ordinary runs, one after another, with checkpoints and signals: a stopped sweep resumes
-within the run that was stopped. They share one predictor, and equal steps are one program.
+Ordinary runs train one after another. They save checkpoints and react to signals, so a stopped
+sweep resumes in the middle of a run. All runs share one predictor, and equal steps share one
+compiled program.
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ RUNS: Final = "runs"
 
 
 class SweepRecord:
-    """The finished runs of a sweep, written after each, so that each runs once."""
+    """The finished runs of a sweep. It is written after each run, so that no run is repeated."""
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class SweepRecord:
         metric: str,
         check_lock: Callable[[], None],
     ) -> None:
-        """Reads the record, if there is one; `settings` decide the sweep's numbers, nested.
+        """Reads the record if the directory has one.
 
-        `check_lock` raises RunStopped when another process has taken the directory. Raises
-        UserError: it holds a sweep of other settings, or a run that is no sweep; a result was
-        changed.
+        `settings` are the settings that determine the results. `check_lock` raises RunStopped if
+        another process has taken the directory. Raises UserError if the directory has a sweep with
+        other settings or a single run, or if a result was changed.
         """
         self._root, self._settings, self._metric = root, dict(settings), metric
         self._check_lock = check_lock
@@ -104,13 +105,13 @@ class SweepRecord:
 
     @property
     def best(self) -> RunResult | None:
-        """The run with the largest score; None without any score."""
+        """The run with the largest score, or None if no run has a score."""
         return best_of(self.results.values())
 
     def write(self) -> None:
-        """Writes `sweep.json`, and `sweep.csv` once it is `done`; each process must call it.
+        """Writes `sweep.json`, and `sweep.csv` if the sweep is `done`. All processes must call it.
 
-        Raises RunStopped before writing if another process has taken the directory.
+        If another process has taken the directory, raises RunStopped before writing.
         """
         self._check_lock()
         if jax.process_index() != 0:
@@ -131,7 +132,7 @@ class SweepRecord:
         write_whole(self._root / SWEEP, json.dumps(content, indent=2))
 
     def show(self, console: Console) -> None:
-        """Shows a line for each learning rate and number of epochs, and the best run."""
+        """Shows a table of learning rates and numbers of epochs, and the best run."""
         if jax.process_index() == 0:
             console.print(_table([*self.results.values()], self._metric))
             if self.best is not None:
@@ -140,7 +141,7 @@ class SweepRecord:
 
 
 def say(console: Console, line: str) -> None:
-    """Prints a line as it is; of several processes the first does."""
+    """Prints a line without markup. Only the first process prints."""
     if jax.process_index() == 0:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -182,9 +183,10 @@ def _figure(metric: str, value: float | None) -> str:
 def plan(
     settings: FinetuneSettings, *, seeds: int | None
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
-    """Returns settings with `seeds` as their `finetune.sweep.seeds`, and the runs of the sweep.
+    """Returns the settings with `finetune.sweep.seeds` set to `seeds`, and the runs of the sweep.
 
-    For a single run they are the settings of that run. Raises UserError: fewer than one seed.
+    If there is only one run, the settings are the settings of this run. Raises UserError for fewer
+    than one seed.
     """
     if seeds is not None:
         if seeds < 1:
@@ -206,12 +208,12 @@ def plan(
 
 
 def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: Console) -> Outcome:
-    """Runs all points that are not done yet, shows the table, and writes the best run.
+    """Trains all points that are not finished, shows the table, and writes the best run.
 
-    Settings and points come from `plan`. Returns the best run's step and figures, or that a signal
-    stopped the sweep. Raises UserError: the configuration does not fit the data, the origin or the
-    run directory; RunStopped: no run ended with a figure, or another reason than its numbers
-    stopped one, and the same command resumes it.
+    Settings and points come from `plan`. The outcome has the step and the scores of the best run,
+    or says that a signal interrupted the sweep. Raises UserError if the configuration does not fit
+    the data, the origin or the run directory. Raises RunStopped if no run finished with a score, or
+    if a run stopped for another reason than bad steps; the same command resumes the sweep.
     """
     prepared = prepare(settings)
     root = claim_run(
@@ -261,14 +263,14 @@ def _sweep(
             record.write()
         _promote(prepared, root, record, predictor, check_lock=check_lock, console=console)
     record.show(console)
-    assert record.best is not None  # a sweep without a best run is not done
+    assert record.best is not None  # `_promote` raises RunStopped without a best run
     return Outcome(record.best.step, False, record.best.scores)
 
 
 def point_settings(
     settings: FinetuneSettings, point: SweepPoint, *, run_dir: str
 ) -> FinetuneSettings:
-    """Returns the settings of an ordinary run, in `run_dir`, that is a sweep's point."""
+    """Returns the settings of a point's run in the directory `run_dir`."""
     optimizer = settings.finetune.optimizer.model_copy(
         update={"learning_rate": point.learning_rate}
     )
@@ -279,9 +281,9 @@ def point_settings(
 def _run_point(
     prepared: TrainingSetup, point: SweepPoint, run: Callable[..., FinishedRun], console: Console
 ) -> RunResult | None:
-    """Runs or resumes one point; returns None if a signal stops it.
+    """Trains or resumes one point. Returns None if a signal stops it.
 
-    A run whose numbers went bad has this as its result, since it would do so again.
+    A diverged run is a result too, because it would diverge again.
     """
     started = time.monotonic()
     root = claim(prepared)
@@ -307,7 +309,7 @@ def _promote(
     check_lock: Callable[[], None],
     console: Console,
 ) -> None:
-    """Makes the sweep's directory the best run's, and evaluates it."""
+    """Copies the best run to the directory of the sweep, and evaluates it."""
     best = record.best
     if best is None:
         raise RunStopped(
@@ -320,7 +322,7 @@ def _promote(
     loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)
     check_lock()
     with write_checkpoints(root) as checkpoints:
-        # If the process was killed below, the checkpoint is there already.
+        # The checkpoint exists if an earlier process was killed after saving it.
         if checkpoints.on_disk.newest() is None:
             score = SelectionScore(0.0, "best run of a sweep")
             checkpoints.save_params(loaded.params, step=loaded.step, selection_score=score)
@@ -332,7 +334,7 @@ def _promote(
         origin = {**prepared.origin_record(root), "best_of": SWEEP}
         own.write_run(root, root=root, origin=origin)
 
-    from_first_process(write)  # then all processes open it
+    from_first_process(write)  # all processes open the run next
     conclude(
         open_run(root),
         prepared.family,

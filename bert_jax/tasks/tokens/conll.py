@@ -1,4 +1,4 @@
-"""Files of columns: a token per line, a blank line between sentences."""
+"""Reads CoNLL files: columns with one token per line, and a blank line between sentences."""
 
 import re
 from collections.abc import Collection
@@ -16,27 +16,27 @@ _WHITE_SPACE: Final = re.compile("[ \t]+")
 
 
 class Sentence(NamedTuple):
-    """``EU B-ORG`` / ``rejects O`` in lines 3 and 4: its tokens, their labels, their lines."""
+    """A sentence. ``EU B-ORG`` / ``rejects O`` in lines 3 and 4 has two tokens."""
 
     tokens: list[str]
     labels: list[str] | None
-    lines: list[int]
+    lines: list[int]  # line number of each token
 
 
 class ConllFile(NamedTuple):
     """The content of a file."""
 
     path: Path
-    sentences: list[Sentence]  # all of them labelled, or none
-    stray_labels: int = 0  # tokens of an unlabelled file that have a label nevertheless
+    sentences: list[Sentence]  # all labelled, or all unlabelled
+    stray_labels: int = 0  # number of labelled tokens in an unlabelled file
 
     @property
     def names(self) -> set[str]:
-        """The labels that occur."""
+        """The labels in the file."""
         return {name for sentence in self.sentences for name in sentence.labels or ()}
 
     def first(self, names: Collection[str]) -> tuple[int, str]:
-        """Returns the first label that is among some names, with its line before it."""
+        """Returns the line and the name of the first label that is one of `names`."""
         return next(
             (line, name)
             for sentence in self.sentences
@@ -56,20 +56,21 @@ def read_conll(
 ) -> ConllFile:
     r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
 
-    The layout of the CoNLL shared tasks of 2000 to 2003: lines that begin with ``-DOCSTART-``
-    divide documents and are skipped. A file is labelled if every token has a label.
+    The format is that of the CoNLL shared tasks of 2000 to 2003: lines that begin with
+    ``-DOCSTART-`` separate documents and are skipped. A file is labelled if every token has a
+    label.
 
     Args:
-        path: of the file.
+        path: path of the file.
         labelled: whether every token must have a label.
-        token: column of the token; negative ones count from the end.
-        label: column of the label, likewise.
-        separator: text between columns; by default any spaces and tabs.
+        token: index of the token's column. Negative indices count from the end.
+        label: index of the label's column. Negative indices count from the end.
+        separator: text between columns. By default, spaces and tabs.
         comment: beginning of lines to skip.
 
     Raises:
-        UserError: no such file, not UTF-8, no sentence; a line with another number of columns than
-            the one before, without a required column, with an empty token or required label.
+        UserError: The file is missing, is not UTF-8 or has no sentence; or a line lacks a required
+            column, token or label, or has another number of columns than the line before.
     """
     blocks: list[list[tuple[str, str, int]]] = [[]]
     token_at, label_at, before, width = 0, 0, 0, 0
@@ -133,7 +134,7 @@ def read_conll(
 
 
 def _column(place: str, fields: list[str], key: str, number: int) -> int:
-    """Returns a column's index from the left; UserError: the line has fewer columns."""
+    """Returns a non-negative index of a column. Raises UserError if the line lacks the column."""
     if not -len(fields) <= number < len(fields):
         raise UserError(
             "tokens.column_missing",
@@ -148,10 +149,11 @@ def _column(place: str, fields: list[str], key: str, number: int) -> int:
 
 
 def sentences_in_memory(table: MemoryTable) -> ConllFile:
-    """Returns sentences of a table: each a text with spaces between its tokens, or its tokens.
+    """Returns the sentences of a table: ``["EU rejects it", ("EU", "rejects")]`` has two.
 
-    ``["EU rejects it", ("EU", "rejects")]``, or dicts with the column ``tokens``, perhaps also
-    ``labels``. Raises UserError: a row that is no sentence; labels of some tokens only.
+    A row is a text with spaces between tokens, a list of tokens, or a dict with the column
+    ``tokens`` and possibly ``labels``. Raises UserError for another row, or if the numbers of
+    labels and tokens differ.
     """
     sentences = []
     for number, row in enumerate(table.rows, start=1):

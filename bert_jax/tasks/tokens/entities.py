@@ -1,8 +1,8 @@
-"""Entities in labelled sentences: how labels spell them, and how well predictions find them.
+"""Entities in labelled sentences: schemes of labels, spans and scores.
 
-Spans are read as by conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks, which accepts
-every sequence of labels. `seqeval` does the same, but its last release is of 2020; `nervaluate` has
-no BIOES.
+Spans are read as in conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks. It accepts every
+sequence of labels. The library `seqeval` has the same rules, but its last release was in 2020;
+`nervaluate` lacks BIOES.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ class SpanLabel(NamedTuple):
 
 
 def parse_label(label: str) -> SpanLabel | None:
-    """Returns the parts of a label, or None for a label without a scheme, such as ``"NN"``.
+    """Returns the parts of a label, or None if it belongs to no scheme, such as ``"NN"``.
 
-    The type begins after the first hyphen, as in conlleval.
+    As in conlleval, the type begins after the first hyphen.
     """
     prefix, hyphen, kind = label.partition("-")
     if label == OUTSIDE:
@@ -44,7 +44,7 @@ def _known(label: str) -> SpanLabel:
 
 
 def fits(label: str, scheme: Scheme) -> bool:
-    """Whether a label may occur under a scheme."""
+    """Returns whether a scheme has a label."""
     if scheme == "none":
         return True
     parsed = parse_label(label)
@@ -52,7 +52,7 @@ def fits(label: str, scheme: Scheme) -> bool:
 
 
 def scheme_of_names(names: Iterable[str]) -> Scheme:
-    """Returns the scheme of a set of labels; IOB2 stands for IOB1 too.
+    """Returns the scheme of a set of labels. It cannot tell IOB1 from IOB2, and returns IOB2.
 
     ``["B-PER", "I-PER", "O"]`` → IOB2; with an E or S → BIOES; ``["NN", "VB"]``, ``["O"]`` → none
     """
@@ -66,8 +66,9 @@ def scheme_of_names(names: Iterable[str]) -> Scheme:
 def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
     """Returns the scheme of a file's labels.
 
-    "none" unless every label is O, or B, I, E, S with or without a type, and not all are O; BIOES
-    if E or S occurs; IOB1 if fewer labels contradict it than IOB2 (see `violations`).
+    The scheme is "none" if a label is not O, B, I, E or S with or without a type, or if all labels
+    are O. It is BIOES if E or S occurs. Otherwise it is the scheme that fewer labels contradict
+    (see `violations`): IOB1 or IOB2.
     """
     named = scheme_of_names({label for labels in sentences for label in labels})
     if named != "IOB2":
@@ -80,9 +81,10 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
 def violations(labels: Sequence[str], scheme: Scheme) -> list[int]:
     """Returns the positions of labels that contradict a scheme.
 
-    IOB2 begins every span with B. IOB1 begins a span with B only right after another of its type,
-    else with I. BIOES has one token as S, others as B, any I, E. `find_entities` reads wrong labels
-    too. `labels` are the labels of one sentence, and fit the scheme.
+    In IOB2, every span begins with B. In IOB1, a span begins with B if it directly follows a span
+    of the same type, otherwise with I. In BIOES, a span of one token is S, and a longer span is B,
+    any number of I, and E. `labels` are the labels of one sentence. The scheme must have all of
+    them.
     """
     if scheme == "none":
         return []
@@ -102,10 +104,10 @@ def _allowed(before: SpanLabel, here: SpanLabel, after: SpanLabel, scheme: Schem
 
 
 def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """Returns the labels found, sorted, with the scheme's other labels of the same types.
+    """Returns the labels of a training set and the other labels of their types, sorted.
 
-    ``{"B-PER"}`` under IOB2 → ``("B-PER", "I-PER", "O")``: the dev set may have a type's I that
-    occurs in no training sentence.
+    ``{"B-PER"}`` in IOB2 → ``("B-PER", "I-PER", "O")``: the dev set may have a label that occurs in
+    no training sentence.
     """
     names = set(found)
     if scheme != "none":
@@ -131,19 +133,19 @@ class Entity(NamedTuple):
 def find_entities(labels: Sequence[str]) -> list[Entity]:
     """Returns the spans of a sentence: ``["I-PER", "I-PER", "O", "B-LOC"]`` → PER 0–2, LOC 3–4.
 
-    I and E continue an open span of their type; without one they begin a span. B and S always begin
-    one. E and S end theirs, and so does any label that does not continue it.
+    I and E continue an open span of their type. If there is none, they begin a span. B and S always
+    begin a span. E and S end a span. A label that does not continue a span ends it too.
 
-    Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000). It has
-    no S, and no end between E and B or S; these are as in its later versions in Python and seqeval.
-    Raises ValueError: a label of another form.
+    Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000). The
+    treatment of S, and of E before B or S, follows its later versions in Python and seqeval. Raises
+    ValueError for a label of no scheme.
     """
     spans: list[Entity] = []
-    kind, start = None, 0  # type and start of the open span; None: there is none
+    kind, start = None, 0  # type and start of the open span; kind is None without one
     for position, label in enumerate([*labels, OUTSIDE]):
         parsed = _known(label)
-        goes_on = parsed.prefix in ("I", "E") and parsed.type == kind
-        if kind is not None and not goes_on:
+        continues = parsed.prefix in ("I", "E") and parsed.type == kind
+        if kind is not None and not continues:
             spans.append(Entity(kind, start, position))
             kind = None
         if parsed.prefix != OUTSIDE and kind is None:
@@ -157,23 +159,23 @@ def find_entities(labels: Sequence[str]) -> list[Entity]:
 def entity_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Returns the figures of conlleval, as fractions of 1, of the labels of each sentence.
+    """Returns the scores of conlleval, from 0 to 1.
 
-    A predicted entity is right if there is one of the same type, start and end. All types count
-    together (micro). 0 / 0 is 0. Returns precision, recall, f1 of
-    entities; token_accuracy, the share of equal labels.
+    They are precision, recall and f1 of entities, and token_accuracy, the fraction of equal labels.
+    A predicted entity is right if type, start and end are right. The scores are micro averages over
+    all types. 0 / 0 is 0.
     """
     accuracy = label_scores(gold, predicted, ("accuracy",))["accuracy"]
     return {**_figures(_places(gold), _places(predicted)), "token_accuracy": accuracy}
 
 
 def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Returns the figures of each type of entity.
+    """Returns the scores of each type of entity, sorted by type.
 
     ``{"PER": {"precision": 0.9, "recall": 0.8, "f1": 0.847, "support": 10}}``
 
-    Labelled records of a task with a scheme of spans; types are sorted; support is the number of
-    entities in the labels.
+    The support is the number of entities in the labels. All records must be labelled, with a scheme
+    of spans.
     """
     gold, predicted = (_places([r[key] for r in records]) for key in ("label", "prediction"))
     report = {}
@@ -185,7 +187,7 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def _places(sentences: Sequence[Sequence[str]]) -> set[tuple[int, Entity]]:
-    """Returns the entities of all sentences, each after the number of its sentence."""
+    """Returns the entities of all sentences, each with the index of its sentence."""
     return {
         (number, entity)
         for number, labels in enumerate(sentences)
@@ -207,7 +209,7 @@ def label_scores(
     predicted: Sequence[Sequence[str]],
     keys: Sequence[str] = ("accuracy", "macro_f1"),
 ) -> dict[str, float]:
-    """Returns figures over the tokens of all sentences; for `keys` see `label_figure`."""
+    """Returns scores over the tokens of all sentences. For `keys` see `label_figure`."""
     pairs = [
         pair for sides in zip(gold, predicted, strict=True) for pair in zip(*sides, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Named entities, parts of speech: a label for every token of a file of columns."""
+"""Token classification, such as named entities: a label for every token of a CoNLL file."""
 
 import functools
 import itertools
@@ -34,28 +34,31 @@ from bert_jax.text.tokenizer import Tokenizer
 
 
 class TokenClassificationSection(FilesSection):
-    """Files of columns, with an empty line between sentences. Negative columns count from the end.
+    """Files of columns, with an empty line between sentences.
 
-    Where a test file lacks the last column, `label_column` should be given from the front.
+    Negative columns count from the end. If a test file has no column of labels, `label_column`
+    should not be negative.
     """
 
     kind: Literal["token_classification"] = "token_classification"
     token_column: int = 0
-    """From 0; negative ones count from the end."""
+    """Column of the token, from 0. Negative numbers count from the end."""
     label_column: int = -1
-    """Likewise."""
+    """Column of the label, from 0. Negative numbers count from the end."""
     separator: str | None = pydantic.Field(default=None, min_length=1)
-    """Between columns. None: spaces and tabs."""
+    """Separator of columns. By default, spaces and tabs."""
     comment: str | None = pydantic.Field(default=None, min_length=1)
-    """How lines begin that are no tokens."""
+    """Beginning of comment lines, which are skipped."""
     scheme: Literal["auto", "IOB1", "IOB2", "BIOES", "IOBES", "none"] = "auto"
-    """How labels spell spans. `none`: they spell none, such as parts of speech. IOBES is BIOES."""
+    """Scheme of the labels. `none`: labels without spans, such as parts of speech. IOBES is another
+    name of BIOES."""
     stride: int | None = pydantic.Field(default=None, ge=1)
-    """Pieces from one window of a long sentence to the next. None: half a window."""
+    """Pieces between the starts of consecutive windows of a long sentence. By default, half a
+    window."""
 
     @property
     def named_scheme(self) -> entities.Scheme | None:
-        """The scheme, unless it has to be found in the labels."""
+        """The scheme, or None if it must be detected from the labels."""
         if self.scheme == "auto":
             return None
         return "BIOES" if self.scheme == "IOBES" else self.scheme
@@ -63,9 +66,9 @@ class TokenClassificationSection(FilesSection):
     def open(self, request: DataRequest) -> Family:
         """Opens the files.
 
-        Without a model, the labels come from the training set, sorted and completed by the scheme
-        (`complete_labels`). Raises UserError: a file that `read_conll` refuses, a label
-        that the scheme or the model lacks, a stride longer than a window, a role without a file.
+        Unless the request has a model's labels, the labels come from the training set, completed by
+        the scheme (`complete_labels`). Raises UserError as `read_conll`, for a label that the
+        scheme or the model lacks, a stride longer than a window, or a role without a file.
         """
         room = request.max_length - 2
         stride = self.stride or -(-room // 2)
@@ -92,7 +95,7 @@ class TokenClassificationSection(FilesSection):
             if len(train.names) < 2:
                 raise too_few_labels(train.names, train.path)
             labels = entities.complete_labels(train.names, scheme)
-        # Names alone do not tell IOB1 from IOB2.
+        # The labels of a model do not show whether the scheme is IOB1 or IOB2.
         exact = self.scheme != "auto" or request.labels is None
         splits: dict[str, TokenSplit] = {}
         for role in request.roles:
@@ -101,7 +104,7 @@ class TokenClassificationSection(FilesSection):
             splits[role] = split = TokenSplit(
                 file.sentences, request.tokenizer, labels=labels, room=room, stride=stride
             )
-            stray = "tokens have a label and others none: all are read as unlabelled"
+            stray = "tokens have a label, but others have none: all labels are ignored"
             notes += count_notes(file.path, {**split.findings, stray: file.stray_labels})
             notes += _contradictions(file, scheme) if exact else []
         return Family(
@@ -115,7 +118,7 @@ class TokenClassificationSection(FilesSection):
 
 
 def _score(scheme: entities.Scheme, records: Sequence[Record]) -> dict[str, float]:
-    """Returns the figures of entities where the labels have a scheme of spans, else of tokens."""
+    """Returns the scores of entities if the labels have a scheme of spans, otherwise of tokens."""
     scores = entities.label_scores if scheme == "none" else entities.entity_scores
     return scores([r["label"] for r in records], [r["prediction"] for r in records])
 
@@ -123,7 +126,7 @@ def _score(scheme: entities.Scheme, records: Sequence[Record]) -> dict[str, floa
 def _write_conll(
     separator: str, split: str, records: Sequence[Record], directory: Path
 ) -> Sequence[Path]:
-    """Writes ``SPLIT.conll``: token, label (if there is one), prediction; as conlleval reads."""
+    """Writes ``SPLIT.conll`` for conlleval: columns token, label (if known) and prediction."""
     blocks = []
     for record in records:
         columns = [record["tokens"], record["label"], record["prediction"]]
@@ -151,7 +154,7 @@ def _read(section: TokenClassificationSection, request: DataRequest, role: str) 
 def _scheme_of_file(
     section: TokenClassificationSection, train: ConllFile, notes: list[str]
 ) -> entities.Scheme:
-    """Returns the scheme of a training set; a note names it if it was found there."""
+    """Returns the scheme of a training set. Adds a note if the scheme was detected."""
     scheme = section.named_scheme
     if scheme is None:
         scheme = entities.detect_scheme([sentence.labels or [] for sentence in train.sentences])
@@ -195,8 +198,8 @@ def _contradictions(file: ConllFile, scheme: entities.Scheme) -> list[str]:
         return []
     line, name = wrong[0]
     return [
-        f"{file.path}: {len(wrong)} labels are not as {scheme} has them, first line {line}: "
-        f"{name}; spans are read as by conlleval"
+        f"{file.path}: {len(wrong)} labels contradict {scheme}, first {name} in line {line}. "
+        "Spans are read as in conlleval."
     ]
 
 
@@ -207,22 +210,26 @@ def _check_labels(file: ConllFile, labels: Sequence[str]) -> None:
 
 
 class Window(NamedTuple):
-    """Words `first` to `end` of a sentence; this window predicts words `read` to `read_end`."""
+    """A part of a long sentence. All ends are exclusive."""
 
-    first: int
+    first: int  # first word of the window
     end: int
-    read: int
+    read: int  # first word that is predicted in this window
     read_end: int
 
 
 def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
-    """Cuts a sentence between words.
+    """Cuts a sentence into windows of whole words.
 
     Ten words of one piece with room 6 and stride 4 → words 0–6 and 4–10, which predict 0–5 and
-    5–10. One window predicts each word: the one with the most pieces on the word's shorter side
-    (the maximum context of `run_squad.py` in google-research/bert), the earlier one in a draw. The
-    words have 1 to `room` pieces, int [words]; `stride`, 1 to `room`, is the number of pieces
-    between the beginnings of windows, rounded to whole words.
+    5–10. Each word is predicted in one window: in the window with the most pieces on the word's
+    shorter side (the maximum context of `run_squad.py` in google-research/bert). If two windows are
+    equal, the earlier one predicts the word.
+
+    Args:
+        lengths: number of pieces of each word, 1 to `room`, int [words].
+        room: number of pieces that fit in a window.
+        stride: number of pieces between the starts of windows, 1 to `room`, rounded to words.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -233,7 +240,7 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
         bounds.append((first, end))
         if end == len(lengths):
             break
-        # The next window must hold the word at `end`, and no word may be left out.
+        # The next window must contain the word at `end`, and no word may be skipped.
         following = max(starts[first] + stride, ends[end] - room)
         first = min(int(np.searchsorted(starts, following)), end)
     windows = []
@@ -241,8 +248,8 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
     for index, (first, end) in enumerate(bounds):
         read_end = end
         if index + 1 < len(bounds):
-            # This window reads a shared word while as many pieces follow it here as precede it in
-            # the next window; its other sides are longer then.
+            # A shared word is predicted here if at least as many pieces follow it in this window
+            # as precede it in the next window: these are its shorter sides.
             shared = np.arange(max(bounds[index + 1][0], read), end)
             after = ends[end - 1] - ends[shared]
             before = starts[shared] - starts[bounds[index + 1][0]]
@@ -259,7 +266,7 @@ class _Row(NamedTuple):
 
 
 class TokenSplit(Split):
-    """A file of sentences. A long sentence is several rows."""
+    """The sentences of a file. A long sentence has several rows."""
 
     def __init__(
         self,
@@ -270,10 +277,11 @@ class TokenSplit(Split):
         room: int,
         stride: int,
     ) -> None:
-        """Encodes each token by itself, as between spaces, and cuts the sentences into rows.
+        """Encodes each token separately, and cuts the sentences into rows.
 
-        `labels` are the model's; a row holds `room` pieces beside [CLS] and [SEP]; `stride` is
-        as in `cut_windows`. A word without pieces, of control characters, is encoded as [UNK].
+        `labels` are the labels of the model. A row has `room` pieces besides [CLS] and [SEP]. See
+        `cut_windows` for `stride`. A token without pieces, such as a control character, becomes
+        [UNK].
         """
         self._sentences, self._special = sentences, tokenizer.special
         self.examples, self.fingerprint = len(sentences), content_hash(sentences)
@@ -311,7 +319,7 @@ class TokenSplit(Split):
     def row(self, index: int) -> Encoded:
         """Returns a window, with labels at the first pieces of the words that it predicts.
 
-        A word in two windows is thus learned and scored once.
+        So a word in two windows is trained and scored once.
         """
         row = self._rows[index]
         window = row.window
@@ -332,7 +340,7 @@ class TokenSplit(Split):
 
     def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
         """Returns records with a predicted label for every token."""
-        # Every word is predicted in one row, and the rows are in the order of the words.
+        # Every word is predicted in exactly one row, and rows are in the order of the words.
         names = iter([self._names[label] for label in np.concatenate(kept).tolist()])
         return [
             {
@@ -347,5 +355,5 @@ class TokenSplit(Split):
     def _first_pieces(self, row: _Row) -> np.ndarray:
         offsets = self._pieces.offsets[row.offset :]
         window = row.window
-        # [CLS] comes before the pieces.
+        # 1 is the position after [CLS].
         return 1 + offsets[window.read : window.read_end] - offsets[window.first]

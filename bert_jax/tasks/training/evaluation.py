@@ -1,4 +1,4 @@
-"""Evaluation of a fine-tuned run: figures, predictions, the report."""
+"""Evaluation of a fine-tuned run: scores, predictions and the report."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from bert_jax.train.state import gathered
 
 ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"
-BASE_WIDTH: Final = 512  # hidden size from which the paper's learning rates fit a model
+BASE_WIDTH: Final = 512  # smallest hidden size for which the learning rates of the BERT paper fit
 
 
 def conclude(
@@ -42,18 +42,20 @@ def conclude(
     console: Console,
     seeds: Sequence[Mapping[str, Any]] = (),
 ) -> Evaluation:
-    """Evaluates a run's best checkpoint, and writes figures, dev predictions and the report.
+    """Evaluates a run's best checkpoint, and writes scores, dev predictions and the report.
 
-    The family has the dev splits open. The first process writes, and its console shows the figures;
-    `seeds` has a row for each run of a sweep, for the report. `check_lock` raises RunStopped before
-    writing if another process has taken the directory.
+    The family must have the dev splits. Only the first process writes files and shows the scores.
+    The report shows `seeds`, which has one row per run of a sweep. `check_lock` raises RunStopped
+    if another process has taken the directory; nothing is written then.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=predictor.mesh)
         records = {name: predictor(loaded.params, family.splits[name]) for name in family.dev}
     evaluation, baseline = _evaluation(loaded, family, records, role="dev")
     check_lock()
-    loaded = loaded._replace(params=gathered(loaded.params))  # one process makes the report
+    loaded = loaded._replace(
+        params=gathered(loaded.params)
+    )  # the first process writes the report alone
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
@@ -70,7 +72,7 @@ def conclude(
 def _evaluation(
     loaded: LoadedParams, family: Family, records: Mapping[str, Sequence[Record]], *, role: str
 ) -> tuple[Evaluation, Baseline | None]:
-    """Returns the figures of splits, and the comparison on the first one."""
+    """Returns the scores of splits, and the first split's comparison with a constant answer."""
     baseline = baseline_of(family, next(iter(records.values())))
     examples = sum(split.examples for name, split in family.splits.items() if name.startswith(role))
     constant, failure = (baseline.constant, baseline.failure) if baseline else (None, None)
@@ -79,7 +81,7 @@ def _evaluation(
 
 
 def _warning(run: Run, baseline: Baseline | None) -> str | None:
-    """Returns the warning of a run that learnt nothing, with what to try; None: it learnt."""
+    """Returns a warning with advice if the model learnt nothing, otherwise None."""
     if baseline is None or baseline.failure is None:
         return None
     metric, section = baseline.metric, section_of(run)
@@ -100,8 +102,8 @@ def evaluate_task(
 ) -> Evaluation:
     """Evaluates a checkpoint of a fine-tuned run on its task.
 
-    `role` is "dev", or "test" where the test files are labelled; `batch_size`, in rows, does not
-    change the figures. Raises UserError: the task has no such split, or one without labels.
+    `role` is "dev", or "test" if the test files are labelled. `batch_size` is a number of rows; the
+    scores do not depend on it. Raises UserError if the split is unknown, or if it has no labels.
     """
     if role not in ROLES:
         raise UserError(
@@ -139,9 +141,9 @@ def predict_run(
     input: str | None = None,
     task: TaskSection | None = None,
 ) -> tuple[LoadedParams, Family, dict[str, list[Record]]]:
-    """Returns a checkpoint, the splits that `open_data` opens, and their records by split.
+    """Returns a checkpoint, the family from `open_data`, and the records of its splits.
 
-    Raises UserError: as `open_data`, or processes differ in checkpoint, tokenizer or data.
+    Raises UserError as `open_data`, or if processes differ in checkpoint, tokenizer or data.
     """
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(run, roles=roles, step=loaded.step, input=input, task=task)
@@ -161,7 +163,7 @@ def predict_run(
 
 
 def section_of(run: Run) -> FinetuneSection:
-    """Returns the settings that a run was fine-tuned with; UserError: it was not fine-tuned."""
+    """Returns a run's fine-tuning settings. Raises UserError if the run was not fine-tuned."""
     if not run.is_fine_tuned:
         raise UserError(
             "run.not_fine_tuned",
@@ -181,9 +183,10 @@ def open_data(
 ) -> Family:
     """Opens splits of a fine-tuned run's task, with the labels of its model.
 
-    For `roles` and `input` see `DataRequest`. The dev evaluation of the checkpoint of this `step`
-    may have tuned a threshold; `task` replaces the run's own section. Raises UserError: a missing
-    or malformed file; the task needs a threshold, and the checkpoint was not evaluated on dev.
+    See `DataRequest` for `roles` and `input`. A threshold comes from the dev evaluation of the
+    checkpoint at `step`. `task` overrides the section of the run. Raises UserError if a file is
+    missing or malformed, or if the task needs a threshold and the checkpoint was not evaluated on
+    dev.
     """
     section = section_of(run)
     task = task or section.task
@@ -207,13 +210,13 @@ def open_data(
 
 
 def write_records(path: epath.Path, records: Sequence[Record]) -> None:
-    """Writes one JSON object a line."""
+    """Writes records as JSON lines."""
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     write_whole(path, "".join(lines))
 
 
 def write_csv(path: epath.Path, table: pa.Table) -> None:
-    """Writes a table, quoting what needs it."""
+    """Writes a table as CSV, with quotes only where they are needed."""
     sink = pa.BufferOutputStream()
     pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
     write_whole(path, sink.getvalue().to_pybytes())

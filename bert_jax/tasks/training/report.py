@@ -27,7 +27,7 @@ from bert_jax.train.writer import read_metrics
 
 REPORT: Final = "report.html"
 
-# Tokens of the dev row whose attention the report shows by default: a sentence that fits a page.
+# Limits of the number of tokens in the dev row whose attention the report shows: it fits a page.
 SHORTEST, LONGEST = 8, 32
 
 
@@ -42,8 +42,8 @@ def write_report(
 ) -> None:
     """Writes a fine-tuned run's report into its directory.
 
-    The family has the dev splits; the checkpoint `loaded` predicted their records. `seeds` has a
-    row for each run of a sweep. The report begins with the warning.
+    The family must have the dev splits. `records` are the predictions of the checkpoint `loaded`.
+    `seeds` has one row per run of a sweep. If there is a warning, the report begins with it.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")
     assert run.heads.task is not None
@@ -83,7 +83,7 @@ def _entities(
 
 
 def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[float]]:
-    """Returns the best F1 over each question's answers, 0 to 1, by split."""
+    """Returns, by split, the best F1 over the answers of each question, 0 to 1."""
     if run.heads.task != "question_answering":
         return {}
 
@@ -99,7 +99,7 @@ def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[flo
 def _attention(
     run: Run, family: Family, loaded: LoadedParams, *, sentence: str | None
 ) -> list[AttentionMaps]:
-    """Returns the attention over `sentence`, or over a dev row that fits a page."""
+    """Returns the attention maps of `sentence`, or by default of a dev row that fits a page."""
     if sentence is not None:
         special = run.tokenizer.special
         room = run.architecture.max_position_embeddings - 2
@@ -120,7 +120,7 @@ def _attention(
     params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
     maps = _attention_maps(loaded.model)(params, jax.device_put(batch, jax.devices()[0]))
     weights = np.asarray(jax.device_get(maps))[:, 0]
-    # Of several choices the first may be shorter than the row.
+    # The first choice may be shorter than the row, which has the length of the longest choice.
     size = int((batch["segment_ids"][0] > 0).sum())
     pieces = run.tokenizer.pieces(batch["input_ids"][0, :size].tolist())
     return [attention_view(pieces, weights, title=title)]

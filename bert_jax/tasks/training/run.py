@@ -25,10 +25,10 @@ from bert_jax.train.step import StepSpec
 
 
 class FinishedRun(NamedTuple):
-    """How a fine-tuning run ended."""
+    """The result of a fine-tuning run."""
 
     outcome: Outcome
-    best: Evaluation | None  # best checkpoint's; missing if a signal stopped the run
+    best: Evaluation | None  # of the best checkpoint; None if a signal stopped the run
 
 
 def run_finetuning(
@@ -39,11 +39,11 @@ def run_finetuning(
     check_lock: Callable[[], None],
     console: Console,
 ) -> FinishedRun:
-    """Trains to the end, and writes figures, predictions and the report.
+    """Trains to the end, and writes scores, predictions and the report.
 
-    The directory comes from `claim`; runs of a sweep share the predictor of dev splits.
-    `check_lock` raises RunStopped when another process has taken the directory. Raises Diverged:
-    numbers went bad, see `bert_jax.train.bad_steps`; RunStopped: another reason ended the run.
+    The directory `root` comes from `claim`. All runs of a sweep use the same predictor of dev
+    splits. `check_lock` raises RunStopped if another process has taken the directory. Raises
+    Diverged after a bad step (see `bert_jax.train.bad_steps`), and RunStopped for other reasons.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
         spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)
@@ -80,7 +80,7 @@ def _train_spec(
         accumulation=section.accumulation,
         loader=batches,
         shapes=len(batches.plan.shapes),
-        # For a row of mean length.
+        # FLOPs of a row of mean length.
         flops_per_row=TRAINING
         * forward_flops(
             prepared.architecture,
@@ -99,7 +99,7 @@ def _train_spec(
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
         intervals=Intervals(
-            # A short run reports its training loss too.
+            # A run that is shorter than `log_every` must report its training loss too.
             log_every=min(section.log_every, phase.steps),
             evaluate_every=every,
             checkpoint_every=every,

@@ -1,4 +1,4 @@
-"""The parts of a fine-tuning run, checked against each other: origin, data, model, devices."""
+"""Sets up a fine-tuning run: checks that origin, data, model and devices fit together."""
 
 import dataclasses
 import re
@@ -43,8 +43,8 @@ from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
 
-# Settings that may change when a run or a sweep resumes. They decide no number, or only the
-# reaction to bad numbers.
+# Settings that may change when a run or a sweep resumes, because results do not depend on them,
+# except on the reaction to bad steps.
 FREE: Final = (
     "finetune.log_every",
     "finetune.trackers",
@@ -56,19 +56,19 @@ FREE: Final = (
     *(f"finetune.watchdog.{name}" for name in WatchdogSection.model_fields),
 )
 
-# Settings that decide the rows of a run and their order.
+# Settings that determine the rows of a run and their order.
 DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
 
 
 class TrainingSetup(NamedTuple):
-    """The parts of a fine-tuning run before it begins."""
+    """The parts of a fine-tuning run."""
 
     settings: FinetuneSettings
     origin: Run
     family: Family
     architecture: Architecture
     task: FinetuneTask
-    model_section: ModelSection  # the origin's, with what fine-tuning changes
+    model_section: ModelSection  # model settings of the run
     model: ModelDefinition
     mesh: jax.sharding.Mesh
 
@@ -83,13 +83,13 @@ class TrainingSetup(NamedTuple):
         return self.family.content
 
     def decisive(self) -> dict[str, Any]:
-        """Returns settings and data that decide the run's numbers, as plain values."""
+        """Returns the settings and data that determine the results, as plain values."""
         return {**self.settings.decisive(), "content": self.content}
 
     def origin_record(self, root: epath.Path) -> dict[str, Any]:
-        """Returns the run's entries of provenance.json, before it starts or resumes.
+        """Returns the entries of provenance.json.
 
-        They list changed data with the fingerprints that the run directory had.
+        If the run directory `root` has other data, the entries list the changed fingerprints.
         """
         found: dict[str, Any] = {"init_from": self.section.init_from, "content": self.content}
         if files := hub_files(self.section.task):
@@ -104,7 +104,7 @@ class TrainingSetup(NamedTuple):
         return found
 
     def write_run(self, folder: epath.Path, *, root: epath.Path, origin: Mapping[str, Any]) -> None:
-        """Writes the files that make a folder a run of these settings, see `write_run`."""
+        """Writes the files of a run directory with these settings; see `write_run`."""
         write_run(
             folder,
             self.settings.to_config(),
@@ -116,7 +116,7 @@ class TrainingSetup(NamedTuple):
         )
 
     def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
-        """Returns this host's share of the batches of a run with this seed."""
+        """Returns this host's share of the training batches."""
         section = self.section
         return TrainBatches(
             self.family.splits["train"],
@@ -138,7 +138,7 @@ class TrainingSetup(NamedTuple):
         )
 
     def predictor(self) -> Predictor:
-        """Returns the predictor of the dev splits, for every evaluation."""
+        """Returns the predictor of the dev splits."""
         section = self.section
         return Predictor(
             self.model,
@@ -147,13 +147,13 @@ class TrainingSetup(NamedTuple):
             max_length=section.max_length,
             pad_id=self.origin.tokenizer.special.pad,
             architecture=self.architecture,
-            # One more pass for the best checkpoint.
+            # The best checkpoint is evaluated once more.
             passes=section.epochs * section.evaluations_per_epoch + 1,
         )
 
 
 def prepare(settings: FinetuneSettings) -> TrainingSetup:
-    """Opens origin and data, and checks that they and the devices fit; UserError: they do not."""
+    """Opens the origin and the data. Raises UserError if they or the devices do not fit."""
     section = settings.finetune
     require_trackers(section.trackers, key="finetune.trackers")
     origin = open_run(settings.origin)
@@ -185,11 +185,11 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     cost = training_cost(architecture, mesh, max_length=section.max_length, epochs=section.epochs)
     tokens = float(family.splits["train"].lengths.sum()) * cost.passes
     if execution.unroll is None and tokens < cost.program:
-        # Unrolled layers, a TPU's default, compute in half the time of scanned ones, but compile
-        # half as long again.
+        # A TPU unrolls the loop over layers by default. This halves the time of a step, but
+        # compiling takes 1.5 times as long, which a short run does not recover.
         scanned = default_unroll(architecture.num_hidden_layers, on_tpu=False)
         resolved = resolved.model_copy(update={"unroll": scanned})
-    # A run that starts from this one chooses its own kernels.
+    # The saved model keeps the origin's kernels: a run that starts from it chooses its own.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
     model = ModelSection(execution=kept, heads=family.heads)
     parts, accumulation = batch_parts(mesh), section.accumulation
@@ -206,9 +206,9 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
 
 
 def claim(prepared: TrainingSetup) -> epath.Path:
-    """Returns the run directory, which is made if it is not there.
+    """Returns the run directory. Creates it if it is missing.
 
-    Raises UserError: it holds a run of other settings, or another model.
+    Raises UserError if the directory has a run with other settings, another model or other labels.
     """
     settings = prepared.settings
     root = claim_run(
@@ -246,7 +246,7 @@ def claim(prepared: TrainingSetup) -> epath.Path:
 
 
 def tell_data(prepared: TrainingSetup, console: Console) -> None:
-    """Shows the splits, the notes, and the parts of the model that start fresh."""
+    """Shows the splits, the notes, and the parts of the model that have fresh parameters."""
     if jax.process_index() != 0:
         return
     family, origin = prepared.family, prepared.origin
@@ -265,10 +265,10 @@ def tell_data(prepared: TrainingSetup, console: Console) -> None:
 
 
 def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
-    """Returns the origin's parameters on the run's mesh, and fresh ones where it has none.
+    """Returns the origin's parameters on the run's mesh. Missing parameters are initialised.
 
-    The origin's task head stays if task and labels are equal (SQuAD 1.1 before 2.0, MNLI before
-    another corpus of the same three labels).
+    The task head of the origin is used if task and labels are equal: SQuAD 1.1 before 2.0, or MNLI
+    before another corpus with the same three labels.
     """
     origin = prepared.origin
     params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
@@ -283,9 +283,9 @@ def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
 
 
 def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
-    """Returns the task of a fine-tuned run, without its data.
+    """Returns the task of a fine-tuned run, without opening its data.
 
-    `class_weights` were computed from its training labels.
+    `class_weights` are the weights that the run computed from its training labels.
     """
     section = run.section("finetune", FinetuneSection, verb="replay")
     task = FinetuneTask(
