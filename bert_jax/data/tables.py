@@ -1,4 +1,4 @@
-"""Streaming readers of tables: CSV, TSV, JSON lines and Parquet; what happens at malformed rows."""
+"""Reads tables row by row: CSV, TSV, JSON lines and Parquet. Raises or skips malformed rows."""
 
 import csv
 from collections import Counter, deque
@@ -11,14 +11,14 @@ from bert_jax.files import read
 from bert_jax.files.parquet import open_parquet, parquet_rows
 
 SUFFIXES: Final = (".jsonl", ".csv", ".tsv", ".parquet")
-OnError: TypeAlias = Literal["stop", "skip"]  # at a malformed row
-SKIPPED_SHOWN: Final = 3  # skipped rows in a note
+OnError: TypeAlias = Literal["stop", "skip"]  # action at a malformed row
+SKIPPED_SHOWN: Final = 3  # number of skipped rows that a note lists
 Delimiter: TypeAlias = Literal["comma", "semicolon", "tab", "pipe"]
 _DELIMITERS: Final[Mapping[str, str]] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-# Characters in a field of a .csv; the csv module's default of 131,072 is less than long documents.
+# Most characters in a field of a .csv. Long documents exceed the csv module's default of 131,072.
 FIELD_LIMIT: Final = 1 << 24
 MAX_COLUMNS: Final = 10_000
-BATCH_ROWS: Final = 1024  # of a .parquet in memory
+BATCH_ROWS: Final = 1024  # rows of a .parquet in memory at once
 
 
 ItemT = TypeVar("ItemT")
@@ -26,7 +26,7 @@ MadeT = TypeVar("MadeT")
 
 
 class RowError(UserError):
-    """One row of a table is malformed; the rows after it can be read."""
+    """A row of a table is malformed. Later rows can still be read."""
 
 
 class RowErrors:
@@ -38,14 +38,17 @@ class RowErrors:
     def __init__(self, on_error: OnError = "stop", *, setting: str | None = None) -> None:
         """Starts without skipped rows.
 
-        `setting` is what a user sets to skip malformed rows; errors name it.
+        Args:
+            on_error: action at a malformed row.
+            setting: setting that skips malformed rows, such as ``--on-error=skip``. Errors
+                mention it.
         """
         self._on_error, self.setting = on_error, setting
         self._first: list[str] = []  # errors of the first skipped rows
-        self.count = 0  # skipped rows
+        self.count = 0  # number of skipped rows
 
     def refuse(self, error: RowError) -> None:
-        """Skips the row of an error; RowError: rows are not skipped."""
+        """Counts the row of an error as skipped. With ``stop``, raises the error instead."""
         if self._on_error == "stop":
             if self.setting is None:
                 raise error
@@ -55,7 +58,7 @@ class RowErrors:
             self._first.append(str(error))
 
     def kept(self, items: Iterable[ItemT], make: Callable[[ItemT], MadeT]) -> list[MadeT]:
-        """Returns what `make` returns for each item, without the items it raises RowError for."""
+        """Returns ``make(item)`` for each item, without items for which `make` raises RowError."""
         made = []
         for item in items:
             try:
@@ -65,7 +68,7 @@ class RowErrors:
         return made
 
     def note(self, table: object, *, kept: int) -> list[str]:
-        """Returns a line with the number of skipped rows and the first errors; [] without any."""
+        """Returns a line with the number of skipped rows and the first errors, or an empty list."""
         if not self.count:
             return []
         first = "; ".join(error.removeprefix(f"{table}: ") for error in self._first)
@@ -74,34 +77,34 @@ class RowErrors:
 
 
 class TableRow(NamedTuple):
-    """One row and its place in the file."""
+    """A row and its place in the file."""
 
     path: Path
-    line: int  # its last line, from 1; for .parquet and in memory the row, from 1
-    values: Mapping[str, Any]  # by column; text, or any other type of JSON and Parquet
-    columns: Collection[str]  # of the table: the header's, or those of the first row
-    delimiter: str | None = None  # of a .csv or .tsv
+    line: int  # number of the last line, from 1; for .parquet and tables in memory, of the row
+    values: Mapping[str, Any]  # values by column: text, or any type of JSON and Parquet
+    columns: Collection[str]  # columns of the header; without a header, of the first row
+    delimiter: str | None = None  # delimiter of a .csv or .tsv
 
     @property
     def place(self) -> str:
-        """Location for error messages: ``t.csv: line 7``."""
+        """Place for errors: ``t.csv: line 7``."""
         unit = "line" if self.path.suffix in (".jsonl", ".csv", ".tsv") else "row"
         return f"{self.path}: {unit} {self.line}"
 
     @property
     def _names_place(self) -> str:
-        """Location of the column names: ``the header of t.csv``."""
+        """Place of the column names, for errors: ``the header of t.csv``."""
         if not self.path.suffix:  # in memory
             return self.place
         kinds = {".parquet": "the schema", ".jsonl": f"line {self.line}"}
         return f"{kinds.get(self.path.suffix, 'the header')} of {self.path}"
 
     def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
-        """Refuses a row without one of some columns.
+        """Raises an error if a column is missing.
 
-        `asked` has pairs of the key or option that names a column, and the column; None is not
-        required. Raises UserError: the table has no such column, since the key, the delimiter or
-        the header is wrong; RowError: this row of JSON lines or in memory lacks what the first has.
+        `asked` has pairs of a setting and the column that it names; None is not required. If the
+        table has no such column, raises UserError with hints on the delimiter and the header. If
+        only this row lacks the column (JSON lines, tables in memory), raises RowError.
         """
         named = [(key, name) for key, name in asked if name is not None]
         for key, name in named:
@@ -118,7 +121,7 @@ class TableRow(NamedTuple):
                     setting=key,
                     found=found,
                 )
-            if not self.path.suffix:  # in memory: the rows are mistaken, and no setting
+            if not self.path.suffix:  # in memory: the rows are wrong rather than a setting
                 raise UserError(
                     "rows.columns",
                     'found the columns {found}, allowed: "{missing}" ({setting} of the model). '
@@ -145,7 +148,10 @@ class TableRow(NamedTuple):
             )
 
     def only_column(self, key: str, *, but: Collection[str]) -> str:
-        """Returns the one column besides some others; UserError if `key` would have to name it."""
+        """Returns the only column that is not in `but`.
+
+        Raises UserError at the setting `key` if there is no such column or more than one.
+        """
         rest = [name for name in self.values if name not in but]
         if len(rest) != 1:
             raise UserError(
@@ -158,7 +164,7 @@ class TableRow(NamedTuple):
         return rest[0]
 
     def text(self, name: str) -> str:
-        """Returns the text in a column; RowError: the value is not text (JSON and Parquet)."""
+        """Returns the text in a column. Raises RowError if the value is no text."""
         found = self.values[name]
         if not isinstance(found, str):
             kind = "null" if found is None else type(found).__name__
@@ -179,19 +185,19 @@ def read_table(
 
     After a line ``text,label``, the values of ``good,1`` are ``{"text": "good", "label": "1"}``.
 
-    A .tsv has no quoting, like the tables of GLUE; a .csv follows RFC 4180. Both have column names
-    in their first line. Every line of a .jsonl has its own names. A blank line is no row, as for
-    `csv.DictReader` and pandas. Texts are in UTF-8, with or without a byte order mark.
+    A .tsv has no quotes, like the tables of GLUE; a .csv follows RFC 4180. The first line of both
+    is a header with column names. Every line of a .jsonl has its own names. Blank lines are
+    skipped, as `csv.DictReader` and pandas do. Text is UTF-8, with or without a byte order mark.
 
     Args:
-        path: of the file.
-        delimiter: between the columns of a .csv or .tsv; None: a comma or a tab.
-        errors: what happens at a malformed row; None: its error is raised.
+        path: path of the file.
+        delimiter: delimiter of a .csv or .tsv. By default a comma in a .csv and a tab in a .tsv.
+        errors: treatment of malformed rows. If None, the error is raised.
 
     Raises:
-        UserError: no such file or suffix; no header, or one with another delimiter; a column
-            twice; no Parquet or UTF-8.
-        RowError: too few or too many fields in a row; a line that is no CSV or JSON.
+        UserError: if the file or its header is missing, the suffix is unknown, the header has
+            another delimiter or a column twice, or the file is no Parquet or UTF-8.
+        RowError: if a row has too few or too many fields, or a line is no CSV or JSON.
     """
     errors = errors or RowErrors()
     if path.suffix == ".jsonl":
@@ -210,7 +216,10 @@ def read_table(
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields each line with its number, from 1, without its end; raises as `read.read_lines`."""
+    """Yields the number, from 1, and the text of each line, without the line end.
+
+    Raises UserError as `read.read_lines` does.
+    """
     for number, line in enumerate(read.read_lines(path), start=1):
         yield number, line.removesuffix("\n").removesuffix("\r")
 
@@ -218,11 +227,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def read_fields(
     path: Path, *, delimiter: Delimiter | None = None, errors: RowErrors | None = None
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields (last) line number and fields of each line of a .tsv, or of each row of a .csv.
+    """Yields each row of a .csv or .tsv: the number of its last line, and its fields.
 
-    Blank lines are left out; ``""`` alone in a .csv is a row of one empty field. For `delimiter`
-    and `errors` see `read_table`. Raises UserError: as `read_lines`, or more columns than
-    `MAX_COLUMNS`; RowError: no CSV.
+    Blank lines are skipped. A line ``""`` in a .csv is a row with one empty field. For `delimiter`
+    and `errors` see `read_table`. Raises UserError as `read_lines` does, or for more than
+    `MAX_COLUMNS` columns. Raises RowError if a row is no CSV.
     """
     between = _between(path, delimiter)
     tsv = ((number, line.split(between, MAX_COLUMNS)) for number, line in read_lines(path) if line)
@@ -245,7 +254,7 @@ def _between(path: Path, delimiter: Delimiter | None) -> str:
 def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(FIELD_LIMIT)
     lines = read.read_lines(path, newline="", limit=FIELD_LIMIT)
-    again: deque[str] = deque()  # lines of a malformed row, to read once more
+    again: deque[str] = deque()  # lines after the first of a malformed row, to read again
     row: list[str] = []  # lines of the current row
     number, is_first = 0, True
 
@@ -278,15 +287,15 @@ def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[i
                 problem = RowError(
                     "table.not_csv", "found no CSV ({reason})", place=place, reason=error
                 )
-            if is_first:  # the header, which is no row to skip
+            if is_first:  # the header is never skipped
                 _check_delimiter(path, row[:1], delimiter, settable=errors.setting is not None)
                 raise problem from None
             errors.refuse(problem)
-            again.extendleft(reversed(row[1:]))  # the next row begins with the second line
+            again.extendleft(reversed(row[1:]))  # the second line may begin a row
             number = first
             reader = csv.reader(numbered(), strict=True, delimiter=delimiter)
             continue
-        if fields:  # of a blank line there are none
+        if fields:  # a blank line has no fields
             yield number, fields
             is_first = False
 
@@ -323,9 +332,9 @@ NO_HEADER: Final = "; if this line is a row, put a line with the names of the co
 
 
 def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, settable: bool) -> None:
-    """Refuses a header of one column that another delimiter divides.
+    """Raises UserError if the header is one column that another delimiter would divide.
 
-    `settable`: the reader of the table has a setting for the delimiter.
+    `settable` is true if the delimiter is a setting, which the error then mentions.
     """
     if len(header) != 1 or delimiter in header[0]:
         return
@@ -350,7 +359,10 @@ def _shown_delimiter(delimiter: str) -> str:
 def ragged(
     path: Path, line: int, *, found: int, allowed: int, like: str = "the header"
 ) -> RowError:
-    """Returns the error of a line with too few fields or too many; `like` what it should be."""
+    """Returns the error of a line with too few or too many fields.
+
+    `like` names the line that has the right number of fields.
+    """
     return RowError(
         "table.fields",
         "found {fields}, allowed: {allowed}, as in {like}",

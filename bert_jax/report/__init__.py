@@ -1,1 +1,1 @@
-"""Reports of datasets, plans and fine-tuned runs: HTML files that load no other file."""
+"""Reports of datasets, plans and fine-tuned runs, as self-contained HTML files."""

@@ -1,10 +1,10 @@
-"""Line charts, bars, scatter plots and histograms by Vega-Lite.
+"""Line charts, bars, scatter plots and histograms in Vega-Lite.
 
 The specifications are `templates/charts/*.json`. `templates/charts.js` renders them in the browser
-with `templates/vega.js.gz`: Vega 6, Vega-Lite 6 and Vega-Embed 7 (BSD-3-Clause) in one file, from
-``vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")`` of vl-convert-python 1.9.0, packed
-with ``gzip.compress(…, 9, mtime=0)``. It is vendored because that package weighs 84 MB and takes
-four seconds to bundle.
+with `templates/vega.js.gz`. This file contains Vega 6, Vega-Lite 6 and Vega-Embed 7 (BSD-3-Clause).
+It is the output of ``vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")`` of
+vl-convert-python 1.9.0, compressed with ``gzip.compress(…, 9, mtime=0)``. The repository includes
+it because vl-convert-python has 84 MB and needs four seconds to make it.
 """
 
 import itertools
@@ -17,19 +17,19 @@ import numpy as np
 
 from bert_jax.report.rendering import number, render_fragment
 
-POINTS: Final = 500  # of a line; longer ones are averaged
-DOTTED: Final = 40  # points of a line that are shown as dots
-STYLES: Final = 4  # lines that can be told apart
-CLOUD: Final = 2000  # points of a scatter plot
+POINTS: Final = 500  # maximum number of points in a line; longer lines are averaged
+DOTTED: Final = 40  # maximum number of points in a line that shows them as dots
+STYLES: Final = 4  # number of line styles, and so maximum number of lines in a chart
+CLOUD: Final = 2000  # maximum number of points in a scatter plot
 
 Spec: TypeAlias = dict[str, Any]
 
 
 class Series(NamedTuple):
-    """A line."""
+    """A line of a chart."""
 
     name: str
-    points: Sequence[tuple[float, float]]  # x rising
+    points: Sequence[tuple[float, float]]  # points (x, y) in ascending order of x
     marks_best: bool = False  # whether the highest point is highlighted
 
     @property
@@ -42,16 +42,16 @@ class Chart(NamedTuple):
     """A chart for the templates."""
 
     title: str
-    label: str  # the chart in words, for screen readers and without JavaScript
+    label: str  # description for screen readers, also shown without JavaScript
     spec: Spec
     remarks: Sequence[str] = ()
 
 
 def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -> Chart:
-    """Returns lines over a common x.
+    """Returns a chart of lines over a common x axis.
 
-    Values that are not finite are left out and long lines averaged; the remarks say so. There are
-    at most `STYLES` lines, each with at least one finite point.
+    Omits values that are not finite and averages long lines; the chart's remarks mention both. The
+    series are at most `STYLES` lines, each with at least one finite point.
     """
     lines, remarks = zip(*map(_readable, series), strict=True)
     best = [line.best for line in lines if line.marks_best]
@@ -68,9 +68,9 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
 
 
 def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst: int) -> Chart:
-    """Returns points around the diagonal, the `worst` farthest from it ringed.
+    """Returns a scatter plot with its diagonal. The `worst` points farthest from it have rings.
 
-    `values` are float [points, 2], x and y in one unit; at least one point is finite.
+    `values` are points (x, y) in one unit, float [points, 2]. At least one point is finite.
     """
     finite = values[np.isfinite(values).all(1)]
     order = np.argsort(-np.abs(finite[:, 0] - finite[:, 1]), kind="stable")[:worst]
@@ -92,10 +92,10 @@ def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst
 
 
 def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_label: str) -> Chart:
-    """Returns adjacent bars on a logarithmic scale, on which a count of 0 has no height.
+    """Returns a histogram with a logarithmic scale, on which a count of 0 has no height.
 
-    Lengths of examples call for it: most have the maximal length. `edges` rise: where the bars
-    begin, and where the last one ends.
+    A linear scale would hide short examples, because most examples have the maximum length. `edges`
+    are the ascending bounds of the bars, one more than `counts`.
     """
     spec = chart_spec(
         "histogram",
@@ -115,10 +115,10 @@ def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_la
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, unit: str) -> Chart:
-    """Returns horizontal bars, each stacked of the same parts.
+    """Returns a chart of horizontal, stacked bars.
 
-    `bars` has name and size of each part, from top to bottom: at least one bar, of at most `STYLES`
-    parts. The sizes are in `unit`.
+    `bars` has the name of each bar, from top to bottom, and the sizes of its parts by name, in
+    `unit`. There is at least one bar, and at most `STYLES` different parts.
     """
     parts = list(dict.fromkeys(part for _, sizes in bars for part in sizes))
     values = [
@@ -137,7 +137,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, un
 
 
 def chart_spec(name: str, **values: Any) -> Spec:
-    """Returns ``templates/charts/<name>.json`` with its variables filled in."""
+    """Returns the specification ``templates/charts/<name>.json`` with values for its variables."""
     return json.loads(render_fragment(f"charts/{name}.json", **values))
 
 
@@ -146,7 +146,7 @@ def _rows(points: np.ndarray) -> list[dict[str, float]]:
 
 
 def _readable(series: Series) -> tuple[Series, list[str]]:
-    """Returns the finite points of a line, averaged if they are many, and remarks on it."""
+    """Returns the line's finite points, averaged if there are many, and remarks about this."""
     points = [point for point in series.points if math.isfinite(point[1])]
     remarks = []
     if missing := len(series.points) - len(points):

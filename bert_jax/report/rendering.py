@@ -1,4 +1,4 @@
-"""Pages from Jinja2 templates: self-contained HTML files that load nothing from anywhere."""
+"""Renders pages from Jinja2 templates as self-contained HTML files."""
 
 import base64
 import functools
@@ -16,30 +16,30 @@ from markupsafe import Markup
 
 from bert_jax.errors import counted
 
-SHOWN: Final = 25  # examples in a list; the total is always given
-TEXT_LIMIT: Final = 1000  # characters of one text
+SHOWN: Final = 25  # maximum number of examples in a list; the total is always shown
+TEXT_LIMIT: Final = 1000  # maximum number of characters in a text
 
-# Characters that HTML does not allow, not even escaped.
+# Characters that HTML forbids even in escaped form.
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef]")
 
 
 class Share(NamedTuple):
-    """A table cell: a percentage, with or without a bar."""
+    """A table cell with a percentage and optionally a bar."""
 
-    value: float
-    filled: float | None = None  # how much of the bar is filled, 0 to 1; None: no bar
+    value: float  # share, 0 to 1
+    filled: float | None = None  # filled part of the bar, 0 to 1; None without a bar
 
     def __str__(self) -> str:
         return f"{self.value:.2%}"
 
 
-Cell: TypeAlias = str | float | Share  # of a table
-Record: TypeAlias = Mapping[str, Any]  # an example with its label and prediction
-View: TypeAlias = dict[str, Any]  # variables of a part's template, and its name as `template`
+Cell: TypeAlias = str | float | Share  # cell of a table
+Record: TypeAlias = Mapping[str, Any]  # example with its label and prediction
+View: TypeAlias = dict[str, Any]  # variables of a template, with its name under `template`
 
 
 class Selection(NamedTuple):
-    """The first few of a list of examples."""
+    """The first examples of a list, and the length of the whole list."""
 
     records: Sequence[Record]
     total: int
@@ -48,7 +48,7 @@ class Selection(NamedTuple):
 def select(
     records: Iterable[Record], *, limit: int = SHOWN, largest: Callable[[Record], Any] | None = None
 ) -> Selection:
-    """Returns the first `limit` records, in descending order of `largest` if given."""
+    """Returns the first `limit` records. With `largest`, sorts in descending order of it first."""
     found = list(records)
     if largest is not None:
         found.sort(key=largest, reverse=True)
@@ -56,10 +56,10 @@ def select(
 
 
 class Contents(dict[str, str]):
-    """The headings of a page's sections by their unique anchors."""
+    """The headings of a page's sections, by anchor."""
 
     def add(self, heading: str) -> str:
-        """Returns the anchor of a new section: ``"Dev & test"`` → ``"dev-test"``."""
+        """Adds a section and returns its unique anchor: ``"Dev & test"`` → ``"dev-test"``."""
         base = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
         names = itertools.chain([base], (f"{base}-{repeat}" for repeat in itertools.count(2)))
         anchor = next(name for name in names if name not in self)
@@ -68,12 +68,12 @@ class Contents(dict[str, str]):
 
 
 def render_page(template: str, *, title: str, **context: Any) -> str:
-    """Returns a complete HTML document.
+    """Returns a complete HTML document: the frame ``page.html`` around the sections of `template`.
 
-    Its content security policy forbids all requests, and all scripts but ours, which it names by
-    their hashes: even unescaped text could not run. The frame in ``page.html`` surrounds the page's
-    sections; `context` has the variables of both: the frame reads `about` (a line), `figures`
-    (label and value) and `footer`.
+    The content security policy forbids all requests, and all scripts except ours, identified by
+    their hashes. So text of the user could not run as a script even if it were not escaped.
+    `context` has the variables of `template` and of the frame: `about` (a line), `figures` (labels
+    and values) and `footer`.
     """
     contents = Contents()
     main = _environment().get_template(template).render(contents=contents, **context)
@@ -83,13 +83,13 @@ def render_page(template: str, *, title: str, **context: Any) -> str:
 
 
 def render_fragment(template: str, **context: Any) -> str:
-    """Returns a rendered template without the frame."""
+    """Returns a rendered template without the frame. Replaces forbidden characters by U+FFFD."""
     return CONTROLS.sub("\ufffd", _environment().get_template(template).render(**context))
 
 
 @functools.cache
 def _assets() -> dict[str, str]:
-    """Returns style, script, policy, and Vega as gzip in base64, which ``charts.js`` unpacks."""
+    """Returns the style, the script, the policy, and Vega as gzip in base64."""
     templates = resources.files("bert_jax.report") / "templates"
     script = (templates / "charts.js").read_text()
     packed = (templates / "vega.js.gz").read_bytes()
@@ -120,13 +120,13 @@ def _environment() -> jinja2.Environment:
 
 
 def clip(text: object, limit: int) -> str:
-    """Returns the first `limit` characters of a text, with an ellipsis if it is longer."""
+    """Returns a text, cut to `limit` characters and an ellipsis if it is longer."""
     whole = str(text)
     return whole if len(whole) <= limit else f"{whole[:limit].rstrip()} …"
 
 
 def number(value: float) -> str:
-    """Returns a number for reading: ``0.8431``, ``88.21``, ``1,204``, ``2.00e−05``, ``nan``."""
+    """Returns a formatted number: ``0.8431``, ``88.21``, ``1,204``, ``2.00e−05``, ``nan``."""
     size = abs(value)
     if isinstance(value, int) or size >= 1000:
         text = f"{value:,.0f}"
@@ -142,7 +142,7 @@ def number(value: float) -> str:
 def showing(shown: int, total: int, noun: str, tail: str = "") -> str:
     """Returns ``Showing 25 of 312 errors.``, ``All 7 errors.``, ``1 error.`` or ``No errors.``.
 
-    The tail follows the noun, as ``" with errors"``.
+    The tail, such as ``" with errors"``, follows the noun.
     """
     if total == 0:
         return f"No {noun}s{tail}."

@@ -1,4 +1,4 @@
-"""From text to token ids: normalisation, WordPiece and SentencePiece behind one protocol."""
+"""Turns text into token ids: one `Tokenizer` protocol for WordPiece and SentencePiece."""
 
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer

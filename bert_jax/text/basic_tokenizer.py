@@ -1,11 +1,11 @@
-"""Text to words, as BasicTokenizer of google-research/bert splits it, on any Unicode input.
+"""Splits any Unicode text into words, as BasicTokenizer of google-research/bert does.
 
-The rules (google-research/bert, tokenization.py): drop NUL, U+FFFD and control characters, make
-every white space a space, set CJK ideographs apart, lower-case, decompose (NFD) and drop accents,
-set punctuation apart. The release takes the character classes from Python's ``unicodedata``, so
-that it splits differently under different Pythons. This module uses the classes of Unicode 14.0
-(Python 3.11) under every Python, so that a tokenizer's hash means the same everywhere: characters
-of later versions are ordinary, as unassigned ones are.
+The rules (google-research/bert, tokenization.py): drop NUL, U+FFFD and control characters; replace
+all white space by spaces; put spaces around CJK ideographs; lower-case; decompose (NFD) and drop
+accents; put spaces around punctuation. google-research/bert uses the character classes of Python's
+``unicodedata``, so its words depend on the Python version. This module uses the classes of Unicode
+14.0 (Python 3.11) under every Python, so that tokenizers with equal hashes give equal words.
+Characters of later Unicode versions are ordinary characters, as unassigned ones are.
 """
 
 import re
@@ -14,15 +14,16 @@ from collections.abc import Callable
 
 UNICODE_VERSION = "14.0"
 
-# Characters of Unicode 15.0 and 15.1 that are accents, punctuation or controls, or that NFD
-# reorders: found by comparing the tables of 14.0 and 15.1. Nothing assigned in 14.0 changed.
+# New characters of Unicode 15.0 and 15.1 that are accents, punctuation or controls, or that NFD
+# reorders. Found by comparing the tables of 14.0 and 15.1; no older character changed.
 _NEWER = re.compile(
     "([\u0ece\U00010efd-\U00010eff\U00011241\U00011b00-\U00011b09\U00011f00\U00011f01"
     "\U00011f36-\U00011f3a\U00011f40-\U00011f4f\U00013439-\U00013440\U00013447-\U00013455"
     "\U0001e08f\U0001e4ec-\U0001e4ef])"
 )
-# Characters whose treatment hangs on their neighbours: capital sigma (lower-cased to another letter
-# at a word's end), and those that NFD may reorder but that are kept. All others go one by one.
+# Characters that depend on their neighbours: capital sigma, which has a second lower-case form for
+# the end of a word, and marks that NFD may reorder but that are no accents. All other characters
+# can be replaced one by one.
 _NEEDS_CONTEXT = re.compile(
     "[\u03a3\u1715\u1734\u1b44\u1baa\u1bf2\u1bf3\u302e\u302f\ua953\ua9c0\U000111c0\U00011235"
     "\U0001134d\U000116b6\U0001193d\U00016ff0\U00016ff1\U0001d15e-\U0001d166\U0001d16d-\U0001d172"
@@ -37,14 +38,14 @@ _CHINESE = re.compile(
 
 
 def is_chinese(character: str) -> bool:
-    """Whether google-research/bert sets ``character`` apart as a CJK ideograph."""
+    """Returns whether google-research/bert treats ``character`` as a CJK ideograph."""
     return _CHINESE.match(character) is not None
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether google-research/bert sets ``character`` apart as punctuation: ``"$"``, ``"。"``.
+    """Returns whether google-research/bert treats ``character`` as punctuation: ``"$"``, ``"。"``.
 
-    Every ASCII character that is neither letter, digit nor control is, and all of category P.
+    Punctuation is all of category P, and all ASCII symbols.
     """
     if character.isascii():
         return "!" <= character <= "~" and not character.isalnum()
@@ -54,14 +55,14 @@ def is_punctuation(character: str) -> bool:
 def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
     """Lower-cases and drops accents: ``fold("Élan", lower_case=True, strip_accents=True)`` -> elan.
 
-    By ``str.lower``, with its rule for a final sigma; then by decomposing (NFD) and dropping
-    category Mn, so that Hangul syllables come out as their letters.
+    Lower-casing is ``str.lower``, with its rule for a final sigma. Dropping accents decomposes the
+    text (NFD) and drops category Mn, so Hangul syllables become single letters.
     """
     if not (lower_case or strip_accents) or (text.isascii() and not lower_case):
         return text
     if text.isascii():
         return text.lower()
-    # Newer characters are barriers to both rules, as unassigned ones are in Unicode 14.0.
+    # Newer characters separate their neighbours, as unassigned characters do in Unicode 14.0.
     parts = _NEWER.split(text)
     for index in range(0, len(parts), 2):
         part = parts[index].lower() if lower_case else parts[index]
@@ -73,7 +74,7 @@ def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
 
 
 class WordSplitter:
-    """Splits text into words and punctuation marks, which WordPiece splits one by one.
+    """Splits text into words and punctuation marks, the input of WordPiece.
 
     ``WordSplitter(lower_case=True).split("Élan, 世界!")`` -> ``["elan", ",", "世", "界", "!"]``
     """
@@ -81,10 +82,12 @@ class WordSplitter:
     def __init__(
         self, *, lower_case: bool, strip_accents: bool | None = None, chinese: bool = True
     ) -> None:
-        """Fixes the rules; the defaults are google-research/bert's.
+        """Creates a splitter. The defaults are the rules of google-research/bert.
 
-        ``lower_case`` is its ``do_lower_case``, which ``strip_accents`` None follows; ``chinese``
-        sets CJK ideographs apart.
+        Args:
+            lower_case: whether to lower-case text (google-research/bert's ``do_lower_case``).
+            strip_accents: whether to drop accents. By default the value of ``lower_case``.
+            chinese: whether to put spaces around CJK ideographs.
         """
         self.lower_case = lower_case
         self.strip_accents = lower_case if strip_accents is None else strip_accents
@@ -95,7 +98,10 @@ class WordSplitter:
         self._punctuation = _ByCharacter(_space_punctuation)
 
     def split(self, text: str) -> list[str]:
-        """Returns the words of ``text``, without white space; lone surrogates are ordinary."""
+        """Returns the words of ``text``, without white space.
+
+        Lone surrogates are ordinary characters.
+        """
         if text.isascii() and text.isprintable():
             return _ASCII_WORD.findall(text.lower() if self.lower_case else text)
         if self._folds and _NEEDS_CONTEXT.search(text):
@@ -103,7 +109,7 @@ class WordSplitter:
         return text.translate(self._whole).split()
 
     def isolates(self, character: str) -> bool:
-        """Whether ``character`` is always a word by itself, so that it never continues one."""
+        """Returns whether ``character`` is always a word of its own."""
         return is_punctuation(character) or (self.chinese and is_chinese(character))
 
     def _fold(self, text: str) -> str:
@@ -123,7 +129,7 @@ class WordSplitter:
 
 
 class _ByCharacter(dict[int, str]):
-    """A table for ``str.translate`` that works a character's replacement out when it meets it."""
+    """A table for ``str.translate`` that computes and stores a replacement at its first use."""
 
     def __init__(self, rule: Callable[[str], str]) -> None:
         super().__init__()

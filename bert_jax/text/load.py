@@ -1,4 +1,4 @@
-"""Opens a tokenizer directory of any kind."""
+"""Opens tokenizer directories of WordPiece and SentencePiece."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
 
-_FLAGS = {"strip_accents": None, "tokenize_chinese_chars": True}  # with their defaults
+_FLAGS = {"strip_accents": None, "tokenize_chinese_chars": True}  # settings and their defaults
 _FILE_OF_TYPE = {"wordpiece": VOCAB_FILE, "sentencepiece": MODEL_FILE}
 
 
 def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
-    """Opens what ``Tokenizer.save`` wrote, or a Hugging Face directory with a ``vocab.txt``.
+    """Opens a directory of ``Tokenizer.save``, or one of Hugging Face with a ``vocab.txt``.
 
-    A local or ``gs://`` directory with ``tokenizer_config.json``, which must state
-    ``do_lower_case``, and ``vocab.txt`` or ``spiece.model``. Raises UserError: a file is missing or
-    damaged, a setting is missing or ill-typed, a special piece is missing, a piece is there twice,
-    or the files do not belong together.
+    The directory, local or ``gs://``, has ``vocab.txt`` or ``spiece.model``, and a
+    ``tokenizer_config.json`` with ``do_lower_case``. Raises UserError if a file, a setting or a
+    special piece is missing, a file is damaged, a setting has a wrong type, a piece occurs twice,
+    or the hash in the settings differs from the tokenizer's hash.
     """
     root = epath.Path(directory)
     if not root.is_dir():
@@ -96,7 +96,7 @@ def _wrong(path: epath.Path, key: str, found: str, allowed: object, hint: str = 
 
 
 def _kind(config: dict[str, Any], root: epath.Path) -> str:
-    """Returns our ``type``; without it, the type that the files have."""
+    """Returns ``type`` of the settings. If it is not set, the files decide."""
     if "type" in config:
         kind = str(config["type"])
         if kind not in _FILE_OF_TYPE:

@@ -23,8 +23,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model.
 
-    Casing and accents are folded before the model's own normalisation (NFKC), by the same settings
-    as WordPiece's. Special pieces are control symbols of the model: no text yields them.
+    Text is lower-cased and loses its accents before the model's own normalisation (NFKC), with the
+    settings that WordPiece has too. Special pieces are control symbols of the model, so no text
+    gives their ids.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class SentencePieceTokenizer(Tokenizer):
         strip_accents: bool | None = None,
         source: str = MODEL_FILE,
     ) -> None:
-        """Takes a serialised ``ModelProto`` and its settings; ``source`` is what errors name.
+        """Opens a serialised ``ModelProto`` with settings.
 
-        Raises UserError: not a SentencePiece model, or a special piece is missing.
+        ``source`` is the model's name in errors. Raises UserError if the bytes are no SentencePiece
+        model or a special piece is missing.
         """
         self.model = model
         self.drops_accents = lower_case if strip_accents is None else strip_accents
@@ -58,13 +60,13 @@ class SentencePieceTokenizer(Tokenizer):
         self.hash = _hash(model, lower_case=lower_case, strip_accents=self.drops_accents)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text``; lone surrogates read as a space."""
+        """Returns the ids of ``text``. Lone surrogates are spaces."""
         prepared = prepare(text, lower_case=self.lower_case, strip_accents=self.drops_accents)
         return self._model.encode(prepared, out_type=int)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns readable text; special pieces show, except padding."""
-        self.pieces(ids)  # refuses ids that are not there
+        """Returns readable text with special pieces, but without padding."""
+        self.pieces(ids)  # raises UserError for unknown ids
         parts: list[str] = []
         run: list[int] = []
         for token_id in ids:
@@ -79,7 +81,7 @@ class SentencePieceTokenizer(Tokenizer):
         return " ".join(part for part in parts if part)
 
     def scores(self) -> dict[str, float]:
-        """Returns the model's score of every piece that text can yield: log-probability or rank."""
+        """Returns the score of every ordinary piece: its log-probability or rank."""
         return {
             piece: self._model.get_score(token_id)
             for token_id, piece in enumerate(self._vocabulary)
@@ -98,7 +100,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._write(directory, MODEL_FILE, self.model, settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Lets worker processes have a copy."""
+        """Pickles the serialised model and the settings, for worker processes."""
         settings = {"lower_case": self.lower_case, "strip_accents": self.strip_accents}
         return functools.partial(type(self), **settings), (self.model,)
 
@@ -108,10 +110,10 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def prepare(text: str, *, lower_case: bool, strip_accents: bool) -> str:
-    """Returns the input of the model, in training as in use: the folded text.
+    """Returns the folded text: the model's input, in training and in use.
 
-    Lone surrogates, which SentencePiece refuses, become spaces, as the model's own normalisation
-    does to U+FFFD.
+    SentencePiece refuses lone surrogates, so they become spaces. The model's own normalisation does
+    that to U+FFFD.
     """
     folded = fold(text, lower_case=lower_case, strip_accents=strip_accents)
     return folded if folded.isascii() else _SURROGATE.sub(" ", folded)

@@ -1,33 +1,33 @@
-"""Sentences of free prose, split by the ``sentencex`` library."""
+"""Splits prose into sentences with the ``sentencex`` library."""
 
 import re
 from typing import Final
 
 from bert_jax.errors import UserError
 
-# sentencex takes any string for a language and falls back to English, also for "english" or "En".
+# The form of a language code. sentencex accepts any string, even "english" or "En", and uses the
+# rules of English for unknown languages.
 _LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[a-z]{2,8})*")
 
 
 def split_sentences(text: str, *, language: str) -> list[str]:
     """Splits a paragraph: ``"Dr. Smith came. He left." -> ["Dr. Smith came.", "He left."]``.
 
-    Line ends within a paragraph end a sentence. Sentences come in order without the white space
-    around them; none is empty. Together they hold every character of ``text`` that is not white
-    space.
+    A line end always ends a sentence. Sentences are in order, not empty, and have no white space
+    around them. All other characters of ``text`` are in some sentence.
     """
-    import sentencex  # of the extra `data`; every configuration imports this module
+    # Imported late: every configuration imports this module, but only the extra `data` installs it.
+    import sentencex
 
     sentences = (sentence.strip() for sentence in sentencex.segment(language, text))  # pyright: ignore[reportAttributeAccessIssue]
     return [sentence for sentence in sentences if sentence]
 
 
 def check_language(language: str, *, key: str = "language") -> str:
-    """Returns ``language`` if it is spelled like an ISO 639 code: ``"en"``, ``"zh"``, ``"yue"``.
+    """Returns ``language`` if it has the form of an ISO 639 code: ``"en"``, ``"zh"``, ``"yue"``.
 
-    A code without rules of its own is split by its nearest relative's, in the end by English's:
-    that is the library's table. Raises UserError: it is not spelled like a code; names ``key``, the
-    setting.
+    For a language without rules, sentencex uses a related language, and English if there is none.
+    Raises UserError at the setting ``key`` if ``language`` has another form.
     """
     if not _LANGUAGE.fullmatch(language):
         raise UserError(

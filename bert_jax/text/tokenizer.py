@@ -1,4 +1,4 @@
-"""The base class of tokenizers, which the rest of the project uses."""
+"""The base class of all tokenizers."""
 
 import abc
 import json
@@ -19,17 +19,17 @@ CONFIG_FILE = "tokenizer_config.json"
 class Tokenizer(abc.ABC):
     """Turns text into ids and back.
 
-    ``tokenizer.encode("unaffable")`` -> ``[14477, 20961, 3468]`` (the uncased 2018 vocabulary:
-    ``un ##aff ##able``). No method adds special pieces, and special pieces written in the text
-    are ordinary text: ``"[SEP]"`` is three words.
+    ``tokenizer.encode("unaffable")`` -> ``[14477, 20961, 3468]``, which is ``un ##aff ##able`` in
+    the uncased 2018 vocabulary. No method adds special pieces. A special piece in the text is
+    ordinary text: ``"[SEP]"`` is three words.
 
     Attributes:
-        vocab_size: how many ids there are.
-        special: where BERT's special pieces are.
-        is_continuation: marks the pieces that continue a word: bool ``[vocab_size]``.
-        hash: SHA-256 over vocabulary and settings: equal where the tokenizers behave alike.
-        lower_case: whether it lower-cases the text.
-        strip_accents: whether it drops accents; None follows ``lower_case``.
+        vocab_size: number of ids.
+        special: ids of BERT's special pieces.
+        is_continuation: whether a piece continues a word, bool ``[vocab_size]``.
+        hash: SHA-256 of vocabulary and settings. Tokenizers that behave alike have equal hashes.
+        lower_case: whether text is lower-cased.
+        strip_accents: whether accents are dropped. None is the value of ``lower_case``.
     """
 
     is_continuation: np.ndarray
@@ -43,7 +43,10 @@ class Tokenizer(abc.ABC):
         strip_accents: bool | None,
         source: str,
     ) -> None:
-        """Takes the pieces by id; UserError names `source` where a special piece is missing."""
+        """Creates a tokenizer from its pieces in the order of ids.
+
+        Raises UserError at `source` if a special piece is missing.
+        """
         self._vocabulary = tuple(vocabulary)
         self.lower_case, self.strip_accents = lower_case, strip_accents
         self.vocab_size = len(self._vocabulary)
@@ -59,13 +62,12 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns readable text; special pieces show, except padding."""
+        """Returns readable text with special pieces, but without padding."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns the pieces as the vocabulary spells them.
 
-        Raises UserError: an id is not in the vocabulary. Negative ones are refused too: Python
-        would count from the end and spell a wrong piece.
+        Raises UserError if an id is negative or not in the vocabulary.
         """
         for token_id in ids:
             if not 0 <= token_id < self.vocab_size:
@@ -80,16 +82,19 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def save(self, directory: epath.PathLike) -> None:
-        """Writes a directory, local or ``gs://``, that ``load_tokenizer`` opens.
+        """Writes a directory, local or ``gs://``, for ``load_tokenizer``.
 
-        Raises UserError: the directory cannot be written to.
+        Raises UserError if the directory cannot be written.
         """
 
     def _write(
         self, directory: epath.PathLike, name: str, content: bytes, settings: Mapping[str, Any]
     ) -> None:
-        """Writes the vocabulary, then settings with the hash: half a directory does not load."""
-        # The names that Hugging Face's settings give the special pieces.
+        """Writes the vocabulary first and the settings last.
+
+        After an interruption the settings are missing, so the directory cannot be opened.
+        """
+        # Hugging Face's settings name the special pieces "pad_token" and so on.
         special = zip(SpecialIds._fields, SPECIAL_PIECES, strict=True)
         settings = {
             **settings,

@@ -1,4 +1,4 @@
-"""A vocabulary: pieces in the order of their ids, BERT's special pieces among them."""
+"""Vocabularies: pieces in the order of their ids, with BERT's special pieces."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_text
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)  # in the order of SpecialIds
-_SLOTS_BEFORE_UNK = 99  # [unused0] to [unused98] are ids 1 to 99 of the 2018 vocabularies
+SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)  # special pieces in the order of SpecialIds
+_SLOTS_BEFORE_UNK = 99  # number of unused pieces before [UNK]; ids 1 to 99 in 2018 vocabularies
 
 
 class SpecialIds(NamedTuple):
@@ -24,10 +24,11 @@ class SpecialIds(NamedTuple):
 
 
 def reserved_pieces(unused_slots: int) -> list[str]:
-    """Returns the pieces before the learned ones, laid out as in the 2018 vocabularies.
+    """Returns the pieces before the learned ones, in the order of the 2018 vocabularies.
 
-    ``reserved_pieces(2)`` -> ``[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK]``. With 99 slots
-    or more [UNK] is 100, [CLS] 101, [SEP] 102 and [MASK] 103; further slots follow.
+    ``reserved_pieces(2)`` -> ``[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK]``. With 99 or
+    more unused slots, [UNK] is 100, [CLS] 101, [SEP] 102 and [MASK] 103; slots after the 99th
+    follow [MASK].
     """
     slots = [f"[unused{number}]" for number in range(unused_slots)]
     before, after = slots[:_SLOTS_BEFORE_UNK], slots[_SLOTS_BEFORE_UNK:]
@@ -35,7 +36,7 @@ def reserved_pieces(unused_slots: int) -> list[str]:
 
 
 def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
-    """Returns the special pieces' ids; UserError: one is missing in the file ``source``."""
+    """Returns the ids of the special pieces. Raises UserError at ``source`` if one is missing."""
     ids = {piece: token_id for token_id, piece in enumerate(pieces)}
     missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
     if missing:
@@ -50,11 +51,12 @@ def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
 
 
 def read_vocabulary(path: epath.Path) -> list[str]:
-    """Reads a ``vocab.txt`` of the 2018 release: a piece per line, the first line is id 0.
+    """Reads a ``vocab.txt`` of the 2018 release: a piece per line, from id 0.
 
-    White space around a piece is dropped as in google-research/bert, except where nothing would be
-    left (the Chinese vocabulary holds a line separator, U+2028): no text ever yields such a piece.
-    Raises UserError: no such file, not UTF-8, no pieces, a blank line, or a duplicate piece.
+    White space around a piece is dropped, as in google-research/bert. A piece that is only white
+    space stays, such as the line separator U+2028 of the Chinese vocabulary; no text gives its id.
+    Raises UserError if the file is missing, empty or not UTF-8, or has a blank line or a piece
+    twice.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":
@@ -90,7 +92,7 @@ def read_vocabulary(path: epath.Path) -> list[str]:
 def split_at_masks(text: str) -> list[str]:
     """Returns the parts of a text around its masks: ``"a [MASK] ." -> ["a ", " ."]``.
 
-    Raises UserError: there is no mask.
+    Raises UserError if the text has no mask.
     """
     parts = text.split(MASK)
     if len(parts) == 1:

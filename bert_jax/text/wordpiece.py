@@ -1,4 +1,4 @@
-"""WordPiece: greedy longest match within a word, exactly as the 2018 release tokenizes."""
+"""WordPiece: greedy longest match within each word, exactly as in google-research/bert."""
 
 import functools
 import hashlib
@@ -17,17 +17,17 @@ from bert_jax.text.vocabulary import UNK, read_vocabulary
 
 VOCAB_FILE = "vocab.txt"
 CONTINUATION = "##"
-# WordpieceTokenizer(max_input_chars_per_word=200) of google-research/bert; the library's default is
-# 100.
+# Longest word that is divided into pieces, as in google-research/bert; longer words are [UNK]. The
+# default of the `tokenizers` library is 100.
 MAX_WORD_CHARACTERS = 200
-_REMEMBERED_WORDS = 1 << 17  # about 30 MB; text repeats its words, so nearly all are found
+_CACHED_WORDS = 1 << 17  # limit of the cache of words, about 30 MB; nearly all words are in it
 
 
 class WordPieceTokenizer(Tokenizer):
     """A vocabulary of words and ``##`` continuations.
 
-    Words are split by ``WordSplitter`` and taken apart by the ``tokenizers`` library, once each:
-    the ids of words met before are remembered, within a bound.
+    ``WordSplitter`` splits text into words, and the ``tokenizers`` library divides each word into
+    pieces. The ids of words are cached.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class WordPieceTokenizer(Tokenizer):
         chinese: bool = True,
         source: str = VOCAB_FILE,
     ) -> None:
-        """Takes the pieces in the order of their ids, each once, and settings of `WordSplitter`.
+        """Creates a tokenizer from distinct pieces in the order of ids; settings: `WordSplitter`.
 
-        Raises UserError: naming ``source``, where a special piece is missing.
+        Raises UserError at ``source`` if a special piece is missing.
         """
         super().__init__(
             vocabulary, lower_case=lower_case, strip_accents=strip_accents, source=source
@@ -62,12 +62,12 @@ class WordPieceTokenizer(Tokenizer):
         return list(chain.from_iterable(map(self._ids_of_word.__getitem__, words)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns readable text: continuations joined, no space before punctuation, no padding."""
+        """Returns text with joined continuations, without padding or spaces before punctuation."""
         kept = [token_id for token_id in ids if token_id != self.special.pad]
         return decoders.WordPiece(prefix=CONTINUATION, cleanup=True).decode(self.pieces(kept))
 
     def save(self, directory: epath.PathLike) -> None:
-        """Writes ``vocab.txt`` and ``tokenizer_config.json``, which Hugging Face reads too."""
+        """Writes ``vocab.txt`` and ``tokenizer_config.json``. Hugging Face can open them."""
         vocabulary = "".join(f"{piece}\n" for piece in self._vocabulary)
         settings = {
             "type": "wordpiece",
@@ -79,7 +79,7 @@ class WordPieceTokenizer(Tokenizer):
         self._write(directory, VOCAB_FILE, vocabulary.encode("utf-8"), settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Lets worker processes have a copy, without the remembered words."""
+        """Pickles the vocabulary and the settings without the cache, for worker processes."""
         settings = ("lower_case", "strip_accents", "chinese")
         rebuild = functools.partial(type(self), **{name: getattr(self, name) for name in settings})
         return rebuild, (self._vocabulary,)
@@ -92,10 +92,11 @@ def load_wordpiece(
     strip_accents: bool | None = None,
     chinese: bool = True,
 ) -> WordPieceTokenizer:
-    """Opens a bare ``vocab.txt`` of the 2018 release, a file or its directory, with given settings.
+    """Opens a ``vocab.txt`` of the 2018 release, given as a file or its directory.
 
-    ``lower_case`` is True for uncased models and the Chinese one; for the settings see
-    `WordSplitter`. Raises UserError: no such file, or no vocabulary with BERT's special pieces.
+    The settings are those of `WordSplitter`. ``lower_case`` is True for uncased models and for the
+    Chinese model. Raises UserError if the file is missing or no vocabulary with BERT's special
+    pieces.
     """
     path = epath.Path(vocab_file)
     if path.is_dir():
@@ -110,7 +111,7 @@ def load_wordpiece(
 
 
 class _IdsOfWord(dict[str, tuple[int, ...]]):
-    """Words to their ids, worked out by the library when a word is first met."""
+    """A cache of the ids of words. The library divides a word at its first use."""
 
     def __init__(self, vocabulary: Sequence[str], *, unknown: int) -> None:
         super().__init__()
@@ -123,13 +124,13 @@ class _IdsOfWord(dict[str, tuple[int, ...]]):
         )
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        if len(word) > MAX_WORD_CHARACTERS:  # not remembered: it may be a megabyte
+        if len(word) > MAX_WORD_CHARACTERS:  # not cached: it may have a megabyte
             return self._unknown
         try:
             ids = tuple(token.id for token in self._model.tokenize(word))
-        except UnicodeEncodeError:  # a lone surrogate: no vocabulary file can hold one
+        except UnicodeEncodeError:  # a lone surrogate, which no vocabulary file can contain
             ids = self._unknown
-        if len(self) >= _REMEMBERED_WORDS:
+        if len(self) >= _CACHED_WORDS:
             self.clear()
         self[word] = ids
         return ids

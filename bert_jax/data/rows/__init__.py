@@ -1,1 +1,1 @@
-"""Row transforms: masking and padding of one or several examples."""
+"""Row transforms: masking, padding and packing of examples."""

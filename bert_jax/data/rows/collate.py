@@ -1,4 +1,4 @@
-"""Token sequences to rows, rows to a batch: assembling, padding and stacking."""
+"""Assembles token sequences to rows, pads them, and stacks rows to a batch."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -14,20 +14,21 @@ _TEXTS_AT_ONCE: Final = 10_000
 
 
 class Ragged:
-    """Sequences of unequal length, one after the other: ``[[7, 8], [], [9]]``.
+    """Sequences of unequal length, ``[[7, 8], [], [9]]``, stored in one array.
 
-    A list of Python integers takes ten times the room.
+    Lists of Python integers would need ten times the memory.
     """
 
     def __init__(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> None:
-        """Takes the sequences over, which are read once."""
+        """Copies the sequences; they are read once."""
         ends = [0]
         parts: list[np.ndarray] = []
         for sequence in sequences:
             parts.append(np.asarray(sequence, np.int32))
             ends.append(ends[-1] + len(sequence))
         self._flat = np.concatenate([np.zeros(0, np.int32), *parts])
-        self.offsets = np.asarray(ends, np.int64)  # where each begins, and the end: [sequences + 1]
+        # First place of each sequence, and the end of the last: [sequences + 1].
+        self.offsets = np.asarray(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -36,34 +37,34 @@ class Ragged:
         return self.between(index, index + 1)
 
     def between(self, first: int, end: int) -> np.ndarray:
-        """Returns the sequences from `first` up to `end` joined to one: int32."""
+        """Returns the sequences `first` to `end` − 1, joined to one int32 array."""
         return self._flat[self.offsets[first] : self.offsets[end]]
 
 
 def encode_ragged(tokenizer: Tokenizer, texts: Iterable[str]) -> Ragged:
-    """Returns the pieces of each text, without special ones; the texts are read once."""
-    iterator = iter(texts)  # itertools.batched came with Python 3.12
+    """Returns the token ids of each text, without special tokens. The texts are read once."""
+    iterator = iter(texts)  # Python 3.11 has no itertools.batched
     batches = iter(lambda: list(itertools.islice(iterator, _TEXTS_AT_ONCE)), [])
     return Ragged(itertools.chain.from_iterable(map(tokenizer.encode_batch, batches)))
 
 
 class Assembled(NamedTuple):
-    """``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``, unpadded."""
+    """Unpadded token ids: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``."""
 
     ids: list[int]
-    second: int  # index of B's first token; the length if there is no B
+    second: int  # index of B's first token; without B the number of tokens
     cut: bool  # whether tokens were dropped
 
 
 def assemble(
     first: Sequence[int], second: Sequence[int] | None, special: SpecialIds, *, max_length: int
 ) -> Assembled:
-    """Joins token sequences; the longer of two loses its last token until both fit.
+    """Joins one or two token sequences with special tokens.
 
     ``assemble([7, 8], [9], special, max_length=8)`` → ``[CLS] 7 8 [SEP] 9 [SEP]``, second = 4
 
-    ``max_length`` counts special tokens too. Source: `_truncate_seq_pair` in google-research/bert
-    `run_classifier.py`.
+    While the result is longer than ``max_length``, including special tokens, the longer sequence
+    loses its last token. Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
     """
     others = [] if second is None else list(second)
     room = max_length - (2 if second is None else 3)
@@ -83,7 +84,7 @@ def pad_rows(
 ) -> np.ndarray:
     """Pads sequences of different lengths: ``[[7, 8], [9]]``, 3, 2 -> ``[[7, 8], [9, 0], [0, 0]]``.
 
-    Missing rows hold ``fill`` alone. Returns int32 ``[batch_size, length]``.
+    Missing rows consist of ``fill``. Returns int32 ``[batch_size, length]``.
     """
     padded = np.full((batch_size, length), fill, np.int32)
     for row, value in zip(padded[: len(values)], values, strict=True):
@@ -99,16 +100,25 @@ def collate_tokens(
     length: int,
     pad_id: int,
 ) -> Row:
-    """Pads token sequences to what the model reads; missing rows are padding only.
+    """Returns the model's input arrays for token sequences, padded.
 
     ``[[2, 7, 3, 8, 3]]``, seconds ``[3]``, length 6, pad 0 -> ``input_ids [[2, 7, 3, 8, 3, 0]]``,
-    ``token_type_ids [[0, 0, 0, 1, 1, 0]]``, ``segment_ids [[1, 1, 1, 1, 1, 0]]``, each int32
-    ``[batch_size, length]``. For several sequences per row (multiple choice), pass them all in
-    order and reshape the result.
+    ``token_type_ids [[0, 0, 0, 1, 1, 0]]``, ``segment_ids [[1, 1, 1, 1, 1, 0]]``.
 
-    At most ``batch_size`` sequences, with their special tokens, none longer than ``length``;
-    ``seconds`` is the index of the first token of each second span, the sequence's length where
-    there is none, and None if no sequence has one.
+    For several sequences per row (multiple choice), pass all sequences in order and reshape the
+    arrays.
+
+    Args:
+        sequences: token ids with special tokens; at most ``batch_size`` sequences of at most
+            ``length`` tokens.
+        seconds: index of the first token of each second span. For a sequence without a second span
+            it is the number of tokens. None if no sequence has a second span.
+        batch_size: rows of the batch. Missing rows are padding.
+        length: tokens in a row.
+        pad_id: id of [PAD].
+
+    Returns:
+        int32 arrays ``[batch_size, length]`` by name.
     """
     sizes = np.zeros((batch_size, 1), np.int64)
     sizes[: len(sequences), 0] = [len(sequence) for sequence in sequences]
@@ -124,11 +134,11 @@ def collate_tokens(
 
 
 def stack_rows(rows: Sequence[Row], *, batch_size: int, like: Row | None = None) -> Row:
-    """Stacks rows of equal shapes: three of ``{"input_ids": [L]}``, 4 -> ``{"input_ids": [4, L]}``.
+    """Stacks rows of equal names, shapes and dtypes to arrays ``[batch_size, *shape]``.
 
-    Missing rows are zeros: no token (``segment_ids`` 0) and no weight, so that they do not enter
-    any sum. At most ``batch_size`` rows have the same names, shapes and dtypes; without any,
-    ``like`` is a row that has them. Returns arrays ``[batch_size, *shape]`` by name.
+    Three rows ``{"input_ids": [L]}``, ``batch_size`` 4 -> ``{"input_ids": [4, L]}``. Missing rows
+    are zeros. They have no token (``segment_ids`` 0) and no weight, so no sum includes them. There
+    are at most ``batch_size`` rows. If there is none, ``like`` is a row that gives the shapes.
     """
     batch = {}
     for name, first in (rows[0] if like is None else like).items():
@@ -139,5 +149,5 @@ def stack_rows(rows: Sequence[Row], *, batch_size: int, like: Row | None = None)
 
 
 def count_tokens(batch: HostBatch) -> int:
-    """Returns the tokens of a batch without padding: positions whose ``segment_ids`` exceed 0."""
+    """Returns the number of tokens in a batch, without padding (``segment_ids`` 0)."""
     return int(np.count_nonzero(batch["segment_ids"]))

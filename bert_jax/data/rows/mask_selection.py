@@ -1,4 +1,4 @@
-"""Selection of the tokens to mask: single tokens, whole words, spans of words; Chinese words."""
+"""Selects the tokens to mask: single tokens, whole words or spans of words."""
 
 import dataclasses
 import functools
@@ -14,33 +14,35 @@ from bert_jax.text.basic_tokenizer import is_chinese
 from bert_jax.user_function import load_function
 
 _KEY: Final = "objective.masking.segmenter"
-_BLOCK: Final = 64  # words; most examples spend their budget within the first block
+_BLOCK: Final = 64  # number of words to convert at once; most examples need only the first block
 
 
 class Words(NamedTuple):
-    """The words of an example, as ranges of its candidates (the tokens that may be masked)."""
+    """The w words of an example, as ranges of its candidates (the tokens that may be masked)."""
 
-    starts: np.ndarray  # int [w]: index of the first candidate of each
-    lengths: np.ndarray  # int [w]: tokens
-    opens_run: np.ndarray  # bool [w]: first word of the example or first after a special token
+    starts: np.ndarray  # index of each word's first candidate, int [w]
+    lengths: np.ndarray  # number of tokens in each word, int [w]
+    opens_run: np.ndarray  # whether a word is the first, or follows a special token, bool [w]
 
 
 class WordSpan(NamedTuple):
     """Consecutive words that are masked as a whole."""
 
-    first: int  # index of its first word
-    size: int  # words
-    start: int  # index of its first candidate
-    tokens: int
+    first: int  # index of the first word
+    size: int  # number of words
+    start: int  # index of the first candidate
+    tokens: int  # number of tokens
 
 
 def find_words(candidates: np.ndarray, continues: np.ndarray) -> Words:
-    """Cuts an example into words: candidates ``[1, 2, 4]``, all continuing -> lengths ``[2, 1]``.
+    """Finds an example's words: candidates ``[1, 2, 4]``, all continuing -> lengths ``[2, 1]``.
 
-    A word ends before a special token. In google-research/bert a continuation that opens the second
-    span joins the last word of the first across [SEP]; here it is a word of its own. Candidates,
-    [c], are positions of the tokens that may be masked, ascending, at least one; ``continues``,
-    bool [c], says of each whether it continues the word of the token before it.
+    A word ends before a special token. So a continuation at the start of the second span is a word
+    of its own; in google-research/bert it joins the last word of the first span.
+
+    Args:
+        candidates: ascending positions [c] of the tokens that may be masked; at least one.
+        continues: whether each candidate continues the word of the token before it, bool [c].
     """
     after_special = np.empty(len(candidates), bool)
     after_special[0] = True
@@ -53,9 +55,9 @@ def find_words(candidates: np.ndarray, continues: np.ndarray) -> Words:
 
 
 def choose_tokens(keys: np.ndarray, budget: int) -> np.ndarray:
-    """Returns bool [c]: a uniformly random choice of ``budget`` candidates.
+    """Returns a uniformly random choice of ``budget`` of c candidates, bool [c].
 
-    The keys are uniform random numbers [c], the budget 1 to c.
+    The keys are c uniform random numbers.
     """
     chosen = np.zeros(len(keys), bool)
     chosen[keys.argpartition(budget - 1)[:budget]] = True
@@ -63,9 +65,9 @@ def choose_tokens(keys: np.ndarray, budget: int) -> np.ndarray:
 
 
 def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
-    """Returns bool [c]: the tokens of randomly chosen words, as many as fit into ``budget``.
+    """Returns the tokens of randomly chosen words, at most ``budget`` tokens, as bool [c].
 
-    The keys are uniform random numbers [w].
+    The keys are a uniform random number for each word.
     """
     order = keys.argsort()
     ordered = words.lengths[order]
@@ -74,7 +76,7 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
     left = budget - (int(ends[fitting - 1]) if fitting else 0)
     chosen = np.zeros(len(order), bool)
     chosen[order[:fitting]] = True
-    # The next word exceeds the budget: continue with the later words that still fit.
+    # The next word exceeds the budget. Later words may be short enough.
     for at in (fitting + np.flatnonzero(ordered[fitting:] <= left)).tolist() if left else ():
         if ordered[at] <= left:
             chosen[order[at]] = True
@@ -87,24 +89,24 @@ def choose_words(words: Words, keys: np.ndarray, budget: int) -> np.ndarray:
 def choose_spans(
     words: Words, *, keys: np.ndarray, sizes: np.ndarray, chances: np.ndarray, budget: int
 ) -> list[WordSpan]:
-    """Chooses spans of whole words, in random order, until ``budget`` tokens are spent.
+    """Chooses spans of whole words, in random order, until ``budget`` tokens are chosen.
 
-    Each begins at a uniformly random word that is not yet taken and has a random size; it ends
-    earlier at a special token, at a word already taken, and before a word that exceeds the budget.
-    Like whole words, spans may fall short of the budget by less than a word.
+    A span begins at a uniformly random word that is not yet chosen, and has a random size. It ends
+    earlier before a special token, a chosen word, or a word that exceeds the budget. The sum may
+    fall short of the budget by less than a word.
 
     Args:
-        words: of the example.
-        keys: [w] uniform random numbers that order the words.
-        sizes: [w] uniform random numbers that give the size of a span that begins at each word.
+        words: words of the example.
+        keys: uniform random numbers [w] that order the words.
+        sizes: uniform random numbers [w]; each gives the size of a span that begins at that word.
         chances: probabilities of 1, 2, … words.
-        budget: tokens.
+        budget: maximum number of tokens.
     """
-    # Lists and bytes: only a few elements are read, one by one, where NumPy is far slower.
+    # Reading single elements of a NumPy array is slow, so lists and bytes are used.
     limits = list(itertools.accumulate(chances[:-1].tolist()))
     lengths, opens_run = words.lengths.tolist(), words.opens_run.tobytes()
     taken = bytearray(len(lengths) + 1)
-    taken[-1] = 1  # beyond the last word
+    taken[-1] = 1  # a word after the last one, which ends every span
     left = budget
     spans: list[WordSpan] = []
     order = keys.argsort()
@@ -126,10 +128,10 @@ def choose_spans(
 
 
 def tokens_of_spans(spans: Sequence[WordSpan], *, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens of disjoint spans, ascending, and the span of each: both int [k].
+    """Returns the tokens of disjoint spans in ascending order, and each token's span: both int [k].
 
-    Spans of one token at 3 and of three tokens at 0: tokens ``[0, 1, 2, 3]``, spans
-    ``[1, 1, 1, 0]``.
+    For spans of one token at 3 and of three tokens at 0, the tokens are ``[0, 1, 2, 3]`` and the
+    spans ``[1, 1, 1, 0]``.
     """
     owners = np.zeros(total, np.int64)
     for number, span in enumerate(spans, 1):
@@ -152,8 +154,8 @@ def ngram_chances(most: int) -> np.ndarray:
 def geometric_chances(stop: float, most: int) -> np.ndarray:
     """Returns p(n) ∝ stop · (1 - stop)^(n - 1) for 1 to ``most`` words.
 
-    Source: SpanBERT, arXiv 1907.10529, section 3.1. Truncated and renormalised, as in its code: the
-    mean is the paper's 3.8 words at 0.2 and 10.
+    The distribution is truncated and renormalised, as in SpanBERT's code (arXiv 1907.10529, section
+    3.1). With ``stop`` 0.2 and ``most`` 10 the mean is 3.8 words, as in the paper.
     """
     weights = (1.0 - stop) ** np.arange(most)
     return weights / weights.sum()
@@ -161,23 +163,26 @@ def geometric_chances(stop: float, most: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Segmenter:
-    """Finds the words in sequences of Chinese characters, by a segmenter of the user's choice.
+    """Finds the words in runs of Chinese characters with a user's function.
 
-    BERT's tokenizers split Chinese text into single characters, so the tokens of a word are not
-    marked as such. The loader segments tokens, so that one dataset serves every masking unit.
-    Picklable: it holds the hook's name.
+    BERT's tokenizers split Chinese text into single characters, so tokens do not show where words
+    begin. The loader finds words when it masks, so one dataset serves every masking unit. A
+    segmenter can be pickled, since it has only the function's name.
     """
 
-    # "module:function", such as "jieba:lcut": takes text without white space, returns its words in
-    # order, which concatenate to the text.
+    # Name of the function, "module:function", such as "jieba:lcut". Its argument is text without
+    # white space. It returns the words in order; together they are the text.
     hook: str
-    pieces: tuple[str, ...] = dataclasses.field(repr=False)  # the vocabulary
-    # bool [vocab_size], true for pieces that consist of Chinese characters only.
+    pieces: tuple[str, ...] = dataclasses.field(repr=False)  # pieces of the vocabulary
+    # Whether a piece consists only of Chinese characters, bool [vocab_size].
     is_ideograph: np.ndarray = dataclasses.field(repr=False, compare=False)
 
     @classmethod
     def create(cls, hook: str, pieces: Sequence[str]) -> Self:
-        """Returns the segmenter for a vocabulary; UserError: the hook cannot be imported."""
+        """Returns the segmenter for a vocabulary.
+
+        Raises UserError if the hook cannot be imported.
+        """
         load_function(hook, key=_KEY)
         ideographs = [bool(piece) and all(map(is_chinese, piece)) for piece in pieces]
         return cls(hook, tuple(pieces), np.array(ideographs, bool))
@@ -185,9 +190,8 @@ class Segmenter:
     def join(self, input_ids: np.ndarray, continues: np.ndarray) -> np.ndarray:
         """Marks the characters that continue a word: ``我 爱 北 京`` -> ``no no no yes``.
 
-        Returns a copy of ``continues``, bool [n], in which the Chinese characters of ``input_ids``,
-        int [n], form the hook's words. Raises UserError: the hook's words do not concatenate to the
-        text.
+        Returns a copy of ``continues``, bool [n], with new marks at the Chinese characters of
+        ``input_ids``, int [n]. Raises UserError if the hook's words do not concatenate to the text.
         """
         joined = continues.copy()
         inside = np.zeros(len(input_ids) + 2, bool)

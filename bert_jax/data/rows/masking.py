@@ -1,4 +1,4 @@
-"""Masked-token selection and replacement (80% [MASK], 10% random, 10% unchanged)."""
+"""Selects tokens to predict and replaces them (80% [MASK], 10% random, 10% unchanged)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NGRAM: Final = 3
 MAX_SPAN: Final = 10
 SPAN_STOP: Final = 0.2  # probability that a span ends after each of its words: SpanBERT's p
 
-# Units that read a setting: with other units it is refused, since it would do nothing.
+# The units for which a setting has an effect. With other units the setting is refused.
 _UNITS_OF_SETTINGS: Final = {
     "max_words": ("ngram", "span"),
     "segmenter": ("whole_word", "ngram", "span"),
@@ -31,27 +31,27 @@ _UNITS_OF_SETTINGS: Final = {
 
 
 class MaskingSection(Section):
-    """How tokens are masked: 15% of them; 80% become [MASK], 10% a random token, 10% stay.
+    """How tokens are masked: 15% are predicted; of these 80% become [MASK] and 10% random tokens.
 
     The defaults are BERT's (arXiv 1810.04805, section 3.1).
 
     Attributes:
-        rate: share of an example's tokens to predict, special tokens included in the count, as in
-            google-research/bert ``create_pretraining_data.py`` (``masked_lm_prob``).
-        unit: what is masked as a whole: ``token``; ``whole_word`` (a word's first piece and the
-            continuations after it; google-research/bert's ``do_whole_word_mask``); ``ngram`` (up to
-            3 words, p(n) ∝ 1/n: ALBERT, arXiv 1909.11942); ``span`` (up to 10 words, geometrically
-            distributed; all tokens of a span are replaced the same way: SpanBERT, arXiv
-            1907.10529).
-        max_words: longest ``ngram`` or ``span``; by default 3 and 10.
-        segmenter: ``module:function`` that cuts Chinese text into words, such as ``jieba:lcut``,
-            for the units made of words; by default each character is a word. See
+        rate: share of an example's tokens that are predicted. Special tokens are included in the
+            number of tokens, as in google-research/bert (``masked_lm_prob``).
+        unit: unit that is masked as a whole. ``token``: a token. ``whole_word``: a word's first
+            piece and its continuations (google-research/bert's ``do_whole_word_mask``). ``ngram``:
+            up to 3 words, with p(n) ∝ 1/n (ALBERT, arXiv 1909.11942). ``span``: up to 10 words,
+            geometrically distributed, all replaced the same way (SpanBERT, arXiv 1907.10529).
+        max_words: longest ``ngram`` or ``span`` in words. The default is 3 for ``ngram``, 10 for
+            ``span``.
+        segmenter: function that divides Chinese text into words, as ``module:function``, such as
+            ``jieba:lcut``. Only for units made of words. By default each character is a word. See
             `bert_jax.data.rows.mask_selection.Segmenter`.
-        replace_with_mask: share of the masked tokens (spans) that become [MASK].
-        replace_with_random: share that become a token drawn uniformly from the whole vocabulary.
-            The rest stay unchanged and are predicted all the same.
-        max_predictions: most predictions per example (``max_predictions_per_seq``); by default what
-            ``rate`` gives for a full row, rounded up.
+        replace_with_mask: share of the tokens (or spans) to predict that become [MASK].
+        replace_with_random: share of the tokens to predict that become a token drawn uniformly from
+            the whole vocabulary. All other tokens to predict stay unchanged.
+        max_predictions: maximum number of predictions per example (``max_predictions_per_seq``).
+            The default is ``rate`` times the row's length, rounded up.
     """
 
     rate: float = pydantic.Field(default=0.15, gt=0.0, lt=1.0)
@@ -91,13 +91,13 @@ class MaskingSection(Section):
 
     @property
     def span_chances(self) -> np.ndarray:
-        """Probabilities [max_words] of 1, 2, … words, for ``ngram`` and ``span``."""
+        """Probabilities of 1, 2, … words for ``ngram`` and ``span``, [max_words]."""
         if self.unit == "ngram":
             return mask_selection.ngram_chances(self.max_words or MAX_NGRAM)
         return mask_selection.geometric_chances(SPAN_STOP, self.max_words or MAX_SPAN)
 
     def predictions(self, seq_length: int) -> int:
-        """Returns the slots for predictions in a row: 512 -> 77, 128 -> 20 at 15%."""
+        """Returns the number of prediction slots in a row: at 15%, 512 -> 77 and 128 -> 20."""
         if self.max_predictions is not None:
             return self.max_predictions
         return math.ceil(self.rate * seq_length)
@@ -106,33 +106,37 @@ class MaskingSection(Section):
 class MaskedExample(NamedTuple):
     """An example of n tokens with k predictions, in the order of their positions."""
 
-    input_ids: np.ndarray  # int32 [n]: what the model sees
-    positions: np.ndarray  # int [k]: where it predicts, ascending
-    ids: np.ndarray  # int32 [k]: the original tokens there
+    input_ids: np.ndarray  # token ids after masking, int32 [n]
+    positions: np.ndarray  # positions of the predictions, ascending, int [k]
+    ids: np.ndarray  # original token ids at these positions, int32 [k]
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenMasker:
-    """Masks one example: ``masker(input_ids, rng)``. Picklable, free of JAX.
+    """Masks one example: ``masker(input_ids, rng)``. It can be pickled and does not use JAX.
 
     ``[CLS] the dog bark ##ed [SEP]`` -> ``[CLS] the [MASK] bark ##ed [SEP]``, positions ``[2]``,
     ids ``[dog]``.
     """
 
     masking: MaskingSection
-    max_predictions: int  # of an example
-    special: SpecialIds  # `cls` and `sep` are never masked
-    # Random replacements are any of them, special tokens included, as in google-research/bert.
+    max_predictions: int  # maximum number of predictions in an example
+    special: SpecialIds  # ids of special tokens; `cls` and `sep` are never masked
+    # Number of pieces. A random replacement is any piece, even a special one, as in
+    # google-research/bert.
     vocab_size: int
-    # bool [vocab_size], true for pieces that continue a word; read for the units made of words.
+    # Whether a piece continues a word, bool [vocab_size]. Only for units made of words.
     is_continuation: np.ndarray = dataclasses.field(repr=False, compare=False)
-    segmenter: Segmenter | None = None  # finds the words of Chinese text for the same units
+    segmenter: Segmenter | None = None  # segmenter of Chinese text, for units made of words
 
     @classmethod
     def from_tokenizer(
         cls, tokenizer: Tokenizer, *, masking: MaskingSection, max_predictions: int
     ) -> TokenMasker:
-        """Returns the masker for a tokenizer; UserError: the segmenter cannot be imported."""
+        """Returns the masker for a tokenizer.
+
+        Raises UserError if the segmenter cannot be imported.
+        """
         segmenter = None
         if masking.segmenter is not None:
             pieces = tokenizer.pieces(range(tokenizer.vocab_size))
@@ -147,12 +151,12 @@ class TokenMasker:
         )
 
     def __call__(self, input_ids: np.ndarray, rng: np.random.Generator) -> MaskedExample:
-        """Returns a masked example of ids [n], of any integer type, which stay unchanged.
+        """Returns ``input_ids``, integers [n], as a masked example. The argument stays unchanged.
 
-        The number of predictions is google-research/bert's: ``min(max_predictions, max(1, round(n *
-        rate)))``, with [CLS] and [SEP] counted in n. Whole words and spans may fall short of it: a
-        word that would exceed it is skipped for a shorter one. One array is drawn from ``rng``.
-        Raises UserError: an id exceeds the vocabulary.
+        The number of predictions is ``min(max_predictions, max(1, round(n * rate)))``, where n
+        includes [CLS] and [SEP], as in google-research/bert. Whole words and spans may give fewer
+        predictions, because words that would exceed this number are skipped. One array is drawn
+        from ``rng``. Raises UserError if an id is not in the vocabulary.
         """
         check_vocabulary(int(input_ids.max()), vocab_size=self.vocab_size)
         candidates = np.flatnonzero(
@@ -162,8 +166,8 @@ class TokenMasker:
         budget = max(1, round(len(input_ids) * self.masking.rate))
         budget = min(self.max_predictions, budget, total)
         sized = total if self.masking.unit in ("ngram", "span") else 0
-        # Uniform doubles only: NumPy keeps `random` stable between versions, `choice` and
-        # `permutation` less so.
+        # Only uniform doubles are drawn: `choice` and `permutation` are more likely to give other
+        # numbers in another version of NumPy than `random`.
         draws = rng.random(total + 2 * budget + sized)
         actions, randoms = draws[total : total + budget], draws[total + budget : total + 2 * budget]
         keys, sizes = draws[:total], draws[total + 2 * budget :]
@@ -197,9 +201,9 @@ class TokenMasker:
         return mask_selection.find_words(candidates, continues[candidates])
 
     def _replace(self, ids: np.ndarray, actions: np.ndarray, randoms: np.ndarray) -> np.ndarray:
-        """Returns the replacement of each id [k]: [MASK], a random id, or the id itself.
+        """Returns the replacement of each id: [MASK], a random id, or the id itself.
 
-        Uniform numbers [k] decide between the three (`actions`) and choose the random ids.
+        The uniform numbers `actions` [k] choose between these three, `randoms` [k] the random id.
         """
         shares = self.masking
         random_ids = (randoms * self.vocab_size).astype(np.int32)
@@ -209,10 +213,7 @@ class TokenMasker:
 
 
 def check_vocabulary(highest: int, *, vocab_size: int) -> None:
-    """Refuses a dataset whose highest token id exceeds the vocabulary.
-
-    Raises UserError: ``highest`` is ``vocab_size`` or more.
-    """
+    """Raises UserError if a dataset's highest token id is not in the vocabulary."""
     if highest >= vocab_size:
         raise UserError(
             "dataset.token_id",

@@ -1,4 +1,4 @@
-"""The row transforms of pretraining: mask examples, or take stored masks, and lay out rows."""
+"""The row transforms of pretraining, for unmasked examples and for stored masks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: int, pad: int) -> Row:
-    """Returns a batch of B rows of L tokens, all padding, with P slots for predictions.
+    """Returns a batch of padding: B rows of L tokens, with P predictions and E examples per row.
 
-    int32 ``input_ids``, ``token_type_ids``, ``segment_ids`` and, with ``max_examples`` E above 1,
-    ``position_ids``, each [B, L]; int32 ``masked_lm_positions``, ``masked_lm_ids`` and float32
-    ``masked_lm_weights``, each [B, P]; int32 ``next_sentence_labels``, ``cls_positions`` and
-    float32 ``next_sentence_weights``, each [B, E].
+    Arrays [B, L]: int32 ``input_ids``, ``token_type_ids``, ``segment_ids`` and, if E is above 1,
+    ``position_ids``. Arrays [B, P]: int32 ``masked_lm_positions`` and ``masked_lm_ids``, float32
+    ``masked_lm_weights``. Arrays [B, E]: int32 ``next_sentence_labels`` and ``cls_positions``,
+    float32 ``next_sentence_weights``.
     """
     tokens, slots, examples = (rows, seq_length), (rows, predictions), (rows, max_examples)
     batch = {
@@ -49,13 +49,13 @@ def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: in
 
 
 def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExample]) -> None:
-    """Writes 1 to E examples, and the same ones masked, into an empty row, one after the other.
+    """Writes 1 to E examples one after the other into an empty row, with their masked forms.
 
     Examples of 5 and 3 tokens in a row of 10 have ``segment_ids`` 1 1 1 1 1 2 2 2 0 0,
-    ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5. ``token_type_ids`` become 0 for
-    ``[CLS] A [SEP]`` and 1 for ``B [SEP]``; ``masked_lm_weights`` 1 for a prediction;
-    ``next_sentence_weights`` 1 for an example with a second span. Raises ValueError: more tokens,
-    predictions or examples than the row has room for.
+    ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5. ``token_type_ids`` are 0 for
+    ``[CLS] A [SEP]`` and 1 for ``B [SEP]``. ``masked_lm_weights`` are 1 for predictions, and
+    ``next_sentence_weights`` are 1 for examples with a second span. Raises ValueError if the row is
+    too small for the tokens, predictions or examples.
     """
     room = [len(row[name]) for name in ("input_ids", "masked_lm_ids", "cls_positions")]
     needed = [sum(len(m.input_ids) for m in masked), sum(len(m.ids) for m in masked), len(examples)]
@@ -82,32 +82,35 @@ def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExampl
 
 @dataclasses.dataclass(frozen=True)
 class MaskingTransform:
-    """A `bert_jax.task.RowTransform` over unmasked examples."""
+    """A `bert_jax.task.RowTransform` for unmasked examples."""
 
     seq_length: int  # L, tokens in a row
-    masker: TokenMasker  # masks an example, independent of the other examples in its row
-    max_examples: int = 1  # E, most examples in a row; more than 1 is packing
+    masker: TokenMasker  # masker of each example; it does not see other examples of the row
+    max_examples: int = 1  # E, maximum number of examples in a row; above 1 rows are packed
 
     @classmethod
     def from_tokenizer(
         cls, tokenizer: Tokenizer, *, seq_length: int, masking: MaskingSection
     ) -> MaskingTransform:
-        """Returns the transform without packing; UserError: the segmenter cannot be imported."""
+        """Returns the transform without packing.
+
+        Raises UserError if the segmenter cannot be imported.
+        """
         predictions = masking.predictions(seq_length)
         masker = TokenMasker.from_tokenizer(tokenizer, masking=masking, max_predictions=predictions)
         return cls(seq_length, masker)
 
     def packed(self, max_examples: int) -> MaskingTransform:
-        """Returns the same transform with up to ``max_examples`` examples per row."""
+        """Returns this transform with up to ``max_examples`` examples per row."""
         return dataclasses.replace(self, max_examples=max_examples)
 
     @property
     def max_predictions(self) -> int:
-        """P, slots for predictions in a row: enough that packing never drops a mask.
+        """P, prediction slots in a row. Packing never drops a prediction for lack of a slot.
 
         An example of n tokens has fewer than ``n · rate + 1`` predictions. So E examples with L
-        tokens in total have fewer than ``L · rate + E``: at 15%, 84 slots for 8 examples in 512
-        tokens. The limit per example bounds the sum as well.
+        tokens in total have fewer than ``L · rate + E``. For 8 examples in 512 tokens at 15%, this
+        gives 84 slots. E times the limit per example is an upper bound too.
         """
         if self.max_examples == 1:
             return self.masker.max_predictions
@@ -117,13 +120,16 @@ class MaskingTransform:
     def batch(
         self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
     ) -> Row:
-        """Returns a batch with one row per element of ``records``.
+        """Returns the arrays of `empty_rows`, with one row per record, filled by `lay_out`.
 
-        A record's examples, 1 to E with at most L tokens in total, have a random stream each.
-        Returns the arrays of `empty_rows`, filled as `lay_out` does. Raises ValueError: the
-        examples of a row do not fit in it; UserError: an id exceeds the vocabulary.
+        Args:
+            records: examples of each row: 1 to E, with at most L tokens in total.
+            rngs: random stream of each example.
+
+        Raises ValueError if the examples of a row do not fit, and UserError if an id is not in the
+        vocabulary.
         """
-        # Rows are written in place: copying finished rows into a batch takes a tenth of the time.
+        # Rows are written in place. Stacking finished rows would take a tenth more time.
         batch = empty_rows(
             len(records),
             seq_length=self.seq_length,
@@ -140,7 +146,7 @@ class MaskingTransform:
         return batch
 
     def __call__(self, record: Example, rng: np.random.Generator) -> Row:
-        """Returns the row of one example: `batch` without its leading axis."""
+        """Returns the row of one example, as `batch` does but without the leading axis."""
         return {name: array[0] for name, array in self.batch([[record]], [[rng]]).items()}
 
     def fingerprint(self) -> dict[str, str | int | float]:
@@ -166,13 +172,13 @@ class MaskingTransform:
 
 
 class StaticExample(NamedTuple):
-    """``[CLS] A [SEP] B [SEP]``, masked and unpadded: n tokens, k predictions."""
+    """A masked, unpadded example ``[CLS] A [SEP] B [SEP]`` of n tokens with k predictions."""
 
-    input_ids: np.ndarray  # int32 `[n]`: what the model sees
-    token_type_ids: np.ndarray  # int32 `[n]`: 0 for `[CLS] A [SEP]`, 1 for `B [SEP]`
-    positions: np.ndarray  # int32 `[k]`: where it predicts
-    ids: np.ndarray  # int32 `[k]`: the original tokens there
-    weights: np.ndarray  # float32 `[k]`, above 0
+    input_ids: np.ndarray  # token ids after masking, int32 `[n]`
+    token_type_ids: np.ndarray  # 0 for `[CLS] A [SEP]`, 1 for `B [SEP]`, int32 `[n]`
+    positions: np.ndarray  # positions of the predictions, int32 `[k]`
+    ids: np.ndarray  # original token ids at these positions, int32 `[k]`
+    weights: np.ndarray  # weights of the predictions, above 0, float32 `[k]`
     next_sentence_label: int  # 0 if B really follows A, 1 if B is random
 
     def original(self) -> np.ndarray:
@@ -184,16 +190,16 @@ class StaticExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StaticMaskTransform:
-    """A `bert_jax.task.RowTransform` over masked examples: pads them, alike in every epoch."""
+    """A `bert_jax.task.RowTransform` that pads masked examples. Every epoch has equal rows."""
 
     seq_length: int  # L, tokens in a row
-    max_predictions: int  # P, slots for predictions in a row
-    vocab_size: int  # of the model; an id beyond it is an error
+    max_predictions: int  # P, prediction slots in a row
+    vocab_size: int  # size of the model's vocabulary; higher ids are an error
     pad_id: int
-    max_examples: int = dataclasses.field(default=1, init=False)  # in a row
+    max_examples: int = dataclasses.field(default=1, init=False)  # examples in a row
 
     def packed(self, max_examples: int) -> NoReturn:
-        """Refuses packing with a UserError."""
+        """Raises UserError: examples with stored masks cannot be packed."""
         raise UserError(
             "dataset.stored_masks_packed",
             "found max_examples {found}, but examples with stored masks cannot be packed. Set "
@@ -207,10 +213,14 @@ class StaticMaskTransform:
         records: Sequence[Sequence[StaticExample]],
         rngs: Sequence[Sequence[np.random.Generator]],
     ) -> Row:
-        """Returns a batch with one row per element of ``records``, which has one example.
+        """Returns the arrays of `empty_rows`, with one row per record.
 
-        The arrays are as in `empty_rows`. An example has at most L tokens; the random streams
-        are not used. Raises UserError: more than P predictions, or an id beyond the vocabulary.
+        Args:
+            records: one example for each row, with at most L tokens.
+            rngs: not used.
+
+        Raises UserError if an example has more than P predictions or an id is not in the
+        vocabulary.
         """
         del rngs
         batch = empty_rows(

@@ -1,4 +1,4 @@
-"""The report page of a dataset: its statistics, and examples with their masks."""
+"""The report page of a dataset: statistics, and examples with masks."""
 
 import itertools
 import time
@@ -21,9 +21,9 @@ from bert_jax.report.rendering import Cell, Share, render_page
 from bert_jax.text import Tokenizer
 from bert_jax.version import __version__
 
-BINS: Final = 64  # bars of the histogram, at most
+BINS: Final = 64  # maximum number of bars in the histogram
 
-_LENGTHS: Final = 1 << 20  # lengths in memory at once
+_LENGTHS: Final = 1 << 20  # number of lengths in memory at once
 _CHANGES: Final = {
     "masked": "replaced by [MASK]",
     "random": "replaced by a random piece",
@@ -36,9 +36,9 @@ def write_examples_report(
 ) -> Path:
     """Writes a dataset's report, and returns its path: ``data/wiki`` → ``data/wiki.report.html``.
 
-    It is beside the dataset, which inspecting does not change. The first split is to be the
-    training split: examples are sampled from it. Memory use does not grow with the dataset. Raises
-    UserError if a shard is damaged, or the page cannot be written.
+    The report is a file beside the dataset, which does not change. The first split is the training
+    split; the sample is from it. Memory use does not grow with the dataset. Raises UserError if a
+    shard is damaged or the page cannot be written.
     """
     train = splits[0]
     directory = Path(train.directory)
@@ -64,10 +64,10 @@ def render(
     preparation: Preparation | None,
     directory: Path,
 ) -> str:
-    """Returns the report as one HTML document that loads nothing.
+    """Returns the report as one self-contained HTML document.
 
-    `lengths` has the number of examples of each length in each split, int [longest + 1], with at
-    least one example; the sample is from the first of these splits.
+    `lengths` has for each split the number of examples of each length, int [longest + 1], with at
+    least one example. The sample is from the first split.
     """
     splits = {name: provenance.splits[name] for name in lengths}
     first, split = next(iter(splits.items()))
@@ -147,7 +147,10 @@ def _length_row(name: str, split: SplitRecord, counts: np.ndarray) -> tuple[Cell
 
 
 def _random_pairs(provenance: Provenance) -> dict[str, tuple[int, int]]:
-    """Returns by split: pairs labelled random with spans of one document, and all of that label."""
+    """Returns for each split the number of impure random pairs, and of all random pairs.
+
+    The spans of an impure pair are from one document.
+    """
     if provenance.pairing.kind != "nsp":
         return {}
     pairs = {name: split.pairs for name, split in provenance.splits.items()}
@@ -182,7 +185,7 @@ def _language_rows(languages: Mapping[str, LanguageRecord]) -> list[tuple[Cell, 
 
 
 def _dropped(preparation: Preparation) -> list[tuple[str, int, int]]:
-    """Returns what was read, what each rule dropped and what was kept: documents and lines."""
+    """Returns the documents and lines that were read, dropped by each rule, and kept."""
     documents, lines, places = preparation.documents, preparation.lines, {"read": 0, "kept": 2}
     names = sorted({*documents, *lines}, key=lambda name: (places.get(name, 1), name))
     return [(name, documents.get(name, 0), lines.get(name, 0)) for name in names]

@@ -1,4 +1,4 @@
-"""Examples with their masks: spelled out for page and terminal, and counted in a sample."""
+"""Masked examples for the page and the terminal, and statistics of a sample."""
 
 from collections import Counter
 from typing import Final, NamedTuple
@@ -13,12 +13,12 @@ from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.text import Tokenizer
 
-SAMPLE: Final = 20_000  # examples in which masks, labels and pieces are counted
-SHOWN: Final = 20  # examples on the page
-PIECES: Final = 30  # the most frequent ones on the page
-CHANGES: Final = ("masked", "random", "kept")  # what masking does to a token to predict
+SAMPLE: Final = 20_000  # maximum number of examples in the sample
+SHOWN: Final = 20  # number of examples on the page
+PIECES: Final = 30  # number of most frequent pieces on the page
+CHANGES: Final = ("masked", "random", "kept")  # changes of a token to predict
 
-_CHUNK: Final = 1024  # examples in memory at once
+_CHUNK: Final = 1024  # number of examples in memory at once
 _LABELS: Final = {
     "nsp": ("B follows A", "B is random"),
     "sop": ("A and B in order", "A and B swapped"),
@@ -38,12 +38,12 @@ class Piece(NamedTuple):
 
     text: str
     spaced: bool  # whether a space precedes it
-    change: str  # one of `CHANGES`; "": not to be predicted
-    original: str  # the token before masking, as the vocabulary spells it
+    change: str  # one of `CHANGES`; empty for a token that is not predicted
+    original: str  # token before masking, as the vocabulary spells it
 
 
 class SampleExample(NamedTuple):
-    """An example in the order of its spans, without [CLS] and the [SEP] that end them."""
+    """An example as its spans, without [CLS] and [SEP]."""
 
     number: int  # index of the example in its split
     label: str
@@ -53,18 +53,18 @@ class SampleExample(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Counts of some examples, and a few of them to show."""
+    """Counts in a sample of examples, and a few examples to show."""
 
-    size: int  # examples
+    size: int  # number of examples
     tokens: int
-    changes: dict[str, int]  # tokens to predict by what masking did to them, in order of `CHANGES`
+    changes: dict[str, int]  # number of tokens to predict by change, in the order of `CHANGES`
     labels: Counter[str]
-    pieces: list[tuple[str, int]]  # the most frequent ones, special ones left out
+    pieces: list[tuple[str, int]]  # most frequent pieces with counts, without special pieces
     shown: list[SampleExample]
 
     @property
     def predictions(self) -> int:
-        """Tokens to predict."""
+        """Number of tokens to predict."""
         return sum(self.changes.values())
 
 
@@ -125,9 +125,10 @@ def print_examples(
 def sample_example(
     example: Example, masked: MaskedExample, *, number: int, kind: str, tokenizer: Tokenizer
 ) -> SampleExample:
-    """Returns an example with its masks, spelled out.
+    """Returns a masked example with its tokens as text.
 
-    `number` is its index in the split; the `kind` of pairing gives the label its meaning.
+    `number` is the example's index in the split. The `kind` of pairing determines the words for the
+    label.
     """
     originals = tokenizer.pieces(example.input_ids.tolist())
     seen = tokenizer.pieces(masked.input_ids.tolist())
@@ -153,10 +154,10 @@ def sample_example(
 
 
 def example_text(example: SampleExample) -> Text:
-    """Returns an example for the terminal: model input, with the original tokens in brackets.
+    """Returns an example for the terminal: the masked tokens, with original tokens in brackets.
 
-    It is readable without colours: ``the [MASK]⟨dog⟩ barked`` was "the dog barked", and ``⟨=⟩``
-    follows a token to predict that was left unchanged.
+    It is readable without colours: ``the [MASK]⟨dog⟩ barked`` was "the dog barked". ``⟨=⟩`` follows
+    a token to predict that masking left unchanged.
     """
     text = Text()
     text.append(
@@ -177,7 +178,7 @@ def example_text(example: SampleExample) -> Text:
 
 
 def spell_piece(piece: str) -> str:
-    """Returns a piece without its word-boundary marker: ``"##ing"`` → ``"ing"``."""
+    """Returns a piece without its word-boundary mark: ``"##ing"`` → ``"ing"``."""
     if piece.startswith(_CONTINUES) and len(piece) > len(_CONTINUES):
         return piece[len(_CONTINUES) :]
     return piece.removeprefix(_BEGINS) or piece

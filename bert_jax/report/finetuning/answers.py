@@ -9,22 +9,22 @@ import numpy as np
 from bert_jax.report.finetuning.classification import Matrix
 from bert_jax.report.rendering import Record, View, select
 
-CORRECT: Final = 5  # correctly answered questions to show
-CONTEXT: Final = 280  # characters kept on either side of a highlight
+CORRECT: Final = 5  # number of correctly answered questions to show
+CONTEXT: Final = 280  # number of characters to show on either side of a highlight
 NO_ANSWER: Final = "no answer"
 
 
 class Segment(NamedTuple):
-    """Part of a context."""
+    """A part of a context."""
 
     text: str
     highlight: str  # "", "gold", "predicted" or "gold predicted"
 
 
 def answers(records: Sequence[Record], *, f1: Sequence[float]) -> View:
-    """Returns the worst questions with their contexts, and a few with F1 1.
+    """Returns the questions with the worst answers, and a few with correct answers.
 
-    `f1` has a score for each record, all labelled: 0 to 1, as the task's scorer computed it.
+    `f1` is the F1 score of each record, 0 to 1, from the task's scorer. All records have labels.
     """
     scored = (
         {**record, "f1": float(score), "segments": segments(record)}
@@ -40,7 +40,7 @@ def answers(records: Sequence[Record], *, f1: Sequence[float]) -> View:
 
 
 def _answerable(records: Sequence[Record]) -> Matrix | None:
-    """Returns gold against predicted, unless every question has an answer."""
+    """Returns the confusion of answers and "no answer". None if all questions have an answer."""
     counts = np.zeros((2, 2), np.int64)
     for record in records:
         counts[int(not record["answers"]), int(not record["prediction"])] += 1
@@ -49,9 +49,9 @@ def _answerable(records: Sequence[Record]) -> Matrix | None:
 
 
 def segments(record: Record) -> list[Segment]:
-    """Returns a context with its answers highlighted, long passages without any cut short.
+    """Returns a context with highlighted answers, and shortens long passages without highlights.
 
-    Positions in a record are characters of its context.
+    Positions in a record are character offsets in its context.
     """
     context = str(record["context"])
     spans = {"gold": [(int(answer["start"]), answer["text"]) for answer in record["answers"]]}
@@ -74,7 +74,7 @@ def segments(record: Record) -> list[Segment]:
 
 
 def _shorten(text: str, *, first: bool, last: bool) -> str:
-    """Returns a passage without highlights: the parts next to highlights are kept."""
+    """Shortens a passage without highlights: keeps the text beside the neighbouring highlights."""
     head, tail = (0 if first and not last else CONTEXT), (0 if last and not first else CONTEXT)
     if first and last:
         head, tail = 2 * CONTEXT, 0

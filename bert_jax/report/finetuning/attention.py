@@ -1,4 +1,4 @@
-"""The attention of every layer and head over one sentence: small maps, one of them enlarged."""
+"""Maps of the attention of every layer and head over one example."""
 
 import base64
 import gzip
@@ -10,28 +10,28 @@ import numpy as np
 from bert_jax.report.charts import Spec, chart_spec
 from bert_jax.report.rendering import clip
 
-TOKENS: Final = 96  # shown of one example
-NAME: Final = 14  # letters of a token beside the map
+TOKENS: Final = 96  # maximum number of tokens in a map
+NAME: Final = 14  # maximum number of letters of a token beside the map
 SCALE: Final = (0, 0.01, 0.1, 0.3, 1)  # weights in the legend
 
 
 class AttentionMaps(NamedTuple):
-    """The maps of an example."""
+    """The attention maps of an example."""
 
     title: str
     tokens: Sequence[str]
-    omitted: int  # tokens beyond `TOKENS`
-    descriptions: Sequence[Sequence[str]]  # [layers][heads]
+    omitted: int  # number of tokens after the first `TOKENS`
+    descriptions: Sequence[Sequence[str]]  # description of each head, [layers][heads]
     # Square roots of the weights as uint8 [layers, heads, tokens, tokens], gzip in base64.
     levels: str
     spec: Spec
 
 
 def attention_view(tokens: Sequence[str], weights: np.ndarray, *, title: str = "") -> AttentionMaps:
-    """Returns the map of every head from one row of `attention_maps`, with a description of each.
+    """Returns the map of every head, with its description, from one row of `attention_maps`.
 
-    The tokens are the row's, without padding; the weights are float [layers, heads, L, L] by layer,
-    head, query and key, whose L may count padding.
+    `tokens` are the row's tokens without padding. `weights` are float [layers, heads, L, L] by
+    layer, head, query and key, where L may include padding.
     """
     shown = tokens[:TOKENS]
     weights = np.asarray(weights[:, :, : len(shown), : len(shown)], np.float32)
@@ -50,7 +50,7 @@ def attention_view(tokens: Sequence[str], weights: np.ndarray, *, title: str = "
 
 
 def _describe(tokens: Sequence[str], weights: np.ndarray, name: str) -> str:
-    """Returns what a head attends to, in words."""
+    """Returns a sentence about the tokens that a head attends to."""
     size = len(tokens)
     query, key = divmod(int(weights.argmax()), size)
     shares = {

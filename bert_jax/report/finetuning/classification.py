@@ -9,8 +9,8 @@ import numpy as np
 from bert_jax.report.charts import scatter
 from bert_jax.report.rendering import SHOWN, Record, View, number, select
 
-MATRIX: Final = 20  # labels that fit a matrix
-CORRECT: Final = 5  # correct examples of a multiple-choice task to show
+MATRIX: Final = 20  # maximum number of labels in a confusion matrix
+CORRECT: Final = 5  # number of correct examples of a multiple-choice task to show
 OTHERS: Final = "(all others)"
 
 Row = tuple[str | float, ...]
@@ -25,11 +25,11 @@ class Matrix(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """A confusion matrix, of at most the `MATRIX` most frequent labels, and the top confusions."""
+    """A confusion matrix of the most frequent labels, and the most frequent confusions."""
 
-    matrix: Matrix
-    labels: int
-    frequent: Sequence[tuple[str, str, int]]  # gold, predicted, times; only if labels are left out
+    matrix: Matrix  # counts of at most `MATRIX` labels
+    labels: int  # number of all labels
+    frequent: Sequence[tuple[str, str, int]]  # (gold, predicted, count) if the matrix omits labels
 
 
 def single_label(records: Sequence[Record], *, labels: Sequence[str]) -> View:
@@ -60,7 +60,7 @@ def multi_label(records: Sequence[Record], *, labels: Sequence[str]) -> View:
 
 
 def regression(records: Sequence[Record]) -> View:
-    """Returns predictions against labels, and the largest errors."""
+    """Returns a chart of predictions against labels, and the largest errors."""
     points = np.array([(record["label"], record["prediction"]) for record in records], np.float64)
     errors = np.abs(points[:, 0] - points[:, 1])
     with_errors = (
@@ -83,7 +83,7 @@ def regression(records: Sequence[Record]) -> View:
 
 
 def choices(records: Sequence[Record]) -> View:
-    """Returns positions of right and chosen answers, errors and a few correct examples."""
+    """Returns counts of right and chosen positions, errors, and a few correct examples."""
     size = max(len(record["choices"]) for record in records)
     counts = np.zeros((size, size), np.int64)
     for record in records:
@@ -101,12 +101,12 @@ def choices(records: Sequence[Record]) -> View:
 def label_metrics(
     gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence[str]
 ) -> list[Row]:
-    """Returns precision, recall, F1 and support of every label, and their two averages."""
+    """Returns precision, recall, F1 and support of every label, and two averages."""
     return _metrics(gold, predicted, labels, list(labels))
 
 
 def confusion(gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence[str]) -> Confusion:
-    """Returns the confusion matrix, rows and columns in the order of `labels`."""
+    """Returns the confusion matrix. Rows and columns are in the order of `labels`."""
     from sklearn.metrics import confusion_matrix
 
     counts = confusion_matrix(gold, predicted, labels=list(labels))
@@ -126,11 +126,12 @@ def confusion(gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence
 
 
 def _metrics(gold: Any, predicted: Any, names: Sequence[str], labels: Sequence[Any]) -> list[Row]:
-    """Returns a row for each label and two averages; figures without examples are 0."""
+    """Returns a row for each label and two averages. Without examples, metrics are 0."""
     from sklearn.metrics import classification_report
 
-    keys = [str(at) for at in range(len(names))]  # a label may have the name of an average
-    nothing: Any = 0  # the annotation knows only the default
+    # Numbers instead of names, because a label may have the name of an average.
+    keys = [str(at) for at in range(len(names))]
+    nothing: Any = 0  # the annotation allows only the default
     found: Any = classification_report(
         gold, predicted, labels=labels, target_names=keys, output_dict=True, zero_division=nothing
     )
@@ -152,7 +153,7 @@ def _confidence(record: Record) -> float:
 
 
 def _wrong_labels(record: Record) -> tuple[int, float]:
-    """Returns how many labels are wrong, and the sum of their errors."""
+    """Returns the number of wrong labels, and the sum of the errors of their probabilities."""
     wrong = set(record["label"]) ^ set(record["prediction"])
     off = (abs((name in record["label"]) - p) for name, p in record["probabilities"].items())
     return len(wrong), float(sum(off))

@@ -28,22 +28,22 @@ class ReportInputs(NamedTuple):
 
     title: str
     kind: TaskName
-    problem: ProblemName | None  # of sequence classification
-    labels: Sequence[str]  # of the model, in its order
-    best_metric: str  # the key of `scores` that selects checkpoints
-    scores: Mapping[str, Mapping[str, float]]  # of each split, by metric
-    records: Mapping[str, Sequence[Record]]  # of each split; unlabelled ones are counted only
-    settings: Mapping[str, Any]  # nested as in the configuration file
+    problem: ProblemName | None  # problem of sequence classification; None for other tasks
+    labels: Sequence[str]  # labels in the model's order
+    best_metric: str  # key of `scores` that selects checkpoints
+    scores: Mapping[str, Mapping[str, float]]  # scores by split and metric
+    records: Mapping[str, Sequence[Record]]  # examples by split; only labelled ones are shown
+    settings: Mapping[str, Any]  # settings, nested as in the configuration file
     metrics: Sequence[Mapping[str, Any]] = ()  # lines of metrics.jsonl
     notes: Sequence[str] = ()  # remarks on the data
-    warning: str | None = None  # shown first
-    run: Mapping[str, Any] = {}  # step, checkpoint, device, seconds, versions, …
+    warning: str | None = None  # warning at the top of the page
+    run: Mapping[str, Any] = {}  # facts on the run: step, checkpoint, device, seconds, versions, …
     attention: Sequence[AttentionMaps] = ()
-    # One row for each run of a sweep: seed, learning_rate, epochs, score, degenerate.
+    # Runs of a sweep, each with seed, learning_rate, epochs, score and degenerate.
     seeds: Sequence[Mapping[str, Any]] = ()
-    # Token classification: metrics of each type of entity, by split; empty for other labels.
+    # Metrics by split and type of entity. Empty unless the labels are entities.
     entities: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
-    # Question answering: F1 of each record, 0 to 1, by split.
+    # F1 of each record in question answering, 0 to 1, by split.
     f1: Mapping[str, Sequence[float]] = {}
 
 
@@ -58,7 +58,7 @@ class _Table(NamedTuple):
 
 
 def render(inputs: ReportInputs) -> str:
-    """Returns the report as one HTML document that loads nothing."""
+    """Returns the report as one self-contained HTML document."""
     ranked = _ranked(inputs)
     names = list(dict.fromkeys(name for own in inputs.scores.values() for name in own))
     return render_page(
@@ -66,7 +66,7 @@ def render(inputs: ReportInputs) -> str:
         title=inputs.title,
         about=_about(inputs),
         figures=_figures(inputs),
-        footer="Written by bert_jax. This file is self-contained and loads nothing.",
+        footer="Written by bert_jax. This file is self-contained.",
         inputs=inputs,
         charts=_charts(inputs, ranked),
         ranked=ranked,
@@ -107,13 +107,13 @@ def _figures(inputs: ReportInputs) -> list[tuple[str, str]]:
 
 
 def _ranked(inputs: ReportInputs) -> list[str]:
-    """The names under which dev splits log the best metric: ``["dev_matched/accuracy", …]``."""
+    """Returns the logged names of the best metric: ``["dev_matched/accuracy", …]``."""
     names = dict.fromkeys(key for line in inputs.metrics for key in line)
     return [name for name in names if name.rpartition("/")[2] == inputs.best_metric]
 
 
 def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
-    """Loss, the best metric and learning rate, by step."""
+    """Returns charts of the loss, the best metric and the learning rate by step."""
 
     def line(kind: str, key: str, name: str, *, marks_best: bool = False) -> Series:
         own = [
@@ -174,7 +174,7 @@ def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Vie
 
 
 def _sweep(seeds: Sequence[Mapping[str, Any]]) -> tuple[_Table, _Table] | None:
-    """Mean and deviation of each setting of a sweep, and every run."""
+    """Returns a table of means and deviations by setting of a sweep, and a table of all runs."""
     if not seeds:
         return None
     groups: dict[str, list[float]] = defaultdict(list)
@@ -208,7 +208,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str:
-    """A setting as it would be written in its file."""
+    """Returns the text of a setting as in its file."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -8,7 +8,7 @@ from bert_jax.report.finetuning.classification import confusion, label_metrics
 from bert_jax.report.rendering import Record, View, select
 
 COLOURS: Final = 6
-WORDS: Final = 150  # of a sentence
+WORDS: Final = 150  # maximum number of words of a sentence to show
 PREFIXED: Final = re.compile(r"([BIESLU])-(.+)")
 OUTSIDE: Final = "O"
 
@@ -22,11 +22,11 @@ class EntitySpan(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Part of a sentence: a span, or words outside of any."""
+    """A part of a sentence: a span, or words that are in no span."""
 
     text: str
-    type: str = ""  # "": outside
-    differs: bool = False  # whether the other reading lacks this span
+    type: str = ""  # type of the span; empty for words in no span
+    differs: bool = False  # whether the span is missing in the other line (gold or predicted)
 
 
 def labelled_words(
@@ -34,8 +34,8 @@ def labelled_words(
 ) -> View:
     """Returns metrics by type and by label, and the sentences with the most span errors.
 
-    `labels` are the model's, in its order. `entities` has the metrics of each type, as the task's
-    scorer computed them; it is empty if labels are not entities.
+    `labels` are in the model's order. `entities` has the metrics of each type, from the task's
+    scorer. It is empty if labels are not entities.
     """
     gold = [str(label) for record in records for label in record["label"]]
     predicted = [str(label) for record in records for label in record["prediction"]]
@@ -59,9 +59,9 @@ def labelled_words(
 def spans(tags: Sequence[str]) -> list[EntitySpan]:
     """Returns the spans of a sentence, for display: ``B-LOC I-LOC O`` → (0, 2, "LOC").
 
-    Reads IOB1, IOB2, BIOES and BILOU as `conlleval` of the CoNLL-2000 shared task does: a span
-    begins at B, S or U, after E, L or a span of another type, and at any tag that follows O. Labels
-    without such prefixes (parts of speech) are spans of one word each; O is none.
+    Supports IOB1, IOB2, BIOES and BILOU like `conlleval` of the CoNLL-2000 shared task. A span
+    begins at B, S or U, after E or L, after a span of another type, and after O. Each label without
+    such a prefix (as for parts of speech) is a span of one word. O is no span.
     """
     inside = [tag for tag in tags if tag != OUTSIDE]
     if not all(PREFIXED.fullmatch(tag) for tag in inside):
