@@ -40,7 +40,7 @@ def main() -> None:
     )
     parser.add_argument("--size", type=architecture, default=architecture("L4H256"))
     parser.add_argument("--saves", type=int, default=5)
-    parser.add_argument("--directory", type=Path, help="where to save; default: a temporary one")
+    parser.add_argument("--directory", type=Path, help="directory; default: a temporary one")
     arguments = parser.parse_args()
     directory = arguments.directory or Path(tempfile.mkdtemp(prefix="bert_jax_checkpoint_"))
     try:

@@ -50,16 +50,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--text", type=Path, help="a sentence per line, blank lines between")
-    parser.add_argument("--vocab", type=Path, help="an uncased vocab.txt")
-    parser.add_argument("--megabytes", type=float, default=20, help="of 1×: copies of the text")
+    parser.add_argument(
+        "--text", type=Path, help="a sentence per line, blank lines between documents"
+    )
+    parser.add_argument("--vocab", type=Path, help="uncased vocab.txt")
+    parser.add_argument("--megabytes", type=float, default=20, help="size of the text at 1×")
     parser.add_argument("--times", type=int, nargs="+", default=TIMES, help="of 1×")
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
-    parser.add_argument("--rounds", type=int, default=1, help="timed runs of each")
+    parser.add_argument("--rounds", type=int, default=1, help="timed runs per side")
     parser.add_argument("--release-script", type=Path, help="create_pretraining_data.py")
     arguments = parser.parse_args()
     if arguments.release_script is None:
-        print("no peer is run, since none is given: see --release-script", file=sys.stderr)
+        print("skipping the peer; give it with --release-script", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="bert_jax_examples_") as scratch:
         root = Path(scratch)
         text = arguments.text or python_docs(root)

@@ -49,8 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--checkpoint", type=Path, help="a Hugging Face BERT with its tokenizer")
-    parser.add_argument("--table", type=Path, help="with columns sentence and label")
+    parser.add_argument("--checkpoint", type=Path, help="Hugging Face BERT with its tokenizer")
+    parser.add_argument("--table", type=Path, help="table with columns sentence and label")
     parser.add_argument("--count", type=int, default=2000, help="sentences")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()

@@ -45,10 +45,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--checkpoint", type=Path, help="a Hugging Face BERT with its tokenizer")
+    parser.add_argument("--checkpoint", type=Path, help="Hugging Face BERT with its tokenizer")
     parser.add_argument("--task", choices=TABLES, default="cola")
     parser.add_argument("--data", type=Path, help="the task's directory")
-    parser.add_argument("--steps", type=int, default=12, help="of a stretch")
+    parser.add_argument("--steps", type=int, default=12, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -83,9 +83,11 @@ def main() -> None:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face BERT")
     parser.add_argument("--data", type=Path, required=True, help="SST-2's directory")
-    parser.add_argument("--rows", type=int, default=2000, help="of SST-2, to train on")
+    parser.add_argument("--rows", type=int, default=2000, help="training rows of SST-2")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be repeated")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="run this part; may be repeated"
+    )
     parser.add_argument("--peer", choices=["trainer", "loop"], default="trainer")
     arguments = parser.parse_args()
     parts = arguments.only or PARTS

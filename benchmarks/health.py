@@ -48,7 +48,7 @@ def main() -> None:
     """Measures and prints a line of JSON per figure."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--size", type=architecture, default=architecture("L4H256"))
-    parser.add_argument("--steps", type=int, default=4, help="steps in a timed round")
+    parser.add_argument("--steps", type=int, default=4, help="steps per timed round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--devices", type=int, default=2)
     arguments = parser.parse_args()

@@ -53,9 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("task", choices=TABLES)
-    parser.add_argument("data", type=Path, help="the task's directory, train.tsv and dev.tsv in it")
+    parser.add_argument("data", type=Path, help="directory with train.tsv and dev.tsv")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=int, help="training examples, the first ones")
+    parser.add_argument("--limit", type=int, help="train on the first LIMIT examples")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
     train = read(arguments.data / "train.tsv", arguments.task)[: arguments.limit]

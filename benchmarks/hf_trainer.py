@@ -21,7 +21,7 @@ def main() -> None:
     """Fine-tunes and prints the figure."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("data", type=Path, help="train.tsv and dev.tsv in it")
+    parser.add_argument("data", type=Path, help="directory with train.tsv and dev.tsv")
     parser.add_argument("--limit", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()

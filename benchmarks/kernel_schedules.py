@@ -55,11 +55,11 @@ def main() -> None:
     default = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"]
     parser.add_argument("--topology", nargs="+", default=default)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--columns", type=int, default=64, help="of a head")
+    parser.add_argument("--columns", type=int, default=64, help="columns of a head")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--predictions", type=int, default=1232, help="of a device")
+    parser.add_argument("--predictions", type=int, default=1232, help="predictions per device")
     parser.add_argument("--hidden", type=int, default=768)
-    parser.add_argument("--pieces", type=int, default=30_592, help="of the padded vocabulary")
+    parser.add_argument("--pieces", type=int, default=30_592, help="size of the padded vocabulary")
     asked = parser.parse_args()
     os.environ.update(TPU_COMPILER)
     # libtpu reads its flags once per process, so every topology needs its own process.

@@ -37,10 +37,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--points", type=int, default=20, help="how often to kill")
+    parser.add_argument("--points", type=int, default=20, help="number of kills")
     parser.add_argument("--engine", choices=["local", "beam"], default="local")
-    parser.add_argument("--parent-only", action="store_true", help="kill the parent alone")
-    parser.add_argument("--seed", type=int, default=0, help="of the points")
+    parser.add_argument("--parent-only", action="store_true", help="kill only the parent process")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kill times")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill_examples_") as folder:
         directory = Path(folder)

@@ -43,12 +43,12 @@ PACKAGES = ("array_record", "grain", "numpy")
 def main() -> None:
     """Reports every figure as a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--dataset", help="read this dataset's train split instead of a made one")
+    parser.add_argument("--dataset", help="train split to read; default: a dataset of random words")
     parser.add_argument("--tokenizer", help="tokenizer directory of --dataset")
     parser.add_argument("--workers", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--units", nargs="+", choices=UNITS, default=UNITS)
     parser.add_argument(
-        "--packing", action="store_true", help="with packing too, and on short text"
+        "--packing", action="store_true", help="also read packed rows, with short examples"
     )
     arguments = parser.parse_args()
     if (arguments.dataset is None) != (arguments.tokenizer is None):

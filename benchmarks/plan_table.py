@@ -76,10 +76,10 @@ def main() -> None:
     )
     parser.add_argument("--config", nargs="+", default=list(CONFIGS), choices=list(CONFIGS))
     parser.add_argument("--topology", nargs="+", help="default: all")
-    parser.add_argument("--slices", type=int, nargs="+", default=[1, 2], help="of each topology")
+    parser.add_argument("--slices", type=int, nargs="+", default=[1, 2], help="numbers of slices")
     parser.add_argument("--vocab-size", type=int, default=30_522)
-    parser.add_argument("--exact", action="store_true", help="code and all, in minutes each")
-    parser.add_argument("--into", type=Path, help="page to write the tables to, between its marks")
+    parser.add_argument("--exact", action="store_true", help="generate machine code too (slow)")
+    parser.add_argument("--into", type=Path, help="page whose marked tables are replaced")
     asked = parser.parse_args()
     prices = load_prices(None)
     for slices in asked.slices:

@@ -56,7 +56,7 @@ def main() -> None:
     )
     parser.add_argument("--topology", type=parse_topology, default=parse_topology("v5e:2x2"))
     parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=128, help="of a batch, on all chips")
+    parser.add_argument("--rows", type=int, default=128, help="rows of a batch over all chips")
     parser.add_argument("--length", type=int, default=128)
     asked = parser.parse_args()
     os.environ.update(TPU_COMPILER)

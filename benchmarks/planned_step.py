@@ -51,11 +51,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.1])
-    parser.add_argument("--packed", type=int, help="examples a row, at most; ours alone")
+    parser.add_argument("--packed", type=int, help="most examples per packed row (ours only)")
     parser.add_argument("--attention", nargs="+", default=["auto"])
-    parser.add_argument("--unroll", type=int, nargs="+", help="layers a trip; default: as the run")
-    parser.add_argument("--quick", action="store_true", help="in seconds, about right")
-    parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
+    parser.add_argument(
+        "--unroll", type=int, nargs="+", help="layers per trip; default: as in a run"
+    )
+    parser.add_argument("--quick", action="store_true", help="estimate in seconds")
+    parser.add_argument("--flax-python", help="Python with transformers 4 and flax")
     asked = parser.parse_args()
     for topology, rate in itertools.product(asked.topology, asked.dropout):
         facts = {"topology": topology.name, "dropout": rate}

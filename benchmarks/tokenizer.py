@@ -33,8 +33,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--text", type=Path, help="UTF-8 text, encoded line by line")
-    parser.add_argument("--vocab", type=Path, help="a WordPiece tokenizer directory")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each")
+    parser.add_argument("--vocab", type=Path, help="WordPiece tokenizer directory")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds per tokenizer")
     arguments = parser.parse_args()
     text = arguments.text.read_text(encoding="utf-8") if arguments.text else manual()
     ours = open_or_train(arguments.vocab, text)

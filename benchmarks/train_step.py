@@ -59,11 +59,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--size", nargs="+", type=architecture, default=[architecture("L4H256")])
-    parser.add_argument("--steps", type=int, default=8, help="steps in a timed round")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each")
+    parser.add_argument("--steps", type=int, default=8, help="steps per timed round")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds per model")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--unroll", type=int, default=None, help="`model.unroll` of ours")
-    parser.add_argument("--flax-python", help="a Python with transformers 4 and flax")
+    parser.add_argument("--flax-python", help="Python with transformers 4 and flax")
     arguments = parser.parse_args()
     glibc.with_large_pages("benchmarks.train_step")
     for size in arguments.size:

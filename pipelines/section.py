@@ -115,8 +115,8 @@ class BoilerplateSection(Section):
     letters: bool = True
     """Drop lines without a letter."""
     sentence_end: bool = True
-    """Drop lines that do not end in a full stop, an exclamation, question or closing quotation
-    mark."""
+    """Drop lines that do not end in a full stop, an exclamation mark, a question mark or a closing
+    quotation mark."""
     line_phrases: Strings = (
         *("javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies"),
         *("use of cookies", "use cookies"),

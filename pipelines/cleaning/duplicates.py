@@ -224,8 +224,8 @@ def _repetitions(
     """Yields pairs of arrays: numbers of repeated items, and of the first item with that hash.
 
     Items are numbered through all spills, in the order of the corpus. Hashes are sorted on disk, so
-    a range of hashes is contiguous in each spill. The ranges are read one by one, about half a
-    million hashes each; more only if a single hash occurs more often.
+    a range of hashes is contiguous in each spill. The ranges are read one by one. A range has about
+    half a million hashes, or more if a single hash occurs more often.
     """
     hashes, places = (
         [np.load(spill / f"{name}.{kind}.npy", mmap_mode="r") for spill in spills]

@@ -22,8 +22,8 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
-# Largest number of sampled lines, where parts of 2,048 characters of long lines count as lines. It
-# bounds memory in addition to `max_bytes`.
+# Largest number of sampled lines, besides the limit `max_bytes`. Long lines are cut into parts of
+# 2,048 characters, and each part is a line.
 MAX_LINES: Final = 10_000_000
 _LANE = 128  # the device pads a vocabulary to a multiple of this
 _MARKS_LINES: Final = 20_000  # lines that suffice to recognise a language with many accents

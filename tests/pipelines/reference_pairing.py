@@ -1,8 +1,7 @@
-"""The 2018 release's pairing as its paper and script describe it, one token at a time.
+"""A reference implementation of google-research/bert's pairing, for the differential test.
 
-Written for the differential test from the published procedure (google-research/bert,
-``create_pretraining_data.py``), independently of the package: lists of lists, Python's
-``random``, nothing vectorised.
+It follows the paper and ``create_pretraining_data.py``, independently of the package: lists of
+lists, Python's ``random``, one token at a time.
 """
 
 import random
@@ -19,7 +18,7 @@ def reference_pass(
     short_seq_prob: float,
     rng: random.Random,
 ) -> list[tuple[list[int], list[int], int]]:
-    """One pass over a document: its examples as (tokens of A, tokens of B, label)."""
+    """Returns the examples of one pass over a document: (tokens of A, tokens of B, label)."""
     room = max_seq_length - 3
     target = rng.randint(2, room) if rng.random() < short_seq_prob else room
     document = documents[which]
@@ -56,7 +55,7 @@ def reference_pass(
 
 
 def reference_truncate(a: list[int], b: list[int], room: int, rng: random.Random) -> None:
-    """Drops tokens from the longer list (the second on a tie) until both fit."""
+    """Drops tokens from the longer list until both fit. If both are equal, it is the second."""
     while len(a) + len(b) > room:
         longer = a if len(a) > len(b) else b
         if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Datasets made in a bucket equal datasets on a disk."""
+"""Tests that datasets made in a bucket equal datasets on a disk."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def wanted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> ExamplesSection:
-    """Two files with common documents, read in several parts; the output is in a bucket."""
+    """Settings with two input files, several parts, and an output in a bucket."""
     monkeypatch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 8000)
     write_corpus(tmp_path / "text0.txt", documents=range(30))
     write_corpus(tmp_path / "text1.txt", documents=range(20, 50))
@@ -36,7 +36,7 @@ def test_a_stopped_run_resumes_in_the_bucket(wanted: ExamplesSection, tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         make_examples(wanted, progress=stop_at("tokenised part 3 "))
     part = epath.Path(f"{wanted.output}.partial/work/part-00001")
-    # As if killed during the write of a directory: its last file is missing.
+    # Imitates a kill while the directory is written: the last file is missing.
     (part / "tally.json").unlink()
     (part / "counts.npy").write_bytes(b"half")
     with pytest.raises(KeyboardInterrupt):

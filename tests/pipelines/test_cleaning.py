@@ -1,4 +1,4 @@
-"""Each rule drops and counts its lines or documents."""
+"""Tests of the cleaning rules for single documents."""
 
 import json
 import sys
@@ -188,7 +188,7 @@ def test_overlaps_equal_a_word_by_word_search(data: st.DataObject) -> None:
 
 
 def test_hashes_equal_the_recorded_ones() -> None:
-    # Hashes decide which of two documents is kept; a change needs a new format version.
+    # Datasets depend on these hashes, so a change of them needs a new format version.
     assert word_hashes("the quick fox").tolist() == [
         3331141520948189790,
         3889497168071291402,

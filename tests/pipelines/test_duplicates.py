@@ -1,4 +1,4 @@
-"""The rules across documents keep the first one, for any parts and interruptions."""
+"""Tests of the cleaning rules that compare documents, for any parts and interruptions."""
 
 import gzip
 import json
@@ -54,7 +54,7 @@ def test_repeats_equal_a_search_in_order(spilled: list[list[tuple[int, bool]]], 
         spills = [Path(name, str(number)) for number in range(len(spilled))]
         for spill, things in zip(spills, spilled, strict=True):
             spill.mkdir()
-            # Spread over all 64 bits, as hashes are.
+            # Real hashes are spread over all 64 bits.
             save_hashes(spill, "x", np.array([h * (2**64 // 7) for h, _ in things], np.uint64))
         found = find_repeats(spills, "x", dropped=dropped)
     assert found.tolist() == expected
@@ -77,7 +77,7 @@ def test_near_duplicates_share_most_ngrams(tmp_path: Path) -> None:
             second[place] = "changed"
         documents += [first, second]
     similar = [jaccard(documents[i - 1], documents[i], 5) if i % 2 else 0.0 for i in range(280)]
-    # Three spills; some documents are too short for an n-gram, and two of them are equal.
+    # Some documents are shorter than an n-gram. Two of the short documents are equal.
     texts = [" ".join(d) for d in documents] + ["a b", "", "a c", "A, b!", "!"]
     spills = []
     for number, some in enumerate((texts[:101], texts[101:180], texts[180:])):
@@ -134,7 +134,7 @@ def test_the_first_of_equal_documents_and_lines_is_kept(tmp_path: Path) -> None:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """40 documents in three files of two formats; every fifth is repeated."""
+    """Directory with 48 documents in three files of two formats; 40 documents are distinct."""
     write_corpus(tmp_path / "text0.txt", documents=range(20))
     records = [{"text": "\n".join(sentences(d))} for d in [*range(20, 40), *range(0, 20, 5)]]
     (tmp_path / "text1.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in records))

@@ -1,4 +1,4 @@
-"""Every engine, number of workers and interruption gives the same bytes."""
+"""Tests that every engine, number of workers and interruption gives the same bytes."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from tests.project import environment, refused, refuses, write_config
 
 ROOT = Path(__file__).parents[2]
 
-# Rules across documents, so that every stage of every engine runs.
+# Rules that compare documents, so that every stage of every engine runs.
 CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
 
 PROGRAM = """
@@ -37,8 +37,10 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four files of two languages with common documents, a tokenizer, and their dataset, made by
-    one process in one part."""
+    """Directory with four files of two languages, a tokenizer, and their dataset.
+
+    Some documents are in several files. One process made the dataset in one part.
+    """
     directory = tmp_path_factory.mktemp("corpus")
     for number in range(4):
         write_corpus(
@@ -57,7 +59,7 @@ def wanted(corpus: Path, **changes: Any) -> ExamplesSection:
 
 
 def run(settings: ExamplesSection) -> list[str]:
-    """Makes a dataset in many parts; returns its progress."""
+    """Makes a dataset in many parts and returns the lines of progress."""
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bert_jax.pipelines.tokenised.corpus._MIN_PART_BYTES", 4000)
@@ -66,7 +68,7 @@ def run(settings: ExamplesSection) -> list[str]:
 
 
 def assert_same(settings: ExamplesSection, corpus: Path) -> None:
-    """Asserts that a directory's files equal those of one process."""
+    """Asserts that a dataset equals the fixture's dataset."""
     made = hashes(Path(settings.output))
     assert made == hashes(corpus / "dataset")
     assert {"provenance.json", "dataset_info.json", "features.json"} <= made.keys()
@@ -157,7 +159,7 @@ def test_a_runner_of_the_standard_library_is_refused(tmp_path: Path) -> None:
 
 
 def die(job: int) -> None:
-    """Ends like a process killed for lack of memory."""
+    """Kills its own process, as the system does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -169,7 +171,7 @@ def test_a_worker_killed_by_the_system_is_one_line() -> None:
 
 @pytest.mark.chaos
 def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
-    """A scheduler and two workers are processes on loopback with another working directory."""
+    """The scheduler and two workers are local processes with another working directory."""
     where = tmp_path / "scheduler.json"
     common = ["--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(where)]
     worker = ["worker", "--nthreads", "1", "--no-nanny"]
@@ -199,7 +201,7 @@ def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) ->
 
 
 def test_missing_results_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As on a worker with another disk.
+    # Imitates workers with another disk.
     monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
     with (
         BeamEngine(BeamSection(options=IN_MEMORY), workers=None, directory=tmp_path) as engine,
@@ -209,7 +211,7 @@ def test_missing_results_are_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def killed_after(settings: ExamplesSection, line: str, *, alone: bool) -> None:
-    """Starts a run and kills it soon after a given line, with or without its workers."""
+    """Starts a run and kills it soon after a given line. If ``alone``, workers are not killed."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json()],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A dataset from text: content, resumption, refusals."""
+"""Tests of making a dataset from text: content, resuming, errors."""
 
 import json
 import os
@@ -23,14 +23,14 @@ SHARD = re.compile(r"array_record-\d{5}-of-\d{5}$")
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """A directory with 40 documents in one file and a tokenizer."""
+    """Directory with 40 documents in one file, and a tokenizer."""
     write_corpus(tmp_path / "text.txt", documents=range(40))
     write_tokenizer(tmp_path / "tokenizer")
     return tmp_path
 
 
 def first_spans(directory: Path, split: str, tokenizer: Tokenizer) -> list[list[str]]:
-    """The pieces of every example's span A."""
+    """Returns the pieces of every example's span A."""
     dataset = open_dataset(directory, split)
     examples = dataset.__getitems__(range(len(dataset)))
     return [tokenizer.pieces(e.input_ids[1 : e.first_length - 1].tolist()) for e in examples]
@@ -74,7 +74,7 @@ def test_every_document_is_in_one_split_verbatim(
         if example.next_sentence_label == 0:
             assert homes[0] & homes[1]
         known = [markers(tokenizer.pieces(span.tolist())) for span in spans]
-        if all(known):  # except if truncation removed all markers
+        if all(known):  # truncation may have removed all markers
             assert (known[0] == known[1]) == (example.next_sentence_label == 0)
         labels[example.next_sentence_label] += 1
     assert min(labels.values()) > 0.2 * sum(labels.values())
@@ -114,7 +114,7 @@ def test_large_shards_have_all_documents_and_true_labels(
 
 
 def stop(corpus: Path) -> Path:
-    """Stops a run after its second shard; returns the unfinished directory."""
+    """Stops a run after its second shard and returns the unfinished directory."""
     with pytest.raises(KeyboardInterrupt):
         make_examples(section(corpus), progress=stop_at("shard 2"))
     return corpus / "dataset.partial"
@@ -181,7 +181,7 @@ def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
         refuses("lock.held", place=corpus / "dataset"),
     ):
         make_examples(section(corpus))
-    make_examples(section(corpus))  # a dead holder's lock is free
+    make_examples(section(corpus))  # the lock has been released
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
 def test_a_full_disk_is_one_line_without_partial_files(
     corpus: Path, bytes_per_file: int, named: str
 ) -> None:
-    # The write fails as on a full disk, in Python and in the C++ writer.
+    # With this limit, writes fail as on a full disk, in Python and in the C++ writer.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, hard))
     try:
@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_line_without_partial_files(
     assert not (corpus / "dataset").exists()
     partial = corpus / "dataset.partial"
     assert not [p for p in partial.rglob("*") if SHARD.search(p.name) or p.suffix == ".tmp"]
-    # With space again the same run finishes and equals an uninterrupted one.
+    # When there is space again, the run resumes, and its dataset equals an uninterrupted run's.
     make_examples(section(corpus, dupe_factor=40))
     make_examples(section(corpus, dupe_factor=40, output=str(corpus / "whole")))
     assert hashes(corpus / "dataset") == hashes(corpus / "whole")

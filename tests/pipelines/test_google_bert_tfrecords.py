@@ -1,4 +1,4 @@
-"""Datasets as TFRecords: TensorFlow and our reader find the same examples with new masks."""
+"""Tests of TFRecords: TensorFlow and our reader read the dataset's examples with new masks."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Several languages in one dataset: shares, pairs within a language, refusals."""
+"""Tests of several languages in one dataset: shares, pairs within a language, errors."""
 
 from collections import Counter
 from pathlib import Path
@@ -27,7 +27,7 @@ WORDS = 30
 
 
 def document(language: str, number: int) -> str:
-    """Eight sentences of 4 to 9 words, each with its document's marker."""
+    """Returns eight sentences of 4 to 9 words, each with the document's marker."""
     rng = np.random.default_rng((number, len(language), ord(language[0])))
     lines = []
     for _ in range(8):
@@ -38,7 +38,7 @@ def document(language: str, number: int) -> str:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file for each language, and a tokenizer of their words."""
+    """Directory with a file per language, and a tokenizer of all their words."""
     root = tmp_path_factory.mktemp("languages")
     vocabulary = list(SPECIAL)
     for language, count in DOCUMENTS.items():
@@ -112,7 +112,7 @@ def test_languages_have_smoothed_shares_and_do_not_mix(
         error = 4 * np.sqrt(share * (1 - share) / passes)  # whole documents are drawn
         assert abs(tokens[language] / tokens.total() - share) < error
         assert abs(record.example_tokens / made.splits["train"].tokens - share) < error
-    # The total and the validation split equal those without a mixture, for comparison.
+    # The total number of tokens and the validation split are the same without a mixture.
     plain = make_examples(section(corpus, tmp_path / "plain", kind=kind, **chances))
     assert made.splits["train"].tokens == pytest.approx(plain.splits["train"].tokens, rel=0.02)
     assert validation(tmp_path / "dataset") == validation(tmp_path / "plain")
@@ -120,7 +120,7 @@ def test_languages_have_smoothed_shares_and_do_not_mix(
 
 def test_each_language_is_split_by_its_own_rules(tmp_path: Path) -> None:
     texts = {
-        # A date in German, the end of a sentence in English.
+        # "3." is part of a date in German and ends a sentence in English.
         "de": ("Er kam am 3. Oktober an. Gut.", 2),
         "en": ("Er kam am 3. Oktober an. Gut.", 3),
         "ja": ("今日は天気がいい。公園に行こう！いいですか？", 3),

@@ -1,4 +1,4 @@
-"""Pairs and full sentences against transcriptions of the published procedures."""
+"""Tests pairs and full sentences against reference implementations of the published methods."""
 
 import random
 
@@ -22,7 +22,7 @@ from tests.project import refuses
 def passes(
     documents: TokenisedDocuments, section: PairingSection, *, seed: int, count: int
 ) -> list[list[Pair]]:
-    """``count`` passes over every document."""
+    """Returns the pairs of ``count`` passes over every document."""
     offsets = SentenceOffsets(
         documents.sentence_starts.tolist(), documents.document_starts.tolist()
     )
@@ -61,7 +61,7 @@ def test_the_label_is_correct(
             earlier, later = sorted(spans, key=lambda span: span.start)
             assert pair.next_sentence_label == int(spans[0] is later)
             gap = later.start - earlier.stop
-            # Only truncated tokens are between the two.
+            # A gap between the spans consists of truncated tokens.
             assert gap == 0 or (gap > 0 and pair.length == max_seq_length)
 
 
@@ -75,7 +75,7 @@ def test_the_label_is_correct(
 def test_every_sentence_is_used_even_displaced_ones(
     sizes: list[int], max_seq_length: int, short: float, seed: int
 ) -> None:
-    # Sentences of one token reach the target exactly, without truncation.
+    # Chunks of one-token sentences reach the target exactly, so nothing is truncated.
     documents = numbered([[1] * size for size in sizes])
     section = PairingSection(max_seq_length=max_seq_length, short_seq_prob=short)
     starts = documents.document_starts
@@ -149,7 +149,8 @@ def test_pairs_have_the_releases_distribution() -> None:
         "back cut of A": lambda p: back_cut(p.first_stop),
         "back cut of B": lambda p: back_cut(p.second_stop),
     }
-    # Examples of one pass share a target length, so one per pass keeps samples independent.
+    # Examples of one pass have the same target length. One example per pass makes the sample
+    # independent.
     for name, figure in figures.items():
         for place in (0, -1):
             p = same_distribution(
@@ -165,7 +166,7 @@ KINDS = st.sampled_from(["full_sentences", "doc_sentences"])
 def by_hand(
     documents: TokenisedDocuments, chosen: range, *, max_seq_length: int
 ) -> list[list[list[int]]]:
-    """Examples as lists of tokens, filled sentence by sentence."""
+    """Returns examples as lists of tokens, filled sentence by sentence."""
     bounds, starts = documents.sentence_starts.tolist(), documents.document_starts.tolist()
     room = max_seq_length - 2
     examples: list[list[list[int]]] = []
@@ -220,7 +221,7 @@ def test_settings_without_effect_are_refused(kind: str, name: str, found: float)
 def test_every_sentence_is_used_once_except_last_partners(
     sizes: list[int], max_seq_length: int, seed: int
 ) -> None:
-    # Sentences of one token reach the target exactly, without truncation.
+    # Chunks of one-token sentences reach the target exactly, so nothing is truncated.
     documents = numbered([[1] * size for size in sizes])
     section = PairingSection(kind="sop", max_seq_length=max_seq_length, dupe_factor=1)
     uses = np.zeros(len(documents.tokens), int)
@@ -239,7 +240,7 @@ def test_every_sentence_is_used_once_except_last_partners(
 
 
 def test_swapped_pairs_cannot_be_told_by_their_lengths() -> None:
-    # An odd number of tokens, so that one of two long spans keeps one more.
+    # The number of tokens is odd, so one of two long spans has one token more.
     documents = numbered([[7] * 40] * 40)
     section = PairingSection(kind="sop", max_seq_length=28, dupe_factor=20, short_seq_prob=0.0)
     pairs = pairs_of(documents, section, seed=1)

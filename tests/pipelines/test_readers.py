@@ -1,4 +1,4 @@
-"""Every format gives the same documents for any division into parts."""
+"""Tests that every format gives the same documents for any division into parts."""
 
 import bz2
 import gzip
@@ -35,7 +35,7 @@ def sources(*paths: Path | str, **settings: Any) -> SourcesSection:
 def read(
     section: SourcesSection, *, part_bytes: int = 1 << 20, tally: Tally | None = None
 ) -> list[tuple[str, Document]]:
-    """The ids and documents of all sources."""
+    """Returns the ids and documents of all sources."""
     tally = tally or Tally()
     found = find_sources(section, root=None, tally=tally)
     return [
@@ -64,7 +64,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 def test_compressed_text_is_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.txt.{suffix}"
     content = "één\ntwee\n\ndrie\n".encode() * 5000
-    # Two consecutive frames, as from parallel compressors.
+    # Parallel compressors write several consecutive frames.
     path.write_bytes(PACKERS[suffix](content) + PACKERS[suffix](content))
     assert list(iter_text(sources(path))) == content.decode().splitlines() * 2
 
@@ -220,7 +220,7 @@ def test_wikipedia_dumps(tmp_path: Path, name: str) -> None:
 
 
 def write_tfds(directory: Path, *, suffix: str) -> Path:
-    """A dataset of two shards in TFDS's format, without its download machinery."""
+    """Writes a dataset of two shards in TFDS's format and returns its directory."""
     features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "n": np.int64})
     serializer = ExampleSerializer(cast(Any, features.get_serialized_info()))
     directory = directory / "mini" / "1.0.0"

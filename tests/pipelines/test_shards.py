@@ -1,4 +1,4 @@
-"""Documents on disk, their division into shards, and their statistics."""
+"""Tests of documents on disk, their division into shards, and their statistics."""
 
 import tempfile
 from collections import Counter, defaultdict
@@ -98,7 +98,7 @@ def test_pairs_are_counted_by_the_documents_of_their_spans() -> None:
     documents = from_lists(range(3), [[[1, 2], [3]], [[4, 5, 6]], [[7], [8]]], np.dtype(np.uint16))
     pairs = [
         Pair(0, 2, 2, 3, 0),  # both spans in document 0
-        Pair(1, 2, 2, 3, 1),  # both in document 0, labelled random
+        Pair(1, 2, 2, 3, 1),  # both spans in document 0, labelled random
         Pair(6, 7, 3, 4, 1),
         Pair(6, 7, 3, 4, 1),
     ]
@@ -123,7 +123,7 @@ ALL_DOCUMENTS = st.lists(
 
 
 def to_lists(documents: TokenisedDocuments) -> Lists:
-    """The inverse of `from_lists`."""
+    """Returns documents as lists: the inverse of `from_lists`."""
     bounds, starts = documents.sentence_starts, documents.document_starts
     return [
         [

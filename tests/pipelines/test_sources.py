@@ -1,4 +1,4 @@
-"""Files: their names, lines and documents, for any division into parts."""
+"""Tests of files: names, lines and documents, for any division into parts."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tests.project import refuses
 
 
 def cut(path: Path, part_bytes: int) -> list[FilePart]:
-    """The parts of a file with blank lines between documents."""
+    """Returns the parts of a file with blank lines between documents."""
     return cut_file(str(path), path.name, part_bytes=part_bytes, is_gap=lambda raw: not raw.strip())
 
 

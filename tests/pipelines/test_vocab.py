@@ -1,4 +1,4 @@
-"""Vocabularies of exact size with BERT's layout, from a sample of real text."""
+"""Tests of vocabularies: exact size, BERT's layout, sampling."""
 
 import functools
 import itertools
@@ -218,7 +218,7 @@ def test_a_mixture_has_smoothed_shares(bounds: dict[str, int], smoothing: float)
         assert own.bytes / held.bytes == pytest.approx(wanted[language], abs=0.004)
     assert held.parts <= bounds.get("max_lines", 10**9)
     assert held.bytes <= bounds.get("max_bytes", sum(sizes.values()))
-    # The sample fills the bounds or has the whole corpus.
+    # The sample reaches a bound, or is as large as the corpus.
     full = held.bytes / min(sum(sizes.values()), bounds.get("max_bytes", 10**9))
     assert max(full, held.parts / bounds.get("max_lines", 10**9)) > 0.99
 
