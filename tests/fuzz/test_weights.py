@@ -9,12 +9,12 @@ import torch
 from etils import epath
 from hypothesis import strategies as st
 
-from bert_jax.errors import UserError
 from bert_jax.interop.hf_weights import TorchFile
 from bert_jax.interop.mapping import TensorSource, TensorSpec
 from bert_jax.interop.safetensors_file import SafetensorsFile, write_safetensors
 from bert_jax.interop.tf_bundle import TfBundle, write_bundle
 from tests.fuzz.harness import both_forms, damaged, json_of, survives
+from tests.project import refuses
 
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float32)}
 
@@ -64,7 +64,7 @@ def test_torch_files(tmp_path: Path, zipped: bool, inputs: int) -> None:
 def test_a_small_storage_cannot_claim_terabytes(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.zeros(1).expand(1 << 40)}, path)
-    with pytest.raises(UserError, match='tensor "a" is larger than the numbers in the file'):
+    with refuses("tensor.larger_than_file", place=path):
         TorchFile(path)
 
 

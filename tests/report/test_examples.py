@@ -67,7 +67,7 @@ def test_the_page_shows_every_figure() -> None:
     assert rows(root, "including [CLS]") == {
         "train": ["12", "100", "3,086", "30.86", "32", "32"],
     }
-    assert rows(root, "that are padding") == {
+    assert rows(root, "Share of padding") == {
         "one example per row": ["3.56%", "1.0000"],
         "packed": ["0.58%", "1.0309"],  # 97 rows, three of them with two examples
     }
