@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.errors import UserError
 from bert_jax.pipelines.engines.beam import BeamSection
 from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.readers.tfds_dataset import describe
@@ -82,12 +81,12 @@ def test_a_run_directory_needs_trust_for_functions(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_secrets_in_beam_options_are_refused_unprinted(options: list[str]) -> None:
-    with pytest.raises(UserError, match="found a secret in") as caught:
+    with refuses("beam.secret") as caught:
         BeamSection.model_validate({"options": options})
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_tfds_dataset_cannot_name_other_classes(tmp_path: Path) -> None:
     (tmp_path / "features.json").write_text('{"pythonClassName": "antigravity.Fly"}')
-    with pytest.raises(UserError, match=r"found the class antigravity\.Fly, allowed"):
+    with refuses("tfds.foreign_class", found="antigravity.Fly"):
         describe(str(tmp_path), SourcesSection(input=(str(tmp_path),)))

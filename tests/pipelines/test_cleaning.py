@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.errors import UserError
 from bert_jax.pipelines.cleaning.contamination import build_index, load_index
 from bert_jax.pipelines.cleaning.rules import DocumentRules, prose_lines
 from bert_jax.pipelines.cleaning.words import ngram_hashes, word_hashes
@@ -107,10 +106,17 @@ def test_a_failing_filter_is_named(
         apply(["text"], language_filter=f"{filters}:{name}")
 
 
-@pytest.mark.parametrize("name", ["has_the", "no_such_module:f", "my_filters:has_teh"])
-def test_a_missing_filter_is_named(filters: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("has_the", "function.spelling"),
+        ("no_such_module:f", "function.import_failed"),
+        ("my_filters:has_teh", "function.unknown"),
+    ],
+)
+def test_a_missing_filter_is_named(filters: str, name: str, key: str) -> None:
     del filters
-    with pytest.raises(UserError, match=f'^examples.cleaning.language_filter: .*"{name}"'):
+    with refuses(key, place="examples.cleaning.language_filter", found=name):
         apply(["text"], language_filter=name)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bert_jax.errors import RunStopped, UserError
+from bert_jax.errors import RunStopped
 from bert_jax.pipelines.engines.beam import BeamEngine, BeamSection
 from bert_jax.pipelines.engines.local import WorkerPool
 from bert_jax.pipelines.examples import ExamplesSection, make_examples
@@ -154,7 +154,7 @@ def test_impossible_beam_settings_are_named(
 
 
 def test_a_runner_of_the_standard_library_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^examples\.beam\.runner: .*os\.system"):
+    with refuses("function.standard_library", place="examples.beam.runner", found="os.system"):
         BeamEngine(BeamSection(runner="os.system"), workers=None, directory=tmp_path)
 
 
