@@ -229,10 +229,10 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
         if len(section.on) > 1 or section.slices != (1,):
             raise UserError(
                 "submit.local_alone",
-                "found {found} with {slices} slices, allowed: local alone, with --hosts",
+                "found {found} (slices: {slices}), allowed: local alone, with --hosts",
                 place="submit.on",
                 found=section.on,
-                slices=max(section.slices),
+                slices=section.slices,
             )
         return (JobPlacement(on="local", dollars_per_hour=0.0),)
     if not section.zone and section.launcher != "gke":
