@@ -177,7 +177,7 @@ def test_the_stream_begins_at_any_step() -> None:
 def test_a_position_needs_the_same_data_and_seed() -> None:
     position = batches().position(6)
     assert batches().check(position) == 6
-    with refuses("resume.data_changed", place="seed", found="4"):
+    with refuses("resume.data_changed", place="seed", found=4):
         batches(seed=4).check(position)
-    with refuses("resume.data_changed", place="max_length", found="90"):
+    with refuses("resume.data_changed", place="max_length", found=90):
         batches(max_length=90).check(position)
