@@ -1,1 +1,1 @@
-"""Checkpoints in and out: Hugging Face, google-research/bert, StableHLO."""
+"""Import and export of checkpoints: Hugging Face, google-research/bert, StableHLO."""

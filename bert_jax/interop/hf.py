@@ -30,7 +30,7 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> mapping.P
     """Reads a Hugging Face checkpoint with all of its heads.
 
     The embedding may have more rows than the tokenizer has pieces. Hugging Face's softmax includes
-    the additional rows, and so does the model returned here.
+    the additional rows, so the returned model has them too.
 
     Args:
         directory: a directory with config.json, weights, and vocab.txt or tokenizer.json.

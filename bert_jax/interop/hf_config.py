@@ -92,7 +92,7 @@ class HfConfig(Architecture):
 
     @property
     def architecture(self) -> Architecture:
-        """The sizes alone."""
+        """The architecture without the other keys."""
         return Architecture(**self.model_dump(include=set(Architecture.model_fields)))
 
     @property
@@ -160,7 +160,7 @@ def write_config(
 
 
 def heads_of(kind: ClassName, heads: HeadsSection) -> HeadsSection:
-    """Returns those heads of a model that a class has. `BertModel` may have a pooler."""
+    """Returns the heads of a model that a class has too. `BertModel` may have a pooler."""
     wanted = CLASSES[kind]
     return HeadsSection(
         pooler=heads.pooler if kind == BARE else wanted.pooler,
@@ -174,7 +174,7 @@ def heads_of(kind: ClassName, heads: HeadsSection) -> HeadsSection:
 
 
 def classes_for(heads: HeadsSection) -> list[ClassName]:
-    """Returns the classes as which a model can be exported, the class with most heads first."""
+    """Returns the classes that a model can be exported as. The default is first."""
     fitting: list[ClassName] = [
         kind
         for kind, wanted in CLASSES.items()
@@ -183,5 +183,5 @@ def classes_for(heads: HeadsSection) -> list[ClassName]:
         and heads.next_sentence >= wanted.next_sentence
         and wanted.task in (None, heads.task)
     ]
-    # The default of a fine-tuned model is its own task's class.
+    # By default, a fine-tuned model is exported as the class of its task.
     return sorted(fitting, key=lambda kind: CLASSES[kind].task is None)

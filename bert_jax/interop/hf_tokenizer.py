@@ -44,9 +44,9 @@ message_type {
   field { name: "trainer_spec" number: 2 label: LABEL_OPTIONAL type_name: "Trainer" }
   field { name: "normalizer_spec" number: 3 label: LABEL_OPTIONAL type_name: "Normalizer" } }
 """)["Model"]
-# Distance of the special pieces' scores below all other scores. It keeps a unigram model from
-# finding "[unused1]" in a text that spells it.
-_NEVER: Final = 1000.0
+# The scores of special pieces are this far below all other scores. Otherwise a unigram model would
+# find "[unused1]" in a text that spells it.
+_SPECIAL_PENALTY: Final = 1000.0
 
 
 class _Lenient(Section):
@@ -217,7 +217,7 @@ def sentencepiece_pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Toke
             fuse_unk=True,
         )
     else:
-        never = min(scores.values()) - _NEVER
+        never = min(scores.values()) - _SPECIAL_PENALTY
         model = models.Unigram(
             [(piece, scores.get(piece, never)) for piece in pieces], unk_id=tokenizer.special.unk
         )
@@ -250,10 +250,10 @@ def _fold(tokenizer: SentencePieceTokenizer) -> Iterator[normalizers.Normalizer]
 
 
 def _merges(scores: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Yields the merges of a BPE model: pairs of pieces whose join is a piece, best piece first.
+    """Yields the merges of a BPE model, best first: pairs of pieces that together form a piece.
 
-    A SentencePiece model stores no merges. It always joins the two neighbours whose join has the
-    best score, so the scores give the merges and their order.
+    A SentencePiece model stores no merges. It always joins the two neighbours that form the piece
+    with the best score, so the scores determine the merges and their order.
     """
     for piece in sorted(scores, key=lambda piece: -scores[piece]):
         halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))

@@ -25,7 +25,7 @@ _LFS_POINTER: Final = b"version https://git-lfs"
 
 
 class TorchFile:
-    """A file of `torch.save`, mapped into memory; satisfies `mapping.TensorSource`."""
+    """A file written by `torch.save`, mapped into memory. Implements `mapping.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file with PyTorch's ``weights_only`` loader.
@@ -71,7 +71,10 @@ class TorchFile:
 
 
 def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
-    """Returns a tensor's shape and type. Raises UserError if it is sparse or exceeds the file."""
+    """Returns a tensor's shape and type.
+
+    Raises UserError if the tensor is sparse, or larger than its data in the file.
+    """
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
         raise UserError(
@@ -105,7 +108,7 @@ def _load(torch: Any, path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
-# Readers by file name, in order of preference. Instead of the file there may be an index of shards.
+# Readers by file name, in order of preference. A checkpoint may have an index of shards instead.
 _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
     WEIGHTS: SafetensorsFile,
     TORCH_WEIGHTS: TorchFile,
@@ -113,7 +116,7 @@ _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
 
 
 class HfWeights:
-    """All tensors of a checkpoint; satisfies `mapping.TensorSource`.
+    """All tensors of a checkpoint. Implements `mapping.TensorSource`.
 
     Attributes:
         prefix: start of the encoder's tensor names: ``bert.``, or empty for a ``BertModel``.

@@ -42,7 +42,7 @@ class NameRule(NamedTuple):
     theirs: str  # name in the other format, with {layer} if our tensor is stacked
     matrix: bool = False  # whether their tensor is a matrix; otherwise it is a vector
     transposed: bool = False  # whether their matrix is [outputs, inputs]
-    vocabulary: bool = False  # whether the first axis is the vocabulary, which only we pad
+    vocabulary: bool = False  # whether the first axis is the vocabulary, which is padded in ours
 
 
 class TensorSpec(NamedTuple):
@@ -176,7 +176,7 @@ def their_tensors(
 
 
 def reason_to_ignore(name: str, ignored: Mapping[str, str]) -> str | None:
-    """Returns the reason why a tensor is not a parameter, or None if it must be one."""
+    """Returns the reason why a tensor is not a parameter, or None for a parameter."""
     reasons = (why for pattern, why in ignored.items() if fnmatch.fnmatchcase(name, pattern))
     return next(reasons, None)
 
@@ -227,7 +227,7 @@ def wrong_type(path: str, name: str, found: str, allowed: Sequence[str]) -> User
 
 
 class Pretrained(NamedTuple):
-    """A model with its parameters and its tokenizer: the form that all formats convert to."""
+    """A model with its parameters and its tokenizer, independent of the format of files."""
 
     architecture: Architecture
     heads: HeadsSection

@@ -105,7 +105,7 @@ def hf_names(prefix: str, task: TaskName | None) -> list[NameRule]:
 
 
 def google_names(task: TaskName | None) -> list[NameRule]:
-    """Returns google-research/bert's names, including those of a fine-tuned head."""
+    """Returns google-research/bert's names, including the names for a fine-tuned head."""
     rules: list[NameRule] = []
     for kind, ours, theirs in _TABLE:
         theirs = theirs.replace(".", "/").replace("layer/{", "layer_{")

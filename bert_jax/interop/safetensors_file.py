@@ -23,8 +23,8 @@ from bert_jax.interop.mapping import TensorSpec, wrong_type
 
 WEIGHTS: Final = "model.safetensors"
 
-_SEAL: Final = "bert_jax_sha256"
-_UNSEALED: Final = b"0" * 64
+_CHECKSUM: Final = "bert_jax_sha256"
+_NO_CHECKSUM: Final = b"0" * 64
 _CHUNK: Final = 1 << 22  # bytes
 
 # NumPy's names of the types by their names in the format.
@@ -43,7 +43,7 @@ DTYPES: Final[dict[str, str]] = {
 
 
 class SafetensorsFile:
-    """A safetensors file; satisfies `mapping.TensorSource`."""
+    """A safetensors file. Implements `mapping.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
         """Reads the header, and verifies the checksum if the file has one.
@@ -58,7 +58,7 @@ class SafetensorsFile:
                 found = {name: opened.get_slice(name) for name in sorted(opened.keys())}
                 kinds = {name: each.get_dtype() for name, each in found.items()}
                 shapes = {name: tuple(each.get_shape()) for name, each in found.items()}
-                seal = (opened.metadata() or {}).get(_SEAL)
+                checksum = (opened.metadata() or {}).get(_CHECKSUM)
         except (safetensors.SafetensorError, OSError) as error:
             raise UserError(
                 "weights.safetensors_damaged",
@@ -67,12 +67,12 @@ class SafetensorsFile:
                 place=path,
                 reason=str(error),
             ) from error
-        if seal is not None and seal != _sha256(path, seal.encode()):
+        if checksum is not None and checksum != _sha256(path, checksum.encode()):
             raise UserError(
                 "weights.checksum",
                 "its SHA-256 differs from {name} in its metadata. Copy or export the file again.",
                 place=path,
-                name=_SEAL,
+                name=_CHECKSUM,
             )
         for name, kind in kinds.items():
             if kind not in DTYPES:
@@ -90,7 +90,7 @@ class SafetensorsFile:
 def write_safetensors(
     path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-    """Writes tensors one after the other; `specs` has the same order.
+    """Writes tensors one after the other, in the order of `specs`.
 
     The library's writer needs all tensors as bytes at once, so it would double the memory of a
     checkpoint. The format: the header's length (8 bytes, little-endian), the header (JSON: name →
@@ -98,7 +98,7 @@ def write_safetensors(
     writable.
     """
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
-    metadata = {"format": "pt", _SEAL: _UNSEALED.decode()}
+    metadata = {"format": "pt", _CHECKSUM: _NO_CHECKSUM.decode()}
     header: dict[str, object] = {"__metadata__": metadata}
     offset = 0
     for name, (shape, dtype) in specs.items():
@@ -109,7 +109,7 @@ def write_safetensors(
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     with write_errors(path), path.open("wb") as file:
-        found = _begun(encoded)
+        found = _hash_of_header(encoded)
         file.write(struct.pack("<Q", len(encoded)))
         file.write(encoded)
         for (expected, spec), (name, array) in zip(specs.items(), tensors, strict=True):
@@ -117,20 +117,20 @@ def write_safetensors(
             numbers = np.ascontiguousarray(array, dtype=spec.dtype).data
             found.update(numbers)
             file.write(numbers)
-        file.seek(8 + encoded.index(_UNSEALED))
+        file.seek(8 + encoded.index(_NO_CHECKSUM))
         file.write(found.hexdigest().encode())
 
 
-def _begun(encoded: bytes) -> "hashlib._Hash":
+def _hash_of_header(encoded: bytes) -> "hashlib._Hash":
     """Returns the hash of the start of a file: the header's length and the header."""
     return hashlib.sha256(struct.pack("<Q", len(encoded)) + encoded)
 
 
-def _sha256(path: Path, seal: bytes) -> str:
+def _sha256(path: Path, checksum: bytes) -> str:
     """Returns the SHA-256 of a file with zeros in place of its checksum."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        found = _begun(file.read(length).replace(seal, _UNSEALED))
+        found = _hash_of_header(file.read(length).replace(checksum, _NO_CHECKSUM))
         while chunk := file.read(_CHUNK):
             found.update(chunk)
     return found.hexdigest()

@@ -116,9 +116,8 @@ def export_stablehlo(
         directory: existing directory for ``model.stablehlo``, ``model.safetensors`` and
             ``signature.json``.
         architecture: architecture of the model.
-        execution: settings, of which only the dtype of activations has an effect. Weights and
-            outputs are float32. A kernel would run on one platform only, and `remat` concerns
-            gradients.
+        execution: settings of the run. Only the dtype of activations is used: weights and outputs
+            are float32, kernels would run on one platform only, and there are no gradients.
         heads: heads of the checkpoint.
         params: nested dict of float32 arrays, in the layout of a checkpoint.
         outputs: names from `OUTPUTS`. The default is `default_outputs`.

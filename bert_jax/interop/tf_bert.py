@@ -103,7 +103,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
 
     Args:
         directory: existing directory.
-        model: model with NumPy arrays, or with JAX arrays on the host. They are not copied.
+        model: model with NumPy arrays, or with JAX arrays on the host. Arrays are not copied.
 
     Raises:
         UserError: if the format cannot express a setting that changes the model's results,
@@ -179,7 +179,10 @@ def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
 def _read_moments(
     source: TfBundle, trained: Sequence[Placement], shapes: Params
 ) -> MomentsState | None:
-    """Returns the moments, or None without any. Raises UserError if only some are present."""
+    """Returns the moments, or None if the checkpoint has none.
+
+    Raises UserError if some moments are missing.
+    """
     if not any(name.endswith((names.MU, names.NU)) for name in source.specs):
         return None
 
@@ -220,7 +223,7 @@ def _tensors(
 def _check_expressible(
     architecture: Architecture, heads: HeadsSection, tokenizer: Tokenizer
 ) -> WordPieceTokenizer:
-    """Refuses settings that google-research/bert would silently compute differently."""
+    """Raises UserError for settings that google-research/bert would silently ignore."""
 
     def refuse(key: str, found: object, allowed: Sequence[object]) -> UserError:
         return UserError(

@@ -39,14 +39,14 @@ _MOST_TENSORS: Final = 100_000
 _MOST_AXES: Final = 8
 _LARGEST: Final = 1 << 48  # limit of a tensor's size, in numbers
 
-# Types by their number in ``tensorflow/core/framework/types.proto``. Others are not read.
+# NumPy's types by number in ``tensorflow/core/framework/types.proto``. Other types are not read.
 _DTYPES: Final[dict[int, Any]] = {
     **{1: np.float32, 2: np.float64, 19: np.float16, 14: ml_dtypes.bfloat16, 10: np.bool_},
     **{6: np.int8, 5: np.int16, 3: np.int32, 9: np.int64},
     **{4: np.uint8, 17: np.uint16, 22: np.uint32, 23: np.uint64},
 }
 
-_made: Final = message_classes("""
+_MESSAGES: Final = message_classes("""
 name: "bert_jax/tensor_bundle.proto" package: "tensorflow" syntax: "proto3"
 message_type {
   name: "Header"
@@ -140,7 +140,7 @@ class _Entry(NamedTuple):
 
 
 class TfBundle:
-    """A TensorFlow checkpoint; satisfies `mapping.TensorSource`."""
+    """A TensorFlow checkpoint. Implements `mapping.TensorSource`."""
 
     def __init__(self, path: epath.PathLike) -> None:
         """Reads the index. Raises UserError if there is no checkpoint, or its index is damaged."""
@@ -195,7 +195,7 @@ class _Damage(Exception):
 def _parse(raw: bytes) -> tuple[int, dict[str, _Entry]]:
     """Returns the number of data files, and the tensors by name."""
     if len(raw) < _FOOTER_BYTES or not raw.endswith(_MAGIC):
-        raise _Damage("its last bytes are not those of a table")
+        raise _Damage("it does not end like a LevelDB table")
     footer = raw[-_FOOTER_BYTES:]
     _, at = _handle(footer, 0)  # skips the handle of the metadata block, which is empty
     handle, _ = _handle(footer, at)
@@ -206,7 +206,7 @@ def _parse(raw: bytes) -> tuple[int, dict[str, _Entry]]:
     }
     if b"" not in values:
         raise _Damage("it has no header")
-    header = _made["Header"].FromString(values.pop(b""))
+    header = _MESSAGES["Header"].FromString(values.pop(b""))
     if header.endianness or not 0 < header.num_shards <= _MOST_TENSORS:
         raise _Damage("its header has another byte order, or no data files")
     entries = {
@@ -217,7 +217,7 @@ def _parse(raw: bytes) -> tuple[int, dict[str, _Entry]]:
 
 
 def _entry(name: str, value: bytes, *, shards: int) -> _Entry:
-    found = _made["Entry"].FromString(value)
+    found = _MESSAGES["Entry"].FromString(value)
     if found.slices:
         raise _Damage(f"tensor {shown(name)} is stored in slices, allowed: whole tensors")
     shape = tuple(dim.size for dim in found.shape.dim)
@@ -226,7 +226,7 @@ def _entry(name: str, value: bytes, *, shards: int) -> _Entry:
         not found.shape.unknown_rank
         and len(shape) <= _MOST_AXES
         and min(shape, default=0) >= 0
-        and math.prod(max(size, 1) for size in shape) <= _LARGEST  # NumPy raises beyond it
+        and math.prod(max(size, 1) for size in shape) <= _LARGEST  # limit of NumPy
         and found.offset >= 0
         and 0 <= found.shard_id < shards
         and (dtype.kind == "O" or math.prod(shape) * dtype.itemsize == found.size)
@@ -285,7 +285,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:
             return number, at + shift + 1
-    raise _Damage("a number has no end")
+    raise _Damage("a number is not terminated")
 
 
 def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) -> None:

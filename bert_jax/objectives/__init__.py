@@ -1,1 +1,1 @@
-"""Pretraining objectives: one small file each, and the registry that names them all."""
+"""Pretraining objectives and their registry."""

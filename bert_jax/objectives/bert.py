@@ -1,7 +1,7 @@
 """The objectives of BERT, ALBERT and RoBERTa: a masked language model, maybe with a pair task.
 
-The pair task of BERT is next sentence prediction (arXiv 1810.04805, section 3.1), that of ALBERT is
-sentence order prediction (arXiv 1909.11942), and RoBERTa has none (arXiv 1907.11692).
+BERT uses next sentence prediction as its pair task (arXiv 1810.04805, section 3.1), and ALBERT uses
+sentence order prediction (arXiv 1909.11942). RoBERTa has no pair task (arXiv 1907.11692).
 `MaskingSection` configures the masking.
 """
 
@@ -28,10 +28,10 @@ from bert_jax.text.tokenizer import Tokenizer
 # google-research/bert.
 MLM_EPSILON: Final = 1e-5
 
-# A loss within this relative distance of the entropy is on the plateau. The losses of small runs
-# vary by about as much.
+# A loss within this relative distance of the entropy is on the plateau. In small runs the loss
+# varies by about this much.
 TOLERANCE: Final = 0.02
-# Steps of the paper's warm-up. With a good learning rate BERT has left the plateau by then.
+# Number of warm-up steps in the paper. With a good learning rate BERT has left the plateau by then.
 PATIENCE_STEPS: Final = 10_000
 # Number of consecutive reports on the plateau before a warning.
 WINDOW: Final = 5
@@ -57,7 +57,7 @@ class BertObjective:
     execution: Execution
     masking: MaskingSection = dataclasses.field(compare=False)  # masking of training rows
     tokenizer: Tokenizer = dataclasses.field(compare=False)
-    pair: PairTask | None = "nsp"  # pair task, prefix of its metrics: ``sop_accuracy``
+    pair: PairTask | None = "nsp"  # pair task; names its metrics: ``sop_accuracy``
     best_metric: str = dataclasses.field(default="loss", compare=False)
 
     def features(

@@ -40,7 +40,7 @@ def evaluate_objective(
 ) -> Evaluation:
     """Evaluates a checkpoint of a pretrained or imported run.
 
-    The arguments are those of `bert_jax.evaluate`. While a dataset is copied from a bucket, `say`
+    See `bert_jax.evaluate` for the other arguments. While a dataset is copied from a bucket, `say`
     is called with a line for the user. Raises UserError if the checkpoint, dataset or split does
     not exist, an imported run is evaluated without a dataset, or an example is longer than the
     model's positions.

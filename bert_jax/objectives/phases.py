@@ -57,7 +57,7 @@ class ExampleSource:
     def features(
         self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
-        """Returns the row transform; the arguments are those of `Objective.features`.
+        """Returns the row transform. See `Objective.features` for the arguments.
 
         TFRecords contain their masks. Raises UserError if an example in a TFRecord has more
         predictions than `max_predictions`.

@@ -175,9 +175,9 @@ def _origin(
     origin = {**data._asdict(), "init_from": settings.init_from}
     if not (root / CONFIG).exists():
         return origin
-    held = check_resume(open_run(root), settings, checkpoints, data=data, console=console)
-    merged = {name: {**held.get(name, {}), **paths} for name, paths in data._asdict().items()}
-    return {**origin, **held, **merged}
+    saved = check_resume(open_run(root), settings, checkpoints, data=data, console=console)
+    merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}
+    return {**origin, **saved, **merged}
 
 
 # Parts of a pretraining model that an imported model may lack, with their names in log lines.

@@ -36,7 +36,7 @@ def make_objective(
     execution: Execution,
     tokenizer: Tokenizer,
 ) -> Objective:
-    """Returns a section's objective for a model and a tokenizer."""
+    """Returns the objective of a section, for a model and a tokenizer."""
     return OBJECTIVES[section.name].make(
         masking=section.masking, architecture=architecture, execution=execution, tokenizer=tokenizer
     )

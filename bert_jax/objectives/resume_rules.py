@@ -71,11 +71,11 @@ def check_resume(
     )
     made_with = DataFingerprints(
         provenance.get("datasets", {}),
-        # If the run has not yet used a dataset, the new fingerprint stands in for the old one.
+        # If the run has not yet used a dataset, its new fingerprint is compared with itself.
         {**data.validation, **provenance.get("validation", {})},
     )
-    held, asked = _decisive(then, made_with), _decisive(settings, data)
-    changes = find_changes(held, asked)
+    old, new = _decisive(then, made_with), _decisive(settings, data)
+    changes = find_changes(old, new)
     keys = [change.key for change in changes]
     with_flag, free = (
         [key for key in keys if _is_free(key, progress, settings.train, data_may_change=allowed)]
@@ -84,8 +84,8 @@ def check_resume(
     steps_left = _next_phase(progress, settings.train) < len(settings.train.phases)
     refuse_other_settings(
         run.directory,
-        held=held,
-        asked=asked,
+        held=old,
+        asked=new,
         free=free,
         with_flag=with_flag,
         what="run" if steps_left else "finished run",

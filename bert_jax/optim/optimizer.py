@@ -68,7 +68,7 @@ def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Scales gradients to a global norm of at most `limit`.
 
     A caller that knows the norm can give it: ``update(…, gradient_norm=norm)`` (float32 []).
-    Otherwise all gradients are read a second time to compute it.
+    Otherwise it is computed, which reads all gradients once more.
     Source: `tf.clip_by_global_norm` in google-research/bert `optimization.py`.
     """
 
@@ -118,9 +118,9 @@ def scale_by_bert_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam without bias correction: ``m / (√v + eps)``. Both moments start at zero.
 
-    ``update(…, applied=False)`` (bool [], traced) leaves the moments unchanged, for a bad step. The
-    choice is made here, where new moments can overwrite old ones in memory. After the update, it
-    would need copies of both.
+    ``update(…, applied=False)`` (bool [], traced) leaves the moments unchanged, for a bad step.
+    Choosing between old and new moments here lets XLA write the new ones in place. A choice after
+    the update would need memory for both.
     Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
     """
 
@@ -153,7 +153,7 @@ def find_moments(opt_state: Any) -> MomentsState | None:
 
 
 def schedule_count(opt_state: Any) -> jax.Array:
-    """Returns the number of updates in a state, int32 []. Skipped steps do not count."""
+    """Returns the number of updates in a state without skipped steps, int32 []."""
     counts = (part.count for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
     return jnp.asarray(next(counts))
 

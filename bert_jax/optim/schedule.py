@@ -1,4 +1,7 @@
-"""Learning-rate schedules as arrays. They are arguments of the compiled step, so all share it."""
+"""Learning-rate schedules as arrays, which are arguments of the compiled step.
+
+One compiled step serves all schedules.
+"""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +27,10 @@ class _Row(NamedTuple):
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
-    """Returns the learning rate after `count` updates (int32 of any shape), float32 [*count]."""
+    """Returns the learning rate of the next update after `count` updates.
+
+    `count` is int32 of any shape. The result is float32 of the same shape.
+    """
     count, schedule = jnp.asarray(count, jnp.float32), jnp.asarray(schedule)
     later = schedule[1:, _Row._fields.index("begin")]
     row = _Row(*jnp.moveaxis(schedule[(count[..., None] >= later).sum(-1)], -1, 0))

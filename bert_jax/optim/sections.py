@@ -59,8 +59,8 @@ class FinetuneOptimizerSection(AdamSection):
     bias_correction: bool = True
     """Whether to correct moments for their start at zero. google-research/bert does not."""
     layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """Ratio of a layer's learning rate to that of the layer above. Heads and pooler have the full
-    rate, and the top layer has the full rate times this ratio (after arXiv 1905.05583)."""
+    """Ratio of a layer's learning rate to the rate of the layer above. Heads and pooler have the
+    full rate, and the top layer has the full rate times this ratio (after arXiv 1905.05583)."""
     freeze: tuple[str, ...] = ()
     """Parts that are not trained: `embeddings`, `encoder`, `pooler`, `layers.N`, `layers.N-M`. N
     counts from 0, and a range includes both ends."""

@@ -63,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "L1-H32-relu-one-type": {"hidden_act": "relu", "num_hidden_layers": 1, "type_vocab_size": 1},
 }
-# Numbers of pieces below the number of embedding rows. The softmax still includes all rows.
+# Numbers of pieces in cases with more embedding rows than pieces. The softmax includes all rows.
 PIECES = {"L2-H48-tanh": 143, "L5-H64-erf-three-types": 250}
 
 

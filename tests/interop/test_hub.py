@@ -54,7 +54,7 @@ def test_import_by_name_records_the_commit_not_the_token(
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert TOKEN.encode() not in b"".join(file.read_bytes() for file in files)
     assert TOKEN not in done
-    # From here on, the cache has all files and the network is off.
+    # The network is off now, so all files come from the cache.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fetched = len(hub.requests)
     model = bert_jax.load(NAME)

@@ -1,4 +1,4 @@
-"""`bert-jax import` and `export` refuse bad input with one line and exit code 2, and no files."""
+"""Bad input to `bert-jax import` and `export` ends with one line and exit code 2, without files."""
 
 import json
 import pickle

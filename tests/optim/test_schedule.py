@@ -1,4 +1,4 @@
-"""Learning rates equal those of the release and of Hugging Face at every step."""
+"""Learning rates equal the rates of the release and of Hugging Face at every step."""
 
 import jax
 import numpy as np
