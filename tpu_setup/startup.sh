@@ -9,7 +9,7 @@
 #   BERT_JAX_JOB       gs://BUCKET/jobs/NAME, or a directory. Default, on a Cloud TPU VM: the metadata
 #                      attributes bert-jax-job and bert-jax-attempt set the job and the attempt.
 #   BERT_JAX_ATTEMPT   number of the attempt.
-#   BERT_JAX_WORKER    index of the host in the attempt, from 0. Default: found in the same way as JAX.
+#   BERT_JAX_WORKER    index of the host in the attempt, from 0. Default: from the values that JAX reads.
 #   BERT_JAX_PYTHON    a Python with bert-jax: in a container, or on this machine. Default: install
 #                      bert-jax from the job's directory.
 #   BERT_JAX_HOME      directory of this host for virtual environments, caches and datasets.
@@ -29,7 +29,8 @@ fail() {
   exit 2
 }
 
-# number NAME VALUE: fails unless VALUE is a number. Bash arithmetic would run commands in other text.
+# number NAME VALUE: prints VALUE, or fails if it is no number. In other text, Bash arithmetic would run
+# commands.
 number() {
   [[ $2 =~ ^[0-9]{1,9}$ ]] || fail "$1: found \"$2\", allowed: a number"
   printf '%d' "$((10#$2))"
@@ -141,7 +142,7 @@ store() {
   fi
 }
 
-# report STATE MESSAGE: writes this host's heartbeat before the agent runs. Both are constants.
+# report STATE MESSAGE: writes this host's heartbeat before the agent runs. Does not escape its arguments.
 report() {
   printf '{"state": "%s", "message": "%s", "at": %d}\n' "$1" "$2" "$(date +%s)" >status.json
   store status.json "worker-$BERT_JAX_WORKER.json" || true
@@ -156,7 +157,8 @@ not_installed() {
   report failed 'installing bert-jax failed; see the log of this host'
 }
 
-# Installs bert-jax once into an environment named by its content's hash; sets BERT_JAX_PYTHON.
+# Installs bert-jax into an environment named after the hash of its files, unless the environment exists.
+# Sets BERT_JAX_PYTHON.
 install() {
   local software=$BERT_JAX_HOME/software environment wheel name hash uv
   mkdir -p -- "$software"
@@ -205,8 +207,8 @@ encoded_path() {
   printf '%s' "${path//%2F//}"
 }
 
-# Starts the agent. On a VM it runs as a systemd unit: at a preemption, systemd sends SIGTERM to the
-# agent only, while the network is still up. A child of this script would be killed.
+# Starts the agent. On a VM it is a systemd unit: at a preemption, systemd sends SIGTERM to the agent only,
+# while the network is still up. A child of this script would be killed at once.
 start_agent() {
   local name settings=()
   if [[ -z $on_tpu_vm ]]; then
