@@ -313,13 +313,13 @@ def _refuse_other_sizes(
             raise SettingError(
                 "model.two_sizes",
                 'found "{found}" ({name} {size}) and model.architecture.{name} {other}, allowed: '
-                "one. Remove the other with model.architecture={{}} or model.{setting}=null.",
+                "one. Remove the other with model.architecture={{}} or model.{source}=null.",
                 place=key,
                 found=f"{found:.200}",
                 name=name,
                 size=sizes[name],
                 other=changed[name],
-                setting=key,
+                source=key,
             )
 
 
