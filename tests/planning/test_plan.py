@@ -230,18 +230,26 @@ def test_the_quick_form_estimates_the_same_program(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("arguments", "key", "values"),
     [
-        (("--topology", "v5e:4x5"), 'did you mean "v5e:4x4"?'),
-        (("--topology", "v5e:4x4", "--slices", "2"), "train.phases.0.batch_size: found 80"),
-        (("--topology", "v5e:2x2", "--prices", "none.yaml"), "none.yaml"),
+        (("v5e:4x5",), "topology.size", {"found": "v5e:4x5", "nearest": "v5e:4x4"}),
+        (
+            ("v5e:4x4", "--slices", "2"),
+            "batch.not_a_multiple",
+            {"place": "v5e:4x4: train.phases.0.batch_size", "found": 80, "unit": 32},
+        ),
+        (("v5e:2x2", "--prices", "none.yaml"), "file.missing", {"place": "none.yaml"}),
     ],
     ids=["topology", "batch", "prices"],
 )
-def test_a_mistake_is_one_line(workplace: Path, arguments: tuple[str, ...], expected: str) -> None:
+def test_a_mistake_is_one_line(
+    workplace: Path, arguments: tuple[str, ...], key: str, values: dict[str, Any]
+) -> None:
     """A batch that the slices do not divide is found when compiling."""
     config = workplace / "run.yaml"
-    assert expected in refused("plan", config, "--vocab-size", VOCABULARY, *arguments)
+    line = refused("plan", config, "--vocab-size", VOCABULARY, "--topology", *arguments)
+    assert line.key == key
+    assert values.items() <= line.values.items()
 
 
 @pytest.mark.chaos  # four more programs to compile

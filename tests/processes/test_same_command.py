@@ -1,5 +1,6 @@
 """Processes with different commands or data all stop at the start with the same line."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def test_a_process_with_another_setting_ends_all(config: Path, tmp_path: Path) -
     command = ("pretrain", config, "run_dir=run")
     hosts = start_each([command, (*command, "mesh.tensor=2")], directory=tmp_path)
     line = line_of_all(hosts)
-    assert "mesh.tensor: found 2 in process 1 (" in line
-    assert f"pid {hosts[1].pid}) and 1 in process 0 (" in line
+    assert "mesh.tensor: " in line
+    assert re.search(rf" 2 in process 1 \([^)]*pid {hosts[1].pid}\) .* 1 in process 0 \(", line)
     assert not list(tmp_path.glob("*/run"))
 
 
@@ -64,7 +65,7 @@ def test_a_process_with_another_dataset_ends_all(
         (tmp_path / str(index)).mkdir()
         (tmp_path / str(index) / "data").symlink_to(project / name)
     line = line_of_all(start_each([command] * 2, directory=tmp_path))
-    assert "train.phases.0.dataset.training: found " in line
+    assert "train.phases.0.dataset.training: " in line
     assert not list(tmp_path.glob("*/run/*"))
 
 
@@ -77,11 +78,11 @@ def test_a_process_with_another_table_ends_all(tmp_path: Path) -> None:
         table.rename(table.with_name("train.csv"))
     command = ("finetune", write_config(tmp_path / "run.yaml", values), "run_dir=run", "--seeds", 2)
     line = line_of_all(start_each([command] * 2, directory=tmp_path))
-    assert "finetune.task.train: found " in line
+    assert "finetune.task.train: " in line
     assert not list(tmp_path.glob("*/run/*"))
 
 
 def test_a_process_with_another_option_ends_all(tmp_path: Path) -> None:
     commands = [("evaluate", "run"), ("evaluate", "run", "--batch-size", 8)]
     line = line_of_all(start_each(commands, directory=tmp_path, verb_options=True))
-    assert "--batch-size: found " in line
+    assert "--batch-size: " in line

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.errors import UserError
 from bert_jax.train.example_log import read_example_log, times_seen
 from bert_jax.train.time_account import read_goodput
 from bert_jax.train.writer import read_metrics
-from tests.project import MESH, ok, one_phase, project_config, refused, write_config
+from tests.project import MESH, ok, one_phase, project_config, refused, refuses, write_config
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def test_interrupted_runs_see_every_example_once(
     log = cut / "examples" / "0.jsonl"
     first, second, *others = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([first, b"\xff" + second, *others]))  # damaged
-    with pytest.raises(UserError, match="step 2 is missing"):
+    with refuses("example_log.step_missing", step=2):
         times_seen(cut)
     log.write_bytes(b"".join([first, second, *others]))
 
@@ -139,13 +138,14 @@ def test_changed_data_are_refused_or_used_with_a_warning(
     before = (run_dir / "config.yaml").read_bytes()
 
     line = refused("pretrain", config, *more, "seed=4")
-    assert "seed: found 4, but" in line
-    assert line.key == "run.other_setting"
+    assert (line.key, line.values["place"]) == ("run.other_setting", "seed")
+    assert (line.values["found"], line.values["expected"]) == (4, 3)
     assert "--allow-data-change" in line
 
     shutil.rmtree(tmp_path / "dataset")  # replaced by another dataset of the same name
     ok("examples", config, "examples.dupe_factor=2")
-    assert refused("pretrain", config, *more).startswith("bert-jax: dataset: found ")
+    line = refused("pretrain", config, *more)
+    assert (line.key, line.values["place"]) == ("resume.data_changed", "dataset")
     assert (run_dir / "config.yaml").read_bytes() == before
 
     output = ok("pretrain", config, *more, "seed=4", "--allow-data-change")
@@ -171,7 +171,8 @@ def test_changed_masking_continues_with_the_next_row(small: dict[str, Any], tmp_
     same = (f"run_dir={run_dir}", "train.phases.0.max_predictions=5")
     ok("pretrain", config, *same, "train.phases.0.steps=4")
     other = (*same, "train.phases.0.steps=8", "objective.masking.rate=0.3")
-    assert "objective.masking.rate: found 0.3" in refused("pretrain", config, *other)
+    line = refused("pretrain", config, *other)
+    assert (line.key, line.values["place"]) == ("run.other_setting", "objective.masking.rate")
     output = ok("pretrain", config, *other, "--allow-data-change")
     said = "masking.rate was 0.15, is 0.3; phase 0 had read 32 rows and resumes at row 32"
     assert said in output

@@ -127,6 +127,6 @@ def test_a_configurations_data_and_size_are_checked(project: Path, tmp_path: Pat
     assert "kernels: norm: xla, loss: xla, ffn: xla" in whole
     lacking = invoke("doctor", config, "train.phases.0.dataset=none", "tokenizer=nowhere")
     assert lacking.exit_code == 1
-    assert "tokenizer: nowhere: found no such directory" in lacking.output
-    assert "dataset: none: no such directory" in lacking.output
+    assert "problem tokenizer: nowhere: " in lacking.output
+    assert "problem dataset: none: " in lacking.output
     assert "2 problems" in lacking.output

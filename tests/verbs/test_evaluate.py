@@ -79,7 +79,8 @@ def test_every_evaluation_and_threshold_is_kept_apart(
     for change in ({"scores": []}, {"scores": {"f1": "²"}}, {"examples": 1.5}):
         (run / "evaluation.json").write_text(json.dumps(whole | change))
         line = refused("predict", run, tmp_path / "o.jsonl", "--input", file, "--force")
-        assert f"{run / 'evaluation.json'}: {next(iter(change))}" in line
+        assert line.key == "evaluation.damaged"
+        assert line.values["place"].startswith(f"{run / 'evaluation.json'}: {next(iter(change))}")
 
 
 def test_probabilities_are_refused_before_predicting(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_an_imported_run_is_evaluated_at_the_datas_length(
     project: Path, imported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.0)
-    assert "--dataset: missing" in refused("evaluate", imported)
+    assert refused("evaluate", imported).key == "evaluate.no_dataset"
     said = ok("evaluate", imported, "--dataset", project / "dataset32", "--batch-size", 12)
     found: dict[str, Any] = json.loads((imported / "evaluation.json").read_text())
     assert f"evaluating {found['examples']:,} examples: " in said

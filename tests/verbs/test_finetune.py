@@ -298,7 +298,8 @@ def test_a_hugging_face_origin_is_pinned_by_contents(
     # Changed contents are refused when the run resumes, and when the old pin is requested.
     settings = Path("hf", "config.json")
     settings.write_text(settings.read_text() + "\n")
-    assert "finetune.init_from" in refused("finetune", "config.yaml")
+    line = refused("finetune", "config.yaml")
+    assert (line.key, line.values["place"]) == ("run.other_setting", "finetune.init_from")
     pinned = f"finetune.init_from={origin}"
     ok("finetune", "config.yaml", pinned)  # from the cache
     shutil.rmtree(cache)

@@ -159,21 +159,22 @@ def test_a_finished_run_accepts_harmless_settings(config: Path, run: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("override", "expected"),
+    ("name", "value", "key"),
     [
-        ("seed=4", "seed: found 4, but"),
-        ("objective.masking.unit=whole_word", "objective.masking.unit: found whole_word, but"),
-        ("train.phases.0.batch_size=40", "batch_size: found 40"),
-        ("model.architecture.hidden_size=64", "model.architecture.hidden_size: found 64"),
+        ("seed", 4, "run.other_setting"),
+        ("objective.masking.unit", "whole_word", "run.other_setting"),
+        ("train.phases.0.batch_size", 40, "resume.batch_size"),
+        ("model.architecture.hidden_size", 64, "run.other_model"),
     ],
 )
 def test_a_run_does_not_resume_as_another_one(
-    config: Path, trained: Path, override: str, expected: str
+    config: Path, trained: Path, name: str, value: Any, key: str
 ) -> None:
     before = records(trained)
     more = "train.phases.0.steps=20"
-    result = refused("pretrain", config, f"run_dir={trained}", more, override)
-    assert expected in result
+    result = refused("pretrain", config, f"run_dir={trained}", more, f"{name}={value}")
+    assert (result.key, result.values["found"]) == (key, value)
+    assert name.endswith(result.values["place"])
     assert records(trained) == before
 
 
@@ -225,6 +226,7 @@ def test_init_from_copies_only_the_parameters(config: Path, trained: Path, tmp_p
     rows = open_run(trained).architecture.vocab_size
     other = refused(*command, f"model.architecture.vocab_size={rows + 1}")
     assert other.key == "init_from.vocab_size"
+    assert other.values["place"] == "model.architecture.vocab_size"
     assert (other.values["found"], other.values["expected"]) == (rows + 1, rows)
     ok(*command, f"model.architecture.vocab_size={rows}")
     assert [line["step"] for line in read_metrics(run_dir, kind="train")] == [1]
