@@ -53,7 +53,7 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
         # The run prints a few lines, which fit into the pipe's 64 KiB. So the pipe is read only at
         # the end.
         while process.poll() is None:
-            _look(root, peaks, roles, forked)
+            _sample(root, peaks, roles, forked)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         seconds = time.perf_counter() - start
         printed = process.stdout.read() if process.stdout is not None else ""

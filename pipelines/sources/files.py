@@ -115,7 +115,7 @@ def open_text(path: str) -> Iterator[BinaryIO]:
 def unreadable(path: str, error: OSError) -> UserError:
     """Returns the error for a file that the system cannot read."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
-    return UserError("text.unreadable", "cannot be read ({reason})", place=path, reason=reason)
+    return UserError("file.unreadable", "cannot be read ({reason})", place=path, reason=reason)
 
 
 def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:

@@ -211,7 +211,7 @@ def test_bad_files_are_skipped_and_listed(corpus: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(path_type, "open", refuse)
     settings_ = {"max_line_length": 2000, "cleaning": CleaningSection()}
     refused: dict[str, Any] = {"place": corpus / "text7.txt", "reason": "permission denied"}
-    with refuses("text.unreadable", **refused):
+    with refuses("file.unreadable", **refused):
         make_examples(cleaned(corpus, **settings_))
     lines: list[str] = []
     skipping = cleaned(corpus, on_error="skip", **settings_)
@@ -235,7 +235,7 @@ def test_bad_files_are_skipped_and_listed(corpus: Path, monkeypatch: pytest.Monk
     changed = cleaned(corpus, output=str(corpus / "other"), on_error="skip", **settings_)
     with pytest.raises(KeyboardInterrupt):
         make_examples(changed, progress=stop_at("shard"))
-    with refuses("text.unreadable", **refused):
+    with refuses("file.unreadable", **refused):
         make_examples(changed.model_copy(update={"on_error": "fail"}))
 
 

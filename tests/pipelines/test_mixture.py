@@ -165,7 +165,7 @@ def test_validation_omits_languages_with_one_document(corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "key", "values"),
     [
-        ({"english": "en"}, "language.code", {"place": "input", "found": "english"}),
+        ({"english": "en"}, "language.code", {"found": "english"}),
         ({"false": "en"}, "input.norwegian", {}),
         ({"en": "en", "de": "en"}, "input.two_languages", {"languages": ["de", "en"]}),
         ({"en": "en", "de": "blank"}, "text.language_empty", {"language": "de"}),
