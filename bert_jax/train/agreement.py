@@ -1,4 +1,4 @@
-"""Findings of one process that all processes act upon."""
+"""Shares results and failures of one process with all processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,9 +12,10 @@ from bert_jax.parallel.error_json import error_from_json, error_to_json
 
 
 def from_first_process(find_out: Callable[[], Any]) -> Any:
-    """Returns the first process's result, plain JSON, on all processes; each must call it.
+    """Returns the result of `find_out`, plain JSON, from the first process to all processes.
 
-    Raises UserError, RunStopped: the first process raised it; all processes raise it too.
+    Every process must call it. If the first process raises UserError or RunStopped, all processes
+    raise the same error.
     """
     if (channel := current_channel()) is None or jax.process_count() == 1:
         return find_out()
@@ -31,7 +32,10 @@ def from_first_process(find_out: Callable[[], Any]) -> Any:
 
 
 def failure_of(write: Callable[[], None]) -> str | None:
-    """Writes on all processes; returns why one of them failed, or None. Each must call it."""
+    """Calls `write` on all processes; returns the first reason of a failure, or None.
+
+    Every process must call it.
+    """
     reason, channel = refusal_of(write), current_channel()
     if channel is None or jax.process_count() == 1:
         return reason
@@ -39,7 +43,7 @@ def failure_of(write: Callable[[], None]) -> str | None:
 
 
 def first_failure(reasons: Sequence[str | None]) -> str | None:
-    """Returns the first reason that is not None, with the process that gave it."""
+    """Returns the first reason with its process, or None if no process failed."""
     failed = [index for index, reason in enumerate(reasons) if reason is not None]
     if not failed:
         return None

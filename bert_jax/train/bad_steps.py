@@ -1,10 +1,10 @@
-"""Steps whose loss or gradient went bad: which they are, and how to respond.
+"""Bad steps: detection and response.
 
-A step that is not finite, or a spike that is to be withheld, leaves the state unchanged and freezes
-it (`bert_jax.train.step`). The host reads that one step late and decides here: skip the step, roll
-back to the last checkpoint and leave out the data since then, or stop. A spike is judged by the
-steps up to the one before the last, even if the last has been read already: a run that was
-stopped in between must judge alike.
+If loss or gradient norm of a step is not finite, or a spike that the settings withhold, the step
+leaves the state unchanged and freezes it (`bert_jax.train.step`). The host reads the metrics one
+step late and decides here: skip the step, roll back to the last checkpoint and skip the data since
+then, or stop. The limits for step N use the steps up to N−2, even if the metrics of step N−1 are
+known. So a resumed run decides like an uninterrupted one.
 """
 
 import dataclasses
@@ -20,42 +20,42 @@ from bert_jax.train.step import HEALTHY, StepLimits
 
 Response = Literal["warn", "skip", "rollback", "stop"]
 
-# Standard deviation of normal numbers, in median absolute deviations.
+# Standard deviation of normally distributed numbers, in median absolute deviations.
 MAD_TO_DEVIATION: Final = 1.4826
 
-# Smallest deviation, as a share of the median: a spike is at least half as much again.
+# Smallest standard deviation, as a share of the median. So a spike is at least 1.5 medians.
 LEAST_DEVIATION: Final = 0.05
 
-# Robust standard deviations above the median that make a spike. Healthy steps stay below 5.
+# Robust standard deviations above the median at which a spike begins. Healthy steps stay below 5.
 SPIKE_SCORE: Final = 10.0
 
-# Skips within the window, or rollbacks to one checkpoint, before the run stops: more of them mean
-# that the settings are wrong, not the data.
+# Number of skips within the window, or of rollbacks to one checkpoint, before the run stops. More
+# indicate wrong settings, not bad data.
 LIMIT: Final = 3
 
 
 @dataclasses.dataclass
 class StepHistory:
-    """The steps that later steps of a phase are judged by; saved with every checkpoint."""
+    """Recent steps of a phase, from which limits are computed; saved with every checkpoint."""
 
-    # (step, loss, gradient norm) of the last steps whose update counts
+    # (step, loss, gradient norm) of the last steps with an applied update
     applied: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
-    # The last steps whose update was withheld
+    # Last steps whose update was withheld
     skipped: list[int] = dataclasses.field(default_factory=list)
 
 
 class BadStep(NamedTuple):
-    """A step that went bad."""
+    """A bad step and the response to it."""
 
     step: int
     reason: str  # "loss nan", "gradient_norm 31.2 above 4.8"
     response: Response
     figures: Mapping[str, float]  # loss, gradient norm and their limits
-    exhausted: str = ""  # why the response is not the one that the settings name
+    exhausted: str = ""  # reason if the run stops instead of the configured response
 
     @property
     def finite(self) -> dict[str, float]:
-        """The figures that JSON can hold."""
+        """The finite figures; JSON has no NaN or infinity."""
         return {name: value for name, value in self.figures.items() if math.isfinite(value)}
 
     def __str__(self) -> str:
@@ -63,13 +63,13 @@ class BadStep(NamedTuple):
 
 
 class BadStepGuard:
-    """Judges steps by the steps before them."""
+    """Detects bad steps from the history of a phase."""
 
     def __init__(self, section: BadStepsSection) -> None:
         self._section = section
 
     def limits(self, history: StepHistory, step: int) -> StepLimits:
-        """Returns the loss and gradient norm above which a step is a spike."""
+        """Returns the loss and gradient norm above which a step counts as a spike."""
         window = self._section.window
         seen = [entry[1:] for entry in history.applied if entry[0] < step - 1][-window:]
         if self._section.on_spike == "ignore" or len(seen) < window:
@@ -77,13 +77,16 @@ class BadStepGuard:
         return StepLimits(*map(_limit, zip(*seen, strict=True)))
 
     def withheld(self, limits: StepLimits) -> StepLimits:
-        """Returns the limits of the compiled step: a spike that is only warned of is applied."""
+        """Returns the limits for the compiled step, which withholds updates above them.
+
+        They are infinite if the settings only warn about spikes.
+        """
         return StepLimits() if self._section.on_spike in ("ignore", "warn") else limits
 
     def judge(
         self, history: StepHistory, step: int, metrics: Sums, limits: StepLimits
     ) -> BadStep | None:
-        """Adds a step to the history, in place; returns what is wrong with it by its limits."""
+        """Adds a step to the history, in place; returns a BadStep if the step was bad."""
         section = self._section
         found = {name: metrics[name][0] for name in StepLimits._fields}
         spikes = {n: (v, float(at)) for (n, v), at in zip(found.items(), limits, strict=True)}
@@ -109,7 +112,10 @@ class BadStepGuard:
 
 
 def rollback_or_stop(bad: BadStep, *, rollbacks: int) -> BadStep:
-    """Returns a step to respond to by a rollback, or by a stop after too many to one checkpoint."""
+    """Returns `bad` with the response "stop" if there were too many rollbacks already.
+
+    `rollbacks` is the number of rollbacks to the same checkpoint.
+    """
     if rollbacks < LIMIT:
         return bad
     exhausted = f", after {rollbacks} rollbacks to one checkpoint"

@@ -1,4 +1,4 @@
-"""Saving and restoring a run: when a save counts, and what a failed one does."""
+"""Saves and restores the checkpoints of a run."""
 
 import concurrent.futures
 import contextlib
@@ -23,10 +23,10 @@ from bert_jax.train.state import TrainState
 class Checkpointer:
     """The checkpoints of one run directory: ``checkpoints/<step>/{params,optimizer,progress}``.
 
-    Parameters and optimizer are separate items of nested dicts: evaluation, export and fine-tuning
-    read the parameters alone. Saving is asynchronous; leaving the context waits for it. Arrays are
-    restored into the layout of the abstract ones, on any mesh, after their files were compared with
-    the manifest.
+    Parameters and optimizer are separate items, because evaluation, export and fine-tuning only
+    read the parameters. Saves are asynchronous; the end of the context waits for them. Before a
+    restore, the files are compared with the manifest. Arrays can be restored on any mesh: they get
+    the layout of the abstract arrays.
     """
 
     def __init__(
@@ -38,13 +38,20 @@ class Checkpointer:
         save_bytes: int | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        """Opens the directory, local or gs://, and makes it unless it is `read_only`.
+        """Opens the directory.
 
-        At most `save_bytes`, or the largest array, are written at a time; None: Orbax's own limit.
-        `say` gets a line about a checkpoint that is not whole, or was not saved. Raises UserError:
-        the directory is a file.
+        Args:
+            directory: path, local or gs://. It is created unless `read_only`.
+            section: settings.
+            read_only: whether the directory must not change.
+            save_bytes: limit of the bytes that are written at a time, except for a single larger
+                array. If None, Orbax's own limit.
+            say: gets a line if a checkpoint is incomplete or could not be saved.
+
+        Raises:
+            UserError: the directory is a file.
         """
-        # Orbax refuses a relative path, and only once it writes.
+        # Orbax refuses a relative path, but only when it writes.
         path = epath.Path(directory)
         self._path = path if is_remote(path) else path.resolve()
         self._section, self._say = section, say
@@ -55,13 +62,14 @@ class Checkpointer:
         self._files = OrbaxFiles(save_bytes=save_bytes)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: concurrent.futures.Future[None] | None = None
-        self._failed: RunStopped | None = None  # of the last save, if it did
+        self._failed: RunStopped | None = None  # error of the last save, if it failed
 
     @property
     def on_disk(self) -> CheckpointDirectory:
-        """The checkpoints after the save under way; RunStopped: the bucket is given up.
+        """The checkpoints, after the current save has ended.
 
-        Two threads may wait for the same save: the train loop's, and the one that handles a signal.
+        Raises RunStopped if the bucket does not answer. Two threads may wait for the same save: the
+        train loop's and the signal handler's.
         """
         if self._saving is not None:
             if is_remote(self._path):
@@ -77,9 +85,9 @@ class Checkpointer:
         progress: Mapping[str, Any],
         selection_score: SelectionScore | None = None,
     ) -> bool:
-        """Starts saving a healthy state and its progress, plain JSON.
+        """Starts to save a healthy state, with its progress as plain JSON.
 
-        Returns whether the save began, or the step was saved already. Raises RunStopped: this or
+        Returns True if the save began, or the step was saved before. Raises RunStopped if this or
         the previous save failed, and `on_error` is `stop`.
         """
         parts = {PARAMS: state.params, OPTIMIZER: _optimizer_item(state), PROGRESS: dict(progress)}
@@ -88,47 +96,56 @@ class Checkpointer:
     def save_params(
         self, params: Params, *, step: int, selection_score: SelectionScore | None = None
     ) -> None:
-        """Saves parameters alone, of an imported model or the best run of a sweep."""
+        """Saves only parameters, of an imported model or of the best run of a sweep."""
         self._save(step, {PARAMS: params}, selection_score)
 
     def not_saved(self, step: int, reason: str) -> None:
-        """Handles a failure before a save began, on every process; raises RunStopped as `save`."""
+        """Reports that a save could not begin; every process must call it.
+
+        Raises RunStopped if `on_error` is `stop`.
+        """
         if step not in self.on_disk.steps():
             self._fail(step, SaveFailed(reason))
             self._stop_if_failed()
 
     def restore_state(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Reads parameters and optimizer into the layout of `abstract`; errors as below."""
+        """Restores parameters and optimizer with the layout of `abstract`.
+
+        Raises UserError like `restore_params`.
+        """
         params = self.restore_params(abstract.params, step=step)
         return self.restore_optimizer(abstract, step=step)._replace(params=params)
 
     def restore_params(self, abstract_params: Params, *, step: int) -> Params:
-        """Reads the parameters alone.
+        """Restores only the parameters.
 
-        Raises UserError: a file is damaged, or a tensor is missing, unexpected, not finite, or of
-        another shape or dtype.
+        Raises UserError if a file is damaged, or a tensor is missing, unexpected, not finite, or
+        has another shape or dtype.
         """
         return self._restore(abstract_params, step=step, item=PARAMS)
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Reads everything except the parameters, which stay as in `abstract`."""
+        """Restores everything except the parameters, which are those of `abstract`."""
         saved = self._restore(_optimizer_item(abstract), step=step, item=OPTIMIZER)
         healthy = jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding)
         return TrainState(saved["step"], saved["rng"], abstract.params, saved["state"], healthy)
 
     def progress(self, step: int) -> Mapping[str, Any]:
-        """Returns a checkpoint's progress as plain JSON, ``{}`` if it has parameters alone."""
+        """Returns a checkpoint's progress as plain JSON, or ``{}`` if it has only parameters."""
         if not self.on_disk.has(step, PROGRESS):
             return {}
         return self._files.read_json(self._whole(step, PROGRESS))
 
     def settle(self) -> None:
-        """Waits for the save under way; RunStopped: it failed, and `on_error` is `stop`."""
+        """Waits for the current save; raises RunStopped if it failed and `on_error` is `stop`."""
         _ = self.on_disk
         self._stop_if_failed()
 
     def wait(self) -> None:
-        """Waits until all saves are whole; RunStopped: the last failed, with any `on_error`."""
+        """Waits until all saves are complete.
+
+        Raises RunStopped if the last one failed, whatever `on_error` is.
+        """
         _ = self.on_disk
         if self._failed is not None:
             raise self._failed
@@ -141,10 +158,10 @@ class Checkpointer:
             if raised[0] is None:
                 self.wait()
             else:
-                with contextlib.suppress(RunStopped):  # the error that is under way counts
+                with contextlib.suppress(RunStopped):  # the block's own error is raised
                     _ = self.on_disk
         finally:
-            # TensorStore may retry without end, and cannot be stopped.
+            # TensorStore may retry forever and cannot be stopped.
             pending = self._saving is not None and not self._saving.done()
             self._thread.shutdown(wait=not pending)
             if not pending:
@@ -166,7 +183,7 @@ class Checkpointer:
         return True
 
     def _finish(self, step: int, parts: list[str], score: SelectionScore | None) -> None:
-        """Waits until a checkpoint is whole, and only then deletes old ones."""
+        """Waits until a checkpoint is complete, and then deletes old ones."""
         try:
             self._files.finish()
         except SaveFailed as error:
@@ -177,7 +194,7 @@ class Checkpointer:
         self._found.retire(self._section)
 
     def _fail(self, step: int, error: SaveFailed) -> None:
-        """Reports that a save has failed, and deletes its files."""
+        """Records and reports a failed save, and deletes its files."""
         self._found.sweep(failed=step)
         steps = self._found.steps()
         self._failed = RunStopped(
@@ -200,7 +217,7 @@ class Checkpointer:
         return self._files.read_arrays(self._whole(step, item), wanted)
 
     def _whole(self, step: int, item: str) -> epath.Path:
-        """Returns the place of an item that is whole; UserError: it is missing or damaged."""
+        """Returns an item's path; raises UserError if the item is missing or damaged."""
         where = self._path / str(step)
         if not self.on_disk.has(step, item):
             raise UserError(
@@ -212,5 +229,5 @@ class Checkpointer:
 
 
 def _optimizer_item(state: TrainState) -> dict[str, Any]:
-    """Returns the item "optimizer": everything of a state except its parameters."""
+    """Returns the item "optimizer": the state without the parameters."""
     return {"step": state.step, "rng": state.rng, "state": state.opt_state}

@@ -1,4 +1,4 @@
-"""The checkpoints on disk: which are whole, newest and best, and which to delete."""
+"""The checkpoints on disk: finds complete, newest and best ones, and deletes old ones."""
 
 import contextlib
 import dataclasses
@@ -24,14 +24,14 @@ from bert_jax.train.manifest import (
 )
 from bert_jax.train.sections import CheckpointSection
 
-TEMPORARY: Final = ".orbax-checkpoint-tmp"  # ends the name of a directory that Orbax writes to
+TEMPORARY: Final = ".orbax-checkpoint-tmp"  # suffix of a directory while Orbax writes it
 
 
 class StepEntry(NamedTuple):
-    """A checkpoint by its manifest; its files are not compared."""
+    """A checkpoint as its manifest describes it, without comparing files."""
 
-    problem: str | None  # why it is not whole
-    finished: bool  # False: the save was cut off
+    problem: str | None  # reason if the checkpoint is incomplete or damaged
+    finished: bool  # whether the save was completed
     parts: list[str]
     score: SelectionScore | None
 
@@ -40,19 +40,20 @@ _ENTRIES: Final[Any] = pydantic.TypeAdapter(dict[int, StepEntry])
 
 
 class CheckpointDirectory:
-    """The checkpoints of a run, whose files are hashed once, when first needed.
+    """The checkpoints of a run. Files are hashed once, when first needed.
 
-    With several processes the first one reads and all use its findings; each must call.
+    In a job of several processes, the first one reads and shares its findings; every process must
+    call each method.
 
     Attributes:
-        entries: every step that has a directory or file, whole or not.
+        entries: all steps that have a directory or file, complete or not.
     """
 
     def __init__(self, path: epath.Path, *, say: Callable[[str], None]) -> None:
-        """Reads the manifests in a path, local or gs://, that need not exist.
+        """Reads the manifests below a path, local or gs://, which may be missing.
 
-        `say` gets a line about checkpoints that are passed over because they are not whole. Raises
-        UserError: the path is a file, or cannot be read.
+        `say` gets a line about each damaged checkpoint that is skipped. Raises UserError if the
+        path is a file or cannot be read.
         """
         self.path = path
         self._say = say
@@ -61,7 +62,7 @@ class CheckpointDirectory:
         self.entries: dict[int, StepEntry] = _ENTRIES.validate_python(found)
 
     def steps(self) -> list[int]:
-        """Returns the steps that have a sound manifest, oldest first; files are not compared."""
+        """Returns the steps with a valid manifest, oldest first, without comparing files."""
         return sorted(step for step, entry in self.entries.items() if entry.problem is None)
 
     def has(self, step: int, part: str) -> bool:
@@ -69,12 +70,12 @@ class CheckpointDirectory:
         return step in self.entries and part in self.entries[step].parts
 
     def add(self, step: int, parts: Collection[str], score: SelectionScore | None) -> None:
-        """Adds a checkpoint that has just been saved."""
+        """Adds a newly saved checkpoint."""
         self.entries[step] = StepEntry(None, True, sorted(parts), score)
         self._verified |= {(step, part): None for part in parts}
 
     def add_score(self, step: int, score: SelectionScore) -> None:
-        """Writes the score of an evaluation that ran after the checkpoint was saved."""
+        """Stores the score of an evaluation that ran after the save."""
         self.entries[step] = self.entries[step]._replace(score=score)
         if jax.process_index() == 0:
             directory = self.path / str(step)
@@ -82,29 +83,29 @@ class CheckpointDirectory:
             replace_manifest(directory, dataclasses.replace(manifest, score=score))
 
     def outdated(self) -> bool:
-        """Returns whether a run in another process has deleted one of these checkpoints."""
+        """Returns whether another process has deleted one of these checkpoints."""
         return any(
             not (self.path / str(step) / ("" if entry.problem else MANIFEST)).exists()
             for step, entry in self.entries.items()
         )
 
     def newest(self, part: str | None = None) -> int | None:
-        """Returns the newest whole checkpoint; None without checkpoints.
+        """Returns the step of the newest complete checkpoint, or None if there are none.
 
-        Compares the files of one `part` (default: all files) with the manifest. Raises UserError if
-        all checkpoints are damaged.
+        Compares the files of an item `part` with the manifest, or all files if `part` is None.
+        Raises UserError if all checkpoints are damaged.
         """
         return self._first_whole(sorted(self.entries, reverse=True), part)
 
     def best(self) -> int | None:
-        """Returns the best checkpoint with whole parameters; None without one.
+        """Returns the step of the best checkpoint with undamaged parameters, or None.
 
-        Scores of another phase or other validation data than the newest score are ignored.
+        Only scores with the same phase and validation data as the newest score are compared.
         """
         return self._first_whole(self._ranked(), PARAMS)
 
     def problem(self, step: int, part: str | None = None) -> str | None:
-        """Returns how a checkpoint, or one item, differs from what was saved; None: it does not."""
+        """Returns how a checkpoint or one of its items is damaged, or None if it is not."""
         entry = self.entries.get(step)
         if entry is None:
             return "no such checkpoint"
@@ -122,7 +123,10 @@ class CheckpointDirectory:
         return None
 
     def retire(self, section: CheckpointSection) -> None:
-        """Deletes old checkpoints, after a newer one was found whole or saved."""
+        """Deletes old checkpoints that the settings do not keep.
+
+        Call it after a newer checkpoint was saved or found to be complete.
+        """
         damaged = {step for (step, _), found in self._verified.items() if found}
         sound = [step for step in self.steps() if step not in damaged]
         keep = {*sound[-section.keep_last :]}
@@ -135,7 +139,7 @@ class CheckpointDirectory:
                     self._delete(self.path / str(step))
 
     def sweep(self, failed: int | None = None) -> None:
-        """Deletes unfinished directories, of killed processes or a failed save; one may write."""
+        """Deletes unfinished directories of killed processes or of a failed save."""
         if failed is not None:
             self.entries.pop(failed, None)
         if jax.process_index() == 0:
@@ -144,17 +148,20 @@ class CheckpointDirectory:
                     _remove(path)
 
     def _delete(self, directory: epath.Path) -> None:
-        """Deletes a checkpoint, its marks first: a half-deleted one must not look damaged."""
+        """Deletes a checkpoint, markers first, so that a partial deletion is not seen as damage."""
         try:
             if directory.is_dir():
                 for mark in (COMMITTED, MANIFEST):
                     (directory / mark).unlink(missing_ok=True)
             _remove(directory)
-        except (OSError, UserError, RunStopped) as error:  # a newer one is saved all the same
-            self._say(f"{directory}: could not be deleted ({first_line(error)}); it stays")
+        except (OSError, UserError, RunStopped) as error:  # not worth stopping the run
+            self._say(f"{directory}: could not be deleted ({first_line(error)})")
 
     def _ranked(self) -> list[int]:
-        """Returns the steps of the newest comparison, best first; of equal scores the newer."""
+        """Returns the steps of the newest comparison, best first.
+
+        Of steps with equal scores, the newer one comes first.
+        """
         scores = {s: e.score for s, e in self.entries.items() if e.score and e.problem is None}
         if not scores:
             return []
@@ -163,15 +170,15 @@ class CheckpointDirectory:
         return sorted(compared, key=lambda step: (scores[step].value, -step))
 
     def _first_whole(self, steps: Iterable[int], part: str | None) -> int | None:
-        passed: dict[int, str] = {}
+        skipped: dict[int, str] = {}
         chosen = None
         for step in steps:
             if (problem := self.problem(step, part)) is None:
                 chosen = step
                 break
-            passed[step] = problem
-        damaged = [f"checkpoint {step}: {problem}" for step, problem in passed.items()]
-        if chosen is None and any(self.entries[step].finished for step in passed):
+            skipped[step] = problem
+        damaged = [f"checkpoint {step}: {problem}" for step, problem in skipped.items()]
+        if chosen is None and any(self.entries[step].finished for step in skipped):
             raise UserError(
                 "checkpoint.all_damaged",
                 "all checkpoints are damaged ({damaged}). Copy one of them again, or use a new "
@@ -179,14 +186,14 @@ class CheckpointDirectory:
                 place=self.path,
                 damaged=damaged,
             )
-        if passed:
+        if skipped:
             instead = "no earlier one" if chosen is None else f"using {chosen} instead"
             self._say(f"{self.path}: NOT WHOLE: {', '.join(damaged)}; {instead}")
         return chosen
 
 
 def _scan(path: epath.Path) -> dict[int, StepEntry]:
-    """Returns an entry for each directory or file whose name is a step."""
+    """Returns an entry for each directory or file that is named like a step."""
     try:
         if not path.exists():
             return {}

@@ -1,7 +1,8 @@
-"""The arrays and the progress of a checkpoint, written and read. The only file with Orbax.
+"""Writes and reads the arrays and the progress of a checkpoint. The only file that uses Orbax.
 
-If one process of a job fails, all processes fail within seconds: see `SaveAgreement`. That is why
-this uses Orbax's `AsyncCheckpointer` and not its manager, which waits 20 minutes (docs/adr/0005).
+If a save fails in one process of a job, it fails in all processes within seconds, see
+`SaveAgreement`. This file uses Orbax's `AsyncCheckpointer`, because its `CheckpointManager` would
+wait 20 minutes (docs/adr/0005).
 """
 
 import contextlib
@@ -29,43 +30,43 @@ from bert_jax.train.checkpoint_directory import TEMPORARY
 from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore, write_manifest
 from bert_jax.train.state import named
 
-# Devices that hold the same array each save a part of it. Cutting a part out is a program that has
-# to be compiled for the array's shape: below this size one device saves it whole.
+# Devices with copies of the same array each save a part of it. Slicing requires a compiled program
+# for each shape, so one device saves a whole array if the array is smaller than this.
 MIN_SLICE_BYTES: Final = 64 * 2**10
-# TensorStore raises ValueErrors, JAX RuntimeErrors, and our own clients the last two.
+# TensorStore raises ValueError, JAX RuntimeError, and our clients UserError and RunStopped.
 _SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError, RunStopped)
-_BARRIERS: Final = 2  # of a save: all files are written; the checkpoint has its name
-_BARRIER_SECONDS: Final = 1200.0  # as Orbax waits for a process that writes
+_BARRIERS: Final = 2  # per save: after writing the files, and after renaming the directory
+_BARRIER_SECONDS: Final = 1200.0  # Orbax's own limit
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be saved, on all processes; the message has the one reason."""
+    """A checkpoint could not be saved. The message is the same on all processes."""
 
 
 class OrbaxFiles:
     """Writes checkpoints in background threads, one at a time, and reads them."""
 
     def __init__(self, *, save_bytes: int | None) -> None:
-        """Opens nothing yet; see `Checkpointer` for `save_bytes`."""
+        """Opens no file. See `Checkpointer` for `save_bytes`."""
         self._arrays = _array_handler(save_bytes)
         self._agreement = SaveAgreement()
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for item in (PARAMS, OPTIMIZER):
             registry.add(item, ocp.args.PyTreeSave, self._arrays)
         registry.add(PROGRESS, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
-        # No metadata store: its file would change after the manifest is written.
+        # A metadata store would change its file after the manifest is written.
         self._saver = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(handler_registry=registry),
             async_options=ocp.options.AsyncOptions(
                 barrier_sync_fn=self._agreement,
-                # In the first process, when the files of all are final and before the commit.
+                # Called in the first process, after all files are final and before the commit.
                 post_finalization_callback=lambda: self._write_manifest(),
             ),
             checkpoint_metadata_store=ocp.metadata.metadata_store(
                 enable_write=False, blocking_write=True
             ),
         )
-        # Both log the traceback of a failed save several times, beside the error that is raised.
+        # Both loggers would print the traceback of a failed save several times.
         absl_logging.set_verbosity(absl_logging.FATAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -77,10 +78,16 @@ class OrbaxFiles:
         step: int,
         score: SelectionScore | None,
     ) -> None:
-        """Starts to write a checkpoint, over what is there, on every process; raises SaveFailed.
+        """Starts to write a checkpoint and replaces an existing one; every process must call it.
 
-        `items` are nested dicts of arrays, and the progress as plain JSON, by name; step and score
-        are for the manifest.
+        Args:
+            directory: path of the checkpoint.
+            items: nested dicts of arrays, and the progress as plain JSON, by name.
+            step: step for the manifest.
+            score: score for the manifest.
+
+        Raises:
+            SaveFailed: the save could not begin.
         """
         written = directory
         if not is_remote(directory):
@@ -94,11 +101,11 @@ class OrbaxFiles:
             for name, item in items.items()
         }
         with self._failing():
-            # `force`: what is there is damaged, or was never finished.
+            # `force` replaces a damaged or unfinished checkpoint.
             self._saver.save(directory, args=ocp.args.Composite(**args), force=True)
 
     def finish(self) -> None:
-        """Waits until all processes have written the checkpoint; SaveFailed: one could not."""
+        """Waits until all processes have written the checkpoint; raises SaveFailed if one fails."""
         with self._failing():
             self._saver.wait_until_finished()
 
@@ -112,8 +119,8 @@ class OrbaxFiles:
     def read_arrays(self, directory: epath.Path, wanted: Any) -> Any:
         """Returns an item's arrays with the shapes, dtypes and shardings of `wanted`.
 
-        Each process must call it. Raises UserError: a tensor is missing, unexpected, not finite, or
-        of another shape or dtype.
+        Every process must call it. Raises UserError if a tensor is missing, unexpected, not finite,
+        or has another shape or dtype.
         """
         _check_tensors(self._arrays.metadata(directory), wanted, where=directory)
         args = ocp.checkpoint_utils.construct_restore_args(wanted)
@@ -133,31 +140,32 @@ class OrbaxFiles:
 
 
 class SaveAgreement:
-    """The barriers of a save; a process that has failed reaches them too, and reports why.
+    """The barriers of a save, at which a failed process reports its reason.
 
-    At Orbax's own barriers the other processes would wait twenty minutes for it.
+    At Orbax's own barriers, the other processes would wait 20 minutes for a failed process.
     """
 
     def __init__(self) -> None:
-        self._save = 0  # saves begun, on every process as many
-        self._passed = 0  # barriers of this save
-        self._failure: str | None = None  # known to all processes
+        self._save = 0  # number of saves begun, equal on all processes
+        self._passed = 0  # number of barriers passed in this save
+        self._failure: str | None = None  # reason of the failure, after a barrier
 
     def begin(self) -> None:
-        """Begins another save; each process must call it."""
+        """Begins another save; every process must call it."""
         self._save, self._passed, self._failure = self._save + 1, 0, None
 
     def __call__(self, *, key: str, timeout_ms: int) -> None:
-        """Waits for all processes, in Orbax's threads.
+        """Waits for all processes. Orbax calls it in its own threads.
 
-        Raises TimeoutError: a process did not arrive; RuntimeError: the save failed on one of them.
+        Raises TimeoutError if a process does not arrive, and RuntimeError if the save failed on a
+        process.
         """
         self._meet(None, timeout=timeout_ms / 1000)
         if self._failure is not None:
             raise RuntimeError(self._failure)
 
     def fail(self, reason: str) -> str:
-        """Reports that the save has failed here; returns the reason in all processes' words."""
+        """Reports a failure of this process; returns the reason that all processes report."""
         if jax.process_count() > 1 and self._failure is None and self._passed < _BARRIERS:
             with contextlib.suppress(TimeoutError):
                 self._meet(reason, timeout=_BARRIER_SECONDS)
@@ -171,7 +179,7 @@ class SaveAgreement:
 
 
 def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
-    # Orbax counts in 10⁹ bytes, and takes fractions.
+    # Orbax's unit is 10⁹ bytes; fractions are allowed.
     limit: dict[str, Any] = {} if save_bytes is None else {"save_concurrent_gb": save_bytes / 1e9}
     arrays = ocp.type_handlers.create_type_handler_registry(
         (
@@ -184,7 +192,7 @@ def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
 
 
 def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
-    """Raises OSError: no directory can be made, or the disk has no room for our shards."""
+    """Raises OSError if the directory cannot be created, or the disk lacks room for our shards."""
     if jax.process_index() == 0 and not directory.exists():
         directory.mkdir(parents=True)
         directory.rmdir()
@@ -196,7 +204,10 @@ def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
 
 
 def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
-    """Compares names, shapes and dtypes: Orbax casts dtypes silently and reports shapes late."""
+    """Raises UserError if names, shapes or dtypes differ.
+
+    Orbax would convert dtypes silently and report shapes late.
+    """
     have_by_name, want_by_name = dict(named(found)), dict(named(wanted))
     for name in sorted(want_by_name.keys() | have_by_name.keys()):
         if name not in have_by_name:
@@ -226,7 +237,10 @@ def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
 
 
 def _refuse_non_finite(tree: Any, *, where: epath.Path) -> None:
-    """Checks every number on the device that holds it; one flag per array is copied back."""
+    """Raises UserError if an array has a number that is not finite.
+
+    The devices check the numbers, and only one flag per array is copied to the host.
+    """
     leaves = [(n, leaf) for n, leaf in named(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))
     for (name, leaf), sound in zip(leaves, finite, strict=True):

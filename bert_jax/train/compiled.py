@@ -1,7 +1,7 @@
-"""Steps compiled ahead of time, which cannot be recompiled unnoticed.
+"""Ahead-of-time compilation of steps, so that no step is recompiled unnoticed.
 
-A compiled program refuses arrays of another shape or layout with an error. That is how the loop
-keeps the promise that nothing compiles after the first step of a phase.
+A compiled program raises an error for arrays of another shape or layout. This ensures that nothing
+compiles after the first steps of a phase.
 """
 
 from typing import Any, Final, TypeAlias
@@ -27,8 +27,8 @@ from bert_jax.train.step import (
 BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of every array
 
 
-# XLA would compute gradients of kernels in one window per device, and send each window while
-# it computes the next: on v5e that costs half as many cycles again as the products themselves.
+# XLA would split the products for kernel gradients into one window per device, to overlap sending
+# and computing. On v5e, windows take 50% more cycles than the whole products.
 TPU_OPTIONS: Final = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False}
 
 
@@ -37,9 +37,9 @@ def lower_train_step(
 ) -> jax.stages.Lowered:
     """Returns the train step lowered for the layout of `state` and `batch`.
 
-    Call it under `jax.set_mesh`. State and batch are arrays, or shapes with layouts. The state is
-    donated: the old one's memory becomes the new one's. The program depends on the number of
-    segments of the schedule, not on their values.
+    Call it under `jax.set_mesh`. State and batch may be arrays, or shapes with layouts. The program
+    donates the state: the new state uses the memory of the old one. It depends on the number of
+    segments of the schedule, but not on their values.
     """
     layouts, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, state))
     everywhere = state.step.sharding
@@ -54,7 +54,7 @@ def lower_train_step(
 def _jit_step(
     step: TrainStep, structure: Any, layouts: tuple[jax.sharding.Sharding, ...]
 ) -> jax.stages.Wrapped:
-    """Returns a step to lower, for a state of this structure and layout."""
+    """Returns the jitted step for a state of this structure and layout."""
     layout = jax.tree.unflatten(structure, layouts)
     on_tpu = next(iter(layout.step.device_set)).platform == "tpu"
     return jax.jit(
@@ -69,14 +69,17 @@ class StepPrograms:
     """The train step, compiled once for each batch shape of a phase."""
 
     def __init__(self, spec: StepSpec, *, accumulation: int, shapes: int):
-        """Compiles nothing yet; a batch of one more shape than `shapes` will be an error."""
+        """Compiles nothing yet. `shapes` is the number of different batch shapes."""
         self._spec, self._accumulation, self._shapes = spec, accumulation, shapes
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(
         self, state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule
     ) -> tuple[TrainState, StepFigures]:
-        """Runs the step, compiled for `batch`'s shapes; RuntimeError: a shape too many."""
+        """Runs the step, and compiles it first if the shapes of `batch` are new.
+
+        Raises RuntimeError if there are more than the announced number of shapes.
+        """
         shape = tuple((name, batch[name].shape) for name in sorted(batch))
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
@@ -92,14 +95,14 @@ class StepPrograms:
 
 
 def describe_batch(batch: Batch) -> str:
-    """Returns the rows of a batch and their length: ``32 × 128 tokens``."""
+    """Returns the number of rows and their length: ``32 × 128 tokens``."""
     return " × ".join(map(str, batch["input_ids"].shape)) + " tokens"
 
 
 def lower_evaluation_step(
     task: Task, model: ModelDefinition, mesh: Mesh, params: Params, batch: Batch
 ) -> jax.stages.Lowered:
-    """Returns the evaluation step lowered for arrays, or for shapes with layouts."""
+    """Returns the evaluation step, lowered for arrays or for shapes with layouts."""
     return _jit_evaluation(task, model, mesh).lower(params, batch)
 
 

@@ -1,9 +1,13 @@
-"""A bad step on disk: everything that `bert-jax replay` needs to run it again.
+"""Dumps of bad steps: everything that `bert-jax replay` needs to repeat a step.
 
-``<run>/bad_step_<n>/`` has ``dump.json`` (the findings, and the shapes), ``batch_<p>.npz`` and
-``state_<p>.npz`` (the pieces that process p holds of the batch, and of parameters, optimizer and
-random key before the step), and the run's ``config.yaml``, ``tokenizer/`` and ``provenance.json``.
-Reading it needs neither unpickling nor the run.
+The directory ``<run>/bad_step_<n>/`` contains:
+
+- ``dump.json``: findings and shapes.
+- ``batch_<p>.npz``: process p's pieces of the batch.
+- ``state_<p>.npz``: process p's pieces of parameters, optimizer and random key before the step.
+- ``config.yaml``, ``tokenizer/`` and ``provenance.json`` of the run.
+
+Reading a dump does not require the run, and never unpickles.
 """
 
 import math
@@ -32,7 +36,7 @@ RECORD: Final = "dump.json"
 BATCH: Final = "batch"
 STATE: Final = "state"
 
-# JSON has no NaN: figures are texts.
+# A float that is stored as text, because JSON has no NaN.
 Figure = Annotated[
     float,
     pydantic.AllowInfNan(True),
@@ -42,28 +46,29 @@ Figure = Annotated[
 
 
 class TensorShape(Section):
-    """A tensor, whose pieces are in the .npz files."""
+    """Shape and dtype of a tensor, whose pieces are in the .npz files."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class DumpRecord(Section):
-    """``dump.json``: the step and the findings."""
+    """Content of ``dump.json``: the step and the findings."""
 
-    step: int = pydantic.Field(ge=1)  # the bad one
-    phase: int = pydantic.Field(ge=0)  # its phase, counted from 0
-    reason: str  # what was wrong with it
+    step: int = pydantic.Field(ge=1)  # the bad step
+    phase: int = pydantic.Field(ge=0)  # phase of the step, counted from 0
+    reason: str  # description of the problem
     figures: dict[str, Figure]  # loss, gradient norm, and their limits
-    gradient_norms: dict[str, tuple[Figure, ...]]  # of each parameter; of a stacked one, by layer
+    # Gradient norms by parameter: one, or one per layer of a stacked parameter
+    gradient_norms: dict[str, tuple[Figure, ...]]
     accumulation: int = pydantic.Field(ge=1)  # microbatches of the step
-    task: dict[str, Any]  # facts about the task that are not in config.yaml
-    platform: str  # of the devices
-    processes: int = pydantic.Field(ge=1)  # each has written its pieces
-    checkpoint: int | None  # the last one before the step
-    position: DataPosition | None  # the data position after the step
+    task: dict[str, Any]  # facts about the task that config.yaml lacks
+    platform: str  # platform of the devices
+    processes: int = pydantic.Field(ge=1)  # number of processes, each with files of its own
+    checkpoint: int | None  # last checkpoint before the step
+    position: DataPosition | None  # data position after the step
     batch: dict[str, TensorShape]
-    state: dict[str, TensorShape]  # before the step
+    state: dict[str, TensorShape]  # state before the step
 
 
 def write_dump(
@@ -74,9 +79,9 @@ def write_dump(
     figures: StepFigures,
     progress: TrainProgress,
 ) -> epath.Path:
-    """Writes a bad step out, every process its pieces, and returns the folder.
+    """Writes the dump of a bad step and returns its folder; every process writes its pieces.
 
-    `state` is from before the step, frozen; `progress` from after it.
+    `state` is the frozen state before the step; `progress` is the progress after it.
     """
     folder = spec.run_dir / f"bad_step_{bad.step}"
     process = jax.process_index()
@@ -110,7 +115,7 @@ def write_dump(
 
 
 def read_record(folder: epath.Path) -> DumpRecord:
-    """Returns a dump's record; UserError: no dump, or a damaged one."""
+    """Returns a dump's record; raises UserError if the dump is missing or damaged."""
     if not (folder / RECORD).exists():
         raise UserError(
             "dump.missing",
@@ -127,9 +132,16 @@ def read_tensors(
     *,
     only: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, np.ndarray]:
-    """Returns tensors by name, joined from all processes' pieces; `stem` is `BATCH` or `STATE`.
+    """Returns tensors by name, joined from the pieces of all processes.
 
-    `only` selects names. Raises UserError: a file is missing or damaged, or a tensor is incomplete.
+    Args:
+        folder: dump.
+        stem: `BATCH` or `STATE`.
+        record: record of the dump.
+        only: returns whether to read a tensor of that name.
+
+    Raises:
+        UserError: a file is missing or damaged, or a tensor is incomplete.
     """
     pieces: defaultdict[str, list[tuple[str, np.ndarray]]] = defaultdict(list)
     for process in range(record.processes):
@@ -172,7 +184,7 @@ def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]
 def _read_pieces(
     path: epath.Path, only: Callable[[str], bool]
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yields (name of the tensor, place of the piece, piece)."""
+    """Yields (tensor name, position of the piece, piece)."""
     if not path.exists():
         raise UserError(
             "dump.file_missing", "missing, but every process of the run wrote one", place=path
@@ -196,7 +208,7 @@ def _shapes(tree: Any) -> dict[str, TensorShape]:
 
 
 def _pieces(name: str, array: jax.Array) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields this process's shards, the first replica alone: ``rng@0:2``, ``mlm/bias@0:32``."""
+    """Yields the first replica of this process's shards: ``rng@0:2``, ``mlm/bias@0:32``."""
     for shard in array.addressable_shards:
         if not shard.replica_id:
             spans = (p.indices(size) for p, size in zip(shard.index, array.shape, strict=True))

@@ -1,4 +1,4 @@
-"""A run's evaluations: a signal cuts one short, and the next start makes up for it."""
+"""Evaluations during a run. A signal interrupts one, and the next start repeats it."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -32,10 +32,17 @@ def make_evaluation(
     *,
     shares: int,
 ) -> Callable[[Params], dict[str, float]]:
-    """Returns a function from parameters to scores on a split; it compiles at the first call.
+    """Returns a function from parameters to scores on a split.
 
-    Call it under `jax.set_mesh`; it raises Diverged. `open_batches` opens one pass over the split;
-    the processes read `shares` different shares of a batch.
+    The function compiles at its first call, must be called under `jax.set_mesh`, and raises
+    Diverged if a score is not finite.
+
+    Args:
+        task: task with the loss and the scores.
+        model: model of the task.
+        open_batches: opens one pass over the split.
+        mesh: mesh of the run.
+        shares: number of different parts of a batch that processes read.
     """
     compiled: list[jax.stages.Compiled] = []
 
@@ -66,27 +73,27 @@ def make_evaluation(
 
 
 class Evaluations:
-    """Evaluates the parameters of a run, and reports; a hook of the train loop.
+    """Evaluates the parameters of a run and reports the scores; a hook of the train loop.
 
     Attributes:
-        scores: of the last evaluation.
+        scores: scores of the last evaluation.
     """
 
     def __init__(self, spec: TrainSpec, tracker: StepTracker, output: Output) -> None:
         self._spec, self._tracker, self._output = spec, tracker, output
         self.scores: Mapping[str, float] = {}
-        self._cut = False  # a signal cut an evaluation short: save, and stop
+        self._cut = False  # whether a signal interrupted an evaluation
 
     def __call__(self, pause: Pause) -> None:
-        """Evaluates where that is due."""
+        """Evaluates if that is due."""
         if pause.due.evaluate:
             pause.score = self._run(pause.phase, pause.state.params)
             pause.interrupted = pause.interrupted or self._cut
 
     def make_up(self, params: Params) -> bool:
-        """Evaluates the checkpoint that the run resumes from, if a signal prevented that before.
+        """Evaluates the restored checkpoint, if a signal interrupted its evaluation.
 
-        Returns whether a signal has cut this evaluation short too.
+        Returns whether a signal interrupted this evaluation as well.
         """
         progress = self._tracker.progress
         if progress.unevaluated:
@@ -99,7 +106,7 @@ class Evaluations:
     def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
         """Returns the selection score, or None without data, after a signal, or on divergence.
 
-        Raises Diverged at the last step only: before it, the bad-step policy handles divergence.
+        Raises Diverged only at the last step. Before, the bad-step policy handles divergence.
         """
         if phase.evaluate is None:
             return None

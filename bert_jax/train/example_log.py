@@ -1,10 +1,10 @@
-"""The examples of every step: `examples/<process>.jsonl`, if a run is to write it.
+"""The optional log of the examples of every step: `examples/<process>.jsonl`.
 
     {"step": 7, "phase": 0, "data": "1f0c…", "share": 0, "shares": 2, "examples": {"0": [31, 4]}}
 
-One line a step, for the share of the batch that the process read: the dataset's indices by epoch,
-in the order of the rows. `data` is the shortened fingerprint of the data position; another one
-means another order or other data.
+Each step has one line per process, for the process's share of the batch. `examples` has the
+dataset's indices by epoch, in the order of the rows. `data` is the shortened fingerprint of the
+data position, which changes with the data and their order.
 """
 
 import hashlib
@@ -36,10 +36,10 @@ class EpochOfData(NamedTuple):
 
 
 class ExampleLog:
-    """Writes this process's lines.
+    """Writes this process's log.
 
-    A run that resumes at step N first drops lines beyond N, also of processes that it no longer
-    has.
+    A run that resumes at step N first drops all lines beyond N, including those of processes that
+    the job no longer has.
     """
 
     def __init__(
@@ -51,10 +51,14 @@ class ExampleLog:
         enabled: bool,
         say: Callable[[str], None],
     ) -> None:
-        """Drops lines beyond `resume_step`, the last step that counts; writes if `enabled`.
+        """Drops lines beyond `resume_step` and opens the log.
 
-        `share` is this process's part of every batch. `say` gets a line if damaged lines were
-        found, or lines begin to be refused.
+        Args:
+            run_dir: run directory.
+            resume_step: step at which the run resumes.
+            share: this process's part of every batch.
+            enabled: whether to write lines.
+            say: gets a line if damaged lines were found, or the file cannot be written.
         """
         self._share, self._enabled = share, enabled
         self._directory, self._say = run_dir / EXAMPLES, say
@@ -62,7 +66,7 @@ class ExampleLog:
         self.rewind(resume_step)
 
     def write(self, examples: Mapping[int, list[int]] | None, progress: TrainProgress) -> None:
-        """Adds the line of the step just counted in `progress`; None: there is none."""
+        """Adds the line of the last step in `progress`; does nothing if `examples` is None."""
         if self._log is None or examples is None or progress.position is None:
             return
         fingerprint = json.dumps(progress.position.fingerprint, sort_keys=True)
@@ -72,7 +76,7 @@ class ExampleLog:
         self._log.append(entry | {EXAMPLES: examples})
 
     def rewind(self, step: int) -> None:
-        """Drops lines of steps beyond one."""
+        """Drops the lines of all steps after `step`."""
         self.close()
         directory, own, processes = self._directory, jax.process_index(), jax.process_count()
         written = {own} if self._enabled else set()
@@ -91,30 +95,30 @@ class ExampleLog:
                 log.close()
 
     def flush(self) -> None:
-        """Makes the lines outlive this process."""
+        """Writes all lines to the file."""
         if self._log is not None:
             self._log.flush()
 
     def close(self) -> None:
-        """Flushes, or says that it cannot."""
+        """Flushes; if that fails, `say` gets a line."""
         if self._log is not None:
             self._log.close()
 
 
 def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, list[int]]]:
-    """Returns the examples of each step of a run, all processes together.
+    """Returns the examples of each step of a run, from all processes.
 
     ``read_example_log("runs/base")[7] -> {EpochOfData(0, "1f0c…", 0): [31, 4, 17, 2]}``
 
-    Raises UserError: there is no log, a step is missing between others, or a step lacks a share or
-    has two shares that differ.
+    Raises UserError if there is no log, a step is missing, or a step lacks a share or has two
+    different versions of one.
     """
     directory = epath.Path(run_dir) / EXAMPLES
     steps: dict[int, dict[int, Entry]] = {}
     for process in sorted(_processes(directory)):
         for line in read_log(directory / f"{process}.jsonl", is_line):
             shares = steps.setdefault(line["step"], {})
-            # Processes that differ along the tensor axis alone read the same share.
+            # Processes that differ only along the tensor axis read the same share.
             if shares.setdefault(line["share"], line) != line:
                 raise UserError(
                     "example_log.two_shares",
@@ -141,9 +145,9 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
 
 
 def times_seen(run_dir: epath.PathLike) -> dict[EpochOfData, Counter[int]]:
-    """Returns how often each epoch of a run has had each example so far.
+    """Returns how often each example was read in each epoch of a run.
 
-    Every value is 1 for all examples of a complete epoch, over all kills and changes of hosts.
+    In a complete epoch, every value is 1, even after kills and changes of hosts.
     """
     seen: dict[EpochOfData, Counter[int]] = {}
     for step in read_example_log(run_dir).values():
@@ -183,7 +187,7 @@ def _joined(directory: epath.Path, shares: Mapping[int, Entry]) -> dict[EpochOfD
 
 
 def _processes(directory: epath.Path) -> set[int]:
-    """Returns the processes that have a log."""
+    """Returns the indices of the processes that have a log."""
     if not directory.exists():
         return set()
     stems = {path.name.removesuffix(".jsonl") for path in directory.iterdir()}

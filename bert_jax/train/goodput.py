@@ -1,4 +1,4 @@
-"""Measures where the time of a process goes, by the kinds of `time_account`."""
+"""Measures how a process spends its time, by the kinds of `time_account`."""
 
 import contextlib
 import functools
@@ -15,18 +15,18 @@ _COMPILING: Final = "/jax/core/compile/"  # tracing, lowering to MLIR, XLA
 
 
 class CompileClock:
-    """Adds up the seconds that JAX compiles; a trace within a trace counts once."""
+    """Adds up the seconds of JAX's compilations; nested events count once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._counted: list[tuple[float, float]] = []  # (start, seconds)
 
-    def heard(self, event: str, duration_secs: float, **_: object) -> None:
-        """Takes an event, which JAX reports when it ends."""
+    def on_event(self, event: str, duration_secs: float, **_: object) -> None:
+        """Adds an event, which JAX reports at its end."""
         if not event.startswith(_COMPILING):
             return
         began = time.monotonic() - duration_secs
-        while self._counted and self._counted[-1][0] >= began:  # within this one
+        while self._counted and self._counted[-1][0] >= began:  # nested in this event
             self.seconds -= self._counted.pop()[1]
         self.seconds += duration_secs
         self._counted.append((began, duration_secs))
@@ -34,9 +34,9 @@ class CompileClock:
 
 @functools.cache
 def compile_clock() -> CompileClock:
-    """Returns this process's clock, which runs from the first call on."""
+    """Returns this process's clock; the first call starts it."""
     clock = CompileClock()
-    jax.monitoring.register_event_duration_secs_listener(clock.heard)
+    jax.monitoring.register_event_duration_secs_listener(clock.on_event)
     return clock
 
 
@@ -44,14 +44,14 @@ class Stopwatch:
     """Accounts for this run's wall time, adding to the totals of earlier processes.
 
     Attributes:
-        kind: what the process spends its time on now.
+        kind: kind of the current activity.
     """
 
     def __init__(self, run_dir: epath.Path, *, started: float) -> None:
-        """Begins to count, as `start`.
+        """Starts with the kind `start`.
 
-        Only the first process reads the run directory. `started` is when this process, or this run
-        in it, began: seconds since 1970.
+        Only the first process reads the run directory. `started` is the start of this process, or
+        of this run in it, in seconds since 1970.
         """
         self._before = goodput_lines(run_dir) if jax.process_index() == 0 else []
         self._compiling = compile_clock()
@@ -60,15 +60,15 @@ class Stopwatch:
         self._started, self._starts = started, 1
         self.kind, self._since = "start", time.monotonic()
         self._compiled = self._compiling.seconds
-        # (step, seconds by kind) of this process's start and of each of its checkpoints.
+        # (step, seconds by kind) at this process's start and at each of its checkpoints
         self._saved = [(0, self._losable())]
 
     def resume(self, step: int) -> None:
-        """Adds the time of earlier processes of this run; their work beyond a step is lost."""
+        """Adds the time of earlier processes; their work after `step` counts as lost."""
         if self._before:
             died = goodput_of(self._before[-1])
-            kept = [line for line in self._before if line["step"] <= step][-1:]
-            counted = goodput_of(kept[0]).seconds if kept else dict.fromkeys(KINDS, 0.0)
+            last = [line for line in self._before if line["step"] <= step][-1:]
+            counted = goodput_of(last[0]).seconds if last else dict.fromkeys(KINDS, 0.0)
             for kind, seconds in died.seconds.items():
                 self._seconds[kind] += min(counted[kind], seconds) if kind in LOSABLE else seconds
             lost = (max(died.seconds[kind] - counted[kind], 0.0) for kind in LOSABLE)
@@ -80,7 +80,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def on(self, kind: str) -> Iterator[None]:
-        """Counts the time of the block, except compilation, under a kind."""
+        """Assigns the time of the block, except compilation, to a kind."""
         before = self.kind
         self._turn_to(kind)
         try:
@@ -90,16 +90,16 @@ class Stopwatch:
 
     @property
     def input_seconds(self) -> float:
-        """Seconds spent waiting for input so far, without a wait that lasts."""
+        """Seconds spent waiting for input, without the current wait."""
         return self._seconds["input"]
 
     def saved(self, step: int) -> None:
-        """Remembers the time up to a checkpoint."""
+        """Records the time at a checkpoint."""
         self._turn_to(self.kind)
         self._saved.append((step, self._losable()))
 
     def rewind(self, step: int) -> None:
-        """Counts the time since a checkpoint as lost: the run goes back to it."""
+        """Counts the time since the checkpoint of `step` as lost, after a rollback to it."""
         self._turn_to(self.kind)
         while len(self._saved) > 1 and self._saved[-1][0] > step:
             self._saved.pop()
@@ -108,12 +108,12 @@ class Stopwatch:
             self._seconds[kind] = before
 
     def read(self) -> Goodput:
-        """Returns the account up to now, of a run that has not ended."""
+        """Returns the current account of an unfinished run."""
         self._turn_to(self.kind)
         return Goodput(dict(self._seconds), self._starts, time.time(), False)
 
     def figures(self, *, finished: bool = False) -> dict[str, float]:
-        """Returns the account as a line of metrics.jsonl; `finished`: the run has ended."""
+        """Returns the account for a line of metrics.jsonl; `finished` is whether the run ended."""
         now = self.read()
         seconds = {kind: round(seconds, 3) for kind, seconds in now.seconds.items()}
         return {**seconds, "starts": now.starts, "finished": int(finished), "at": round(now.at, 3)}

@@ -1,4 +1,4 @@
-"""Hooks of the train loop: they run after a step at which the devices wait."""
+"""Hooks of the train loop, which run after steps at which the devices wait."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,30 +18,30 @@ from bert_jax.train.state import TrainState
 
 @dataclasses.dataclass
 class Pause:
-    """A step at which the devices wait, and the findings of its hooks."""
+    """A step at which the devices wait, and results of its hooks."""
 
     step: int
     phase: Phase
     state: TrainState
     due: DueActions
-    score: SelectionScore | None = None  # of this step's evaluation
-    interrupted: bool = False  # by a signal: the run saves and ends
-    out_of_patience: bool = False  # too many evaluations were no better: likewise
+    score: SelectionScore | None = None  # score of this step's evaluation
+    interrupted: bool = False  # whether a signal requires the run to save and end
+    out_of_patience: bool = False  # whether too many evaluations require the run to save and end
 
     @property
     def ends_run(self) -> bool:
-        """Whether the run ends here, before its last step."""
+        """Whether the run ends after this step, although it is not the last one."""
         return self.interrupted or self.out_of_patience
 
 
-# May change the pause for later hooks and the loop.
+# A hook may change the pause, which later hooks and the loop read.
 Hook: TypeAlias = Callable[[Pause], None]
 
 
 def check_replicas(spec: TrainSpec, pause: Pause) -> None:
-    """Compares the replicas of the state at every pause, before anything is saved.
+    """Compares the replicas of the state at every pause, before a save.
 
-    Raises RunStopped: some differ; names the devices and their processes.
+    Raises RunStopped, naming the devices and their processes, if replicas differ.
     """
     if spec.intervals.checksum_every is None:
         return
@@ -54,7 +54,7 @@ def check_replicas(spec: TrainSpec, pause: Pause) -> None:
 
 
 def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
-    """Ends a run after several evaluations in a row without a better score."""
+    """Ends the run after several consecutive evaluations without a better score."""
     pause.out_of_patience = tracker.out_of_patience
     if pause.out_of_patience and not pause.due.end_phase:
         tries, metric = tracker.progress.without_better, spec.selection.metric
@@ -64,7 +64,7 @@ def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pau
 
 
 def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
-    """Starts saving state and progress together, where that is due or the run ends here."""
+    """Starts to save state and progress if that is due, or the run ends after this step."""
     if not (pause.due.save or pause.ends_run):
         return
     with output.watch.on("save"):
@@ -114,6 +114,6 @@ def replica_error(found: list[Deviation]) -> RunStopped:
 
 
 def _process(device: Any) -> str:
-    """Returns ``process 1``, with several hosts ``process 1 on host-b``."""
+    """Returns ``process 1``, or ``process 1 on host-b`` if there are several hosts."""
     channel, index = current_channel(), device.process_index
     return f"process {index}" + (f" on {channel.members[index].host}" if channel else "")

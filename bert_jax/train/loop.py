@@ -1,7 +1,7 @@
 """The one train loop: read `train`, then `_run_steps`, then the hooks in `hooks.py`.
 
-The loop dispatches step N, and only then reads the metrics of step N−1, so that the devices never
-wait for the host. They wait after a step at which an action is due: then the hooks run.
+The loop dispatches step N before it reads the metrics of step N−1, so that the devices do not wait
+for the host. They only wait after a step at which an action is due, while the hooks run.
 """
 
 import dataclasses
@@ -32,15 +32,15 @@ class Outcome:
     """The end of a run."""
 
     step: int
-    interrupted: bool  # by a signal, and saved
-    scores: Mapping[str, float]  # of the last evaluation
+    interrupted: bool  # whether a signal ended the run, after a save
+    scores: Mapping[str, float]  # scores of the last evaluation
 
 
 def train(spec: TrainSpec, *, console: Console) -> Outcome:
-    """Trains to the end, from the run's last checkpoint if there is one.
+    """Trains to the end; resumes from the run's last checkpoint if there is one.
 
     Raises:
-        RunStopped: loss or gradient went bad and the settings say to stop; the step is written out.
+        RunStopped: a step was bad, and the settings require a stop. The step is dumped.
         UserError: the checkpoint belongs to other data, another model or another seed.
     """
     watch = Stopwatch(spec.run_dir, started=spec.started)
@@ -89,7 +89,10 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
 def _run_phase(
     spec: TrainSpec, phase: Phase, state: TrainState, runner: StepRunner, hooks: Sequence[Hook]
 ) -> tuple[TrainState, bool]:
-    """Runs the remaining steps of a phase; returns whether a signal interrupted them."""
+    """Runs the remaining steps of a phase.
+
+    Returns the state, and whether a signal interrupted the phase.
+    """
     while True:
         try:
             return _run_steps(spec, phase, state, runner, hooks)
@@ -100,7 +103,7 @@ def _run_phase(
 def _run_steps(
     spec: TrainSpec, phase: Phase, state: TrainState, runner: StepRunner, hooks: Sequence[Hook]
 ) -> tuple[TrainState, bool]:
-    """Does the same; raises RollbackDue."""
+    """Runs the remaining steps like `_run_phase`, but raises RollbackDue."""
     tracker, output = runner.tracker, runner.output
     reports = PhaseReports(phase, spec.step.task, tracker, output)
     step_fn = StepPrograms(spec.step, accumulation=phase.accumulation, shapes=phase.shapes)
@@ -109,12 +112,12 @@ def _run_steps(
         batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count, watch=output.watch)
         running: RunningStep | None = None
         for step, batch in enumerate(batches, start=tracker.progress.step + 1):
-            # Dispatch step N; while the devices compute it, read step N−1.
+            # Dispatch step N; while the devices compute it, read the metrics of step N−1.
             previous = running
             state, running = runner.dispatch(step_fn, step, state, batch)
             if previous is not None:
                 state, applied = runner.finish(previous, state, reports)
-                if not applied:  # step N−1 was bad and froze the state: step N has changed nothing
+                if not applied:  # step N−1 was bad and froze the state, so step N had no effect
                     state, running = runner.dispatch(step_fn, step, state, batch)
             due = tracker.due_after_next(stop_requested=STOP.due())
             if not due.anything:

@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: every file that belongs to it, with its size and checksum.
+"""The manifest of a checkpoint: its files with sizes and checksums.
 
-The manifest is written last: a checkpoint that has one was whole once, and any difference is
-damage. CRC32C, which buckets compute, would detect nothing here: a file of TensorStore ends with
-its own CRC32C, so that the CRC32C of the whole file never changes.
+The manifest is written last. So a checkpoint with a manifest was complete once, and any difference
+is damage. CRC32C, which buckets compute, would be useless: TensorStore's files end with their own
+CRC32C, which makes the CRC32C of every such file the same constant.
 """
 
 import concurrent.futures
@@ -19,25 +19,25 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, sha256_of
 from bert_jax.files.seal import is_intact, sealed
 
-# The items of a checkpoint. The optimizer's also holds step and random key.
+# The items of a checkpoint. The item "optimizer" includes step and random key.
 PARAMS: Final = "params"
 OPTIMIZER: Final = "optimizer"
 PROGRESS: Final = "progress"
 
 MANIFEST: Final = "manifest.json"
 COMMITTED: Final = "commit_success.txt"  # Orbax writes it after the manifest
-_THREADS: Final = 8  # hashing and reading release the GIL
+_THREADS: Final = 8  # threads that read and hash, which release the GIL
 
 
 class SelectionScore(NamedTuple):
-    """The rank of a checkpoint within one comparison."""
+    """A score by which checkpoints are ranked; only scores of one comparison are ranked."""
 
     value: float  # smaller is better
-    comparison: str  # phase, metric and validation data
+    comparison: str  # name of the comparison: phase, metric and validation data
 
 
 class FileRecord(NamedTuple):
-    """A file as it was saved."""
+    """Size and hash of a file when it was saved."""
 
     size: int  # bytes
     sha256: str
@@ -48,7 +48,7 @@ class Manifest:
     """The files and the score of a checkpoint."""
 
     step: int
-    files: Mapping[str, FileRecord]  # path below the checkpoint, with /
+    files: Mapping[str, FileRecord]  # records by path below the checkpoint, with /
     score: SelectionScore | None
 
     @property
@@ -61,44 +61,47 @@ _PLAIN: Final[Any] = pydantic.TypeAdapter(Manifest)
 
 
 class Damage(Exception):
-    """A checkpoint is not what was saved; the message names the file and the difference."""
+    """A checkpoint is damaged; the message names the file and the difference."""
 
 
 def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | None) -> None:
-    """Hashes every file of a checkpoint, all of them final, and writes the manifest."""
+    """Hashes all files of a complete checkpoint and writes the manifest."""
     found = dict(sorted(_files(directory).items()))
     files = dict(zip(found, _records(found.values()), strict=True))
     replace_manifest(directory, Manifest(step, files, score))
 
 
 def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
-    """Writes a manifest atomically, over an older one if there is one."""
+    """Writes a manifest atomically; replaces an older one."""
     content = sealed(_PLAIN.dump_python(manifest, mode="json"))
     write_whole(directory / MANIFEST, json.dumps(content, indent=1))
 
 
 def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
-    """Returns a checkpoint's manifest; Damage: it is unreadable, changed or of another step."""
+    """Returns a checkpoint's manifest.
+
+    Raises Damage if the manifest is unreadable, changed or belongs to another step.
+    """
     try:
         content = read_json_object(directory / MANIFEST)
         if not is_intact(content):
-            raise Damage(f"{MANIFEST} differs from its own checksum")
+            raise Damage(f"{MANIFEST} does not match its own checksum")
         manifest = _PLAIN.validate_python(content)
     except UserError as error:
         raise Damage(_below(directory, error)) from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise Damage(f"{MANIFEST} has another form ({place}: {first['msg']})") from None
+        raise Damage(f"{MANIFEST} is invalid ({place}: {first['msg']})") from None
     if manifest.step != step:
         raise Damage(f"{MANIFEST} belongs to step {manifest.step}")
     return manifest
 
 
 def damage(directory: epath.Path, *, step: int, part: str) -> str | None:
-    """Returns how an item of a checkpoint differs from the manifest; None: it does not.
+    """Returns how an item of a checkpoint differs from the manifest, or None if it does not.
 
-    Files that the manifest does not list are ignored: nothing reads them.
+    Files that the manifest does not list are ignored, because nothing reads them.
     """
     try:
         files = read_manifest(directory, step=step).files
@@ -108,11 +111,11 @@ def damage(directory: epath.Path, *, step: int, part: str) -> str | None:
             if name not in found:
                 return f"{name} is missing"
             if (size := found[name].stat().length) != files[name].size:
-                return f"{name} has {size} bytes, was saved with {files[name].size}"
+                return f"{name} has {size} bytes, expected {files[name].size}"
         for name, now in zip(wanted, _records(found[name] for name in wanted), strict=True):
             if now != files[name]:
                 found_hash, saved = differing(now.sha256, files[name].sha256)
-                return f"{name} has SHA-256 {found_hash}, was saved with {saved}"
+                return f"{name} has SHA-256 {found_hash}, expected {saved}"
     except Damage as error:
         return str(error)
     except UserError as error:
@@ -134,7 +137,7 @@ def foreign_files(directory: epath.Path, manifest: Manifest) -> list[str]:
 
 
 def _files(directory: epath.Path, prefix: str = "") -> dict[str, epath.Path]:
-    """Returns every file below, except the manifest and Orbax's mark."""
+    """Returns all files below a directory, except the manifest and Orbax's marker."""
     found: dict[str, epath.Path] = {}
     for path in directory.iterdir():
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Sums and counts, from device scalars to figures; speed between two reports."""
+"""Metrics as sums and counts, and the training speed between two reports."""
 
 import time
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from bert_jax.task import Metrics, Sums
 
 
 def to_host(metrics: Metrics) -> dict[str, tuple[float, float]]:
-    """Copies metrics to the host: the one explicit device-to-host copy of a step."""
+    """Copies metrics to the host. This is the only device-to-host copy of a step."""
     return {name: (float(s), float(c)) for name, (s, c) in jax.device_get(metrics).items()}
 
 
 def add(left: Sums, right: Sums) -> dict[str, tuple[float, float]]:
-    """Returns the sums and counts of two parts taken together."""
+    """Returns the totals of two groups of sums and counts."""
     total = dict(left)
     for name, (value, count) in right.items():
         old_value, old_count = total.get(name, (0.0, 0.0))
@@ -28,27 +28,27 @@ class Throughput(NamedTuple):
 
     tokens_per_second: float  # without padding
     rows_per_second: float
-    input_share: float  # of the time, spent waiting for the next batch
-    mfu: float | None  # model FLOPs over the devices' peak, if the peak is known
+    input_share: float  # share of the time spent waiting for batches
+    mfu: float | None  # model FLOPs over the devices' peak; None if the peak is unknown
 
 
 class Meter:
     """Counts tokens, rows and time between reports."""
 
     def __init__(self, *, flops_per_row: float) -> None:
-        """Starts the clock; `flops_per_row` are the model's, forward and backward."""
+        """Starts the clock; `flops_per_row` includes the forward and the backward pass."""
         peak = peak_flops(jax.devices()[0])
         self._peak_rows = None if peak is None else peak * jax.device_count() / flops_per_row
         self.restart()
 
     def add(self, *, tokens: int, rows: int, waited: float) -> None:
-        """Counts one step: tokens without padding, rows, seconds waited for input."""
+        """Adds one step: tokens without padding, rows, and seconds waited for input."""
         self._tokens += tokens
         self._rows += rows
         self._waited += waited
 
     def read(self) -> Throughput:
-        """Returns the speed since the last reading, and starts counting again."""
+        """Returns the speed since the last call, and restarts the count."""
         seconds = max(time.perf_counter() - self._started, 1e-9)
         rows = self._rows / seconds
         mfu = None if self._peak_rows is None else rows / self._peak_rows
@@ -57,7 +57,7 @@ class Meter:
         return found
 
     def restart(self) -> None:
-        """Starts counting again, so that a pause for evaluation does not count as training."""
+        """Restarts the count. Call it after a pause, such as an evaluation."""
         self._started = time.perf_counter()
         self._tokens = self._rows = 0
         self._waited = 0.0

@@ -1,4 +1,4 @@
-"""The output of a run while it trains: files, terminal, the account of its time."""
+"""The output of a run: files, terminal, and the account of its time."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from bert_jax.train.writer import GOODPUT, RunWriter, Writer
 
 
 class Output(NamedTuple):
-    """The places that figures go to."""
+    """The destinations of figures."""
 
     writer: Writer
     display: ProgressDisplay
@@ -29,22 +29,22 @@ class Output(NamedTuple):
     watch: Stopwatch
 
     def write_time(self, step: int, *, finished: bool = False) -> None:
-        """Writes the account of time; `finished`: the run has ended."""
+        """Writes the account of time; `finished` is whether the run has ended."""
         self.writer.write(GOODPUT, step, self.watch.figures(finished=finished))
 
     def flush(self) -> None:
-        """Makes the figures that a checkpoint counts on outlive this process."""
+        """Writes all buffered figures to files, as a checkpoint requires."""
         self.writer.flush()
         self.examples.flush()
 
     def rewind(self, step: int) -> None:
-        """Drops the figures of steps beyond one: the run has gone back to it."""
+        """Drops the figures of all steps after `step`, after a rollback to it."""
         self.writer.rewind(step)
         self.examples.rewind(step)
         self.watch.rewind(step)
 
     def tell_time(self, *, step: int, finished: bool) -> None:
-        """Writes and shows where the time went; `finished`: the run has ended."""
+        """Writes and shows the account of time; `finished` is whether the run has ended."""
         self.write_time(step, finished=finished)
         account = describe_goodput(self.watch.read())
         self.display.close()
@@ -53,9 +53,9 @@ class Output(NamedTuple):
             self.display.say(f"done: {step:,} steps")
 
     def close(self) -> None:
-        """Writes out what is buffered, or says why not; raises nothing.
+        """Flushes and closes everything; shows a line if that fails.
 
-        A run may be ending with an error, which must not be hidden by another.
+        It raises nothing, because an error that ends the run must not be hidden by another.
         """
         for close in (self.display.close, self.writer.close, self.examples.close):
             if (reason := refusal_of(close)) is not None:
@@ -65,7 +65,7 @@ class Output(NamedTuple):
 def open_output(
     spec: TrainSpec, watch: Stopwatch, console: Console, *, progress: TrainProgress, last: int
 ) -> Output:
-    """Opens the output, and drops figures of steps that will be done again."""
+    """Opens the output, and drops figures of steps that will be repeated."""
     first = progress.step
     display = ProgressDisplay(narrator_of(console), first_step=first, total_steps=last)
     watch.resume(first)
@@ -92,7 +92,7 @@ class PhaseReports:
     """The reports of one phase."""
 
     def __init__(self, phase: Phase, task: Task, tracker: StepTracker, output: Output) -> None:
-        """Shows the expected scores, and starts the clock."""
+        """Shows the expected scores and starts the clock."""
         self._phase, self._task, self._tracker, self._output = phase, task, tracker, output
         self._meter = Meter(flops_per_row=phase.flops_per_row)
         self.restart = self._meter.restart
@@ -100,7 +100,7 @@ class PhaseReports:
             output.display.say(phase.watch.expectation, style="dim")
 
     def add(self, batch: DeviceBatch) -> None:
-        """Adds a finished step, and reports when that is due."""
+        """Adds a finished step, and reports if that is due."""
         self._meter.add(tokens=batch.tokens, rows=self._phase.batch_size, waited=batch.waited)
         if self._tracker.report_due and (sums := self._tracker.take_window()):
             output, watch, step = self._output, self._phase.watch, self._tracker.progress.step

@@ -1,4 +1,4 @@
-"""From this process's loader onto the mesh, ahead of the step that needs it."""
+"""Copies batches from this process's loader to the mesh ahead of their steps."""
 
 import contextlib
 import time
@@ -20,22 +20,22 @@ class DeviceBatch(NamedTuple):
     """A batch on the devices."""
 
     batch: Batch
-    tokens: int  # without padding, on all processes
-    waited: float  # seconds that the loop waited for it
-    examples: dict[int, list[int]] | None  # of this process, by epoch; None: not asked for
+    tokens: int  # number of tokens on all processes, without padding
+    waited: float  # seconds that the loop waited for the batch
+    examples: dict[int, list[int]] | None  # this process's examples by epoch, if requested
 
 
-_WAITS: Final[list[None]] = []  # one entry for each block of `waiting_for_input`
+_WAITS: Final[list[None]] = []  # one entry per active block of `waiting_for_input`
 
 
 def is_waiting_for_input() -> bool:
-    """Returns whether a block of `waiting_for_input` lasts, in any thread."""
+    """Returns whether any thread is in a block of `waiting_for_input`."""
     return bool(_WAITS)
 
 
 @contextlib.contextmanager
 def waiting_for_input() -> Iterator[None]:
-    """Shows the watchdog that the block opens or reads input."""
+    """Tells the watchdog that the block opens or reads input."""
     _WAITS.append(None)
     try:
         yield
@@ -46,11 +46,16 @@ def waiting_for_input() -> Iterator[None]:
 def prefetch_to_device(
     rows: Iterator[HostBatch], mesh: Mesh, *, shares: int, watch: Stopwatch | None = None
 ) -> Iterator[DeviceBatch]:
-    """Yields batches already on the devices.
+    """Yields batches on the devices.
 
-    The loop asks for the next batch right after it has dispatched a step, so that reading and
-    copying run beside the devices' work. `rows` are this process's, of `shares` different shares of
-    a batch. `watch` accounts for the waiting; None within an evaluation.
+    The loop requests the next batch right after it has dispatched a step. So reading and copying
+    overlap with the devices' work.
+
+    Args:
+        rows: this process's rows of each batch.
+        mesh: mesh of the run.
+        shares: number of different parts of a batch that processes read.
+        watch: account for the waiting time; None within an evaluation.
     """
     sharding = batch_sharding(mesh)
     while True:
@@ -66,7 +71,7 @@ def prefetch_to_device(
 
 
 def to_devices(host: HostBatch, sharding: NamedSharding, *, shares: int) -> Any:
-    """Returns this process's rows as part of the global batch, in the same containers."""
+    """Returns the global batch, with this process's rows, in the same containers as `host`."""
 
     def place(array: np.ndarray) -> jax.Array:
         shape = (array.shape[0] * shares, *array.shape[1:])

@@ -1,4 +1,4 @@
-"""The progress of a run, and the actions that are due after its steps."""
+"""The progress of a run, and the actions that are due after each step."""
 
 from __future__ import annotations
 
@@ -20,37 +20,38 @@ from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.metrics import add
 from bert_jax.train.spec import Intervals, Phase
 
-# The progress of an imported checkpoint, which has a step and no data position.
+# Marks the progress of an imported checkpoint, which has a step but no data position.
 IMPORTED: Final = "imported"
 
 
 @dataclasses.dataclass
 class TrainProgress:
-    """The progress of a run; saved with the state, under the names of the fields."""
+    """The progress of a run, which is saved with the state. Field names are part of the format."""
 
-    step: int = 0  # of the run
+    step: int = 0  # step of the run
     phase: int = 0
     phase_step: int = 0
     position: DataPosition | None = None
     window: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     best_rank: float | None = None  # best selection score so far, smaller is better
-    without_better: int = 0  # evaluations since
-    history: StepHistory = dataclasses.field(default_factory=StepHistory)  # of the phase
-    comparison: str | None = None  # of the best selection score
-    unevaluated: bool = False  # a signal cut the evaluation of this step short
+    without_better: int = 0  # number of evaluations since the best one
+    history: StepHistory = dataclasses.field(default_factory=StepHistory)  # history of the phase
+    comparison: str | None = None  # comparison of the best selection score
+    unevaluated: bool = False  # whether a signal interrupted the evaluation of this step
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
-        """Returns the progress after `step` steps of phases of these lengths, its data unread.
+        """Returns the progress after `step` steps, without a data position.
 
-        ``TrainProgress.at(120, [100, 50])`` is in the second phase, 20 steps into it.
+        `phases` are the numbers of steps. For example, ``TrainProgress.at(120, [100, 50])`` is in
+        the second phase, after 20 of its steps.
         """
         ends = list(itertools.accumulate(phases))
         phase = bisect.bisect_right(ends, step)
         return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
     def record_evaluation(self, score: SelectionScore) -> None:
-        """Counts evaluations in a row that were no better than the best of one comparison."""
+        """Updates the best score, and the number of evaluations since."""
         best = self.best_rank if self.comparison in (score.comparison, None) else None
         self.comparison = score.comparison
         if best is None or score.value < best:
@@ -64,12 +65,12 @@ class TrainProgress:
         self.history = StepHistory()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON."""
+        """Returns the progress as plain JSON."""
         return _PLAIN.dump_python(self)
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TrainProgress:
-        """Reads the result of `to_json`."""
+        """Returns the progress from the result of `to_json`."""
         return _PLAIN.validate_python(saved)
 
 
@@ -77,13 +78,13 @@ _PLAIN: Final = pydantic.TypeAdapter(TrainProgress)
 
 
 class DueActions(NamedTuple):
-    """The actions after a step, except reports; the devices wait meanwhile."""
+    """The actions due after a step, except reports. The devices wait for them."""
 
     evaluate: bool
     save: bool
-    stop: bool  # the run, on request
+    stop: bool  # whether to stop the run on request
     end_phase: bool
-    compare: bool = False  # the replicas of the state
+    compare: bool = False  # whether to compare the replicas of the state
 
     @property
     def anything(self) -> bool:
@@ -92,7 +93,7 @@ class DueActions(NamedTuple):
 
 
 class StepTracker:
-    """Counts steps and phases, and decides what is due."""
+    """Counts steps and phases, and decides which actions are due."""
 
     def __init__(
         self, progress: TrainProgress, *, phases: Sequence[Phase], intervals: Intervals
@@ -105,19 +106,19 @@ class StepTracker:
 
     @property
     def last_step(self) -> int:
-        """The step that the run ends at."""
+        """The last step of the run."""
         progress = self.progress
         ahead = sum(phase.steps for phase in self._phases[progress.phase :])
         return progress.step - progress.phase_step + ahead
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether `patience` evaluations in a row brought no improvement."""
+        """Whether `patience` consecutive evaluations brought no improvement."""
         patience = self._intervals.patience
         return patience is not None and self.progress.without_better >= patience
 
     def remaining_phases(self) -> Iterator[Phase]:
-        """Yields the phases that have steps left, entering each."""
+        """Yields the phases that have steps left, and moves the progress to each."""
         for index in range(self.progress.phase, len(self._phases)):
             if self.out_of_patience:
                 return
@@ -127,9 +128,10 @@ class StepTracker:
                 yield self._phases[index]
 
     def first_batch(self) -> int:
-        """Returns the batch of the current phase to begin with.
+        """Returns the index of the first batch to read in the current phase.
 
-        Positions count rows: after a change of batch size, batches and steps differ.
+        The index is computed from the data position, which counts rows. After a change of the batch
+        size, it differs from the number of steps.
         """
         progress = self.progress
         loader = self._phases[progress.phase].loader
@@ -138,13 +140,13 @@ class StepTracker:
         return first
 
     def due_after_next(self, *, stop_requested: bool) -> DueActions:
-        """Returns the actions due after the step that was dispatched and is not yet counted."""
+        """Returns the actions due after the step that was dispatched last."""
         intervals, phase = self._intervals, self._phases[self.progress.phase]
         step = self.progress.step + 1
         end_phase = self.progress.phase_step + 1 >= phase.steps
         every = intervals.evaluate_every
         evaluate = end_phase or (every is not None and step % every == 0)
-        # The clock first: all processes must ask it at the same steps.
+        # Evaluate the clock first, because all processes must read it at the same steps.
         save = self._minutes_are_over(step) or end_phase or stop_requested
         save = save or step % intervals.checkpoint_every == 0
         if save:
@@ -158,9 +160,9 @@ class StepTracker:
         )
 
     def _minutes_are_over(self, step: int) -> bool:
-        """Returns whether to save after a step by the first process's clock.
+        """Returns whether a save is due by the first process's clock.
 
-        Several processes ask at report steps alone, since that is a round trip.
+        Several processes read the clock only at report steps, because it costs a round trip.
         """
         if (minutes := self._intervals.checkpoint_minutes) is None:
             return False
@@ -179,10 +181,10 @@ class StepTracker:
 
     @property
     def report_due(self) -> bool:
-        """Whether to report after the step just counted."""
+        """Whether to report after the last finished step."""
         return self.progress.step % self._intervals.log_every == 0
 
     def take_window(self) -> Sums:
-        """Returns the metrics summed since the last report, and starts a new sum."""
+        """Returns the sums of metrics since the last report, and resets them."""
         window, self.progress.window = self.progress.window, {}
         return window

@@ -1,4 +1,4 @@
-"""The progress of a run on the console, and warnings."""
+"""Progress and warnings of a run on the console."""
 
 import contextlib
 import time
@@ -14,10 +14,10 @@ from bert_jax.train.metrics import Throughput
 
 
 class ProgressDisplay:
-    """Shows steps, scores, speed and the time left: one live line, or a plain line per report."""
+    """Shows steps, scores, speed and remaining time, in a live line or in a line per report."""
 
     def __init__(self, narrator: Narrator, *, first_step: int, total_steps: int) -> None:
-        """Starts the clock; `first_step` steps were done before this process started."""
+        """Starts the clock; `first_step` is the number of steps before this process."""
         self._narrator = narrator
         self._first = self._step = first_step
         self._total = total_steps
@@ -27,7 +27,7 @@ class ProgressDisplay:
         self._live.enter_context(narrator.stage(self._now, lasting=True))
 
     def step_done(self, step: int) -> None:
-        """Counts a step; the first of this process gets a line of its own."""
+        """Counts a step; the first step of this process gets its own line."""
         self._step = step
         if step == self._first + 1:
             seconds = time.monotonic() - self._started
@@ -36,7 +36,7 @@ class ProgressDisplay:
     def report(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> None:
         """Shows the state of the run after `step` steps.
 
-        The most important figures come first: 80 columns end after the time left.
+        The most important figures are in the first 80 columns.
         """
         self._step = step
         seconds = (time.monotonic() - self._started) / max(step - self._first, 1)
@@ -54,23 +54,23 @@ class ProgressDisplay:
             self.say(self._now())
 
     def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
-        """Shows an evaluation and a remark on it, as a line that stays."""
+        """Shows an evaluation and a remark on it in a permanent line."""
         remark = f" ({remark})" if remark else ""
         self.say(f"step {step} validation: {format_scores(scores)}{remark}", style="cyan")
 
     def say(self, message: str, *, style: str = "") -> None:
-        """Shows a line that stays."""
+        """Shows a permanent line."""
         self._narrator.say(message, style=style)
 
     def close(self) -> None:
-        """Stops refreshing; the last line stays."""
+        """Stops refreshing; the last line remains."""
         self._live.close()
         if self._reported and self._narrator.is_live:
             self.say(self._now())
         self._reported = ""
 
     def _now(self) -> str:
-        """Returns the last report, with the number of steps done since."""
+        """Returns the last report with the current step."""
         return f"step {self._step}/{self._total} {self._reported}".rstrip()
 
 
@@ -86,7 +86,7 @@ def _format(name: str, value: float) -> str:
 
 
 def warn_aloud(line: str) -> None:
-    """Prints a warning in red on standard error, from the first process of a job alone."""
+    """Prints a warning in red on standard error; only the first process of a job prints."""
     if jax.process_index() == 0:
         line = f"bert-jax: WARNING: {line}"
         Console(stderr=True).print(Text(line), style="bold red", soft_wrap=True)

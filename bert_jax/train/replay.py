@@ -1,4 +1,4 @@
-"""A dumped step run again: its loss and gradients, on any devices."""
+"""Repeats a dumped step: computes its loss and gradients, on any devices."""
 
 import math
 import re
@@ -23,37 +23,37 @@ from bert_jax.train.step import make_gradients, squares_by_layer
 
 PARAMS: Final = "params/"
 
-# The order of the backward pass: modules after the encoder, and the parts of one layer.
+# Modules after the encoder, and parts of one layer, in the order of the backward pass.
 AFTER_ENCODER: Final = ("mlm", "task", "next_sentence", "pooler")
 LAYER_PARTS: Final = ("output_norm", "output", "intermediate", "attention_norm", "attention")
 
-# Relative difference up to which two losses are the same in other arithmetic.
+# Relative tolerance for two losses, which may be computed with different dtypes or devices.
 SAME: Final = 0.01
 
 
 class Replay(NamedTuple):
-    """The figures of a step that was run again."""
+    """The figures of a repeated step."""
 
-    loss: float  # of the global batch
-    gradient_norm: float  # over all parameters
-    # Of each parameter of each layer, in the order of the backward pass: ``mlm/dense/kernel``, …,
+    loss: float  # loss of the global batch
+    gradient_norm: float  # norm over all parameters
+    # Norms by parameter and layer, in the order of the backward pass: ``mlm/dense/kernel``, …,
     # ``encoder/layers.1/output/kernel``, …
     gradient_norms: Mapping[str, float]
-    # Numbers of batch and parameters that were not finite before the step:
+    # Non-finite numbers in batch and parameters before the step:
     # ``batch masked_lm_weights[3, 0] = nan``
     bad_inputs: Sequence[str]
-    reproduces: bool  # whether the figures are the recorded ones
+    reproduces: bool  # whether the figures equal the recorded ones
 
     @property
     def first_bad(self) -> str | None:
-        """The first parameter, in the order of the backward pass, whose gradient is not finite."""
+        """The parameter with the first non-finite gradient, in the order of the backward pass."""
         return next((n for n, v in self.gradient_norms.items() if not math.isfinite(v)), None)
 
 
 def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
-    """Runs a dumped step of a task again, up to its gradients.
+    """Repeats a dumped step of a task up to its gradients.
 
-    Raises UserError: the dump is damaged or not of this task.
+    Raises UserError if the dump is damaged or belongs to another task.
     """
     batch = read_tensors(folder, BATCH, record)
     state = read_tensors(folder, STATE, record, only=lambda name: not name.startswith("opt_state"))
@@ -87,9 +87,9 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
 
 
 def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Returns each layer's norms under its own name, in the order of the backward pass.
+    """Returns the norms with one name per layer, in the order of the backward pass.
 
-    `norms` has one value per parameter, or one per layer of a stacked parameter.
+    In `norms`, a parameter has one value, or one per layer if it is stacked.
     """
     found = {
         name.replace("encoder/layers/", f"encoder/layers.{at}/"): norm
@@ -109,7 +109,7 @@ def by_module(norms: Mapping[str, float]) -> dict[str, float]:
 
 
 def _backward_rank(name: str) -> tuple[int, int, int, str]:
-    """Sorts the modules after the encoder, its layers from the last, and its embeddings."""
+    """Returns a sort key: modules after the encoder, layers from the last one, embeddings."""
     if layer := re.match(r"encoder/layers\.(\d+)/(\w+)", name):
         return 1, -int(layer[1]), _index(LAYER_PARTS, layer[2]), name
     top = name.partition("/")[0]
@@ -121,7 +121,7 @@ def _index(names: Sequence[str], name: str) -> int:
 
 
 def _mesh(rows: Iterator[int]) -> Mesh:
-    """Returns as many devices as divide the rows of a microbatch."""
+    """Returns a mesh of the largest number of devices that divides the rows of a microbatch."""
     common, devices = math.gcd(*rows), jax.local_devices()
     count = max(n for n in range(1, len(devices) + 1) if common % n == 0)
     return make_mesh(MeshSection(data=count), devices[:count])
@@ -142,7 +142,7 @@ def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -
 
 
 def _not_finite(what: str, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yields the first number of each array that is not finite."""
+    """Yields the first non-finite number of each array."""
     for name, array in arrays.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             at = np.argwhere(~np.isfinite(array))[0]

@@ -1,4 +1,4 @@
-"""The state that a run begins or resumes with, and the data that rollbacks have left out."""
+"""Restores or initialises the state of a run, and records rollbacks."""
 
 import functools
 import json
@@ -24,19 +24,19 @@ ROLLBACKS: Final = "rollbacks.json"
 
 
 class Rollback(Section):
-    """A return to a checkpoint."""
+    """A rollback to a checkpoint."""
 
-    checkpoint: int = pydantic.Field(ge=0)  # the step that the run went back to; 0 is its start
+    checkpoint: int = pydantic.Field(ge=0)  # step of the checkpoint; 0 is the start of the run
     bad_step: int = pydantic.Field(ge=1)
-    reason: str  # what was wrong with the step
-    # Loss, gradient norm and their limits; a figure that was not finite is missing
+    reason: str  # description of the problem
+    # Loss, gradient norm and their limits, as far as they are finite
     figures: dict[str, float] = pydantic.Field(default_factory=dict)
-    phase: int = pydantic.Field(ge=0)  # of the bad step
-    first: int = pydantic.Field(ge=0)  # the first row that is left out, counted over the phase
-    position: DataPosition  # where the data continues
+    phase: int = pydantic.Field(ge=0)  # phase of the bad step
+    first: int = pydantic.Field(ge=0)  # first skipped row, counted over the phase
+    position: DataPosition  # data position after the skipped rows
 
     def apply(self, progress: TrainProgress) -> None:
-        """Moves the progress of the checkpoint past the data."""
+        """Moves the progress of the checkpoint past the skipped data."""
         if progress.phase < self.phase:
             progress.start_phase(self.phase)
         progress.position = self.position
@@ -49,14 +49,17 @@ class RollbackFile(Section):
 
 
 class RollbackLog:
-    """The rollbacks of a run, oldest first, in `entries`.
+    """The rollbacks of a run.
 
-    The file is written when a rollback is decided: a run that is stopped before the next checkpoint
-    resumes past the same data.
+    The file is written at each rollback. So a run that stops before the next checkpoint skips the
+    same data when it resumes.
+
+    Attributes:
+        entries: rollbacks, oldest first.
     """
 
     def __init__(self, run_dir: epath.Path) -> None:
-        """Reads the file, if there is one; raises UserError: it is damaged."""
+        """Reads the file if it exists; raises UserError if it is damaged."""
         self._path = run_dir / ROLLBACKS
         self.entries: tuple[Rollback, ...] = ()
         if self._path.exists():
@@ -64,22 +67,25 @@ class RollbackLog:
             self.entries = found.rollbacks
 
     def apply(self, progress: TrainProgress) -> None:
-        """Moves the progress of a checkpoint past the data that rollbacks to it have left out.
+        """Moves the progress of a checkpoint past the data that rollbacks to it skip.
 
-        Rollbacks to later checkpoints are forgotten: they will be decided again.
+        Rollbacks to later checkpoints are dropped; the run will decide on them again.
         """
         self.entries = tuple(e for e in self.entries if e.checkpoint <= progress.step)
         if before := self.to(progress.step):
             before[-1].apply(progress)
 
     def to(self, step: int) -> list[Rollback]:
-        """Returns the rollbacks to one checkpoint; the last has the data position."""
+        """Returns the rollbacks to the checkpoint of `step`; the last has the data position."""
         return [entry for entry in self.entries if entry.checkpoint == step]
 
     def add(self, bad: BadStep, progress: TrainProgress, *, at: TrainProgress) -> Rollback:
-        """Writes down a rollback from the progress `at` a bad step to another, and applies it.
+        """Records a rollback and applies it to `progress`.
 
-        `progress` is the checkpoint's, past the data of earlier rollbacks to it.
+        Args:
+            bad: bad step.
+            progress: progress of the checkpoint, after earlier rollbacks to it.
+            at: progress at the bad step.
         """
         assert at.position is not None
         start = progress.position if progress.phase == at.phase else None
@@ -103,11 +109,18 @@ class RollbackLog:
 def restore_or_initialise(
     spec: TrainSpec, abstract: TrainState, rollbacks: RollbackLog, *, say: Callable[[str], None]
 ) -> tuple[TrainState, TrainProgress]:
-    """Returns the last checkpoint's state and progress, or fresh ones where there is none.
+    """Returns state and progress of the last checkpoint, or fresh ones if there is none.
 
-    The progress is past the data that rollbacks to that checkpoint have left out. `say` gets a line
-    if the data have changed, and may. Raises UserError: the checkpoint is of another model, or of
-    other phases or data.
+    The progress is past the data that rollbacks to the checkpoint skip.
+
+    Args:
+        spec: specification of the run.
+        abstract: shapes and layouts of the state.
+        rollbacks: rollbacks of the run.
+        say: gets a line if the data have changed with permission.
+
+    Raises:
+        UserError: the checkpoint belongs to another model, or to other phases or data.
     """
     step = spec.checkpoints.on_disk.newest()
     if step is None:
@@ -150,7 +163,7 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
 
 
 def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None]) -> None:
-    """Refuses a checkpoint of other phases, or of other data unless these may change."""
+    """Raises UserError if phases or data of a checkpoint differ, unless data may change."""
     phases = spec.phases
     if progress.phase >= len(phases):
         raise UserError(

@@ -15,36 +15,39 @@ TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 class PhaseSection(Section):
     """Consecutive steps with one dataset, sequence length and batch size.
 
-    A phase that names its own learning rate starts a schedule of its own (warm-up and decay over
-    it and the phases after it that name none); otherwise one schedule spans the run, as in
-    google-research/bert's 90% at 128 tokens and 10% at 512.
+    If a phase sets `learning_rate`, it starts its own schedule of warm-up and decay. The schedule
+    includes the following phases up to the next one with a `learning_rate`. If no phase sets it,
+    one schedule spans the run, like google-research/bert's 90% at 128 tokens and 10% at 512.
 
-    With ``packing`` a row, and so the batch size, counts several examples; evaluation never packs.
+    With ``packing``, a row contains several examples. Evaluation never packs.
     """
 
     dataset: PathText
-    """Its directory, local or ``gs://``: made by `bert-jax examples`, or TFRecords of
+    """Directory of the dataset, local or ``gs://``: made by `bert-jax examples`, or TFRecords of
     google-research/bert."""
     steps: int = pydantic.Field(ge=1)
-    """Of the optimizer."""
+    """Optimizer steps."""
     seq_length: int = pydantic.Field(default=512, ge=8)
-    """Tokens in a row; longer examples are refused."""
+    """Tokens per row. Longer examples are an error."""
     batch_size: int = pydantic.Field(default=256, ge=1)
-    """Rows of one step, over all devices and hosts."""
+    """Rows per step, over all devices and hosts."""
     accumulation: int = pydantic.Field(default=1, ge=1)
-    """Parts of a batch whose gradients are summed before the update: less memory, the same
-    numbers."""
+    """Number of microbatches whose gradients are summed before the update. It reduces memory and
+    does not change numbers."""
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
-    """Most masked tokens in a row. null: the masking rate times the row."""
+    """Maximum of masked tokens per row. null: the masking rate times the row length."""
     packing: PackingSection | None = None
-    """Puts several examples into a row."""
+    """Packing of several examples into a row."""
     learning_rate: float | None = pydantic.Field(default=None, gt=0)
-    """The peak of a schedule of its own."""
+    """Peak of the phase's own schedule."""
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
-    """Of that schedule."""
+    """Warm-up steps of the phase's own schedule."""
 
     def check_positions(self, positions: int, *, key: str) -> None:
-        """Raises UserError if rows are longer than a model's positions; `key` is the phase's."""
+        """Raises UserError if rows are longer than a model's positions.
+
+        `key` is the key of the phase.
+        """
         if self.seq_length > positions:
             raise UserError(
                 "phases.seq_length",
@@ -57,79 +60,80 @@ class PhaseSection(Section):
 
     @property
     def microbatch(self) -> int:
-        """Rows that are worked on at a time, over all devices and hosts."""
+        """Rows per microbatch, over all devices and hosts."""
         return self.batch_size // self.accumulation
 
 
 class EvaluationSection(Section):
-    """Evaluation on the validation split while training."""
+    """Evaluation on the validation split during training."""
 
     every: int = pydantic.Field(default=1000, ge=1)
-    """Steps from one to the next."""
+    """Steps between evaluations."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
-    """Rows at a time; the figures do not depend on it. null: the phase's `batch_size` over its
-    `accumulation`."""
+    """Rows per batch, which does not change the figures. null: the phase's `batch_size` divided by
+    its `accumulation`."""
     examples: int | None = pydantic.Field(default=None, ge=1)
-    """Number of examples of the validation split. null: all."""
+    """Number of examples from the validation split. null: all."""
 
 
 class CheckpointSection(Section):
     """When to save, and which checkpoints to keep.
 
-    A save is due after `every` steps or `every_minutes` since the last one, whichever comes first.
-    If a save fails (a full disk), `on_error` decides; the last save of a run must succeed.
+    A save is due `every` steps or `every_minutes` after the last one, whichever comes first. The
+    last save of a run must succeed, whatever `on_error` is.
     """
 
     every: int = pydantic.Field(default=1000, ge=1)
-    """Steps from one save to the next."""
+    """Steps between saves."""
     every_minutes: float | None = pydantic.Field(default=None, gt=0, le=525_600)
-    """Minutes after which a save is due as well."""
+    """Minutes between saves. null: no limit."""
     keep_last: int = pydantic.Field(default=3, ge=1)
     """Number of newest checkpoints to keep."""
     keep_every: int | None = pydantic.Field(default=None, ge=1)
-    """Keep checkpoints whose step this divides."""
+    """Also keep every checkpoint whose step is a multiple of this number."""
     keep_best: int = pydantic.Field(default=1, ge=0)
     """Number of best checkpoints to keep, by the loss on the current validation data."""
     on_error: Literal["stop", "warn"] = "stop"
-    """If a save fails: stop the run with exit code 1, or warn and continue."""
+    """Response to a failed save, such as on a full disk: stop with exit code 1, or warn and
+    continue."""
 
 
 class BadStepsSection(Section):
-    """The response to a step whose loss or gradient norm is not finite, or spikes.
+    """Response to a step whose loss or gradient norm is not finite, or a spike.
 
-    A spike is a loss or a gradient norm more than 10 robust standard deviations (1.4826 × the
-    median absolute deviation, at least 5% of the median) above the median of the phase's last
-    ``window`` steps. After three skips among the last ``window`` steps, or three rollbacks to one
+    A spike is more than 10 robust standard deviations above the median of the phase's last
+    ``window`` steps. The robust standard deviation is 1.4826 × the median absolute deviation, and
+    at least 5% of the median. After three skips within ``window`` steps, or three rollbacks to one
     checkpoint, the next bad step stops the run.
     """
 
     on_non_finite: Literal["skip", "rollback", "stop"] = "skip"
-    """`skip` leaves the step out; `rollback` returns to the last checkpoint and skips the data
-    since."""
+    """Response to NaN or infinity. `skip` omits the update of the step. `rollback` restores the
+    last checkpoint and skips the data since then."""
     on_spike: Literal["ignore", "warn", "skip", "rollback", "stop"] = "warn"
-    """Response to finite numbers far from the last steps'."""
+    """Response to a spike."""
     window: int = pydantic.Field(default=128, ge=8)
     """Number of steps to compare with."""
 
 
 class WatchdogSection(Section):
-    """A step hangs after ten times the median of the last steps, and not sooner than a floor."""
+    """Limit of a step's time: ten times the median of the last steps, and at least a floor."""
 
     floor_seconds: float = pydantic.Field(default=120.0, gt=0)
-    """The shortest time after which a step hangs."""
+    """Smallest limit, in seconds."""
 
 
 class ProfileSection(Section):
-    """Which steps to trace, counted from 1 over the whole run; the first ones compile."""
+    """Steps to trace, counted from 1 over the whole run. Avoid the first steps, which compile."""
 
     start: int = pydantic.Field(default=10, ge=1)
-    """The first step that is traced."""
+    """First step to trace."""
     steps: int = pydantic.Field(default=3, ge=1, le=100)
-    """How many."""
+    """Number of steps to trace."""
 
     @property
     def last(self) -> int:
-        """The last step that is traced."""
+        """Last step to trace."""
         return self.start + self.steps - 1
 
 
@@ -137,36 +141,35 @@ class TrainSection(Section):
     """The run: phases, evaluation, checkpoints, reports."""
 
     phases: tuple[PhaseSection, ...] = pydantic.Field(min_length=1)
-    """One after the other; each has its own dataset, length and batch."""
+    """Consecutive phases, each with its own dataset, row length and batch size."""
     evaluation: EvaluationSection | None = EvaluationSection()
-    """On the validation split. null: none."""
+    """Evaluation on the validation split. null: none."""
     checkpoint: CheckpointSection = CheckpointSection()
-    """When to save and what to keep."""
+    """When to save, and which checkpoints to keep."""
     bad_steps: BadStepsSection = BadStepsSection()
-    """Response to numbers that go bad."""
+    """Response to bad steps."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
-    """Steps from one comparison of the state's replicas to the next. null: they are not
-    compared."""
+    """Steps between comparisons of the state's replicas. null: no comparisons."""
     log_every: int = pydantic.Field(default=10, ge=1)
-    """Steps from one line of metrics to the next."""
+    """Steps between lines of metrics."""
     example_log: bool = False
-    """Whether to write down which examples each step consumes, in `examples/` of the run: about 7
-    bytes an example."""
+    """Whether to log the examples of each step in `examples/` of the run. It takes about 7 bytes
+    per example."""
     trackers: tuple[TrackerName, ...] = ()
-    """Where figures go besides metrics.jsonl and TensorBoard."""
+    """Additional destinations of figures, besides metrics.jsonl and TensorBoard."""
     watchdog: WatchdogSection | None = WatchdogSection()
-    """Ends a run that hangs, with exit code 43. null: waits for ever."""
+    """Limit after which a hanging run ends with exit code 43. null: no limit."""
     profile: ProfileSection | None = None
     """Steps to trace for TensorBoard. null: none."""
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of all phases."""
+        """Number of optimizer steps in all phases."""
         return sum(phase.steps for phase in self.phases)
 
     @property
     def batch_sizes(self) -> dict[str, tuple[int, int]]:
-        """Rows of the batches that are set, and the microbatches each is cut into, by key."""
+        """(rows, number of microbatches) of each configured batch size, by key."""
         sizes = {
             f"train.phases.{index}.batch_size": (phase.batch_size, phase.accumulation)
             for index, phase in enumerate(self.phases)
@@ -176,19 +179,19 @@ class TrainSection(Section):
         return sizes
 
     def evaluation_rows(self, phase: PhaseSection) -> int:
-        """Returns the rows of a batch of evaluation in a phase, over all devices and hosts.
+        """Returns the rows per batch of evaluation in a phase, over all devices and hosts.
 
-        By default as many as the train step works on at a time, which takes more memory.
+        The default is the size of a microbatch, because training takes more memory than evaluation.
         """
         asked = self.evaluation and self.evaluation.batch_size
         return asked or phase.microbatch
 
 
 def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> list[ScheduleSegment]:
-    """Returns the run's schedule as segments of one warm-up and decay each.
+    """Returns the run's schedule as segments with one warm-up and decay each.
 
-    Raises UserError: warm-up without a learning rate of its own, or longer than its segment; a
-    learning rate or warm-up of the optimizer that the first phase replaces.
+    Raises UserError if a phase has `warmup_steps` without `learning_rate`, a warm-up is longer than
+    its segment, or the optimizer has a schedule that the first phase replaces.
     """
     segments: list[ScheduleSegment] = []
     _refuse_replaced(section.phases[0], optimizer)
@@ -221,9 +224,9 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
 
 
 def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
-    """Refuses a schedule of the optimizer if the first phase has another one.
+    """Raises UserError if the optimizer and the first phase have different schedules.
 
-    A default passes: a resolved configuration spells it out.
+    The optimizer may have default values, because the stored configuration of a run includes them.
     """
     if first.learning_rate is None:
         return

@@ -1,4 +1,4 @@
-"""The specification of a run: everything that the train loop needs, checked and immutable."""
+"""The specification of a run: validated, immutable inputs of the train loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bert_jax.train.manifest import SelectionScore
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
-if TYPE_CHECKING:  # it brings Orbax with it
+if TYPE_CHECKING:  # the import loads Orbax
     from bert_jax.train.checkpoint import Checkpointer
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
@@ -31,12 +31,13 @@ Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → 
 
 
 class BatchSource(Protocol):
-    """A phase's batches, which can be opened at any step."""
+    """The batches of a phase, which can be opened at any step."""
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> HostBatches:
-        """Returns this host's rows of batch `first_step`, counted from 0, and of all later ones.
+        """Returns this host's rows of all batches from `first_step` on, which counts from 0.
 
-        `with_examples`: each batch names its examples, see `bert_jax.data.loader.batch_maker`.
+        With `with_examples`, each batch includes the indices of its examples, see
+        `bert_jax.data.loader.batch_maker`.
         """
         ...
 
@@ -45,39 +46,42 @@ class BatchSource(Protocol):
         ...
 
     def check(self, position: DataPosition) -> int:
-        """Returns the number of batches before a position; UserError: it is of other data."""
+        """Returns the number of batches before a position.
+
+        Raises UserError if the position belongs to other data.
+        """
         ...
 
     def go_on(self, position: DataPosition) -> DataPosition:
-        """Returns where to continue in this data from a position in other data."""
+        """Returns the position in this data at which to continue from one in other data."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A phase of a run, its data opened."""
+    """A phase of a run, with opened data."""
 
     steps: int
     batch_size: int
     accumulation: int
     loader: BatchSource
-    shapes: int  # number of different shapes of its batches
+    shapes: int  # number of different batch shapes
     flops_per_row: float
-    evaluate: Evaluate | None  # if there is validation data
-    watch: Watch | None  # gives warnings about the scores
-    validation: str = "dev"  # fingerprint of the data of `evaluate`
+    evaluate: Evaluate | None  # evaluation, if there is validation data
+    watch: Watch | None  # source of warnings about the scores
+    validation: str = "dev"  # fingerprint of the validation data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Steps between two reports, evaluations, checkpoints, comparisons."""
+    """Intervals between reports, evaluations, checkpoints and comparisons, in steps."""
 
     log_every: int
     evaluate_every: int | None
     checkpoint_every: int
-    checkpoint_minutes: float | None = None  # a checkpoint is due when the first is over
-    checksum_every: int | None = None  # compares replicas of the state
-    patience: int | None = None  # evaluations without a better one before the run ends
+    checkpoint_minutes: float | None = None  # minutes between checkpoints, in addition to steps
+    checksum_every: int | None = None  # steps between comparisons of the state's replicas
+    patience: int | None = None  # number of evaluations without improvement that ends the run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,9 +92,10 @@ class CheckpointSelection:
     larger_is_better: bool
 
     def score(self, scores: Mapping[str, float], *, phase: int, data: str) -> SelectionScore:
-        """Returns the selection score, smaller for the better; the largest float for NaN.
+        """Returns the selection score; smaller is better, and NaN becomes the largest float.
 
-        Scores of another `phase`, whose rows differ in length, or of other `data` are not compared.
+        Scores are only compared if they have the same `phase`, and so the same row length, and the
+        same `data`.
         """
         value = scores[self.metric]
         if math.isnan(value):
@@ -102,10 +107,10 @@ class CheckpointSelection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainSpec:
-    """Everything that the train loop needs to run, restore and save."""
+    """The inputs of the train loop."""
 
     step: StepSpec
-    schedule: Schedule  # learning rate by update
+    schedule: Schedule  # learning rates
     phases: Sequence[Phase]
     intervals: Intervals
     selection: CheckpointSelection
@@ -114,25 +119,26 @@ class TrainSpec:
     seed: int
     run_dir: epath.Path
     checkpoints: Checkpointer
-    # Every process calls it before each save. Raises RunStopped: another job has taken the run
-    # directory.
+    # Check that every process calls before each save. Raises RunStopped if another job has taken
+    # the run directory.
     check_lock: Callable[[], None]
-    # (abstract parameters, what draws fresh ones of some parts) → first parameters.
+    # (abstract parameters, function that draws parameters) → first parameters
     initial_params: Callable[[Params, DrawParams], Params]
-    # Makes a folder self-contained: the run's, once it is certain that it can start, and dumps.
+    # Function that writes configuration, tokenizer and provenance into a folder: into the run
+    # directory once the run can start, and into dumps
     write_config: Callable[[epath.Path], None]
-    allow_data_change: bool  # since the last checkpoint; otherwise it is refused
-    example_log: bool  # whether to write down the examples of each step
+    allow_data_change: bool  # whether data may have changed since the last checkpoint
+    example_log: bool  # whether to log the examples of each step
     trackers: Sequence[sections.TrackerName]
-    started: float  # start of the process or of this run in it, seconds since 1970
-    watchdog: sections.WatchdogSection | None  # default: no watchdog
+    started: float  # start of the process, or of this run in it, in seconds since 1970
+    watchdog: sections.WatchdogSection | None
     bad_steps: sections.BadStepsSection
-    # Facts about the task that are not in the configuration, as plain JSON, for a dump.
+    # Facts about the task that the configuration lacks, as plain JSON, for a dump
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: sections.ProfileSection | None = None  # steps to trace
 
 
 def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:
-    """Refuses batch sizes that devices and microbatches do not divide; UserError: names the key."""
+    """Raises UserError, naming the key, if a batch size does not fit devices and microbatches."""
     for key, (rows, accumulation) in section.batch_sizes.items():
         check_batch(key, rows, parts=batch_parts(mesh), accumulation=accumulation)

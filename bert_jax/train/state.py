@@ -1,4 +1,4 @@
-"""The train state: parameters, optimizer, random key, step, and their layouts on the mesh."""
+"""The train state (parameters, optimizer, random key, step) and its layout on the mesh."""
 
 import dataclasses
 import functools
@@ -20,37 +20,40 @@ from bert_jax.parallel.rules import parameter_sharding, replicated, trained_shar
 from bert_jax.task import Params
 
 OptState: TypeAlias = optax.OptState
-Leaf: TypeAlias = Any  # a jax.Array; a ShapeDtypeStruct in an abstract state
+Leaf: TypeAlias = Any  # a jax.Array, or a ShapeDtypeStruct in an abstract state
 
 
 class TrainState(NamedTuple):
-    """Everything that a step reads and writes, as plain arrays (never NNX objects)."""
+    """The input and output of a step, as plain arrays without NNX objects."""
 
-    step: Leaf  # int32 []: optimizer steps done
+    step: Leaf  # int32 []: number of optimizer steps
     rng: Leaf  # uint32 [2]: key data from which every step derives its own keys
     params: Params  # float32
     opt_state: OptState
-    healthy: Leaf  # bool []: False once a loss or gradient was not finite; freezes the rest
+    healthy: Leaf  # bool []: False after a bad step, which freezes the state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModelDefinition:
-    """A model without its numbers. `define_model` makes one for equal models, equal to itself."""
+    """The structure of a model without parameters.
 
-    graphdef: Any  # for `nnx.merge`, beside the parameters
-    params: Params  # of ShapeDtypeStruct
-    axes: dict[str, Any]  # nested like `params`: the logical axes of each
-    initial: dict[str, Any]  # nested like `params`: how each starts, an `Initial`
+    `define_model` returns the same object for equal models.
+    """
+
+    graphdef: Any  # argument of `nnx.merge`
+    params: Params  # shapes and dtypes, as ShapeDtypeStruct
+    axes: dict[str, Any]  # logical axes, nested like `params`
+    initial: dict[str, Any]  # initial values as `Initial`, nested like `params`
 
 
 Build: TypeAlias = Callable[[], nnx.Module]
-# The shapes and layouts of a model's parts → their fresh parameters, see `draw_params`.
+# (shapes and layouts of parts of a model) → their first parameters, see `draw_params`
 DrawParams: TypeAlias = Callable[[Params], Params]
 
 
 def define_model(build: Build) -> ModelDefinition:
-    """Returns the structure, shapes and logical axes of `Task.build`'s model; allocates nothing."""
-    # To Python, methods of equal objects differ.
+    """Returns the definition of the model that `build` makes, without allocating arrays."""
+    # Methods of equal objects are not equal, so compare function and object.
     return _define(getattr(build, "__func__", build), getattr(build, "__self__", None))
 
 
@@ -67,9 +70,9 @@ def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
 
 
 def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
-    """Returns the parameters' shapes, dtypes and layouts on a mesh, as a step uses them.
+    """Returns the parameters' shapes, dtypes and layouts within a step.
 
-    Raises UserError: an axis of the mesh does not divide the parameter axis it splits.
+    Raises UserError if an axis of the mesh does not divide a parameter's axis.
     """
 
     def place(path: Any, leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
@@ -79,7 +82,10 @@ def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
 
 
 def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
-    """Returns the parameters' shapes, dtypes and layouts between steps; UserError: as above."""
+    """Returns the parameters' shapes, dtypes and layouts between steps.
+
+    Raises UserError like `abstract_params`.
+    """
 
     def place(leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
         return _with(leaf, trained_sharding(mesh, axes, leaf.shape))
@@ -90,7 +96,10 @@ def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
 def abstract_state(
     model: ModelDefinition, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Returns the state's shapes, dtypes and layouts between steps; UserError: as above."""
+    """Returns the state's shapes, dtypes and layouts between steps.
+
+    Raises UserError like `abstract_params`.
+    """
     everywhere, params = replicated(mesh), trained_params(model, mesh)
     opt_state = optax.tree_map_params(
         optimizer,
@@ -123,9 +132,9 @@ def initialise(
 
 
 def draw_params(model: ModelDefinition, abstract: Params, *, seed: int) -> Params:
-    """Returns the first parameters of a model, or of some of its parts, laid out like `abstract`.
+    """Returns the first parameters of a model, or of the parts in `abstract`, with its layout.
 
-    Each is a function of the seed, of its own name and shape, not of the mesh or other parameters.
+    A parameter's values depend only on the seed and on its own name and shape.
     """
 
     def first(path: Any, leaf: Any, initial: Initial) -> jax.Array:
@@ -136,24 +145,28 @@ def draw_params(model: ModelDefinition, abstract: Params, *, seed: int) -> Param
 
 
 def _laid_out(values: np.ndarray, like: Leaf) -> jax.Array:
-    """Returns values that every process has, each device holding its own."""
+    """Returns an array from values that every process has; each device gets its own part."""
     return jax.make_array_from_callback(values.shape, like.sharding, values.__getitem__)
 
 
 def laid_out_as(params: Params, abstract: Params) -> Params:
-    """Returns parameters in the layout of others; call it on every process."""
-    return params if lie_alike(params, abstract) else _computed(_same, _Layout.of(abstract))(params)
+    """Returns parameters with the layout of `abstract`; every process must call it."""
+    return (
+        params
+        if same_layout(params, abstract)
+        else _computed(_identity, _Layout.of(abstract))(params)
+    )
 
 
-def lie_alike(params: Params, others: Params) -> bool:
-    """Returns whether parameters, arrays or shapes with layouts, have the layout of others."""
+def same_layout(params: Params, others: Params) -> bool:
+    """Returns whether two trees of arrays, or of shapes with layouts, have the same layout."""
     return _Layout.of(params) == _Layout.of(others)
 
 
 def gathered(params: Params) -> Params:
-    """Returns parameters that each process has whole; call it on every process.
+    """Returns parameters that are whole in each process; every process must call it.
 
-    Arrays with parts on other processes' devices come to the host, one at a time.
+    Arrays that are split over processes are copied to the host, one at a time.
     """
 
     def whole(leaf: jax.Array) -> Any:
@@ -165,7 +178,7 @@ def gathered(params: Params) -> Params:
 
 
 class _Layout(NamedTuple):
-    """The layout of a tree's leaves, as an argument of a function that is `made_once`."""
+    """The layout of a tree's leaves as a hashable argument for `made_once`."""
 
     structure: Any
     shardings: tuple[jax.sharding.Sharding, ...]
@@ -178,21 +191,21 @@ class _Layout(NamedTuple):
 
 @made_once
 def _computed(function: Callable[[Params], Any], layout: _Layout) -> Callable[[Params], Any]:
-    """Returns a compiled function whose result has a layout."""
+    """Returns a jitted function whose result has the layout."""
     return jax.jit(function, out_shardings=jax.tree.unflatten(*layout))
 
 
-def _same(tree: Params) -> Params:
+def _identity(tree: Params) -> Params:
     return tree
 
 
 def run_key(seed: int) -> jax.Array:
-    """Returns the key data, uint32 [2], from which all of a run's steps derive theirs."""
+    """Returns the key data of a run, uint32 [2], from which all steps derive their keys."""
     return jax.random.key_data(jax.random.split(jax.random.key(seed, impl="threefry2x32"))[1])
 
 
 def named(tree: Any) -> list[tuple[str, Any]]:
-    """Returns the leaves of a tree by their paths: ``("layers/output/kernel", leaf)``."""
+    """Returns the leaves of a tree with their paths: ``("layers/output/kernel", leaf)``."""
     return [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
 
 

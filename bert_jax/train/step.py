@@ -1,4 +1,4 @@
-"""One optimizer step and one evaluation step, as pure functions to compile."""
+"""The optimizer step and the evaluation step, as pure functions for compilation."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -23,36 +23,37 @@ GradientFunction = Callable[[Params, Batch, jax.Array], tuple[tuple[jax.Array, M
 
 
 class StepLimits(NamedTuple):
-    """Limits above which a step's update is withheld; NaN and infinity always are."""
+    """Limits above which a step's update is withheld.
 
-    loss: Any = np.float32(np.inf)  # float32 []: of the global batch
-    gradient_norm: Any = np.float32(np.inf)  # float32 []: before clipping
+    With NaN or infinity, the update is always withheld.
+    """
+
+    loss: Any = np.float32(np.inf)  # float32 []: loss of the global batch
+    gradient_norm: Any = np.float32(np.inf)  # float32 []: norm before clipping
 
 
 class StepFigures(NamedTuple):
-    """The figures of a step, beside the new state; all replicated."""
+    """The figures of a step; all are replicated."""
 
     metrics: Metrics
-    gradient_norms: Params  # nested like the parameters: float32 [], of a stacked one [layers]
+    # Gradient norms, nested like the parameters: float32 [], or [layers] of a stacked parameter
+    gradient_norms: Params
 
 
 # (state, batch, limits, schedule) → new state, figures
 TrainStep = Callable[[TrainState, Batch, StepLimits, Schedule], tuple[TrainState, StepFigures]]
 
-# Metrics that every step adds to the task's; `HEALTHY` is for the loop and not reported.
+# Metrics that every step adds to the task's metrics. `HEALTHY` is only for the loop.
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")
 HEALTHY: Final = "healthy"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSpec:
-    """Everything that a train step depends on, except state and batch.
+    """The inputs of `make_train_step`. Equal specs share one step, see `made_once`."""
 
-    Equal specs share one step, see `made_once`.
-    """
-
-    task: Task  # gives loss and divisors
-    model: ModelDefinition  # of the task
+    task: Task  # source of loss and weights
+    model: ModelDefinition  # model of the task
     optimizer: optax.GradientTransformationExtraArgs  # from `make_optimizer`
 
 
@@ -60,13 +61,15 @@ class StepSpec:
 def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     """Returns ``step(state, batch, limits, schedule) -> (state, figures)``.
 
-    Limits and schedule are arguments: one program serves every learning rate, warm-up and number of
-    steps. The state counts the updates, since a step may be skipped.
+    Limits and schedule are arguments, so that all learning rates, warm-ups and numbers of steps
+    share one program. The schedule uses the number of applied updates in the state.
 
-    The loss is divided by counts of the whole global batch, before it is split into `accumulation`
-    microbatches. So accumulation changes memory, not numbers. A step whose loss or
-    gradient is not finite, or beyond its limits, leaves the state unchanged and marks it unhealthy;
-    later steps then leave it unchanged too, until the host responds (`bert_jax.train.bad_steps`).
+    The loss is divided by counts of the whole global batch, before the batch is split into
+    `accumulation` microbatches. So accumulation changes memory, but not numbers.
+
+    If loss or gradient are not finite or exceed their limits, the step leaves the state unchanged
+    and marks it as unhealthy. Later steps leave an unhealthy state unchanged, until the host
+    responds (`bert_jax.train.bad_steps`).
     """
     gradients = make_gradients(spec.task, spec.model, accumulation=accumulation)
 
@@ -105,7 +108,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
 
 
 def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainState:
-    """Returns either state; the optimizer has chosen the moments already."""
+    """Returns one of two states. The optimizer has already chosen the moments."""
 
     def choose(new: Any, old: Any) -> Any:
         return new if isinstance(new, MomentsState) else jnp.where(healthy, new, old)
@@ -127,7 +130,7 @@ def make_gradients(
 
         grad = jax.value_and_grad(loss, has_aux=True)
         params = state.params
-        if accumulation > 1:  # gathered once, not for every microbatch
+        if accumulation > 1:  # gather once instead of for every microbatch
             params = jax.tree.map(gathered, params, model.axes)
         return _accumulate(grad, params, batch, dropout_key(state), accumulation)
 
@@ -135,7 +138,7 @@ def make_gradients(
 
 
 def squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
-    """Returns the sum of squares of each gradient, [], or of each layer of a stacked one, [layers].
+    """Returns the sum of squares of each gradient: [], or [layers] if the parameter is stacked.
 
     `axes` are the logical axes, nested like the gradients.
     """
@@ -160,7 +163,7 @@ def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
 
 
 def dropout_key(state: TrainState) -> jax.Array:
-    """Returns the key of this step: a function of the run's key and the step alone."""
+    """Returns the dropout key of the step, from the run's key and the step number."""
     run_key = jax.random.wrap_key_data(state.rng, impl="threefry2x32")
     return jax.random.fold_in(run_key, state.step)
 
@@ -168,7 +171,7 @@ def dropout_key(state: TrainState) -> jax.Array:
 def _accumulate(
     grad: GradientFunction, params: Params, batch: Batch, key: jax.Array, parts: int
 ) -> tuple[jax.Array, Metrics, Params]:
-    """Sums value, metrics and gradients over microbatches, one at a time in memory."""
+    """Returns loss, metrics and gradients, summed over microbatches in a loop."""
     if parts == 1:
         (value, metrics), grads = grad(params, batch, key)
         return value, metrics, grads
@@ -187,7 +190,7 @@ def _accumulate(
 
 
 def _cut(array: jax.Array, parts: int) -> jax.Array:
-    """[B, …] → [parts, B/parts, …]; every device cuts its own rows, so that nothing moves."""
+    """Returns [parts, B/parts, …] from [B, …]; no row moves to another device."""
     rows = array.shape[0]
     cut = array.reshape(rows // parts, parts, *array.shape[1:]).swapaxes(0, 1)
     return constrain(cut, "microbatches", "batch", *("rest",) * (array.ndim - 1))

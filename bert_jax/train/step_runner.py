@@ -1,4 +1,4 @@
-"""Single steps: dispatching one, reading its metrics, and responding to a bad one."""
+"""Runs single steps: dispatches a step, reads its metrics, and responds to a bad step."""
 
 import collections
 from typing import Final, NamedTuple
@@ -22,11 +22,11 @@ from bert_jax.train.step import HEALTHY, StepFigures, StepLimits, TrainStep
 from bert_jax.train.watchdog import Watchdog
 from bert_jax.train.writer import read_metrics
 
-BAD_STEP: Final = "bad_step"  # lines of metrics.jsonl
+BAD_STEP: Final = "bad_step"  # kind of lines in metrics.jsonl
 
 
 class RunningStep(NamedTuple):
-    """A step that was dispatched and whose metrics are not read yet."""
+    """A dispatched step whose metrics were not yet read."""
 
     step: int
     batch: DeviceBatch
@@ -35,23 +35,23 @@ class RunningStep(NamedTuple):
 
 
 class RollbackDue(Exception):
-    """A bad step calls for a rollback, which ends the stream of batches."""
+    """A bad step requires a rollback, which ends the current stream of batches."""
 
     def __init__(self, bad: BadStep, state: TrainState) -> None:
         super().__init__(str(bad))
-        self.bad, self.state = bad, state  # the state is frozen before the step
+        self.bad, self.state = bad, state  # `state` is frozen before the step
 
 
 class StepRunner:
-    """Runs the steps of a run, with the watchdog and the profile that they share.
+    """Runs the steps of a run, with its watchdog and profile.
 
-    All hosts respond to a bad step alike, as the settings say.
+    All hosts respond to a bad step in the same way, as configured.
     """
 
     def __init__(
         self, spec: TrainSpec, tracker: StepTracker, output: Output, rollbacks: RollbackLog
     ) -> None:
-        """Writes the lines of rollbacks that a killed process has not written."""
+        """Adds the missing lines of rollbacks that a killed process recorded."""
         self.tracker, self.output = tracker, output
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
@@ -65,7 +65,7 @@ class StepRunner:
     def dispatch(
         self, step_fn: TrainStep, step: int, state: TrainState, batch: DeviceBatch
     ) -> tuple[TrainState, RunningStep]:
-        """Starts a step on the devices; the state's memory becomes the new state's."""
+        """Starts a step on the devices; the new state uses the memory of the old one."""
         limits = self._guard.limits(self.tracker.progress.history, step)
         withheld = self._guard.withheld(limits)
         with self.profile.step(step):
@@ -75,10 +75,15 @@ class StepRunner:
     def finish(
         self, running: RunningStep, state: TrainState, reports: PhaseReports
     ) -> tuple[TrainState, bool]:
-        """Reads a step's metrics, counts and reports it; returns whether its update was applied.
+        """Reads a step's metrics, and counts and reports the step.
 
-        `state` is the newest one dispatched. Raises RollbackDue: call `roll_back`; Diverged: as
-        set, or after too many bad steps. Both write the step out first.
+        Returns the state to continue from, and whether the step's update was applied. `state` is
+        the newest dispatched state.
+
+        Raises:
+            RollbackDue: the caller must call `roll_back`. The step is dumped.
+            Diverged: the settings require a stop, or there were too many bad steps. The step is
+                dumped.
         """
         metrics, history = to_host(running.figures.metrics), self.tracker.progress.history
         bad = self._guard.judge(history, running.step, metrics, running.limits)
@@ -94,7 +99,7 @@ class StepRunner:
         return state, applied
 
     def _respond(self, bad: BadStep, running: RunningStep, state: TrainState) -> TrainState:
-        """Returns the state to continue from; `state` is frozen except after a warning."""
+        """Returns the state to continue from; `state` is frozen unless the response is "warn"."""
         display, checkpoints = self.output.display, self._spec.checkpoints
         if bad.response in ("warn", "skip"):
             done = "skipped without an update" if bad.response == "skip" else "a spike"
@@ -121,10 +126,10 @@ class StepRunner:
         )
 
     def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
-        """Returns the last checkpoint's state, and moves its data position past the bad step.
+        """Returns the last checkpoint's state and moves the data position past the bad step.
 
-        The memory of `state` is freed first. Raises RunStopped: the last save failed, and the
-        settings say to stop.
+        It frees the memory of `state` first. Raises RunStopped if the last save failed and the
+        settings require a stop.
         """
         self._spec.checkpoints.settle()
         abstract = jax.tree.map(abstract_like, state)
@@ -135,14 +140,14 @@ class StepRunner:
             state, progress = restore_or_initialise(
                 self._spec, abstract, self._rollbacks, say=display.say
             )
-        progress.unevaluated = False  # a start has made up for it, and its figures stand
+        progress.unevaluated = False  # the start of this process has repeated the evaluation
         left_out = self._rollbacks.add(bad, progress, at=self.tracker.progress)
         self.tracker.progress = progress
         self.output.rewind(progress.step)
         self._write_rollback(left_out)
         display.say(
-            f"step {bad.step}: back to step {progress.step}; rows {left_out.first} to "
-            f"{left_out.position.example_index - 1} of phase {left_out.phase} are left out",
+            f"step {bad.step}: back to step {progress.step}; skipping rows {left_out.first} to "
+            f"{left_out.position.example_index - 1} of phase {left_out.phase}",
             style="bold red",
         )
         return state
@@ -150,7 +155,7 @@ class StepRunner:
     def _complete_lines(self) -> None:
         try:
             lines = read_metrics(self._spec.run_dir, kind=BAD_STEP)
-        except UserError:  # no line was written so far
+        except UserError:  # there are no lines yet
             lines = []
         written = collections.Counter(
             (line["step"], line["at"]) for line in lines if "rollback" in line
@@ -172,7 +177,7 @@ class StepRunner:
 
 
 def _thawed(state: TrainState) -> TrainState:
-    """Returns a frozen state with its step count raised by one and its health restored."""
+    """Returns a frozen state as healthy, with its step count raised by one."""
     layout = state.step.sharding
     step, healthy = jax.jit(
         lambda step: (step + 1, jnp.ones((), jnp.bool_)), out_shardings=(layout, layout)

@@ -1,10 +1,16 @@
-"""Where a run's wall time went, over all its restarts.
+"""The account of a run's wall time, over all its restarts.
 
-Every second is of one kind: `start` (imports, devices, opening the data), `restore` (or making the
-first state), `compile`, `input` (waiting for a batch), `train`, `evaluate`, `save` (waiting for a
-checkpoint, or while figures are sent to a bucket), `lost` (work after the last checkpoint of a
-process that was killed, or undone by a rollback, and so done again), `down` (from the last line of
-one process to the start of the next).
+Every second has one kind:
+
+- `start`: imports, opening of devices and data.
+- `restore`: restoring or initialising the state.
+- `compile`: compilation.
+- `input`: waiting for a batch.
+- `train`: training steps.
+- `evaluate`: evaluation.
+- `save`: waiting for a checkpoint, or for figures that are sent to a bucket.
+- `lost`: work that a kill or a rollback has undone.
+- `down`: time between the last line of one process and the start of the next.
 """
 
 from collections.abc import Sequence
@@ -16,18 +22,18 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.train.writer import GOODPUT, read_metrics
 
-# Kinds that are lost with a process that is killed.
+# Kinds of time that become `lost` if a process is killed.
 LOSABLE: Final[tuple[str, ...]] = ("train", "input", "evaluate", "save")
 KINDS: Final[tuple[str, ...]] = (*LOSABLE, "start", "restore", "compile", "lost", "down")
 
 
 class Goodput(NamedTuple):
-    """Where the wall time of a run went."""
+    """The account of a run's wall time."""
 
-    seconds: dict[str, float]  # by kind, all of `KINDS`
-    starts: int  # of processes
-    at: float  # seconds since 1970: the time of this account
-    finished: bool  # whether the run had ended
+    seconds: dict[str, float]  # seconds of each of `KINDS`
+    starts: int  # number of processes started
+    at: float  # time of this account, in seconds since 1970
+    finished: bool  # whether the run has ended
 
     @property
     def total(self) -> float:
@@ -36,12 +42,12 @@ class Goodput(NamedTuple):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Shares of the kinds in the wall time, which add up to 1."""
+        """Share of each kind in the wall time."""
         return {kind: self.seconds[kind] / max(self.total, 1e-9) for kind in KINDS}
 
 
 def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
-    """Returns the account of a run, alive or dead, or None without any entry.
+    """Returns the account of a run, or None if it has no entry.
 
     ``read_goodput("runs/base").shares["train"] -> 0.93``
     """
@@ -50,7 +56,7 @@ def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
 
 
 def describe_goodput(found: Goodput) -> str:
-    """Returns a line: ``train 81.0%, compile 12.0%, start 7.0% of 0:03:10, 1 start``."""
+    """Returns the account in one line: ``train 81.0%, start 19.0% of 0:03:10, 1 start``."""
     shares = sorted(found.shares.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{kind} {share:.1%}" for kind, share in shares if share >= 0.0005)
     starts = f"{found.starts} start{'s' if found.starts > 1 else ''}"
@@ -58,10 +64,10 @@ def describe_goodput(found: Goodput) -> str:
 
 
 def goodput_lines(run_dir: epath.Path) -> Sequence[dict[str, Any]]:
-    """Returns the accounts in a run's metrics.jsonl, none where there are none yet."""
+    """Returns the lines of accounts in a run's metrics.jsonl."""
     try:
         lines = read_metrics(run_dir, kind=GOODPUT)
-    except UserError:  # there are none yet, or the writer will say what is wrong
+    except UserError:  # the file is missing, or the writer will report its damage
         return []
     return [line for line in lines if {*KINDS, "starts", "at", "finished"} <= line.keys()]
 

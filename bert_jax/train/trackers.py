@@ -1,8 +1,8 @@
 """Weights & Biases and MLflow: ``train.trackers: [wandb, mlflow]``.
 
-Neither is a dependency. Their own environment variables say where they send to (``WANDB_PROJECT``,
-``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``). metrics.jsonl stays
-the record: a tracker that fails is left out, and the run continues.
+Both are optional. Their own environment variables set the destination (``WANDB_PROJECT``,
+``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``). If a tracker fails,
+the run continues without it; metrics.jsonl is always complete.
 """
 
 import functools
@@ -23,13 +23,13 @@ from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.train.sections import TrackerName
 
-IDS: Final = "trackers.json"  # in the run directory: the ids that a resumed run uses again
+IDS: Final = "trackers.json"  # file in the run directory with the trackers' ids, for a resume
 PROJECT: Final = "bert_jax"
 _CONFIG: Final = "config.yaml"
 
 
 class WandbTracker:
-    """A run of Weights & Biases; curves are drawn over `step`, also after going back."""
+    """A run of Weights & Biases, whose curves use `step` even after a rollback."""
 
     def __init__(self, run_dir: epath.Path, identity: str | None) -> None:
         self.identity = identity or uuid.uuid4().hex[:12]
@@ -48,7 +48,7 @@ class WandbTracker:
         self._run.log({**figures, "step": step})
 
     def close(self) -> None:
-        """Sends what is buffered."""
+        """Sends buffered figures and ends the run."""
         self._run.finish()
 
 
@@ -88,12 +88,15 @@ _KINDS: Final[Mapping[TrackerName, type[Tracker]]] = {
 
 
 class Trackers:
-    """The trackers of a run. A tracker that raises is left out, with one line."""
+    """The trackers of a run. If one fails, the run continues without it."""
 
     def __init__(
         self, run_dir: epath.Path, names: Sequence[TrackerName], *, say: Callable[[str], None]
     ) -> None:
-        """Opens them, under their former ids if the run resumes; `say` gets the lines."""
+        """Opens the trackers, with their previous ids if the run resumes.
+
+        `say` gets a line if a tracker fails.
+        """
         self._say = say
         self._open: dict[str, Tracker] = {}
         path = run_dir / IDS
@@ -108,13 +111,13 @@ class Trackers:
         ids[name] = tracker.identity
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures of one kind (`train`, `validation`) to all of them."""
+        """Sends figures of one kind (`train`, `validation`) to all trackers."""
         named = {f"{kind}/{name}": value for name, value in figures.items()}
         for name, tracker in list(self._open.items()):
             self._try(name, functools.partial(tracker.write, step, named))
 
     def close(self) -> None:
-        """Ends them all."""
+        """Ends all trackers."""
         for name, tracker in list(self._open.items()):
             self._try(name, tracker.close)
         self._open.clear()
@@ -124,14 +127,14 @@ class Trackers:
             call()
         except UserError:
             raise
-        except Exception as error:  # each has its own
+        except Exception as error:  # each tracker has its own errors
             self._open.pop(name, None)
             what = f"{name}: {type(error).__name__}: {first_line(error)}"
             self._say(f"{what}; the run continues without it")
 
 
 def require_trackers(names: Sequence[TrackerName], *, key: str) -> None:
-    """Refuses a tracker that is not installed; UserError: names the setting's key."""
+    """Raises UserError, naming the setting `key`, if a tracker is not installed."""
     for name in names:
         try:
             _library(name)

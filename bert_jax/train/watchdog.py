@@ -1,7 +1,7 @@
 """Ends a process whose step or evaluation hangs, and writes the stacks of all its threads.
 
-A device, a collective operation or a file system may stop answering without an error, and the job
-would cost money until someone looks. Exit code 43 tells the launcher to start it again.
+A device, a collective operation or a file system may stop without an error, and the job would cost
+money until someone notices. Exit code 43 tells the launcher to restart the job.
 """
 
 import collections
@@ -27,12 +27,12 @@ from bert_jax.train.prefetch import is_waiting_for_input
 from bert_jax.train.sections import WatchdogSection
 
 HANGS: Final = 43  # the exit code
-FACTOR: Final = 10.0  # times the median of the last steps
-_LAST_STEPS: Final = 64  # the median is of these
+FACTOR: Final = 10.0  # the limit is this times the median of the last steps
+_LAST_STEPS: Final = 64  # number of steps for the median
 _FEWEST_STEPS: Final = 5
-# Longer than the retries of a bucket, and than a slow disk takes.
+# Limit of waiting for input; longer than a bucket's retries and a slow disk's delays.
 _INPUT_SECONDS: Final = 1200.0
-# To write the stacks: the storage itself may hang.
+# Limit of writing the stacks, because the storage may hang as well.
 _WRITING_SECONDS: Final = 30.0
 _STANDARD_ERROR: Final = 2
 
@@ -40,24 +40,23 @@ _STANDARD_ERROR: Final = 2
 class Watchdog:
     """Watches the time since the last step, or the last batch of an evaluation; a context manager.
 
-    Compiling and loading a program do not count (`bert_jax.parallel.compiling.compiling`), nor do
-    saving and restoring. Waiting for input has a limit of its own. After a signal has ended the
-    run, the last save has no limit.
+    The time excludes compilation (`bert_jax.parallel.compiling.compiling`), saves and restores.
+    Waiting for input has its own limit. After a signal, the last save has no limit.
     """
 
     def __init__(
         self, section: WatchdogSection | None, watch: Stopwatch, run_dir: epath.Path
     ) -> None:
-        """Begins to watch with the block; without a section it never ends the process."""
+        """Starts nothing yet. Without a section, the watchdog does nothing."""
         self._section, self._watch, self._run_dir = section, watch, run_dir
         self._steps: collections.deque[float] = collections.deque(maxlen=_LAST_STEPS)
         self._beat = time.monotonic()
-        self._input = 0.0  # seconds waited for input before the last step was done
-        self._evaluated = (False, 0)  # whether an evaluation lasts, and batches of all so far
+        self._input = 0.0  # seconds waited for input until the end of the last step
+        self._evaluated = (False, 0)  # whether an evaluation runs, and number of all its batches
         self._ended = threading.Event()
 
     def step_done(self) -> None:
-        """Counts a step."""
+        """Records the end of a step."""
         now, waited = time.monotonic(), self._watch.input_seconds
         self._steps.append(max(now - self._beat - (waited - self._input), 0.0))
         self._beat, self._input = now, waited
@@ -65,13 +64,15 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self._section is not None:
             floor = self._section.floor_seconds
-            threading.Thread(target=self._look, args=(floor,), daemon=True, name="watchdog").start()
+            threading.Thread(
+                target=self._watch_time, args=(floor,), daemon=True, name="watchdog"
+            ).start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._ended.set()
 
-    def _look(self, floor: float) -> None:
+    def _watch_time(self, floor: float) -> None:
         while not self._ended.wait(min(floor / 10, 5.0)):
             kind = self._watch.kind
             evaluated = (kind == "evaluate", STOP.batches)
@@ -106,11 +107,16 @@ class Watchdog:
                 self._end(hang)
 
     def _end(self, hang: RunStopped) -> None:
-        """Writes the stacks to standard error and the run, if they answer, and ends in any case."""
-        heard = False
+        """Writes the stacks to standard error and the run directory, and ends the process.
+
+        If standard error or the storage hangs, the process ends all the same.
+        """
+        stderr_works = False
         try:
             text = _stacks()
-            heard = _refusal_in_time(lambda: os.write(_STANDARD_ERROR, text.encode())) is None
+            stderr_works = (
+                _refusal_in_time(lambda: os.write(_STANDARD_ERROR, text.encode())) is None
+            )
             path = self._run_dir / f"stacks_{jax.process_index()}.txt"
             refusal = _refusal_in_time(lambda: path.write_text(text))
             hang = hang.followed_by(
@@ -119,11 +125,11 @@ class Watchdog:
                 stacks=path if refusal is None else f"on standard error only ({path}: {refusal})",
             )
         finally:
-            end_now(HANGS, hang.line(), printed=not heard)
+            end_now(HANGS, hang.line(), printed=not stderr_works)
 
 
 def _stacks() -> str:
-    """Returns the stack of every thread, without reading a source file."""
+    """Returns the stack of every thread without source lines, because reading files may hang."""
     lines: list[str] = []
     for thread, frame in sys._current_frames().items():
         lines.append(f"Thread {thread:#x} (most recent call first):")
@@ -136,7 +142,7 @@ def _stacks() -> str:
 
 
 def _refusal_in_time(write: Callable[[], object]) -> str | None:
-    """Writes; returns why it failed or takes too long, None if it is done."""
+    """Calls `write`; returns the reason if it fails or takes too long, else None."""
     done: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(target=lambda: done.put(refusal_of(write)), daemon=True).start()
     try:

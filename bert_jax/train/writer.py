@@ -1,4 +1,4 @@
-"""The figures of a run: metrics.jsonl, TensorBoard, trackers, and a heartbeat."""
+"""Writes the figures of a run: metrics.jsonl, TensorBoard, trackers and a heartbeat file."""
 
 import functools
 import json
@@ -20,21 +20,21 @@ from bert_jax.train.sections import TrackerName
 from bert_jax.train.trackers import Trackers
 
 METRICS: Final = "metrics.jsonl"
-VALIDATION: Final = "validation"  # lines of evaluations
-GOODPUT: Final = "goodput"  # lines of the account of wall time
-HEARTBEAT: Final = "BERT_JAX_HEARTBEAT"  # an environment variable
+VALIDATION: Final = "validation"  # kind of the lines of evaluations
+GOODPUT: Final = "goodput"  # kind of the lines with the account of wall time
+HEARTBEAT: Final = "BERT_JAX_HEARTBEAT"  # environment variable with the heartbeat file's path
 
 
 class Writer:
-    """Takes the figures of a step, on every process of a job.
+    """Writes the heartbeat file; used on every process of a job.
 
-    It keeps the last figures in the file that `HEARTBEAT` names, if it is set:
+    If `HEARTBEAT` is set, that file has the latest figures:
     ``{"step": 120, "loss": 6.9, "goodput": {"train": 0.9, …}}``. The agent of a submitted job
-    (`bert_jax.launch.host`) uploads that file, and learns from it at which step a process died.
+    (`bert_jax.launch.host`) uploads the file and reads from it at which step a process died.
     """
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
-        """`say` gets a line when the heartbeat's file begins to be refused."""
+        """`say` gets a line if the heartbeat file cannot be written."""
         path = os.environ.get(HEARTBEAT)
         self._heartbeat = pathlib.Path(path) if path else None
         self._attempts = Attempts(self._heartbeat, say=say)
@@ -44,43 +44,43 @@ class Writer:
         """Writes figures of one kind: `train`, `speed`, `validation`, `bad_step`, `goodput`."""
         if kind == "train":
             self._loss = figures.get("loss", self._loss)
-        if kind == GOODPUT and self._heartbeat is not None:  # the last line of a step
+        if kind == GOODPUT and self._heartbeat is not None:  # always the last line of a step
             seconds = {n: s for n, s in figures.items() if n not in ("starts", "finished", "at")}
             total = max(sum(seconds.values()), 1e-9)
             shares = {name: round(value / total, 4) for name, value in seconds.items()}
             content = json.dumps({"step": step, "loss": self._loss, GOODPUT: shares})
             replace = functools.partial(_replace, self._heartbeat, content)
-            self._attempts.succeeds(replace, otherwise="it tells of an earlier step")
+            self._attempts.succeeds(replace, otherwise="it still shows an earlier step")
 
     def flush(self) -> None:
-        """Makes the figures outlive this process; a checkpoint counts on them."""
+        """Writes all buffered figures to files, as a checkpoint requires."""
 
     def rewind(self, step: int) -> None:
-        """Drops the figures of steps beyond one: the run has gone back to it."""
+        """Drops the figures of all steps after `step`, after a rollback to it."""
 
     def close(self) -> None:
-        """Writes out what is buffered."""
+        """Writes all buffered figures and closes the files."""
 
 
 class TensorBoard:
     """The scalars of a run, for TensorBoard.
 
-    On a disk this process appends to one file. An object in a bucket cannot be appended to: there
-    each flush ends a file and sends it, and TensorBoard joins the files. Figures that a disk or
-    bucket refuses wait, as in `LineLog`.
+    On a disk, this process appends to one file. In a bucket, each flush writes a new file, because
+    objects cannot be appended to; TensorBoard joins the files. If a disk or bucket refuses a write,
+    the figures are kept in memory, like in `LineLog`.
     """
 
     def __init__(
         self, run_dir: epath.PathLike, *, resume_step: int, say: Callable[[str], None]
     ) -> None:
-        """Writes nothing yet; `say` gets a line when a file is refused.
+        """Writes nothing yet; `say` gets a line if a file cannot be written.
 
-        TensorBoard will show no older points beyond `resume_step`.
+        TensorBoard will hide older points after `resume_step`.
         """
         self._directory = epath.Path(run_dir) / "tensorboard"
         self._remote = is_remote(run_dir)
         self._say = say
-        self._resume_step: int | None = resume_step  # until the first file holds it
+        self._resume_step: int | None = resume_step  # None after the first file was opened
         self._log: LineLog | None = None
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
@@ -91,17 +91,17 @@ class TensorBoard:
         self._append(self._log or self._open(), step=step, summary={"value": values})
 
     def flush(self) -> None:
-        """Makes the figures outlive this process, unless they are refused."""
+        """Writes all buffered figures, unless the disk or bucket refuses them."""
         if self._log is not None and refusal_of(self._log.flush) is None and self._remote:
             self._log = None
 
     def close(self) -> None:
-        """Flushes, or says that it cannot."""
+        """Flushes; if that fails, `say` gets a line."""
         if self._log is not None:
             self._log.close()
 
     def _open(self) -> LineLog:
-        # TensorBoard reads files by their names: the second of their start, and the end within one.
+        # TensorBoard orders files by name: first by the second in it, then by the ending.
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
         if not self._remote:
@@ -118,9 +118,9 @@ class TensorBoard:
 
 
 class RunWriter(Writer):
-    """Writes the figures of a run, on the first process of a job.
+    """Writes the figures of a run; used on the first process of a job.
 
-    A run that resumes at step N first drops lines beyond N: those steps will be done again.
+    A run that resumes at step N first drops all lines beyond N, because it repeats those steps.
     """
 
     def __init__(
@@ -132,10 +132,14 @@ class RunWriter(Writer):
         say: Callable[[str], None] = lambda _: None,
         trackers: Sequence[TrackerName] = (),
     ) -> None:
-        """Opens the files; `resume_step` is the last step that counts, 0 for a fresh run.
+        """Opens the files.
 
-        Unless `evaluated`, the evaluation of that step is dropped too. `say` gets a line about
-        damaged lines, a file that is refused, a tracker that fails.
+        Args:
+            run_dir: run directory.
+            resume_step: step at which the run resumes; 0 for a new run.
+            evaluated: whether to keep the evaluation of that step.
+            say: gets a line about damaged lines, refused writes and failed trackers.
+            trackers: names of trackers.
         """
         super().__init__(say=say)
         self._run_dir, self._say = epath.Path(run_dir), say
@@ -143,7 +147,7 @@ class RunWriter(Writer):
         self._trackers = Trackers(self._run_dir, trackers, say=say)
 
     def _open(self, step: int, *, evaluated: bool = True) -> None:
-        """Opens the files without the figures of steps beyond one."""
+        """Opens the files and drops the figures of all steps after `step`."""
 
         def counts(line: Entry) -> bool:
             again = not evaluated and line["kind"] == VALIDATION
@@ -158,19 +162,25 @@ class RunWriter(Writer):
         self._board = TensorBoard(self._run_dir, resume_step=step, say=self._say)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Adds ``{"kind": "train", "step": 10, "loss": 9.1, …}``, and the same to TensorBoard."""
+        """Adds a line ``{"kind": "train", "step": 10, "loss": 9.1, …}`` and sends it on.
+
+        TensorBoard and the trackers get the same figures.
+        """
         self._lines.append({"kind": kind, "step": step, **figures})
         self._board.write(kind, step, figures)
         self._trackers.write(kind, step, figures)
         super().write(kind, step, figures)
 
     def flush(self) -> None:
-        """See `Writer`. Raises OSError, UserError or RunStopped: metrics.jsonl is refused."""
+        """See `Writer`.
+
+        Raises OSError, UserError or RunStopped if metrics.jsonl cannot be written.
+        """
         self._board.flush()
         self._lines.flush()
 
     def rewind(self, step: int) -> None:
-        """See `Writer`. Trackers draw the repeated steps over the former ones."""
+        """See `Writer`. Trackers show the repeated steps in addition to the old ones."""
         self._close_files()
         self._open(step)
 
@@ -185,22 +195,23 @@ class RunWriter(Writer):
 
 
 def read_metrics(run_dir: epath.PathLike, *, kind: str | None = None) -> list[dict[str, Any]]:
-    """Returns the lines of a run's metrics.jsonl, of one kind if given; skips damaged lines.
+    """Returns the lines of a run's metrics.jsonl, without damaged ones.
 
-    Raises UserError: there are no metrics, or they cannot be read.
+    If `kind` is set, only lines of that kind are returned. Raises UserError if the file is missing
+    or cannot be read.
     """
     lines = read_log(epath.Path(run_dir) / METRICS, is_figures)
     return [line for line in lines if kind in (None, line["kind"])]
 
 
 def copy_metrics(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Gives a run directory the metrics of another, as one file."""
+    """Copies the metrics of a run directory into another, as one file."""
     lines = [json.dumps(line) + "\n" for line in read_metrics(source)]
     write_whole(epath.Path(target) / METRICS, "".join(lines))
 
 
 def is_figures(line: Entry) -> bool:
-    """Returns whether a JSON object is a line of metrics.jsonl: a kind, a step, and numbers."""
+    """Returns whether a JSON object is a line of metrics.jsonl with kind, step and numbers."""
     kind, step = line.get("kind"), line.get("step")
     if not isinstance(kind, str) or type(step) is not int or step < 0:
         return False
@@ -216,9 +227,9 @@ def _replace(path: pathlib.Path, content: str) -> None:
 
 @functools.cache
 def _event_type() -> Any:
-    """Returns tensorboardX's event message, loaded without PyTorch.
+    """Returns tensorboardX's event type.
 
-    tensorboardX imports PyTorch if it is installed, which takes two seconds and is not needed here.
+    tensorboardX would import PyTorch if it is installed. That takes two seconds and is not needed.
     """
     hide = "torch" not in sys.modules
     if hide:

@@ -23,7 +23,7 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import check_batches
-from bert_jax.train.state import abstract_params, abstract_state, define_model, lie_alike
+from bert_jax.train.state import abstract_params, abstract_state, define_model, same_layout
 from bert_jax.train.step import StepSpec
 
 
@@ -58,7 +58,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     state = abstract_state(model, optimizer, mesh)
     phase = request.train.phases[request.phase]
     whole = abstract_params(model, mesh)  # as evaluations have them
-    copied = not lie_alike(state.params, whole)
+    copied = not same_layout(state.params, whole)
     trains = request.kind == "train"
     transform = objective.features(
         seq_length=phase.seq_length, max_predictions=phase.max_predictions, evaluation=not trains
