@@ -1,1 +1,1 @@
-"""Fine-tuning: one folder a task family, and what all families share."""
+"""Fine-tuning: a module or folder for each task family, and the code that all families share."""

@@ -139,7 +139,7 @@ class TrainBatches(PositionedBatches):
         return attach(batch, own[:, None].tolist(), epochs=[step // self.plan.steps] * len(own))
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
-        """Returns an endless stream of batches that starts at a step. A thread makes them ahead.
+        """Returns an endless stream of batches that starts at a step. A thread prepares them.
 
         If `with_examples` is set, each batch has the indices of its rows in the split.
         """

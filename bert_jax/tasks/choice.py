@@ -187,7 +187,7 @@ class ChoiceSplit(Split):
         self.lengths = np.minimum(lengths, max_length).astype(np.int32)
         self.findings = {
             "questions have no text": sum(not question.text.strip() for question in questions),
-            f"questions are longer than {max_length} pieces and are cut": (
+            f"questions are longer than {max_length} pieces and are truncated": (
                 int(np.sum(lengths > max_length))
             ),
         }
@@ -203,10 +203,10 @@ class ChoiceSplit(Split):
         label = self._questions[index].label
         return Encoded(ids, seconds, {} if label is None else {"label": label})
 
-    def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
         """Returns records with the index of the predicted choice and all probabilities."""
         records = []
-        for index, (question, logits) in enumerate(zip(self._questions, kept, strict=True)):
+        for index, (question, logits) in enumerate(zip(self._questions, reduced, strict=True)):
             weights = np.exp(logits.astype(np.float64) - np.max(logits))
             records.append(
                 {
@@ -246,12 +246,12 @@ def read_choices(
     unknown label.
     """
     columns = section.columns
-    asked = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
-    asked += [("task.stem", columns.stem), ("task.id", columns.id)]
-    asked += [("task.label", columns.label)] if labelled else []
+    required = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
+    required += [("task.stem", columns.stem), ("task.id", columns.id)]
+    required += [("task.label", columns.label)] if labelled else []
 
     def question(row: TableRow) -> ChoiceQuestion:
-        row.require(asked)
+        row.require(required)
         found = _question(row, columns)
         if labelled and found.label is None:
             raise RowError(

@@ -68,10 +68,10 @@ class Split:
         del index
         return logits
 
-    def records(self, kept: Sequence[Any]) -> list[Record]:
+    def records(self, reduced: Sequence[Any]) -> list[Record]:
         """Returns the records of all examples, in the order of the file.
 
-        `kept` has the result of `reduce` for every row.
+        `reduced` has the result of `reduce` for every row.
         """
         raise NotImplementedError
 
@@ -206,7 +206,7 @@ def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> User
 
 
 def count_notes(path: str | Path | MemoryTable, found: Mapping[str, int]) -> list[str]:
-    """Returns a note for each finding that occurs: ``{"texts are cut": 3}`` → 3 texts are cut."""
+    """Returns a note for each finding with cases: ``{"texts are cut": 3}`` → 3 texts are cut."""
     return [f"{path}: {count:,} {what}" for what, count in found.items() if count]
 
 

@@ -60,7 +60,7 @@ class Predictor:
         """
         make = functools.partial(collate_inputs, split, pad_id=self._pad_id)
         rows, done = len(split.lengths), 0
-        kept: list[Any] = [None] * rows
+        reduced: list[Any] = [None] * rows
         with doing(lambda: f"predicting: {done:,} of {rows:,} rows"):
             for batch in self._inference(params, split.lengths, make):
                 for row, values in zip(batch.rows.tolist(), batch.outputs, strict=True):
@@ -73,9 +73,9 @@ class Predictor:
                             "diverged.",
                             row=row,
                         )
-                    kept[row] = split.reduce(row, found)
+                    reduced[row] = split.reduce(row, found)
                 done += len(batch.rows)
-            return split.records(kept)
+            return split.records(reduced)
 
 
 @made_once

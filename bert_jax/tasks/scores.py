@@ -29,9 +29,9 @@ def figures(
 ) -> dict[str, float]:
     """Returns the scores of labelled records by key.
 
-    The keys for one label are "accuracy", "f1" (of the label `positive`), "macro_f1" and
-    "matthews"; for a list of labels "micro_f1", "macro_f1" and "subset_accuracy"; for a number
-    "pearson", "spearman" and "mse".
+    One label has the keys "accuracy", "f1" (of the label `positive`), "macro_f1" and "matthews". A
+    list of labels has "micro_f1", "macro_f1" and "subset_accuracy". A number has "pearson",
+    "spearman" and "mse".
     """
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]
@@ -123,7 +123,7 @@ class Baseline(NamedTuple):
     metric: str
     score: float
     constant: float  # score of the best constant answer
-    only: str | None  # the model's answer to every example; None if its answers differ
+    only: str | None  # the model's only answer, None if it gives several
 
     @property
     def failure(self) -> str | None:

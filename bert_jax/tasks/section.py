@@ -115,5 +115,5 @@ class FinetuneSettings(RunSettings):
         return {**self.config, **self.decisive(), "run_dir": self.run_dir}
 
     def decisive(self) -> dict[str, Any]:
-        """Returns the settings that decide the run's numbers, as plain values."""
+        """Returns the settings that determine the results, as plain values."""
         return {"seed": self.seed, "finetune": self.finetune.model_dump(mode="json")}

@@ -92,12 +92,12 @@ class SequenceSplit(Split):
             target = example.target
         return Encoded((made.ids,), (made.second,), {} if target is None else {"label": target})
 
-    def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
         """Returns records with predictions. Predicted labels have probabilities too."""
         # The import takes 0.1 s, which reading a configuration should not cost.
         from scipy import special
 
-        logits = np.asarray(kept, np.float64).reshape(len(kept), -1)
+        logits = np.asarray(reduced, np.float64).reshape(len(reduced), -1)
         if self._labelling.problem == "regression":
             predicted = [{"prediction": value} for value in logits[:, 0].tolist()]
         elif self._labelling.problem == "multi_label":

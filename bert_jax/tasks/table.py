@@ -78,9 +78,9 @@ class TableSection(FilesSection):
         """Opens the tables.
 
         Unless they are given, the problem and the labels come from the training set. If there is no
-        dev set, it is split off from the training set; it depends only on the rows and the seed.
-        Raises UserError for a missing file or column, a malformed row, a missing or unknown label,
-        fewer than two labels, or a training set that is too small to split off a dev set.
+        dev set, one is split off from the training set. The split depends only on the rows and the
+        seed. Raises UserError for a missing file or column, a malformed row, a missing or unknown
+        label, fewer than two labels, or a training set that is too small to split off a dev set.
         """
         roles = set(request.roles)
         if self.dev is None and "dev" in roles:
@@ -147,13 +147,13 @@ def text_rows(
     Raises UserError for a missing column, and RowError for a text or an id of a wrong type.
     """
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
-    asked = [(f"task.{key}", getattr(section, key)) for key in keys]
+    required = [(f"task.{key}", getattr(section, key)) for key in keys]
     used = (section.text, section.pair, section.label)
     found: list[TextRow] = []
     own: list[Any] = []
 
     def read(row: TableRow) -> None:
-        row.require(asked)
+        row.require(required)
         number = len(found) + errors.count
         named = number if section.id is None else row.values[section.id]
         if not _is_id(named):
@@ -259,8 +259,8 @@ def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> 
         )
     error = UserError(
         "table.no_dev_classes",
-        "cannot split off a dev set: none of {classes:,} classes has two different rows among "
-        "{rows:,}. Add rows to a class, or set finetune.task.dev.",
+        "cannot split off a dev set: found {classes:,} classes in {rows:,} rows, and a single text "
+        "in each class. Add rows to a class, or set finetune.task.dev.",
         place=train,
         classes=len(labelling.names),
         rows=rows,

@@ -17,7 +17,7 @@ from bert_jax.tasks.section import FinetuneSettings
 from bert_jax.tasks.sweep.run import SWEEP, plan, sweep
 from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.training.run import run_finetuning
-from bert_jax.tasks.training.setup import claim, prepare, tell_data
+from bert_jax.tasks.training.setup import claim, prepare, show_data
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.run_settings import finetune_settings
 from bert_jax.verbs.same_command import join_same_command
@@ -83,7 +83,7 @@ def finetune_with(settings: FinetuneSettings, *, seeds: int | None, console: Con
                     place="run_dir",
                     found=root,
                 )
-            tell_data(prepared, console)
+            show_data(prepared, console)
             return run_finetuning(
                 prepared, root, prepared.predictor(), check_lock=check_lock, console=console
             ).outcome

@@ -45,7 +45,7 @@ def tiny_run(
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
     vocabulary.write_text("".join(f"{p}\n" for p in [*SPECIAL_PIECES, *GOOD, *BAD, *FILLERS]))
     tokenizer = load_wordpiece(vocabulary, lower_case=True)
-    # Large weights, like those of a trained model: the run then learns in few steps.
+    # Large weights, as in a trained model, so that the run learns in few steps.
     architecture = small_architecture(
         vocab_size=tokenizer.vocab_size,
         num_hidden_layers=layers,

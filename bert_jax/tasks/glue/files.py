@@ -97,8 +97,8 @@ def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
 
     ``("mnli", "dev", d)`` → ``{"dev_matched": d/dev_matched.tsv, "dev_mismatched": …}``
 
-    The test sets of MNLI include the diagnostic set if its file is in the directory, or beside it
-    as in the archive.
+    The test sets of MNLI include the diagnostic set if its file is in the directory, in the parent
+    directory, or in ``diagnostic`` beside the directory as in the archive.
     """
     if task != "mnli" or role == "train":
         return {role: directory / f"{role}.tsv"}
@@ -116,8 +116,8 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
 
     The file is a .tsv in the original layout without quotes, or another table with the columns of
     the task. The table may be in memory. A `labelled` file must have the column of labels. Raises
-    UserError if the file or a column is missing, or for a line with a wrong number of fields if the
-    original file has no such lines.
+    UserError if the file or a column is missing, or if a line has a wrong number of fields and the
+    task's original files have no such lines.
     """
     layout = TASKS[task]
     broken: dict[str, list[int]] = {SKIPPED: [], TRIMMED: []}

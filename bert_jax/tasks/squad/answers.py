@@ -21,7 +21,7 @@ class WindowCandidates(NamedTuple):
     starts: np.ndarray  # int32 [spans], first piece of each span in the context
     ends: np.ndarray  # int32 [spans], last piece of each span
     logits: np.ndarray  # float32 [spans, 2], start and end
-    spare: bool  # whether the best starts and ends form no span; the best valid span is used
+    spare: bool  # whether the best valid span replaces the best starts and ends, which form none
     null: np.ndarray  # float32 [2], start and end logit of [CLS]
 
 
@@ -73,7 +73,7 @@ def find_candidates(
     may_end[first : first + len(most_context)] = True
     may_start = np.zeros(pieces, np.bool_)
     may_start[first : first + len(most_context)] = most_context
-    # Indices of the largest logits. The sort is stable: of equal logits, the first is taken.
+    # Indices of the largest logits. The sort is stable, so equal logits keep their order.
     starts, ends = np.argsort(-logits, axis=0, kind="stable")[:n_best].T
     length = ends[None] - starts[:, None]
     allowed = (length >= 0) & (length < max_answer_length)

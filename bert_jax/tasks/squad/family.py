@@ -108,8 +108,7 @@ class SquadSection(FilesSection):
             if split.skipped and not split.examples:
                 raise UserError(
                     "squad.answers_outside",
-                    "none of {questions:,} questions has an answer at the given place of its "
-                    "context",
+                    "no answer is in its context at answer_start (questions: {questions:,})",
                     place=paths[role],
                     questions=split.skipped,
                 )
@@ -145,7 +144,7 @@ def _write_json(
     return written
 
 
-class _Asked(NamedTuple):
+class _WindowedQuestion(NamedTuple):
     question: SquadQuestion
     windows: ContextWindows
     target: tuple[int, int]  # first and last piece of the answer; (-1, -1) if there is none
@@ -167,16 +166,16 @@ class SquadSplit(Split):
     ) -> None:
         """Counts the pieces of all questions and contexts.
 
-        The role "train" skips questions if none of their answers is in the context; otherwise the
-        first such answer is the target. The role "dev" tunes the threshold if `threshold` is None.
-        `with_null` permits "no answer" (version 2.0).
+        In the role "train", the target is the first answer that is in the context. A question whose
+        answers are all outside the context is skipped. The role "dev" tunes the threshold if
+        `threshold` is None. `with_null` permits "no answer" (version 2.0).
         """
         self._section, self._with_null = section, with_null
         self._role, self._threshold, self._special = role, threshold, tokenizer.special
         self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
         self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
-        self._asked: list[_Asked] = []
-        self._rows: list[tuple[_Asked, int]] = []  # questions with the index of a window
+        self._questions: list[_WindowedQuestion] = []
+        self._rows: list[tuple[_WindowedQuestion, int]] = []  # questions with the index of a window
         lengths: list[int] = []
         cut = 0
         for question in questions:
@@ -188,15 +187,15 @@ class SquadSplit(Split):
             others = min(query, section.max_query_length) + SPECIAL_PIECES
             pieces = len(self._pieces(question.context).ids)
             windows = ContextWindows(pieces, max_length - others, section.stride)
-            asked = _Asked(question, windows, target)
-            self._asked.append(asked)
+            asked = _WindowedQuestion(question, windows, target)
+            self._questions.append(asked)
             for window in range(windows.number):
                 start, end = windows.bounds(window)
                 self._rows.append((asked, window))
                 lengths.append(others + end - start)
         self.lengths = np.array(lengths, np.int32)
-        self.examples = len(self._asked)
-        self.fingerprint = content_hash(asked.question for asked in self._asked)
+        self.examples = len(self._questions)
+        self.fingerprint = content_hash(asked.question for asked in self._questions)
         self.skipped = len(questions) - self.examples
         answered = sum(bool(question.answers) for question in questions)
         self.findings = {
@@ -242,12 +241,12 @@ class SquadSplit(Split):
             max_answer_length=self._section.max_answer_length,
         )
 
-    def records(self, kept: Sequence[WindowCandidates]) -> list[Record]:
+    def records(self, reduced: Sequence[WindowCandidates]) -> list[Record]:
         """Returns the record of each question; see `to_record`."""
-        candidates = iter(kept)
+        candidates = iter(reduced)
         found = [
             self._answers(asked.question, list(itertools.islice(candidates, asked.windows.number)))
-            for asked in self._asked
+            for asked in self._questions
         ]
         threshold = self._threshold or 0.0  # google-research/bert uses 0 too
         if self._with_null and self._role == "dev" and self._threshold is None:
@@ -266,7 +265,7 @@ class SquadSplit(Split):
 
     def _with_questions(self, found: Sequence[Answers], *, threshold: float) -> list[Record]:
         records = []
-        for (question, _, _), answers in zip(self._asked, found, strict=True):
+        for (question, _, _), answers in zip(self._questions, found, strict=True):
             gold = [{"text": text, "start": start} for text, start in question.answers or ()]
             asked = {
                 "id": question.id,

@@ -45,8 +45,8 @@ def read_squad(
 ) -> SquadFile:
     """Reads a SQuAD file: `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`.
 
-    If `version` is "auto", the version is 2.0 if the file says so or a question has
-    `is_impossible` set. If a file `needs_answers`, every question must have known answers. Raises
+    The version "auto" becomes 2.0 if the file has a version 2 or a question has `is_impossible`
+    set. If a file `needs_answers`, every question must have known answers. Raises
     UserError for a missing or malformed file, a repeated id, `is_impossible` in version 1.1, or a
     file without questions.
     """

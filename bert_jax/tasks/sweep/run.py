@@ -45,7 +45,7 @@ from bert_jax.tasks.sweep.grid import (
 )
 from bert_jax.tasks.training.evaluation import conclude, write_csv
 from bert_jax.tasks.training.run import FinishedRun, run_finetuning
-from bert_jax.tasks.training.setup import FREE, TrainingSetup, claim, prepare, tell_data
+from bert_jax.tasks.training.setup import FREE, TrainingSetup, claim, prepare, show_data
 from bert_jax.train.agreement import from_first_process
 from bert_jax.train.loop import Outcome
 from bert_jax.train.manifest import SelectionScore
@@ -241,7 +241,7 @@ def _sweep(
         check_lock=check_lock,
     )
     if not record.done:
-        tell_data(prepared, console)
+        show_data(prepared, console)
         record.write()
         done = f", {len(record.results)} of them done" if record.results else ""
         say(console, f"{len(points)} runs{done}")

@@ -56,7 +56,7 @@ def read_conll(
 ) -> ConllFile:
     r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
 
-    The format is that of the CoNLL shared tasks of 2000 to 2003: lines that begin with
+    This is the format of the CoNLL shared tasks of 2000 to 2003. Lines that begin with
     ``-DOCSTART-`` separate documents and are skipped. A file is labelled if every token has a
     label.
 

@@ -52,7 +52,7 @@ def fits(label: str, scheme: Scheme) -> bool:
 
 
 def scheme_of_names(names: Iterable[str]) -> Scheme:
-    """Returns the scheme of a set of labels. It cannot tell IOB1 from IOB2, and returns IOB2.
+    """Returns the scheme of a set of labels. For IOB1 it is IOB2, which has the same labels.
 
     ``["B-PER", "I-PER", "O"]`` → IOB2; with an E or S → BIOES; ``["NN", "VB"]``, ``["O"]`` → none
     """

@@ -210,7 +210,7 @@ def _check_labels(file: ConllFile, labels: Sequence[str]) -> None:
 
 
 class Window(NamedTuple):
-    """A part of a long sentence. All ends are exclusive."""
+    """A part of a long sentence. Words are numbered from 0, and ends are exclusive."""
 
     first: int  # first word of the window
     end: int
@@ -310,8 +310,8 @@ class TokenSplit(Split):
         rows = Counter(row.sentence for row in self._rows)
         self.findings = {
             "words have no piece and are read as [UNK]": int(np.sum(sizes == 0)),
-            f"words have more than {room} pieces and are cut": int(np.sum(sizes > room)),
-            f"sentences have more than {room} pieces and are read in windows": (
+            f"words have more than {room} pieces and are truncated": int(np.sum(sizes > room)),
+            f"sentences have more than {room} pieces and are split into windows": (
                 sum(count > 1 for count in rows.values())
             ),
         }
@@ -338,10 +338,10 @@ class TokenSplit(Split):
         """Returns the label ids of the words that a row predicts."""
         return np.argmax(logits[self._first_pieces(self._rows[index])], axis=-1)
 
-    def records(self, kept: Sequence[np.ndarray]) -> list[Record]:
+    def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
         """Returns records with a predicted label for every token."""
         # Every word is predicted in exactly one row, and rows are in the order of the words.
-        names = iter([self._names[label] for label in np.concatenate(kept).tolist()])
+        names = iter([self._names[label] for label in np.concatenate(reduced).tolist()])
         return [
             {
                 "id": number,

@@ -45,17 +45,15 @@ def conclude(
     """Evaluates a run's best checkpoint, and writes scores, dev predictions and the report.
 
     The family must have the dev splits. Only the first process writes files and shows the scores.
-    The report shows `seeds`, which has one row per run of a sweep. `check_lock` raises RunStopped
-    if another process has taken the directory; nothing is written then.
+    The report shows `seeds`, which has one row per run of a sweep. Before writing, `check_lock`
+    raises RunStopped if another process has taken the directory.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=predictor.mesh)
         records = {name: predictor(loaded.params, family.splits[name]) for name in family.dev}
     evaluation, baseline = _evaluation(loaded, family, records, role="dev")
     check_lock()
-    loaded = loaded._replace(
-        params=gathered(loaded.params)
-    )  # the first process writes the report alone
+    loaded = loaded._replace(params=gathered(loaded.params))  # one process writes the report
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
@@ -167,7 +165,8 @@ def section_of(run: Run) -> FinetuneSection:
     if not run.is_fine_tuned:
         raise UserError(
             "run.not_fine_tuned",
-            "not a fine-tuned run. First run `bert-jax finetune` with this finetune.init_from.",
+            "not a fine-tuned run. Set finetune.init_from to this directory and run `bert-jax "
+            "finetune` first.",
             place=run.directory,
         )
     return run.section("finetune", FinetuneSection, verb="predict")

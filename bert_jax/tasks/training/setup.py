@@ -43,8 +43,8 @@ from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
 
-# Settings that may change when a run or a sweep resumes, because results do not depend on them,
-# except on the reaction to bad steps.
+# Settings that may change when a run or a sweep resumes. Results do not depend on them unless there
+# are bad steps.
 FREE: Final = (
     "finetune.log_every",
     "finetune.trackers",
@@ -245,7 +245,7 @@ def claim(prepared: TrainingSetup) -> epath.Path:
     return root
 
 
-def tell_data(prepared: TrainingSetup, console: Console) -> None:
+def show_data(prepared: TrainingSetup, console: Console) -> None:
     """Shows the splits, the notes, and the parts of the model that have fresh parameters."""
     if jax.process_index() != 0:
         return
