@@ -87,7 +87,11 @@ class HfConfig(Architecture):
     @classmethod
     def _numbered(cls, named: dict[str, str | int] | None) -> dict[str, str | int] | None:
         if named is not None and named.keys() != {str(index) for index in range(len(named))}:
-            raise SettingError("import.label_numbers", "allowed: names for 0, 1, 2, …")
+            raise SettingError(
+                "import.label_numbers",
+                "found labels for {found}, allowed: labels for 0, 1, 2, …",
+                found=list(named),
+            )
         return named
 
     @property

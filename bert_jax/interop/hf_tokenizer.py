@@ -145,7 +145,9 @@ def _read_fast(path: Path) -> WordPieceTokenizer:
     vocabulary, normalizer = found.model.vocab, found.normalizer
     if not vocabulary or sorted(vocabulary.values()) != list(range(len(vocabulary))):
         raise UserError(
-            "tokenizer.ids", "allowed: pieces with the ids 0, 1, 2, …", place=f"{path}: model.vocab"
+            "tokenizer.ids",
+            "the ids of the pieces are not 0, 1, 2, …",
+            place=f"{path}: model.vocab",
         )
     for added in found.added_tokens:
         if vocabulary.get(added.content) != added.id:

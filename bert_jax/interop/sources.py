@@ -58,7 +58,9 @@ def fetch(source: str | os.PathLike[str]) -> Source:
     hub = library()
     if _HUB_NAME.fullmatch(name) is None:
         raise UserError(
-            "hub.model_name", "allowed: owner/name of a model, or owner/name@revision", place=source
+            "hub.model_name",
+            "not a model name, allowed: owner/name or owner/name@revision",
+            place=source,
         )
     directory = Path()
     with doing(f"fetching {name}"), in_one_line(name, revision):

@@ -103,6 +103,7 @@ def test_code_in_a_pickle_is_not_run(checkpoint: Path, form: str) -> None:
         ),
         ({"num_attention_heads": 3}, "model.heads", {"found": 3, "hidden_size": 16}),
         ({"hidden_act": "gelu_nwe"}, "import.activation", {"found": "gelu_nwe"}),
+        ({"id2label": {"1": "a"}}, "import.label_numbers", {"setting": "id2label", "found": ["1"]}),
         ({"hidden_size": "16"}, "setting.value", {"setting": "hidden_size", "found": '"16"'}),
         (
             {"position_embedding_type": "relative_key"},
