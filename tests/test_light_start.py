@@ -19,7 +19,7 @@ LIGHT = (
 )
 
 
-def said_by(program: str, cwd: Path = ROOT) -> list[str]:
+def lines_of(program: str, cwd: Path = ROOT) -> list[str]:
     """Runs a program in a new Python and returns its printed lines."""
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -43,7 +43,7 @@ def test_light_verbs_and_first_lines_load_no_heavy_library() -> None:
         f"import {module}\nprint(['{module}:' + n for n in {HEAVY} if n in sys.modules])\n"
         for module in LIGHT
     )
-    assert said_by(program) == ["False", *["[]"] * (1 + len(LIGHT))]
+    assert lines_of(program) == ["False", *["[]"] * (1 + len(LIGHT))]
 
 
 _MISTAKES = """
@@ -100,27 +100,28 @@ def test_simple_mistakes_are_reported_before_loading_jax(tmp_path: Path) -> None
         "{run_dir: new, finetune: {init_from: nowhere, "
         "task: {kind: table, train: none.csv, text: text, label: label}}}"
     )
-    told = said_by(_MISTAKES, tmp_path)
+    printed = lines_of(_MISTAKES, tmp_path)
     expected = (
-        "dataset: no such directory.",
-        'override train.phases.0.stepz: unknown key; did you mean "steps"?',
-        "nowhere: no such directory.",
-        "optimizer.warmup_steps: found 1000",
-        "nowhere: found no such directory, allowed: a run directory",
-        "none.csv: no such file",
-        'task.text: found "text", allowed: texts, label (the header of some.csv)',
-        "finetune.max_length: found 65, allowed: up to the model's 64 positions",
-        "finetune.max_length: found 65, allowed: up to the model's 64 positions",
-        "train.phases.0.seq_length: found 16",
-        "train.phases.0.seq_length: found 512",
-        'fill-mask: found no [MASK] in "no mask"',
-        "nowhere: found no such directory, allowed: a run directory",
-        "fill-mask: classifier has a pooler and a sequence-classification head",
-        *["nowhere: found no such directory, allowed: a run directory"] * 4,
+        ("dataset", "dataset.missing"),
+        ("override train.phases.0.stepz", "setting.unknown"),
+        ("nowhere", "tokenizer.missing"),
+        ("optimizer.warmup_steps", "optimizer.warmup"),
+        ("nowhere", "run.missing"),
+        ("none.csv", "file.missing"),
+        ("task.text", "table.column_unknown"),
+        ("finetune.max_length", "finetune.max_length"),
+        ("finetune.max_length", "finetune.max_length"),
+        ("train.phases.0.seq_length", "dataset.example_too_long"),
+        ("train.phases.0.seq_length", "phases.seq_length"),
+        ("fill-mask", "fill_mask.no_mask"),
+        ("nowhere", "run.missing"),
+        ("fill-mask", "run.no_mlm_head"),
+        *[("nowhere", "run.missing")] * 4,
     )
-    assert len(told) == len(expected)
-    for line, beginning in zip(told, expected, strict=True):
-        assert line.startswith(f"bert-jax: {beginning}")
+    assert len(printed) == len(expected)
+    for line, (place, key) in zip(printed, expected, strict=True):
+        assert line.startswith(f"bert-jax: {place}: ")
+        assert line.endswith(f" [{key}]")
 
 
 _WITHOUT_DATA = """
@@ -156,7 +157,7 @@ def test_training_loads_no_data_libraries_or_pytorch(
         "vocab: {input: [text.txt], output: made/tokenizer}\n"
         "examples: {input: [text.txt], tokenizer: tokenizer, output: made/dataset}\n"
     )
-    torch, *lines = said_by(_WITHOUT_DATA, tmp_path)
+    torch, *lines = lines_of(_WITHOUT_DATA, tmp_path)
     # tensorboardX would load PyTorch if it is installed, as in the tests.
     assert torch == "False"
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
