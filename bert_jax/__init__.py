@@ -7,13 +7,13 @@ The verbs of the command line are functions of the same names::
     report = bert_jax.doctor()
     bert_jax.pretrain(bert_jax.load_config("configs/demo.yaml"))
 
-A model in memory answers at once::
+Load a model once and call it repeatedly::
 
     model = bert_jax.load("runs/demo/run")
     model.fill_mask("returns a [MASK] of strings .")
 
-Each name is imported on first use: importing this package loads neither JAX nor any other library,
-so data workers can import it.
+Each name is imported on first use. So importing this package loads no library, not even JAX, and
+data workers can import it.
 """
 
 import ast
@@ -126,14 +126,14 @@ __all__ += ["__version__"]
 
 @functools.cache
 def _modules() -> dict[str, str]:
-    """Returns the module of each name: the imports above, which only type checkers run."""
+    """Returns the module of each name, from the imports above that only type checkers execute."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {each.name: str(node.module) for node in imports for each in node.names}
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the object of that name, imported on first use (PEP 562)."""
+    """Imports and returns a public name on its first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_modules()[name]), name)

@@ -1,4 +1,4 @@
-"""RunConfig: the sections that each package owns, from YAML and ``key=value`` overrides."""
+"""The configuration of a job, read from YAML and ``key=value`` overrides."""
 
 import copy
 import importlib.resources
@@ -34,24 +34,25 @@ _RUN_CONFIG: Final = "config.yaml"  # in a run directory
 
 
 class RunConfig(Section):
-    """A whole job: text → tokenizer → dataset → run. Each verb needs only its own sections."""
+    """The configuration of a whole job, from text to a run. Each verb reads its own sections."""
 
     seed: int = pydantic.Field(default=0, ge=0)
-    """Seed of every random choice: parameters, dropout, masks, order of the examples."""
+    """Seed of all random numbers: parameters, dropout, masks, order of the examples."""
     run_dir: PathText | None = None
-    """Directory of the run, local or ``gs://``. An existing run is resumed."""
+    """Directory of the run, local or ``gs://``. If it has a run, the run is resumed."""
     tokenizer: PathText | None = None
-    """The tokenizer's directory: of `bert-jax vocab`, or a Hugging Face one with a `vocab.txt`."""
+    """Directory of the tokenizer: output of `bert-jax vocab`, or from Hugging Face with a
+    `vocab.txt`."""
     vocab: VocabSection | None = None
     """How `bert-jax vocab` trains a tokenizer."""
     examples: ExamplesSection | None = None
     """How `bert-jax examples` makes a dataset."""
     model: ModelSection | None = None
-    """The model to pretrain. `finetune` takes the model of `finetune.init_from`."""
+    """The model to pretrain. `finetune` uses the model of `finetune.init_from` instead."""
     objective: ObjectiveSection = ObjectiveSection()
     """The objective of pretraining."""
     mesh: MeshSection = MeshSection()
-    """Devices, and how the run is split over them."""
+    """The devices, and how arrays are sharded over them."""
     optimizer: OptimizerSection = OptimizerSection()
     """The optimizer of pretraining."""
     loader: LoaderSection = LoaderSection()
@@ -86,13 +87,14 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     ``load_config("run.yaml", ["train.phases.0.steps=100", "mesh.tensor=2"])``
 
     Args:
-        path: local or gs://. If there is no such file, a configuration of the package:
-            ``configs/finetune/mrpc.yaml`` or ``finetune/mrpc``.
-        overrides: ``dotted.key=value``, the value in YAML; a number in the key indexes a list.
+        path: local or ``gs://`` path. If the file does not exist, the name of a packaged
+            configuration: ``configs/finetune/mrpc.yaml`` or ``finetune/mrpc``.
+        overrides: settings ``dotted.key=value`` with a YAML value. A number in the key is the index
+            in a list.
 
     Raises:
-        UserError: no such file, not YAML, an unknown key, a value of the wrong type, an override
-            without ``=``.
+        UserError: The file is missing or not YAML, a setting is unknown or wrong, or an override
+            has no ``=``.
     """
     file, name = epath.Path(path), _packaged_name(path)
     if not is_remote(path) and not file.exists() and name in packaged_configs():
@@ -105,7 +107,10 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
 
 
 def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
-    """Returns a configuration, or reads one from a path; UserError: another type, or no file."""
+    """Returns a configuration, read from a file if a path is given.
+
+    Raises UserError for another type, or as `load_config`.
+    """
     if isinstance(config, RunConfig):
         return config
     if isinstance(config, str | os.PathLike):
@@ -120,7 +125,7 @@ def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
 
 
 def _refuse_place(path: epath.Path) -> None:
-    """Raises UserError for a directory and a missing file, with a name to type instead."""
+    """Raises UserError for a directory or a missing file, with a hint at a similar name."""
     if path.is_dir():
         files = sorted(file.name for file in path.iterdir() if file.suffix == _SUFFIX)
         name = _RUN_CONFIG if _RUN_CONFIG in files else next(iter(files), "")
@@ -145,7 +150,7 @@ def _packaged_name(path: epath.PathLike) -> str:
 
 
 def packaged_configs() -> list[str]:
-    """Returns the names of the package's configurations: ``finetune/mrpc``."""
+    """Returns the names of the packaged configurations, such as ``finetune/mrpc``."""
     root = importlib.resources.files(_CONFIGS)
     return sorted(
         f"{folder.name}/{file.name.removesuffix(_SUFFIX)}"
@@ -157,7 +162,7 @@ def packaged_configs() -> list[str]:
 
 
 def read_packaged(name: str) -> str:
-    """Returns the text of a configuration by its name in `packaged_configs`."""
+    """Returns the text of a packaged configuration; see `packaged_configs` for the names."""
     root = importlib.resources.files(_CONFIGS)
     return root.joinpath(f"{name}{_SUFFIX}").read_text(encoding="utf-8")
 
@@ -165,15 +170,15 @@ def read_packaged(name: str) -> str:
 def parse_config(
     values: Any, overrides: Sequence[str] = (), *, source: str = "configuration"
 ) -> RunConfig:
-    """Returns the configuration that nested values and overrides describe.
+    """Returns a configuration from nested values and overrides.
 
     Args:
         values: content of the YAML file.
         overrides: see `load_config`.
-        source: the file's name, for messages. A mistake in an override's value names the override.
+        source: name of the file in messages. A message about a wrong override names the override.
 
     Raises:
-        UserError: as `load_config`.
+        UserError: A setting is unknown or wrong, or an override has no ``=``.
     """
     values = {} if values is None else values
     changed = copy.deepcopy(values)
@@ -193,7 +198,10 @@ def parse_config(
 
 
 def _missing_part(values: Any, key: str) -> str | None:
-    """Returns the shortest prefix of a dotted key that values lack, if they lack the key."""
+    """Returns the shortest prefix of a dotted key that is missing in values.
+
+    ``_missing_part({"mesh": {}}, "mesh.tensor") -> "mesh.tensor"``. None if the key exists.
+    """
     parts = key.split(".")
     for count, part in enumerate(parts, start=1):
         if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
@@ -206,7 +214,7 @@ def _missing_part(values: Any, key: str) -> str | None:
 
 
 def dump_config(config: RunConfig) -> str:
-    """Returns the configuration as YAML with every setting spelled out."""
+    """Returns the configuration as YAML with every setting, defaults included."""
     return dump_yaml(config.model_dump(mode="json"))
 
 
@@ -247,7 +255,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above: str) -> str | int:
-    """Returns a part of a dotted key as the key of a mapping, or as the index in a list."""
+    """Returns a part of a dotted key: a key if the node is a mapping, an index if it is a list."""
     if isinstance(node, dict):
         return part
     if part not in map(str, range(len(node))):

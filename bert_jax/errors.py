@@ -1,4 +1,4 @@
-"""Errors that one line explains to a user, and the parts of such lines."""
+"""Errors that are shown to a user as one line, and helpers for their messages."""
 
 import difflib
 import os
@@ -14,9 +14,9 @@ _MOST_COMPARED = 200  # characters: the cost of comparing grows with their produ
 
 
 class KeyedError(Exception):
-    """An error with a stable key: tests and documents name the key, and wording may change.
+    """An error with a stable key. Tests and documents name the key, so its wording may change.
 
-    ``str`` is the message filled with the values, and a very long one is cut:
+    ``str(error)`` fills the message with the values and cuts it after 2,000 characters:
 
         error = UserError(
             "mesh.heads",
@@ -26,11 +26,11 @@ class KeyedError(Exception):
         str(error) -> "mesh.tensor: 5 does not divide 12 attention heads. Use 1, 2, 3, 4, 6 or 12."
 
     Attributes:
-        key: kind of the error, ``room.kind``.
-        message: format string. A list is shown with commas, and ``{allowed:or}`` puts "or" before
-            its last item.
-        values: what the message names. `place`, if given, is the file, key or row that comes
-            first. Paths become text.
+        key: kind of the error, ``area.kind``.
+        message: format string. A list is shown with commas; ``{allowed:or}`` puts "or" before its
+            last item.
+        values: values by name. Paths become text. If `place` is given, the file, setting or row
+            in it is shown first.
     """
 
     def __init__(self, key: str, message: str = "", /, **values: Any) -> None:
@@ -53,17 +53,17 @@ class KeyedError(Exception):
         return _rebuild, (type(self), self.key, self.message, self.values)
 
     def line(self) -> str:
-        """Returns what a user sees: the message on one line, then the key in brackets."""
+        """Returns the message on one line, with the key in brackets at its end."""
         return " ".join(str(self).split()) + (f" [{self.key}]" if self.key else "")
 
     def located(self, place: object) -> Self:
-        """Returns this error with a place before its own: ``model.bert_config: a.json: …``."""
+        """Returns this error with another place before its place: ``model.bert_config: a.json``."""
         inner = self.values.get("place")
         joined = f"{place}: {inner}" if inner else str(place)
         return self.followed_by("", place=joined)
 
     def followed_by(self, addition: str, /, **values: Any) -> Self:
-        """Returns this error with more at the end of its message, and more values."""
+        """Returns this error with a longer message and more values."""
         return _rebuild(type(self), self.key, self.message + addition, self.values | values)
 
 
@@ -72,7 +72,7 @@ def _rebuild(kind: Any, key: str, message: str, values: dict[str, Any]) -> Any:
 
 
 class _Formatter(string.Formatter):
-    """Python's format strings, in which lists are shown as a user would write them."""
+    """Formats lists as ``1, 2, 3``, or with ``{…:or}`` as ``1, 2 or 3``."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if not isinstance(value, list | tuple):
@@ -87,49 +87,49 @@ _FORMATTER: Final = _Formatter()
 
 
 class UserError(KeyedError):
-    """A mistake of the user's: the command line prints it as one line and exits with 2.
+    """A mistake of the user. The command line prints it as one line and exits with 2.
 
-    The message names what was found, what is allowed, and a similar right name. Its `place` is the
-    file or the key of the setting.
+    The message names the wrong value, the allowed values and, if there is one, a similar name. Its
+    `place` is the file or the setting.
     """
 
 
 class SettingError(KeyedError, ValueError):
-    """A mistake found by a section's validator; `validate` turns it into a `UserError`.
+    """A wrong setting, raised by a section's validator. `validate` turns it into a `UserError`.
 
-    `place`, if given, is the setting's key below the section.
+    `place`, if given, is the setting's name within the section.
     """
 
     def at(self, place: str) -> UserError:
-        """Returns the user's error at a place that replaces this one's."""
+        """Returns this error as a UserError with a new place."""
         return UserError(self.key, self.message, **self.values | {"place": place})
 
 
 class NoCredentials(UserError):
-    """No valid credentials for a cloud. They may have expired: the user may log in again."""
+    """No valid credentials for a cloud: none were found, or they have expired."""
 
 
 class RunStopped(KeyedError):
-    """A run that stopped itself, such as on a loss that is not finite; exit code 1."""
+    """A run stopped itself, for example on a loss that is not finite. Exit code 1."""
 
 
 class LoaderWorkerKilled(RunStopped):
     """The system has killed a worker process of the loader.
 
-    Exit handlers of the loader's library may wait for that process forever: end with `os._exit`.
+    Exit with `os._exit`: exit handlers of Grain may wait for that worker forever.
     """
 
 
 class Diverged(RunStopped):
-    """A run with bad numbers: not finite, or a spike. The same run would stop there again."""
+    """A loss or gradient norm was not finite, or a spike. A restart would stop at the same step."""
 
 
 class PeerLost(KeyedError):
-    """Another process of the job is gone, or never started; exit code 4."""
+    """Another process of the job has died or never started. Exit code 4."""
 
 
 def did_you_mean(found: str, allowed: Iterable[str]) -> str:
-    """Returns ``'; did you mean "mesh"?'`` for the nearest allowed name, else ``''``."""
+    """Returns ``'; did you mean "mesh"?'``, or ``''`` if no allowed name is similar."""
     if len(found) > _MOST_COMPARED:
         return ""
     near = difflib.get_close_matches(found, list(allowed), n=1, cutoff=0.6)

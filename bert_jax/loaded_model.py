@@ -1,4 +1,4 @@
-"""A model in memory: texts in; vectors, words or predictions out."""
+"""A model in memory that encodes texts, fills masks and predicts."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -38,9 +38,9 @@ from bert_jax.text import Tokenizer
 
 
 class LoadedModel:
-    """A checkpoint in memory. Each method compiles once for each shape of batch that it meets.
+    """A checkpoint in memory. Each method compiles once for each new shape of a batch.
 
-    Rows are padded to a few lengths and to powers of two. One thread at a time may call it.
+    Rows are padded to a few lengths, and batches to a power of two rows. Not thread-safe.
 
     Attributes:
         tokenizer: the model's tokenizer.
@@ -63,7 +63,7 @@ class LoadedModel:
     def __repr__(self) -> str:
         return f"LoadedModel({self._model.name!r}, step={self.step})"
 
-    # A str is a sequence of str too; the first overload is the one that is meant.
+    # A str is also a sequence of str: pyright must choose the first overload.
     @overload
     def fill_mask(  # pyright: ignore[reportOverlappingOverload]
         self, texts: str, *, top_k: int = 5
@@ -76,11 +76,11 @@ class LoadedModel:
         ``model.fill_mask("paris is the [MASK] of france .").masks[0][0].piece -> "capital"``
 
         Args:
-            texts: one text, which gives one result, or several; each with one [MASK] or more.
-            top_k: candidates per mask, best first.
+            texts: one text or several, each with one [MASK] or more. One text gives one result.
+            top_k: number of candidates per mask, best first.
 
         Raises:
-            UserError: no MLM head, a text without [MASK] or longer than the model's positions.
+            UserError: The model has no MLM head, or a text has no [MASK] or too many pieces.
         """
         if top_k not in self._fillers:
             self._fillers[top_k] = MaskFiller(self._model, top_k=top_k)
@@ -101,19 +101,20 @@ class LoadedModel:
         ``model.encode(["a text", ("one", "and its pair")]).shape -> (2, 3072)``
 
         Args:
-            texts: a text; or several texts or pairs, or a table with the column `text` and perhaps
-                `pair`.
+            texts: one text, several texts or pairs of texts, or a table with the columns `text`
+                and optionally `pair`.
             layers: see `bert_jax.features`.
-            pool: "mean" (None) over all pieces, or "cls".
-            max_length: pieces, special ones included; longer texts are cut. None for the model's
-                positions, at most 512.
-            batch_size: rows at a time; does not change the vectors.
+            pool: "mean" over all pieces, or "cls". Default: "mean".
+            max_length: maximum pieces per text, special pieces included. Longer texts are
+                truncated. Default: the model's positions, at most 512.
+            batch_size: rows per batch. Does not change the vectors.
 
         Returns:
-            float32 [texts, width], or [width] of one text.
+            float32 [texts, width], or [width] for one text.
 
         Raises:
-            UserError: layers that the model lacks; a row that is no text; a batch size below 1.
+            UserError: The model does not have the layers, a row is not a text, or the batch size is
+                below 1.
         """
         extractor = self._extractor(
             level="sentence",
@@ -139,7 +140,8 @@ class LoadedModel:
 
         ``model.features("a text", level="word")[0].units -> ["a", "text"]``
 
-        Args and errors are as for `encode`; `level` is "token" for pieces, "word" for words.
+        `level` is "token" for pieces or "word" for words. For other arguments and errors, see
+        `encode`.
         """
         extractor = self._extractor(
             level=level, layers=layers, max_length=max_length, batch_size=batch_size
@@ -152,18 +154,18 @@ class LoadedModel:
         ``model.predict(["what a film"])[0]["prediction"] -> "positive"``
 
         Args:
-            rows: texts, pairs of texts, tuples (question, context) or lists of tokens, as the task
-                takes them; or values by column, in dicts, a dict of columns, a DataFrame, an Arrow
+            rows: texts, pairs of texts, tuples (question, context) or lists of tokens, depending on
+                the task. Or a table: a list of dicts, a dict of columns, a DataFrame, an Arrow
                 table or a `datasets.Dataset`.
-            task: settings of the task that replace the model's by key, such as
+            task: settings of the task that replace the model's settings, such as
                 ``{"max_query_length": 32, "n_best": 5}`` for question answering.
 
         Returns:
-            A dict for each row, in order, with the fields that `bert-jax predict` writes to a
-            .jsonl: "prediction", "probabilities" and so on.
+            A dict for each row, in order. Its fields are those of a .jsonl file of
+            `bert-jax predict`, such as "prediction" and "probabilities".
 
         Raises:
-            UserError: the model was not fine-tuned; a row or a setting that its task cannot read.
+            UserError: The model was not fine-tuned, or a row or setting is wrong for its task.
         """
         return self._predictor(rows, task or {})
 
@@ -181,20 +183,20 @@ class LoadedModel:
 def load(
     source: epath.PathLike, *, checkpoint: str = "auto", mesh: MeshSection | None = None
 ) -> LoadedModel:
-    """Returns a model in memory, to encode texts, fill masks and predict with.
+    """Loads a model into memory, to encode texts, fill masks and predict.
 
     ``bert_jax.load("runs/base").fill_mask("the [MASK] module")``
 
     Args:
-        source: a run directory; or the directory of a Hugging Face or google-research/bert
-            checkpoint; or the name of a model on a hub, ``google-bert/bert-base-uncased``, with
-            ``@`` a revision.
-        checkpoint: of a run: `last`, `best`, a step, or `auto`: the best of a fine-tuned run, else
-            the last.
-        mesh: devices to use; by default all.
+        source: a run directory, the directory of a Hugging Face or google-research/bert checkpoint,
+            or the name of a model on a hub: ``google-bert/bert-base-uncased``, optionally followed
+            by ``@REVISION``.
+        checkpoint: checkpoint of a run: `last`, `best`, a step or `auto`. `auto` is `best` for a
+            fine-tuned run and `last` for a pretrained run.
+        mesh: devices to use. Default: all.
 
     Raises:
-        UserError: the source cannot be read, or has no such checkpoint.
+        UserError: The source cannot be read, or the checkpoint does not exist.
     """
     require_place(source, hub=MODELS)
     directory, devices = epath.Path(source), open_mesh(mesh)

@@ -1,8 +1,8 @@
-"""Shows what the process is doing while a stage takes long.
+"""Shows progress during long stages.
 
-A verb chooses the console with `speaking`; any code below it names its long stages with `doing`. A
-terminal and the output of a notebook's cell have one live line. Elsewhere a stage gets a line after
-half a second, more while it lasts, and one with its seconds at its end.
+A verb chooses the console with `speaking`. Code that it calls names its long stages with `doing`.
+On a terminal and in a notebook, one live line shows the current stage. Elsewhere, such as in a log,
+a stage is printed after half a second, again while it runs, and with its duration at its end.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 FIRST_LINE_SECONDS: Final = 0.5
-LAST_LINE_SECONDS: Final = 1.0  # a shorter stage gets no line at its end
-QUIET_SECONDS: Final = 2.5  # between two lines; later a tenth of the stage's time
+LAST_LINE_SECONDS: Final = 1.0  # no line at the end of a shorter stage
+QUIET_SECONDS: Final = 2.5  # between two lines; after 25 s, a tenth of the elapsed time
 
 
 @dataclasses.dataclass(eq=False)
@@ -38,19 +38,19 @@ class _Stage:
 
 
 class Narrator:
-    """Shows lines and the current stage on one console; safe to use from several threads."""
+    """Shows lines and the current stage on one console. Thread-safe."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.is_live = console.is_terminal or console.is_jupyter  # has a line that is replaced
+        self.is_live = console.is_terminal or console.is_jupyter  # whether it has a live line
         self._stages: list[_Stage] = []
         self._lock = threading.RLock()
-        self._shown = contextlib.ExitStack()  # the live line, or the thread that writes lines
-        self._page = Text()  # all lines of a notebook's cell
-        self._cell: Any = None  # IPython's handle of the cell's output
+        self._shown = contextlib.ExitStack()  # stops the live line or the thread
+        self._page = Text()  # all lines of a notebook cell
+        self._cell: Any = None  # IPython's handle of the cell output
 
     def say(self, line: str, *, style: str = "") -> None:
-        """Shows a line that stays."""
+        """Prints a line."""
         with self._lock:
             now = time.monotonic()
             for stage in self._stages:
@@ -65,10 +65,13 @@ class Narrator:
     def stage(
         self, what: str | Callable[[], str], *, at_once: bool = False, lasting: bool = False
     ) -> Iterator[None]:
-        """Shows the name of the block while it runs; a function `what` is called for each line.
+        """Shows the name of a stage while the block runs.
 
-        With `at_once` the first line comes at once. A `lasting` stage is shown without seconds, and
-        gets no line at its beginning and end.
+        Args:
+            what: name of the stage, or a function that returns the current text of the line.
+            at_once: whether to print the first line immediately.
+            lasting: whether the stage lasts for the whole run. Its line shows no seconds, and no
+                line is printed at its beginning and end.
         """
         now = time.monotonic()
         due = now + (QUIET_SECONDS if lasting else FIRST_LINE_SECONDS)
@@ -107,13 +110,14 @@ class Narrator:
             threading.Thread(target=self._watch, args=[ended], daemon=True).start()
 
     def _live_line(self) -> Text | Spinner:
-        # Without the lock: rich holds its own here, and `say` takes the two in the other order.
+        # Do not acquire the lock: rich's lock is held here, and `say` acquires them in the other
+        # order, so a deadlock would follow.
         stage = next(iter(self._stages[-1:]), None)
         text = Text(stage.line() if stage else "", no_wrap=True, overflow="ellipsis")
         return text if stage is None or stage.lasting else Spinner("dots", text)
 
     def _show_cell(self) -> None:
-        """Updates the output of a notebook's cell; rich makes it HTML."""
+        """Updates the output of a notebook cell. rich renders it as HTML."""
         if self.console.quiet or not self.console.is_jupyter:
             return
         page = self._page + Text(self._stages[-1].line() if self._stages else "")
@@ -138,7 +142,7 @@ _NARRATORS: Final[list[Narrator]] = []
 
 @contextlib.contextmanager
 def speaking(console: Console | None) -> Iterator[None]:
-    """Makes a console the place where `doing` is shown; None changes nothing."""
+    """Makes `doing` print to a console within the block. None changes nothing."""
     if console is None or (_NARRATORS and _NARRATORS[-1].console is console):
         yield
         return
@@ -150,25 +154,25 @@ def speaking(console: Console | None) -> Iterator[None]:
 
 
 def current_console() -> Console:
-    """Returns the console of the innermost `speaking`, or a new one of standard output."""
+    """Returns the console of the innermost `speaking`, or a new console for standard output."""
     return _NARRATORS[-1].console if _NARRATORS else Console()
 
 
 def narrator_of(console: Console) -> Narrator:
-    """Returns the narrator that `speaking` made for a console, or a new one."""
+    """Returns the narrator of a console. Creates a narrator if `speaking` did not."""
     return next((each for each in _NARRATORS if each.console is console), Narrator(console))
 
 
 def doing(
     what: str | Callable[[], str], *, at_once: bool = False
 ) -> contextlib.AbstractContextManager[None]:
-    """Shows the name of a block, see `Narrator.stage`; shows nothing outside of `speaking`."""
+    """Shows a stage; see `Narrator.stage`. Shows nothing outside of `speaking`."""
     if not _NARRATORS:
         return contextlib.nullcontext()
     return _NARRATORS[-1].stage(what, at_once=at_once)
 
 
 def hush() -> None:
-    """Shows nothing more: another process of the job speaks."""
+    """Silences all consoles, because another process of the job prints the progress."""
     for each in _NARRATORS:
         each.console.quiet = True

@@ -1,4 +1,4 @@
-"""Addresses that a path may be: of this machine, or of storage with an installed client."""
+"""Checks addresses: local paths, buckets, and names on a hub."""
 
 import importlib.util
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from bert_jax.errors import SettingError
 
 CLIENTS: Final = {"s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
-"""Package for each scheme except ``gs``."""
+"""Client library of each scheme, except ``gs``."""
 
 MODELS: Final = "hf://"
 """Prefix of a model's name on a hub."""
@@ -18,10 +18,11 @@ _LOCAL: Final = "a local path"
 
 
 def check_place(path: str, *, hub: str = "") -> None:
-    """Raises SettingError for an address that no path may be.
+    """Raises SettingError for an unsupported address.
 
-    ``gs://bucket/run`` is fine; ``s3://`` and ``az://`` are if their clients are installed, and
-    names on a hub if they begin with `hub`: `MODELS` or `DATASETS`.
+    Local paths and ``gs://bucket/run`` are supported. ``s3://`` and ``az://`` are supported if
+    their client libraries are installed. Names on a hub are supported if they begin with `hub`,
+    which is `MODELS` or `DATASETS`.
     """
     scheme, separator, rest = path.partition("://")
     if not separator or (hub and path.startswith(hub)):

@@ -1,4 +1,4 @@
-"""The base of every package's settings."""
+"""The base class of all sections of settings, and types of paths."""
 
 import contextlib
 import functools
@@ -12,24 +12,24 @@ from bert_jax.places import DATASETS, MODELS, check_place
 
 T = TypeVar("T")
 
-# Of Linux's file systems.
+# Limits of Linux's file systems, in bytes.
 _MAX_NAME: Final = 255
 _MAX_PATH: Final = 4000
 
 
 def as_tuple(value: Any) -> Any:
-    """Returns a list or a single text from YAML as a tuple."""
+    """Turns a list or a single text from YAML into a tuple."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
 
 Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tuple)]
-"""A list of texts; YAML may have a single text."""
+"""A list of texts. In YAML, a single text is a list of one."""
 
 
 def check_path(path: str, *, hub: str = "") -> str:
-    """Returns a path as it is; SettingError: it is empty, too long, or no allowed address."""
+    """Returns the path. Raises SettingError if it is empty, too long or an unsupported address."""
     check_place(path, hub=hub)
     if not path.strip():
         raise SettingError(
@@ -48,7 +48,7 @@ def check_path(path: str, *, hub: str = "") -> str:
 
 
 def check_local_path(path: str) -> str:
-    """Returns a local path as it is; SettingError as `check_path`, or for an address."""
+    """Returns the local path. Raises SettingError for an address, or as `check_path`."""
     if "://" in path:
         raise SettingError("path.not_local", 'found "{found}", allowed: a local path', found=path)
     return check_path(path)
@@ -57,7 +57,7 @@ def check_local_path(path: str) -> str:
 check_data_path = functools.partial(check_path, hub=DATASETS)
 
 PathText: TypeAlias = Annotated[str, pydantic.AfterValidator(check_path)]
-"""A local path, or one in a bucket."""
+"""A local path or a path in a bucket."""
 LocalPathText: TypeAlias = Annotated[str, pydantic.AfterValidator(check_local_path)]
 """A path on this machine."""
 DataPathText: TypeAlias = Annotated[str, pydantic.AfterValidator(check_data_path)]
@@ -69,9 +69,9 @@ ModelPathText: TypeAlias = Annotated[
 
 
 class Section(pydantic.BaseModel):
-    """One package's settings: immutable, strict about types, closed to unknown keys.
+    """Base class of the settings of one package: immutable, with strict types, no unknown keys.
 
-    A function takes the section that it needs and never the whole run configuration.
+    Pass a function the section that it needs, never the whole run configuration.
     """
 
     model_config = pydantic.ConfigDict(
@@ -85,9 +85,9 @@ class Section(pydantic.BaseModel):
 
 
 def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
-    """Raises SettingError for settings without effect; they need the setting `allowed`.
+    """Raises SettingError for settings that have an effect only with the setting `allowed`.
 
-    A setting at its default passes: a resolved configuration spells out every default.
+    A setting with its default value passes, because a resolved configuration lists every default.
     """
     for name in names:
         found = getattr(section, name)
@@ -102,7 +102,7 @@ def refuse_ignored(section: Section, *names: str, allowed: str) -> None:
 
 
 def need(value: T | None, key: str, verb: str) -> T:
-    """Returns a setting that a verb needs; UserError: it is not set."""
+    """Returns a setting that a verb needs. Raises UserError if it is not set."""
     if value is None:
         raise UserError(
             "setting.needed",
@@ -115,7 +115,7 @@ def need(value: T | None, key: str, verb: str) -> T:
 
 @contextlib.contextmanager
 def under(key: str, section: type[Section]) -> Iterator[None]:
-    """Prefixes a section's keys in messages: ``input: no file`` → ``examples.input: no file``."""
+    """Adds a section's key to the place of an error: ``input`` → ``examples.input``."""
     try:
         yield
     except UserError as error:

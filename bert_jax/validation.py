@@ -1,4 +1,4 @@
-"""Checks values from a file against a section; the first mistake becomes one line."""
+"""Checks values from a file against a section. The first mistake becomes a one-line error."""
 
 import difflib
 import json
@@ -17,7 +17,7 @@ S = TypeVar("S", bound=Section)
 
 Sections = Sequence[type[pydantic.BaseModel]]
 
-# The type that each of pydantic's kinds of errors expects.
+# What a setting may be, by pydantic's type of error.
 _TYPES: Final = {
     "model_type": "keys and values",
     "dict_type": "keys and values",
@@ -30,23 +30,23 @@ _TYPES: Final = {
     "string_type": "text",
 }
 _SHOULD_BE: Final = "Input should be "
-_SURE: Final = 0.8  # similarity of names at which a setting of another section is proposed
+_SURE: Final = 0.8  # least similarity of a suggested setting of another section
 _LONGEST_NAME: Final = 60
 _SHORT: Final = {"lr": "learning_rate"}
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
 
-KIND: Final = "kind"  # the key that chooses between sections
+KIND: Final = "kind"  # name of the setting that selects a section of a union
 
 
 class InvalidValue(UserError):
     """A wrong value of a setting.
 
-    Its values have the dotted `setting` from the top of the file, empty for the whole file.
+    The value `setting` is the dotted key of the setting, or empty if the whole file is wrong.
     """
 
 
 class _Problem(NamedTuple):
-    """A wrong value: its setting, and the error's key, message and values."""
+    """An error without its source: the wrong setting, and the key, message and values."""
 
     setting: str
     key: str
@@ -62,8 +62,14 @@ class _Problem(NamedTuple):
 def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
     """Returns a section filled with nested values from YAML or JSON.
 
-    Messages name the file `source` and the section's `key` in it, empty for the whole. Raises
-    InvalidValue for an unknown key, a value of the wrong type, a missing key.
+    Args:
+        section: class of the section.
+        values: nested values.
+        source: name of the file in messages.
+        key: dotted key of the section in the file. Empty if the section is the whole file.
+
+    Raises:
+        InvalidValue: A key is unknown or missing, or a value has the wrong type.
     """
     if not isinstance(values, Mapping):
         found = "a list" if isinstance(values, list) else shown(values)
@@ -73,14 +79,14 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
         below = ".".join(filter(None, [key, *(name[:60] for name in names)]))
         raise _value(below, found, allowed).error(source)
     try:
-        # Through JSON: pydantic is then strict about types and still takes lists as tuples.
+        # Validate JSON: in strict mode pydantic accepts lists for tuples only from JSON.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
         raise _first_problem(error, section, key, values).error(source) from error
 
 
 def read_section(section: type[S], path: epath.Path) -> S:
-    """Returns a section filled with a file's JSON object; UserError as `read_json_object`."""
+    """Returns a section filled with the JSON object in a file. Raises UserError if it is wrong."""
     return validate(section, read_json_object(path), source=str(path))
 
 
@@ -90,9 +96,10 @@ def _value(setting: str, found: str, allowed: object, hint: str = "") -> _Proble
 
 
 def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
-    """Returns the names above the first value that no section can hold, found and allowed.
+    """Finds the first value that no setting may have, such as a 65-bit integer or text with NUL.
 
-    pydantic accepts some such values, and then a file system, a device or JSON fails.
+    pydantic accepts some of these values, but file systems, devices or JSON do not. Returns the
+    keys that lead to the value, its description, and what is allowed.
     """
     if isinstance(value, Mapping | list | tuple):
         if depth == MAX_DEPTH:
@@ -117,7 +124,7 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
 
 
 def _bad_text(text: str) -> str:
-    """Names characters of a text that no file name or UTF-8 can hold; empty if there are none."""
+    """Names the invalid characters of a text, or returns ``""``. UTF-8 cannot encode surrogates."""
     found = _BAD.search(text)
     return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
 
@@ -128,10 +135,10 @@ def _first_problem(
     above: str,
     values: Mapping[str, Any],
 ) -> _Problem:
-    """Returns the first error: its setting, what was found, what is allowed, the nearest name."""
+    """Returns the first error of a validation, with a hint at a similar name."""
     errors = error.errors()
     first = errors[0]
-    if first["type"] == "missing":  # its name may be misspelt
+    if first["type"] == "missing":  # perhaps misspelt: prefer an unknown key
         first = next((each for each in errors if each["type"] == "extra_forbidden"), first)
     location, sections = _walk(root, first["loc"])
     key = ".".join([*([above] if above else []), *(f"{part!s:.60}" for part in location)])
@@ -151,7 +158,7 @@ def _first_problem(
         spelled = "nothing" if found is None else f'"{found:.60}"'
         near = "" if found is None else did_you_mean(found, kinds)
         return _value(f"{key}.{KIND}", spelled, kinds, near)
-    if isinstance(cause := context.get("error"), SettingError):  # from a section's own validator
+    if isinstance(cause := context.get("error"), SettingError):  # from a section's validator
         setting = ".".join(filter(None, [key, cause.values.get("place", "")]))
         return _Problem(setting, cause.key, cause.message, cause.values)
     found = first["input"]
@@ -163,7 +170,7 @@ def _first_problem(
 
 
 def _allowed(kind: str, message: str) -> str:
-    """Returns what a setting may be, from pydantic's kind and message of an error."""
+    """Returns the allowed values of a setting from pydantic's error type and message."""
     if kind in _TYPES:
         return _TYPES[kind]
     if kind == "too_short":
@@ -174,10 +181,10 @@ def _allowed(kind: str, message: str) -> str:
 def _walk(
     root: type[pydantic.BaseModel], location: Sequence[str | int]
 ) -> tuple[list[str | int], list[type[pydantic.BaseModel]]]:
-    """Returns a place as its owner wrote it, and the sections that its last key may belong to.
+    """Returns the keys that lead to an error, and the sections that may have its last key.
 
-    In a union of sections pydantic adds the kind after the section's key. If the place is a union,
-    the sections are its members.
+    pydantic adds the kind of a section to the location if the section is in a union. The keys omit
+    the kind. If the error is at a union itself, the sections are the members of the union.
     """
     key: list[str | int] = []
     sections: list[type[pydantic.BaseModel]] = [root]
@@ -200,19 +207,19 @@ def _walk(
 
 
 def sections_of(annotation: Any) -> list[type[pydantic.BaseModel]]:
-    """Returns the section that a field's type is, or the members of a union."""
+    """Returns the sections in the type of a field: one, or the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
         return [annotation]
     return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
 def find_setting(name: str, sections: Sections, *, first: Collection[str]) -> str | None:
-    """Returns the dotted key of the setting with the nearest name, None if no name is near.
+    """Returns the dotted key of the setting with the most similar name, or None.
 
     ``find_setting("batchsize", [RunConfig], first=["train"]) -> "train.phases.0.batch_size"``
 
-    Settings of the sections and of sections below them count; of several with the same name those
-    below a key of `first` win.
+    Searches the sections and all nested sections. If several settings have that name, prefers one
+    whose top-level key is in `first`.
     """
     places: dict[str, list[str]] = {}
     for key in _keys_below(sections):
@@ -227,7 +234,7 @@ def find_setting(name: str, sections: Sections, *, first: Collection[str]) -> st
 
 
 def _keys_below(sections: Sections) -> Iterator[str]:
-    """Yields the dotted keys of all settings, top level first; the index in a list is 0."""
+    """Yields the dotted keys of all settings, top level first, with index 0 for every list."""
     level = [("", section) for section in sections]
     while level:
         following = []
@@ -241,5 +248,5 @@ def _keys_below(sections: Sections) -> Iterator[str]:
 
 
 def _is_list(annotation: Any) -> bool:
-    """Says whether a field's type is a list of something, or None."""
+    """Returns whether the type of a field is a tuple, also if it is optional."""
     return get_origin(annotation) is tuple or any(map(_is_list, get_args(annotation)))

@@ -1,4 +1,4 @@
-"""Atomic writes: a reader finds all of a file or directory, or none; local or in a bucket."""
+"""Atomic writes of files and directories, local or in a bucket. Readers never see a part."""
 
 import contextlib
 import errno
@@ -29,9 +29,9 @@ def output_exists(path: os.PathLike[str]) -> UserError:
 
 @contextlib.contextmanager
 def disk_errors(path: epath.PathLike) -> Iterator[None]:
-    """Turns a full disk, a quota or a size limit into a ``UserError`` that names ``path``.
+    """Raises a UserError that names ``path`` if a disk, a quota or a size limit is exceeded.
 
-    A C++ writer may report them as the text of a ``RuntimeError``. Other errors pass.
+    Recognises a RuntimeError of a C++ writer by its text. Other errors pass unchanged.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_errors(path: epath.PathLike) -> Iterator[None]:
-    """Turns any OSError of a block that only writes into a UserError that names ``path``."""
+    """Turns every OSError into a UserError that names ``path``. The block must only write."""
     try:
         with disk_errors(path):
             yield
@@ -58,27 +58,28 @@ def write_errors(path: epath.PathLike) -> Iterator[None]:
 
 
 def unwritable(path: epath.PathLike, error: OSError) -> UserError:
-    """Returns the error for a place that refuses to be written to."""
+    """Returns the error for a file or directory that cannot be written."""
     reason = error.strerror or str(error)
     return UserError("file.unwritable", "cannot be written ({reason})", place=path, reason=reason)
 
 
 def full_disk(error: Exception) -> str | None:
-    """Returns what an error says of a full disk: ``No space left on device``; None of another."""
+    """Returns the system's text for a full disk, or None if the error has another cause."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in _FULL else None
     return next((text for text in map(os.strerror, _FULL) if text in str(error)), None)
 
 
 def why_not_written(error: Exception) -> str:
-    """Returns in a few words why writing has failed: a full disk, or the error's first line."""
+    """Returns a short reason why writing failed: a full disk, or the first line of the error."""
     return full_disk(error) or first_line(error)
 
 
 def refusal_of(write: Callable[[], object]) -> str | None:
-    """Writes something; returns in a few words why that failed, or None.
+    """Calls `write`. Returns a short reason if it failed, or None if it succeeded.
 
-    Any error is a refusal: every storage has its own. An error of a library is named by its kind.
+    Catches every exception, because each storage library raises its own. The reason names the class
+    of a library's exception.
     """
     try:
         write()
@@ -89,15 +90,18 @@ def refusal_of(write: Callable[[], object]) -> str | None:
 
 
 class Attempts:
-    """Attempts to write to one place, with one line for each time that it begins to refuse."""
+    """Repeated writes to one file. Prints one line when they begin to fail, not one per failure."""
 
     def __init__(self, place: object, *, say: Callable[[str], None]) -> None:
-        """`say` gets a line when the place begins to refuse, and no other until it has taken it."""
+        """`place` names the file in messages, which `say` prints."""
         self._place, self._say = place, say
         self._refused = False
 
     def succeeds(self, write: Callable[[], object], *, otherwise: str) -> bool:
-        """Writes, and returns whether that succeeded; a line says why not, and what follows."""
+        """Calls `write` and returns whether it succeeded.
+
+        The line about a failure contains the reason and `otherwise`, the consequence.
+        """
         reason = refusal_of(write)
         if reason is not None and not self._refused:
             self._say(f"{self._place}: {reason}; {otherwise}")
@@ -105,22 +109,23 @@ class Attempts:
         return not self._refused
 
     def worked(self) -> None:
-        """Says that the place has taken something outside of `succeeds`."""
+        """Records a successful write outside of `succeeds`."""
         self._refused = False
 
 
 def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:
-    """Writes a file atomically, local or ``gs://``; a failure leaves nothing behind.
+    """Writes a file atomically, local or ``gs://``. A failure leaves no partial file.
 
-    Text is encoded as UTF-8. Missing parent directories are made, which a worker that may outlive
-    its run must not do. Raises UserError if the disk is full, or the place cannot be written to.
+    Encodes text as UTF-8. Creates missing parent directories, unless `make_parent` is False: a
+    worker that outlives its run must not create the run's directory again. Raises UserError if the
+    disk is full or the file cannot be written.
     """
     target = epath.Path(path)
     raw = content.encode() if isinstance(content, str) else content
     with write_errors(target):
         if make_parent:
             target.parent.mkdir(parents=True, exist_ok=True)
-        if is_remote(target):  # an object is visible only once it is complete
+        if is_remote(target):  # uploads are atomic
             target.write_bytes(raw)
             return
         with whole_file(target) as temporary:
@@ -129,7 +134,10 @@ def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool
 
 @contextlib.contextmanager
 def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
-    """Gives a local path that becomes ``target`` after the block; UserError if the disk is full."""
+    """Yields a temporary local path, and moves its file to ``target`` after the block.
+
+    Raises UserError if the disk is full.
+    """
     target = epath.Path(target)
     with _temporary(target) as temporary:
         yield temporary
@@ -141,11 +149,11 @@ def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Path]:
-    """Gives a local directory to fill; moves it to ``target`` when the block succeeds.
+    """Yields a temporary local directory, and moves it to ``target`` after the block.
 
-    If ``target`` exists by then, another worker has done the same job and this result is dropped.
-    The file `last` marks the target as complete (:func:`is_whole`): to a bucket, which cannot
-    rename a directory, it is uploaded after all others. Raises UserError if the disk is full.
+    If ``target`` exists by then, another worker has made it, and this result is discarded. A bucket
+    cannot rename a directory. So the file `last` is uploaded after all others, and `is_whole` looks
+    for it. Raises UserError if the disk is full.
     """
     target = epath.Path(target)
     with _temporary(target) as temporary:
@@ -165,16 +173,16 @@ def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Pa
 
 
 def is_whole(directory: epath.PathLike, *, last: str) -> bool:
-    """Whether :func:`whole_directory` has completed a directory."""
+    """Returns whether a directory of `whole_directory` is complete."""
     return (epath.Path(directory) / last).exists()
 
 
 @contextlib.contextmanager
 def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
-    """Gives a directory to fill; moves it to the local ``path`` when the block succeeds.
+    """Yields a temporary directory, and moves it to the local ``path`` after the block.
 
-    With ``force`` an existing directory is replaced once the new one is complete. Raises UserError
-    if ``path`` has files and ``force`` is False, or the place cannot be written to.
+    With ``force``, the new directory replaces an existing one when it is complete. Raises UserError
+    if ``path`` contains files and ``force`` is False, or if ``path`` cannot be written.
     """
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
         raise output_exists(path)
@@ -191,14 +199,15 @@ def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
 
 
 def unfinished(path: pathlib.Path) -> pathlib.Path:
-    """Returns a temporary name beside ``path`` that no other worker has."""
+    """Returns a unique temporary path in the directory of ``path``."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}{_UNFINISHED}")
 
 
 def remove_unfinished(directory: pathlib.Path, *, of: str | None = None) -> None:
-    """Removes what killed runs have left in a local directory: the names of `unfinished` alone.
+    """Removes the temporary files of killed processes from a local directory.
 
-    The caller is the only writer of the directory, or of the name `of` in it.
+    Removes only names of `unfinished`; with `of`, only those for the file name `of`. No other
+    process may be writing these files.
     """
     name = "*" if of is None else glob.escape(of)
     for path in directory.glob(f"{name}.{'[0-9a-f]' * 32}{_UNFINISHED}"):
@@ -207,7 +216,10 @@ def remove_unfinished(directory: pathlib.Path, *, of: str | None = None) -> None
 
 @contextlib.contextmanager
 def _temporary(target: epath.Path) -> Iterator[pathlib.Path]:
-    """Gives a local path that is removed after the block: beside ``target`` if that is local."""
+    """Yields a temporary local path, which is removed after the block.
+
+    If ``target`` is local, the path is in the same directory, so that it can be renamed.
+    """
     with disk_errors(target), contextlib.ExitStack() as stack:
         if is_remote(target):
             directory = stack.enter_context(tempfile.TemporaryDirectory())

@@ -1,7 +1,7 @@
-"""Google Cloud Storage for all that opens a ``gs://`` path: our code, etils, Orbax's metadata.
+"""The client for ``gs://`` paths, used by our code, etils, and Orbax for its metadata.
 
 :mod:`bert_jax.files.remote` registers :class:`Bucket` with fsspec, which loads it at the first use.
-Arrays of checkpoints go through tensorstore, which has retry rules of its own.
+Arrays of checkpoints are read and written by tensorstore, which has its own retries.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ from bert_jax.files.patience import (
     reason_of,
 )
 
-# gcsfs looks for buckets of other kinds over gRPC, with warnings at each request where it may not.
+# Without this setting, gcsfs probes each bucket for zonal storage over gRPC. If that is forbidden,
+# every request prints a warning.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 try:
     import aiohttp
@@ -35,36 +36,35 @@ try:
 except ImportError as error:
     raise not_installed("Google Cloud's clients", "gs://", extra="gcp") from error
 
-# They log what they raise, with a traceback, and where they looked for credentials.
+# These libraries log each exception that they raise, with a traceback.
 for _name in ("gcsfs", "google.auth"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-# Of silence, not in all: a large object may take long.
+# Limits of the time without data. The total time is unlimited, since large objects take long.
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
 _HASTY_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=10)
 _HASTY_PAUSE_SECONDS: Final = 4.0
 
-# Credentials that run out are renewed; those that are still refused then are wrong.
+# gcsfs renews expired credentials between attempts. After three refusals they are wrong.
 _LOGIN_TRIES: Final = 3
 
-# One try, of the six that gcsfs makes within half a minute.
+# One attempt, without the retries of gcsfs, which give up after half a minute.
 _SEND: Final[Any] = inspect.unwrap(GCSFileSystem._request)
 
-# ``b/BUCKET``, ``b/BUCKET/o`` (lists, or uploads) and ``b/BUCKET/o/NAME``, in a URL or alone.
+# Matches ``b/BUCKET``, ``b/BUCKET/o`` (a list or an upload) and ``b/BUCKET/o/NAME``, also in a URL.
 _ADDRESS: Final = re.compile(
     r"(?:^|/)b/(?P<bucket>[^/?]+)(?P<objects>/o)?(?:/(?P<name>[^/?]+)|\?(?:.*&)?name=(?P<new>[^&]+))?"
 )
 
-
-# A file up to this size is sent in one request.
+# A file up to this size is uploaded in one request.
 _UPLOAD_BYTES: Final = 32 << 20
 
 
 class _File(GCSFile):
-    """An object that is read, or written whole: in one request where gcsfs makes two of each."""
+    """An open object. A small object is uploaded in one request, where gcsfs makes two."""
 
     def flush(self, force: bool = False) -> None:
-        """Sends what is written, on closing or once it is long."""
+        """Uploads the buffer when the file is closed or the buffer is full."""
         if force and self.writable() and self.offset is None and not self.forced:
             self.forced = True
             self._simple_upload()
@@ -73,15 +73,16 @@ class _File(GCSFile):
 
 
 class Bucket(GCSFileSystem):
-    """Google Cloud Storage with our retries and time-outs, and errors of one line.
+    """Google Cloud Storage with our retries, time-outs and one-line errors.
 
-    A request is tried again, with growing pauses, after 429, 5xx, silence, or a connection that is
-    refused or cut. Any operation raises UserError for no such bucket, no credentials or no
-    permission, and RunStopped when `bert_jax.files.patience` gives up the outage.
+    Retries a request with growing pauses after status 429 or 5xx, a time-out, or a refused or
+    broken connection. Every operation raises UserError if the bucket does not exist or credentials
+    or permissions are missing, and RunStopped if the outage exceeds the limit in
+    `bert_jax.files.patience`.
     """
 
     def __init__(self, *args: Any, hasty: bool = False, **kwargs: Any) -> None:
-        """With `hasty`, requests have shorter time-outs and pauses, such as a lock's."""
+        """With `hasty`, requests have shorter time-outs and pauses. Locks use it."""
         timeout = _HASTY_TIMEOUT if hasty else _TIMEOUT
         super().__init__(*args, requests_timeout=timeout, **kwargs)
         self._hasty = hasty
@@ -89,11 +90,11 @@ class Bucket(GCSFileSystem):
 
     @property
     def upload_base(self) -> str:
-        """The beginning of a URL to upload to."""
+        """Base URL of uploads."""
         return f"{self._location}/upload/storage/v1/"
 
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
-        """Sends one request, of all that gcsfs sends but whole files to disk."""
+        """Sends one request with retries. gcsfs calls it for all requests except `get_file`."""
         quoted = (urllib.parse.quote(str(each), safe="") for each in args)
         address = _ADDRESS.search(path.format(*quoted) if args else path)
         began, tries, pause = time.monotonic(), 0, FIRST_PAUSE_SECONDS
@@ -115,7 +116,7 @@ class Bucket(GCSFileSystem):
             pause = min(2 * pause, _HASTY_PAUSE_SECONDS if self._hasty else LONGEST_PAUSE_SECONDS)
 
     def _mistake(self, error: Exception, address: re.Match[str] | None) -> UserError | None:
-        """Returns what a user can mend; ``None`` for what the caller handles, a missing object."""
+        """Returns the error of the user, or None if the caller handles it, as a missing object."""
         where = _where(address)
         refused = isinstance(error, HttpError) and error.code == 401
         if refused or isinstance(error, google.auth.exceptions.GoogleAuthError):
@@ -123,7 +124,7 @@ class Bucket(GCSFileSystem):
                 return no_credentials(where)
             return credentials_refused(where, reason_of(error))
         if address is None or not address["objects"]:
-            return None  # who may use a bucket's objects need not see the bucket itself
+            return None  # the bucket may be invisible although its objects are accessible
         bucket = f"gs://{address['bucket']}"
         if str(error).startswith("Forbidden"):
             reason = str(error).splitlines()[-1]
@@ -134,7 +135,7 @@ class Bucket(GCSFileSystem):
                 reason=reason,
                 bucket=bucket,
             )
-        # To list a bucket that exists, or to begin an upload to it, always succeeds.
+        # Listing an existing bucket and starting an upload to it never answer 404.
         starts = address["name"] is None and "upload_id=" not in address.string
         if isinstance(error, FileNotFoundError) and starts:
             return no_such_bucket(bucket)
@@ -146,7 +147,10 @@ class Bucket(GCSFileSystem):
         return _File(self, path, mode, *args, **kwargs)
 
     async def _delete_files(self, files: list[str], batchsize: int) -> list[Any]:
-        """Deletes objects. If only the answer to a deletion was lost, the next try finds none."""
+        """Deletes objects. After a retry, a missing object counts as deleted.
+
+        The first attempt may have deleted it although its response was lost.
+        """
         before = self._repeats
         results = await super()._delete_files(files, batchsize)
         if self._repeats == before:
@@ -154,14 +158,14 @@ class Bucket(GCSFileSystem):
         return ["" if _is_gone(result) else result for result in results]
 
     async def _mkdir(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: there are no directories, and gcsfs would make a bucket that is missing."""
+        """Does nothing: buckets have no directories, and gcsfs would create a missing bucket."""
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Does nothing."""
 
 
 def _may_pass(error: Exception, tries: int) -> bool:
-    """Says whether the same request may succeed later."""
+    """Returns whether the same request may succeed later."""
     if isinstance(error, HttpError) and error.code == 401:
         return is_retriable(error) and tries < _LOGIN_TRIES
     passing = (asyncio.TimeoutError, ConnectionError, google.auth.exceptions.TransportError)
@@ -175,7 +179,7 @@ def _is_gone(result: Any) -> bool:
 
 
 def _where(address: re.Match[str] | None) -> str:
-    """Returns what a request is about, as ``gs://bucket/name``."""
+    """Returns the ``gs://bucket/name`` of a request."""
     if address is None:
         return "gs://"
     name = address["name"] or address["new"] or ""

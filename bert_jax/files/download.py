@@ -1,4 +1,4 @@
-"""Files of a bucket are copied to this machine's disk: in parallel, checked, once."""
+"""Copies files from a bucket to the local disk, in parallel, with a check of their SHA-256."""
 
 import concurrent.futures
 import functools
@@ -19,7 +19,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import scratch_directory
 from bert_jax.narration import doing
 
-_FILES: Final = 8  # at a time
+_FILES: Final = 8  # copied at a time
 _PIECE_BYTES: Final = 16 << 20
 
 
@@ -28,16 +28,16 @@ class RemoteFile(NamedTuple):
 
     path: str
     bytes: int
-    sha256: str | None  # hexadecimal; None: unknown
+    sha256: str | None  # hexadecimal, or None if unknown
 
     @property
     def name(self) -> str:
-        """The last part of its path."""
+        """Name of the file without its directory."""
         return self.path.rpartition("/")[2]
 
 
 def find_files(directory: epath.Path) -> list[RemoteFile]:
-    """Returns the files in a remote directory, not those in directories below it."""
+    """Returns the files in a remote directory, without its subdirectories."""
     system, root = fsspec.core.url_to_fs(str(directory))
     scheme = str(directory).partition("://")[0]
     return [
@@ -48,10 +48,10 @@ def find_files(directory: epath.Path) -> list[RemoteFile]:
 
 
 def download(files: Sequence[RemoteFile], target: Path) -> None:
-    """Copies files into a directory; files that are there already stay.
+    """Copies files into a directory. Skips files that exist already.
 
-    One process at a time writes to the target. Raises UserError if a file is damaged, or the disk
-    is full.
+    The caller must be the only process that writes to the target. Raises UserError if a file is
+    damaged or the disk is full.
     """
     missing = [file for file in files if not (target / file.name).exists()]
     total, done = sum(file.bytes for file in missing), dict.fromkeys(missing, 0)
@@ -102,18 +102,18 @@ def wrong_hash(path: epath.PathLike, *, found: str, expected: str) -> UserError:
 
 
 CHECKED: Final = "sha256-"
-"""Before a hash, in the name of a directory: its files have that hash by `sha256_of_files`."""
+"""Prefix of a directory's name. After it comes the hash of the files by `sha256_of_files`."""
 
 _home = functools.cache(scratch_directory)
 _HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
 
 
 def local_copy(path: str) -> Path:
-    """Returns a local path of the same content: ``gs://b/a.csv -> Path("/tmp/…/b/a.csv")``.
+    """Returns a local copy of a file or directory: ``gs://b/a.csv -> Path("/tmp/…/b/a.csv")``.
 
-    The path is of a file or a directory of files; a remote one is copied once in the life of this
-    process. Raises UserError if there is no such file, its hash is not that in its directory's
-    name, or the disk is full; RunStopped if the bucket does not answer.
+    A remote path is copied once per process. A local path is returned as it is. Raises UserError if
+    the file does not exist, differs from the hash in the name of its directory, or the disk is
+    full. Raises RunStopped if the bucket does not answer.
     """
     return _copied(path) if is_remote(path) else Path(path)
 

@@ -1,7 +1,7 @@
-"""Hugging Face's hub, or any server that ``HF_ENDPOINT`` names: the client, and files of datasets.
+"""Downloads files of datasets from Hugging Face's hub or the server in ``HF_ENDPOINT``.
 
-`huggingface_hub` has a cache, goes offline with ``HF_HUB_OFFLINE=1`` and finds a token by itself
-(``HF_TOKEN``, `hf auth login`): none passes through here.
+`huggingface_hub` has its own cache and works offline with ``HF_HUB_OFFLINE=1``. It finds the token
+itself (``HF_TOKEN``, `hf auth login`); this module never reads it.
 """
 
 import contextlib
@@ -20,41 +20,41 @@ _WORD: Final = r"[A-Za-z0-9][\w.-]*"
 _FILE: Final = re.compile(
     rf"{DATASETS}(?P<name>{_WORD}/{_WORD})(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?"
 )
-# Words in the name of a file, by its role.
+# Words in the names of files, by role.
 _ROLES: Final = {"train": ("train",), "dev": ("dev", "validation", "valid", "val")}
 _SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".parquet", ".json", ".txt", ".conll")
 
 
 class HubFile(NamedTuple):
-    """A local copy of a dataset's file at one commit."""
+    """A local copy of a file in a dataset, at one commit."""
 
     dataset: str  # owner/name
-    revision: str  # of the commit: 40 hexadecimal digits
-    file: str  # in the dataset
+    revision: str  # commit, 40 hexadecimal digits
+    file: str  # path in the dataset
     path: Path
 
     @property
     def pinned(self) -> str:
-        """The name under which this very file is found."""
+        """Name of this file with its commit."""
         return f"{DATASETS}{self.dataset}@{self.revision}/{self.file}"
 
     @property
     def record(self) -> dict[str, str]:
-        """Its entry in provenance.json."""
+        """Entry of the file in provenance.json."""
         return {"hub": self.pinned, "sha256": sha256_of(self.path)}
 
 
 def is_dataset_file(source: str) -> bool:
-    """Says whether a path names a dataset on a hub, or a file of one."""
+    """Returns whether a path names a dataset on a hub, or a file in a dataset."""
     return source.startswith(DATASETS)
 
 
 def fetch_file(source: str, *, role: str = "train") -> HubFile:
     """Downloads ``hf://datasets/owner/name@revision/FILE``, or finds it in the cache.
 
-    The revision is optional. Without a file it is the one table whose name has the role in it:
-    "train", "dev" or "test". Raises UserError for no such dataset, revision or file, no access, no
-    answer, or without `huggingface_hub`.
+    The revision is optional. If FILE is omitted, the only table with the role ("train", "dev" or
+    "test") in its name is used. Raises UserError if the dataset, revision or file does not exist or
+    is not accessible, the hub does not answer, or `huggingface_hub` is not installed.
     """
     hub, match = library(), _FILE.fullmatch(source)
     if match is None:
@@ -93,7 +93,7 @@ def fetch_file(source: str, *, role: str = "train") -> HubFile:
 
 
 def _tables(directory: Path, words: tuple[str, ...]) -> list[str]:
-    """Returns the tables below a directory that have one of the words in their names."""
+    """Returns the tables in a directory tree whose names contain one of the words."""
     return [
         path.relative_to(directory).as_posix()
         for path in sorted(directory.rglob("*"))
@@ -102,7 +102,7 @@ def _tables(directory: Path, words: tuple[str, ...]) -> list[str]:
 
 
 def library() -> Any:
-    """Returns the client. Raises UserError if it is not installed."""
+    """Returns the module `huggingface_hub`. Raises UserError if it is not installed."""
     try:
         import huggingface_hub
     except ImportError as error:
@@ -111,16 +111,16 @@ def library() -> Any:
 
 
 def endpoint() -> str:
-    """Returns the server's address."""
-    # Read now: the library reads it when it is first imported.
+    """Returns the address of the hub."""
+    # Read the variable now: the library would use its value at import.
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
 @contextlib.contextmanager
 def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[None]:
-    """Turns the library's errors into a UserError of one line, without a token.
+    """Turns errors of the library into one-line UserErrors that contain no token.
 
-    `name` is ``owner/name``, `revision` empty for the newest, `kind` "model" or "dataset".
+    `name` is ``owner/name``. `revision` may be empty. `kind` is "model" or "dataset".
     """
     from huggingface_hub import errors
 

@@ -1,4 +1,4 @@
-"""A lock that one process at a time holds: a locked file, or an object in a bucket."""
+"""A lock for one process at a time: a locked file, or an object in a bucket."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ LOCK: Final = ".lock"
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _MISSED_HEARTBEATS: Final = 3
-# Counts while the machine sleeps: on macOS CLOCK_MONOTONIC does, on Linux it does not.
+# A clock that advances while the machine sleeps. CLOCK_MONOTONIC does so on macOS, not on Linux.
 _SLEEPLESS: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class LockLost(RunStopped):
-    """Another process has taken the lock that this one held."""
+    """Another process has taken the lock of this process."""
 
 
 def _clocks() -> tuple[float, float]:
-    """Returns seconds by two clocks: a virtual machine that is paused stops the first."""
+    """Returns the seconds of two clocks. The first stops while a virtual machine is paused."""
     return time.clock_gettime(_SLEEPLESS), time.time()
 
 
 def _age(then: tuple[float, float]) -> float:
-    """Returns seconds since then; too many if the time of day was set forward meanwhile."""
+    """Returns the seconds since `then`. Too large if the time of day was set forward meanwhile."""
     return max(now - before for now, before in zip(_clocks(), then, strict=True))
 
 
 def lock_at(path: epath.PathLike, *, say: Callable[[str], None]) -> Lock:
-    """Returns the lock at a path, not yet taken; its file or object exists while it is held.
+    """Returns the lock at a path, not yet acquired. Its file or object exists while it is held.
 
-    `say` gets a line when taking it will take a while.
+    `say` prints a line before `take` waits for another process.
     """
     if is_remote(path):
         return ObjectLock(CloudObject(os.fspath(path)), say=say)
@@ -54,22 +54,26 @@ def lock_at(path: epath.PathLike, *, say: Callable[[str], None]) -> Lock:
 
 
 class LocalLock:
-    """A locked file, local or on NFS: the system releases it when the process ends."""
+    """A locked file, local or on NFS. The system releases the lock when the process ends."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.holder = ""  # after a refused `take`, host and process id of the holder, if known
+        self.holder = ""  # after `take` fails: host and process id of the holder, if known
         self._path = path
         self._lock = filelock.FileLock(path, timeout=0, thread_local=False)
 
     def take(self) -> bool:
-        """Returns whether the lock is ours now. Raises OSError: the file cannot be made."""
+        """Acquires the lock. Returns whether that succeeded.
+
+        Raises OSError if the file cannot be created.
+        """
         try:
             self._lock.acquire()
         except filelock.Timeout:
             if not self._path.exists():
-                # filelock takes a file that cannot be made, as in /proc, for one that is held.
+                # If the file cannot be created, as in /proc, filelock also raises Timeout, but
+                # `touch` raises OSError.
                 self._path.touch()
-                return self.take()  # the holder has given it back just now
+                return self.take()  # the holder has just released the lock
             with contextlib.suppress(OSError):
                 self.holder = self._path.read_text(errors="replace").strip()
             return False
@@ -77,10 +81,10 @@ class LocalLock:
         return True
 
     def check(self) -> None:
-        """Does nothing: the system keeps the lock for this process."""
+        """Does nothing: a file lock cannot be lost."""
 
     def give_back(self) -> None:
-        """Removes the file and releases the lock if we hold it."""
+        """Removes the file and releases the lock, if this process holds it."""
         if self._lock.is_locked:
             self._path.unlink(missing_ok=True)
             self._lock.release(force=True)
@@ -89,25 +93,25 @@ class LocalLock:
 class ObjectVersion(NamedTuple):
     """One version of an object in a bucket."""
 
-    generation: int  # a new one with each write
+    generation: int  # changes with each write
     raw: bytes
 
 
 class CloudObject:
-    """An object ``gs://bucket/name`` that is replaced only if its generation is the expected one.
+    """An object ``gs://bucket/name`` that is replaced only if it has the expected generation.
 
-    `bert_jax.files.bucket` sends its requests, and raises their errors.
+    Errors are those of `bert_jax.files.bucket`, which sends the requests.
     """
 
     def __init__(self, path: str) -> None:
-        """Opens no connection."""
+        """Does not open a connection."""
         self._path = path
         self._bucket, _, self._name = path.partition("://")[2].partition("/")
 
     def write(self, raw: bytes, *, replaces: int) -> int | None:
-        """Writes the object; returns its new generation, or None if it had another than `replaces`.
+        """Writes the object if its generation is `replaces`. Returns the new generation, or None.
 
-        `replaces` is 0 for an object that must not exist. No other writer writes the same content.
+        `replaces` is 0 if the object must not exist. Each writer must write different content.
         """
         system = self._system()
         asked = {"uploadType": "multipart", "ifGenerationMatch": replaces, "name": self._name}
@@ -119,13 +123,13 @@ class CloudObject:
         try:
             _, found = system.call("POST", url, data=body, headers=headers)
         except FileExistsError:
-            # By us, if the answer to an earlier try was lost.
+            # Perhaps written by an earlier attempt whose response was lost.
             now = self.read()
             return now.generation if now is not None and now.raw == raw else None
         return int(json.loads(found)["generation"])
 
     def read(self) -> ObjectVersion | None:
-        """Returns the current version, if the object exists."""
+        """Returns the current version, or None if the object does not exist."""
         try:
             headers, raw = self._call("GET", alt="media")
         except FileNotFoundError:
@@ -133,14 +137,14 @@ class CloudObject:
         return ObjectVersion(int(headers["x-goog-generation"]), raw)
 
     def delete(self, *, generation: int) -> None:
-        """Deletes the object unless it has another generation or does not exist."""
+        """Deletes the object if it exists with this generation."""
         try:
             self._call("DELETE", ifGenerationMatch=generation)
         except (FileNotFoundError, FileExistsError):
             return
 
     def location(self) -> str | None:
-        """Returns the location of its bucket, ``US-WEST4`` or ``EU``; None without permission."""
+        """Returns the location of the bucket, such as ``US-WEST4``, or None without permission."""
         try:
             return self._system().call("GET", "b/{}", self._bucket, json_out=True)["location"]
         except FileNotFoundError as error:
@@ -154,16 +158,16 @@ class CloudObject:
         return self._system().call(method, "b/{}/o/{}", self._bucket, self._name, **asked)
 
     def _system(self) -> Any:
-        """Returns the client, with time-outs much shorter than a lock's missed heartbeats."""
+        """Returns the client. Its time-outs are shorter than the time-out of a lock."""
         return fsspec.filesystem("gcs", hasty=True)
 
 
 class ObjectLock:
-    """An object in a bucket that its holder rewrites every 15 seconds.
+    """An object in a bucket, which the holder of the lock rewrites every 15 seconds.
 
-    Another process that finds the object watches it for 45 seconds: without a write in that time
-    the holder is dead. Each write names the generation that it replaces, so of two processes that
-    write at once one is refused.
+    If another process finds the object, it watches it for 45 seconds. Without a write in that time
+    the holder is dead. Each write specifies the generation that it replaces, so if two processes
+    write concurrently, one write fails.
     """
 
     def __init__(
@@ -173,21 +177,21 @@ class ObjectLock:
         say: Callable[[str], None],
         heartbeat_seconds: float = _HEARTBEAT_SECONDS,
     ) -> None:
-        """Takes nothing yet; `say` gets a line before the watching."""
-        self.holder = ""  # as above
+        """Does not acquire the lock. `say` prints a line before `take` waits."""
+        self.holder = ""  # as in LocalLock
         self._object = held
         self._say = say
         self._heartbeat_seconds = heartbeat_seconds
         self._timeout_seconds = _MISSED_HEARTBEATS * heartbeat_seconds
         self._raw = f"{_identity()} {uuid.uuid4().hex}\n".encode()
         self._generation: int | None = None
-        self._written = _clocks()  # the lock is ours for the time-out from here on
+        self._written = _clocks()  # the lock is valid until the time-out after this
         self._renewing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def take(self) -> bool:
-        """Returns whether the lock is ours now."""
+        """Acquires the lock. Returns whether that succeeded."""
         self._written = _clocks()
         self._generation = self._object.write(self._raw, replaces=0) or self._replace_dead()
         if self._generation is None:
@@ -196,10 +200,10 @@ class ObjectLock:
         return True
 
     def check(self) -> None:
-        """Makes sure that the lock is ours, and that nobody takes it within the time-out.
+        """Verifies that this process holds the lock. Renews the lock if a time-out has passed.
 
-        Raises LockLost if another process has it; UserError or RunStopped if the bucket does not
-        answer.
+        Raises LockLost if another process has taken the lock, and UserError or RunStopped if the
+        bucket fails.
         """
         if self._generation is not None and _age(self._written) >= self._timeout_seconds:
             self._renew()
@@ -211,7 +215,7 @@ class ObjectLock:
             )
 
     def give_back(self) -> None:
-        """Removes the object if it is ours."""
+        """Deletes the object if this process holds the lock."""
         if self._thread.is_alive():
             self._stop.set()
             self._thread.join()
@@ -220,7 +224,7 @@ class ObjectLock:
             self._generation = None
 
     def _replace_dead(self) -> int | None:
-        """Returns our generation in place of a dead holder's, or None if the holder is alive."""
+        """Replaces the object of a dead holder. Returns the generation, or None if it is alive."""
         held = self._object.read()
         if held is not None:
             self.holder = held.raw.decode().strip()
@@ -238,14 +242,15 @@ class ObjectLock:
 
     def _beat(self) -> None:
         while self._generation is not None and not self._stop.wait(self._heartbeat_seconds):
-            # The network may fail for a while; so may the answer to a write that was done.
+            # A failed heartbeat is harmless: the next may succeed, and `check` verifies the lock.
             with contextlib.suppress(Exception):
                 self._renew()
 
     def _renew(self) -> None:
-        """Writes the object again, and learns thereby whether it is still ours.
+        """Rewrites the object, which fails if another process has taken the lock.
 
-        The heartbeats' thread may write too; the one that is refused reads what the other wrote.
+        The heartbeat thread may write concurrently. If its write wins, this one fails, but the
+        object still has the content of this process.
         """
         began, generation = _clocks(), self._generation
         if generation is None:
@@ -267,9 +272,9 @@ Lock: TypeAlias = LocalLock | ObjectLock
 def lock_beside(output: epath.PathLike) -> epath.Path:
     """Returns the path of the lock of an output: ``out/tokenizer`` → ``out/.tokenizer.lock``.
 
-    The output itself may not be there yet, or be replaced as a whole.
+    The lock is not in the output, because the output may not exist yet or may be replaced.
     """
-    # ``.`` has no name of its own, and a whole bucket has no parent.
+    # The path ``.`` has no name, and a bucket has no parent.
     path = epath.Path(output if is_remote(output) else os.path.abspath(output))
     if is_remote(path) and os.fspath(path).rstrip("/").count("/") == 2:
         return path / LOCK
@@ -277,9 +282,10 @@ def lock_beside(output: epath.PathLike) -> epath.Path:
 
 
 def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
-    """Takes the lock of `what` at a path, and makes its directory.
+    """Acquires a lock, and creates the directory of its path.
 
-    Raises UserError: another process holds it, or it cannot be written.
+    `what` names the locked output in messages. Raises UserError if another process holds the lock
+    or the lock cannot be written.
     """
     try:
         if not is_remote(path):
@@ -301,9 +307,9 @@ def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
 
 @contextlib.contextmanager
 def hold_alone(output: epath.PathLike, *, say: Callable[[str], None]) -> Iterator[Lock]:
-    """Keeps other processes from writing an output while the block lasts; for a verb without JAX.
+    """Holds the lock of an output during the block. For verbs that do not load JAX.
 
-    Raises UserError if another process is writing it.
+    Raises UserError if another process holds the lock.
     """
     path, what = lock_beside(output), os.fspath(output)
     lock = lock_at(path, say=lambda line: say(f"{what}: {line}"))

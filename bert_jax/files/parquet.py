@@ -1,4 +1,4 @@
-"""Parquet files: opened, and their rows as plain values, with errors that name file and row."""
+"""Reads Parquet files as rows of plain values. Errors name the file and the row."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from etils import epath
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import not_utf8, require_file
 
-if TYPE_CHECKING:  # 60 MB of library in every worker, so only where it is needed
+if TYPE_CHECKING:  # pyarrow takes 60 MB of memory in every worker
     import pyarrow.parquet as pq
 
 
 @contextlib.contextmanager
 def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFile]:
-    """Opens a Parquet file, local or ``gs://``; `options` are passed to `pq.ParquetFile`.
+    """Opens a Parquet file, local or ``gs://``. Passes `options` to `pq.ParquetFile`.
 
-    Raises UserError: no regular file, Arrow cannot read it, or a column is there twice.
+    Raises UserError if the file is missing, Arrow cannot read it, or two columns have one name.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -27,7 +27,7 @@ def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFil
     require_file(path)
     try:
         with epath.Path(path).open("rb") as raw:
-            # Files of most writers have no checksums; those that have are compared.
+            # Checks the checksums if the file has them. Most writers do not add checksums.
             file = pq.ParquetFile(raw, page_checksum_verification=True, **options)
             names = file.schema_arrow.names
             if twice := [name for name in names if names.count(name) > 1]:
@@ -50,10 +50,10 @@ def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFil
 def parquet_rows(
     path: epath.PathLike, file: pq.ParquetFile, *, first: int = 1, **options: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of an open file by column; `options` are passed to `iter_batches`.
+    """Yields the rows of an open file as dicts. Passes `options` to `iter_batches`.
 
-    `first` is the number of the first row, for messages. Raises UserError: text that is not
-    UTF-8, or a value that Python has no type for.
+    `first` is the number of the first row in messages. Raises UserError if text is not UTF-8, or
+    Python has no type for a value.
     """
     for batch in file.iter_batches(**options):
         try:

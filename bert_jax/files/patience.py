@@ -1,4 +1,4 @@
-"""How long a request that fails is tried again, and when an outage of the buckets is given up."""
+"""Limits and pauses of retries, the time of an outage of buckets, and errors of Google Cloud."""
 
 import concurrent.futures
 import logging
@@ -11,14 +11,14 @@ from bert_jax.errors import NoCredentials, RunStopped, UserError
 Result = TypeVar("Result")
 
 GIVE_UP_SECONDS: Final = 600.0
-"""After so long without an answer, an outage is given up."""
+"""Requests fail after this time without an answer."""
 
 STOPPING_SECONDS: Final = 10.0
-"""The same once a signal has asked the process to stop: machines are gone half a minute later."""
+"""The limit after a signal to stop: preempted machines disappear half a minute later."""
 
 FIRST_PAUSE_SECONDS: Final = 1.0
-"""The longest first pause. It doubles with each try. Each pause is drawn uniformly between 0
-and that length, so that refused hosts do not retry together."""
+"""Maximum of the first pause, which doubles with each retry. Each pause is drawn uniformly from 0
+to the maximum, so that hosts do not retry at the same time."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 
@@ -31,46 +31,47 @@ _BETWEEN_LINES_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.2
 
 _log: Final = logging.getLogger("bert_jax.files")
-_log.setLevel(logging.WARNING)  # also where a library has quieted all others
-_said_at = [-_BETWEEN_LINES_SECONDS]
-_saying = threading.Lock()
+_log.setLevel(logging.WARNING)  # independent of the root level
+_logged_at = [-_BETWEEN_LINES_SECONDS]
+_log_lock = threading.Lock()
 
 
-def say_waiting(what: str, waited: float, error: BaseException) -> None:
-    """Says that a request is tried again: not in its first ten seconds, a line a minute in all.
+def log_waiting(what: str, waited: float, error: BaseException) -> None:
+    """Logs that a request is retried, after ten seconds and at most once per minute.
 
     The request for `what`, such as ``gs://bucket/name``, has failed for `waited` seconds.
     """
-    with _saying:
+    with _log_lock:
         now = time.monotonic()
-        if waited < _QUIET_SECONDS or now - _said_at[0] < _BETWEEN_LINES_SECONDS:
+        if waited < _QUIET_SECONDS or now - _logged_at[0] < _BETWEEN_LINES_SECONDS:
             return
-        _said_at[0] = now
+        _logged_at[0] = now
     line = "%s: no answer for %.0f s (%s); retrying for up to %.0f min"
     _log.warning(line, what, waited, reason_of(error), GIVE_UP_SECONDS / 60)
 
 
 class Outage:
-    """The time since buckets stopped answering. One clock, `OUTAGE`, serves the whole process.
+    """The time since buckets stopped answering. All requests of the process share `OUTAGE`.
 
-    The first request that fails starts the clock, and an answer to any request resets it. So ten
-    requests that fail one after the other wait ten minutes in all, not ten minutes each.
+    The first failed request starts the clock, and an answer to any request resets it. So ten
+    requests that fail one after another wait ten minutes together, not ten minutes each.
 
     Attributes:
-        stopping: a signal has asked the process to stop, which shortens the limit.
+        stopping: whether a signal has told the process to stop, which shortens the limit.
     """
 
     def __init__(self) -> None:
         self.stopping = False
         self._began: float | None = None
-        self._where, self._reason = "", ""  # of the last failure
+        self._where, self._reason = "", ""  # last failed request, and its error
 
     def failed(self, what: str, error: BaseException, *, waited: float) -> None:
-        """Counts a failure of a request for ``gs://bucket/name``, `waited` seconds after its start.
+        """Records a failed request for `what`, which began `waited` seconds ago.
 
-        Raises RunStopped if the request is given up: others may have ended the outage meanwhile.
+        Raises RunStopped if the request has waited longer than the limit, even if other requests
+        have succeeded meanwhile.
         """
-        say_waiting(what, waited, error)
+        log_waiting(what, waited, error)
         self._where, self._reason = what, reason_of(error)
         if self._began is None:
             self._began = time.monotonic()
@@ -78,11 +79,14 @@ class Outage:
             raise given_up from error
 
     def answered(self) -> None:
-        """Ends the outage: a bucket has answered."""
+        """Ends the outage, because a bucket has answered."""
         self._began = None
 
     def given_up(self, waited: float = 0.0) -> RunStopped | None:
-        """Returns why requests, the oldest `waited` seconds old, are not tried again, or None."""
+        """Returns the error that ends retries, or None within the limit.
+
+        `waited`: seconds since the request began.
+        """
         began = self._began
         seconds = max(waited, 0.0 if began is None else time.monotonic() - began)
         if seconds <= (STOPPING_SECONDS if self.stopping else GIVE_UP_SECONDS):
@@ -97,7 +101,7 @@ class Outage:
         )
 
     def result(self, future: concurrent.futures.Future[Result]) -> Result:
-        """Returns the result of work in a bucket. Raises RunStopped if the outage is given up."""
+        """Waits for a future that uses a bucket. Raises RunStopped if the outage is too long."""
         while not concurrent.futures.wait([future], timeout=_POLL_SECONDS).done:
             if (given_up := self.given_up()) is not None:
                 raise given_up
@@ -136,7 +140,7 @@ def no_such_bucket(bucket: str) -> UserError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns why a request failed in a few words: ``try again, 503``."""
+    """Returns a short reason of a failed request: ``try again, 503``."""
     message = getattr(error, "message", None) or error
     if isinstance(message, bytes):
         message = message.decode("utf-8", errors="replace")

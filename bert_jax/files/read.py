@@ -1,6 +1,7 @@
-"""Files read whole or line by line, within limits, with errors that name them; their checksums.
+"""Reads text, lines and JSON from files within limits, and computes their SHA-256.
 
-No file is trusted: only regular files are read, and sizes, JSON's depth and numbers are limited.
+Files are not trusted: only regular files are read, and file sizes, the depth of JSON and the length
+of numbers are limited. Errors name the file.
 """
 
 import collections
@@ -18,20 +19,20 @@ from bert_jax.errors import UserError
 from bert_jax.files.remote import is_remote
 
 MAX_FILE_BYTES: Final = 1 << 30
-"""Default limit of a file that is read whole."""
+"""Default limit for reading a whole file."""
 MAX_JSON_BYTES: Final = 32 << 20
-"""Limit of a JSON file; the largest tokenizer.json have a third of it."""
-MAX_DEPTH: Final = 100  # objects and lists in one another
-MAX_DIGITS: Final = 40  # of a whole number. Hugging Face writes 10**30 for "no limit".
-MAX_LINE: Final = 64 << 20  # characters of one line of a table
+"""Limit for JSON files: three times the size of the largest tokenizer.json."""
+MAX_DEPTH: Final = 100  # levels of nested objects and lists
+MAX_DIGITS: Final = 40  # digits of an integer; Hugging Face writes 10**30 for "no limit"
+MAX_LINE: Final = 64 << 20  # characters in a line of a table
 
 
 def require_file(path: epath.PathLike) -> None:
-    """Refuses what is no regular file: a device or a pipe may never end.
+    """Raises UserError unless the path is an accessible regular file.
 
-    Raises UserError: no such file, a directory, a device, or no permission.
+    Reading a device or a pipe could block forever.
     """
-    if is_remote(path):  # a bucket has files only
+    if is_remote(path):  # a bucket contains only files
         return
     try:
         mode = os.stat(path).st_mode
@@ -47,7 +48,7 @@ def require_file(path: epath.PathLike) -> None:
 def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
     """Returns the content of a file, local or ``gs://``.
 
-    Raises UserError if there is no such file, it has more than `limit` bytes, or cannot be read.
+    Raises UserError if the file is missing, larger than `limit` bytes or unreadable.
     """
     require_file(path)
     try:
@@ -61,13 +62,13 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
         raise UserError(
             "file.too_large", "found more than {allowed:,} bytes", place=path, allowed=limit
         )
-    return content  # pyright: ignore[reportReturnType] (epath takes every file for one of text)
+    return content  # pyright: ignore[reportReturnType] (typed as text by epath)
 
 
 def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
-    """Returns the content of ``path``, decoded as UTF-8; line ends are not translated.
+    """Returns the content of a UTF-8 file. Does not translate line ends.
 
-    Raises UserError as `read_bytes` does, or if its bytes are not UTF-8.
+    Raises UserError if the file is not UTF-8, or as `read_bytes`.
     """
     content = read_bytes(path, limit=limit)
     try:
@@ -77,10 +78,10 @@ def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
 
 
 def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Iterator[str]:
-    """Yields the lines of a local text file with their ends; a byte order mark is dropped.
+    """Yields the lines of a local text file with their line ends, without a byte order mark.
 
-    `newline` is as of `open`. Raises UserError: no such file, a line of more than `limit`
-    characters, or not UTF-8.
+    `newline` is passed to `open`. Raises UserError if the file is missing or not UTF-8, or a line
+    is longer than `limit` characters.
     """
     require_file(path)
     number = 0
@@ -103,7 +104,10 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
 
 
 def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Returns the JSON object in ``path``; raises as `read_text` and `parse_json_object` do."""
+    """Returns the JSON object in a file.
+
+    Raises UserError as `read_text` and `parse_json_object`.
+    """
     text = read_text(path, limit=limit)
     try:
         return parse_json_object(text)
@@ -112,7 +116,7 @@ def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
 
 
 def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str, Any]:
-    """Returns the JSON object in a text; raises UserError as `parse_json`, or if it is none."""
+    """Returns the JSON object in a text. Raises UserError for another value, or as `parse_json`."""
     content = parse_json(text, allowed=allowed)
     if not isinstance(content, dict):
         raise UserError(
@@ -125,14 +129,14 @@ def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str,
 
 
 def parse_json(text: str, *, allowed: str = "JSON") -> Any:
-    """Returns the value of a JSON text without a byte order mark; `allowed` is for the message.
+    """Returns the value of a JSON text. `allowed` describes the expected value in the message.
 
-    Raises UserError: not JSON, a key twice in an object, half a surrogate pair, or beyond the
-    limits of depth and digits.
+    Raises UserError if the text is not JSON, repeats a key, has an unpaired surrogate, or exceeds
+    the limits of depth and digits.
     """
     try:
         content = _DECODER.decode(text)
-        # Only an escape can stand for half a pair: the file was UTF-8.
+        # Only an escape sequence can be an unpaired surrogate, since UTF-8 cannot encode one.
         if "\\ud" in text or "\\uD" in text:
             json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -194,7 +198,7 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer
 
 
 def shown(value: Any, *, most: int = 60) -> str:
-    """Returns a value for a message: as JSON spells it, in ASCII, cut if it is long."""
+    """Returns a value as ASCII JSON for a message, cut after `most` characters."""
     plain = value is None or isinstance(value, str | int | float | bool)
     text = json.dumps(value) if plain else ascii(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
@@ -222,7 +226,7 @@ def _unreadable(path: epath.PathLike, error: Exception) -> UserError:
 
 
 def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
-    """Finds the line of the error, since the decoder reads ahead."""
+    """Returns the error with its line number. Reads the file again to find the line."""
     number, found = 1, error.object[error.start]
     with path.open("rb") as file:
         while content := file.readline(limit):
@@ -236,14 +240,14 @@ def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
 
 
 def sha256_of(path: epath.PathLike) -> str:
-    """Returns the SHA-256 of a file in hexadecimal; raises UserError as `require_file` does."""
+    """Returns the SHA-256 of a file in hexadecimal. Raises UserError as `require_file`."""
     require_file(path)
     with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def sha256_of_files(files: Mapping[str, Path]) -> str:
-    """Returns the SHA-256 of what `sha256sum` prints of files, given by name."""
+    """Returns the SHA-256 of the output of `sha256sum` for files, by name in sorted order."""
     sums = hashlib.sha256()
     for name, path in sorted(files.items()):
         sums.update(f"{sha256_of(path)}  {name}\n".encode())

@@ -1,4 +1,4 @@
-"""Paths that may be local or in a bucket."""
+"""Helpers for paths that may be local or in a bucket."""
 
 import concurrent.futures
 import contextlib
@@ -20,17 +20,17 @@ from bert_jax.places import CLIENTS, check_place
 
 Result = TypeVar("Result")
 
-# One client for every ``gs://`` path, loaded at its first use. Where TensorFlow is installed, etils
-# would take its client in place of fsspec's, with other errors, retries and credentials.
+# One client for all ``gs://`` paths, loaded at its first use. Without this setting etils would use
+# the client of TensorFlow if it is installed, with other errors, retries and credentials.
 os.environ.setdefault("EPATH_USE_TF", "0")
 for _name in ("gcs", "gs"):
     fsspec.register_implementation(_name, "bert_jax.files.bucket.Bucket", clobber=True)
-    # Cached listings are wrong as soon as another machine has written there.
+    # A cached listing becomes outdated when another machine writes to the bucket.
     conf.setdefault(_name, {})["use_listings_cache"] = False
 
 
 class _Absent(fsspec.AbstractFileSystem):
-    """Storage whose client is not installed: opening it raises UserError."""
+    """A file system whose client library is not installed. Opening it raises UserError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         name, client = str(self.protocol), CLIENTS[str(self.protocol)]
@@ -45,13 +45,13 @@ class _Absent(fsspec.AbstractFileSystem):
         )
 
 
-# The file system of a client that is installed stays.
+# Replace only file systems whose client library is missing.
 for _name, _client in CLIENTS.items():
     if importlib.util.find_spec(_client) is None:
         _absent = type(f"Absent{_name.capitalize()}", (_Absent,), {"protocol": _name})
         fsspec.register_implementation(_name, _absent, clobber=True)
 
-# An emulator's address goes to all three clients. By default tensorstore waits without a limit.
+# Pass the address of an emulator to tensorstore too, and set its time-outs: by default it has none.
 if _emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
     os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", _emulator)
 os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "30")
@@ -62,12 +62,12 @@ _THREADS: Final = 32
 
 
 def is_remote(path: epath.PathLike) -> bool:
-    """Whether a path is an object's: ``gs://bucket/name``."""
+    """Returns whether a path is an address, such as ``gs://bucket/name``."""
     return "://" in os.fspath(path)
 
 
 def require_place(path: epath.PathLike, *, hub: str = "") -> None:
-    """Raises UserError for an address that no path may be, see `bert_jax.places.check_place`."""
+    """Raises UserError for an unsupported address; see `bert_jax.places.check_place`."""
     try:
         check_place(os.fspath(path), hub=hub)
     except SettingError as error:
@@ -75,7 +75,7 @@ def require_place(path: epath.PathLike, *, hub: str = "") -> None:
 
 
 def absolute(path: str) -> str:
-    """Returns a local path made absolute, ``~`` expanded; a remote one unchanged."""
+    """Returns the absolute form of a local path, with ``~`` expanded. Keeps a remote path."""
     return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
@@ -85,7 +85,7 @@ def load_array(path: epath.Path) -> np.ndarray:
 
 
 def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) -> Iterator[Result]:
-    """Yields ``function`` of every path, in their order; of remote ones 32 at a time."""
+    """Yields ``function(path)`` for every path, in order. Remote paths use 32 threads."""
     if not any(map(is_remote, paths)):
         yield from map(function, paths)
         return
@@ -97,9 +97,9 @@ def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) 
 def local_copies(
     directories: Sequence[epath.PathLike], patterns: Iterable[str]
 ) -> Iterator[list[pathlib.Path]]:
-    """Gives local directories, in which the files that match ``patterns`` can be memory-mapped.
+    """Yields local directories, so that files that match ``patterns`` can be memory-mapped.
 
-    Remote files are copied for the time of the block.
+    Files in a remote directory are copied to a temporary directory, which exists during the block.
     """
     with contextlib.ExitStack() as stack:
         local = []

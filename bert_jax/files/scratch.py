@@ -1,4 +1,4 @@
-"""Temporary directories of this process, and the user's directory of caches."""
+"""Temporary directories of this process, and the cache directory of the user."""
 
 import atexit
 import os
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def scratch_directory() -> Path:
-    """Returns a new temporary directory, which is deleted when the process ends.
+    """Creates a temporary directory, which is deleted when the process exits.
 
-    A process that is killed leaves it to the system. Raises OSError if it cannot be made.
+    If the process is killed, the directory remains. Raises OSError if it cannot be created.
     """
     made = Path(tempfile.mkdtemp(prefix="bert_jax_scratch_"))
     _made.append(made)
@@ -22,12 +22,15 @@ _made: list[Path] = []
 
 @atexit.register
 def delete_scratch() -> None:
-    """Deletes the temporary directories, also where exit handlers will not run."""
+    """Deletes the temporary directories. Call it before `os._exit`, which runs no exit handlers."""
     for directory in _made:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def user_cache(name: str) -> Path:
-    """Returns ``$XDG_CACHE_HOME/bert_jax/NAME``, or the same in ``~/.cache``; it need not exist."""
+    """Returns ``~/.cache/bert_jax/NAME``, or the directory in ``$XDG_CACHE_HOME``.
+
+    The directory may not exist yet.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "bert_jax" / name

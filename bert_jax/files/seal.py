@@ -1,4 +1,4 @@
-"""JSON and YAML that carry a SHA-256 of their own values, so that a flipped digit is noticed."""
+"""JSON and YAML files with a SHA-256 of their own values, which reveals a changed digit."""
 
 import hashlib
 import json
@@ -16,17 +16,17 @@ _FIRST_LINE: Final = re.compile(rf"# {SEAL}: [0-9a-f]{{64}}")
 
 
 def sealed(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a JSON object with its seal: ``{"a": 1}`` → ``{"sha256": "f9d86028…", "a": 1}``."""
+    """Adds a seal to a JSON object: ``{"a": 1}`` → ``{"sha256": "f9d86028…", "a": 1}``."""
     return {SEAL: _sha256(json.dumps(body, sort_keys=True)), **body}
 
 
 def is_intact(content: Mapping[str, Any]) -> bool:
-    """Returns whether a JSON object holds what `sealed` was given; False without a seal."""
+    """Returns whether a JSON object has a seal and the seal matches its values."""
     return content.get(SEAL) == sealed(unsealed(content))[SEAL]
 
 
 def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
-    """Raises UserError, which begins with `where`, if an object is not what was sealed.
+    """Raises UserError at the place `where` if a JSON object does not match its seal.
 
     An object without a seal passes.
     """
@@ -35,14 +35,14 @@ def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
 
 
 def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a JSON object without its seal, whether it is intact or not."""
+    """Removes the seal from a JSON object, without checking it."""
     return {key: value for key, value in content.items() if key != SEAL}
 
 
 def read_sealed(path: epath.Path) -> dict[str, Any]:
-    """Returns the values of a JSON object in a file, without its seal.
+    """Returns the JSON object in a file, without its seal.
 
-    Raises UserError: as `read_json_object` and `refuse_changed`.
+    Raises UserError as `read_json_object` and `refuse_changed`.
     """
     content = read_json_object(path)
     refuse_changed(content, where=str(path))
@@ -50,14 +50,14 @@ def read_sealed(path: epath.Path) -> dict[str, Any]:
 
 
 def sealed_yaml(text: str) -> str:
-    """Returns YAML after a comment of one line, ``# sha256: 9f86d081…``, its checksum."""
+    """Adds a seal to YAML: a first line ``# sha256: 9f86d081…``."""
     return f"# {SEAL}: {_sha256(text)}\n{text}"
 
 
 def refuse_changed_yaml(text: str, *, where: str) -> None:
-    """Raises UserError, which begins with `where`, if YAML is not what `sealed_yaml` was given.
+    """Raises UserError at the place `where` if YAML does not match its seal.
 
-    YAML without the first line passes: the user deletes it to edit the file.
+    YAML without a seal passes: users delete the seal to edit the file.
     """
     if _FIRST_LINE.match(text) and text != sealed_yaml(text.partition("\n")[2]):
         raise _changed(where).followed_by(" If you edited it, delete its first line.")

@@ -1,4 +1,4 @@
-"""YAML as configurations use it: plain values, and 1e-4 is a number."""
+"""Reads and writes YAML with plain values only, in which 1e-4 is a number."""
 
 import re
 from collections.abc import Hashable
@@ -12,15 +12,16 @@ from bert_jax.files.read import MAX_DEPTH, MAX_DIGITS, read_text, shown
 
 try:
     from yaml import CSafeLoader as _SafeLoader
-except ImportError:  # a PyYAML built without libyaml, which takes seven times as long
+except ImportError:  # PyYAML without libyaml is seven times slower
     from yaml import SafeLoader as _SafeLoader
 
-MAX_BYTES: Final = 1 << 20  # of a YAML file: a thousand times a configuration's size
+MAX_BYTES: Final = 1 << 20  # limit for YAML files; a configuration has about 1 KiB
 
 MAX_EVENTS: Final = 100_000
-"""Values, and beginnings and ends of lists and mappings: a few seconds of work."""
+"""Maximum number of parser events, which take a few seconds. Every value is an event; every list
+and mapping is two."""
 
-# libyaml's messages for a line with wrong indentation.
+# Messages of libyaml about wrong indentation.
 _INDENTATION: Final = (
     "found character that cannot start any token",
     "did not find expected key",
@@ -34,14 +35,15 @@ _PLAIN: Final = (_INT, _FLOAT, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null
 
 
 def read_yaml(path: epath.PathLike) -> Any:
-    """Returns the values in a YAML file, local or ``gs://``; UserError as of `parse_yaml`."""
+    """Returns the values in a YAML file, local or ``gs://``. Raises UserError as `parse_yaml`."""
     return parse_yaml(read_text(epath.Path(path), limit=MAX_BYTES), str(path))
 
 
-class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of two)
-    """The values that JSON has, spelled in YAML 1.1.
+class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of two classes)
+    """Loads YAML 1.1 with the types of JSON only.
 
-    Keys are text: ``no:`` is Norwegian. A date is text, and 1e-4, text in YAML 1.1, is a number.
+    Keys are text, so ``no:`` is the key "no". Dates are text. 1e-4 is a number, although YAML 1.1
+    defines it as text.
     """
 
     yaml_implicit_resolvers: ClassVar = {
@@ -50,7 +52,7 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Makes a mapping whose keys are texts, each there once."""
+        """Returns a dict. Raises UserError if a key is not text or is repeated."""
         mapping: dict[Hashable, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -66,7 +68,7 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
         return mapping
 
     def construct_number(self, node: Any) -> int | float:
-        """Makes a number of what looks like one."""
+        """Returns a number. Raises UserError if it has too many digits or is malformed."""
         if len(node.value) > MAX_DIGITS:
             raise UserError(
                 "yaml.digits",
@@ -97,7 +99,10 @@ _Loader.add_constructor(_FLOAT, _Loader.construct_number)
 
 
 def _check_events(text: str) -> None:
-    """Refuses tags, which could name types, and aliases, which make gigabytes of a few lines."""
+    """Raises UserError for tags, aliases, and excessive depth or length.
+
+    Tags could construct arbitrary types. Nested aliases can expand a few lines to gigabytes.
+    """
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_SafeLoader)):
         if count == MAX_EVENTS:
@@ -140,10 +145,10 @@ def _line(found: Any) -> str:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Returns the values of a YAML document; messages name its ``source``.
+    """Returns the values of a YAML document. ``source`` names it in messages.
 
-    Raises UserError naming the line: not YAML, a tag, an alias, a key twice, or beyond the limits
-    of depth and digits.
+    Raises UserError with the line if the text is not YAML, has a tag, an alias or a repeated key,
+    or exceeds the limits of depth and digits.
     """
     try:
         _check_events(text)
@@ -158,7 +163,7 @@ def parse_yaml(text: str, source: str) -> Any:
         raise _not_yaml(place, reason) from error
     except UserError as error:
         raise error.located(source) from None
-    except (ValueError, OverflowError) as error:  # an escape beyond Unicode
+    except (ValueError, OverflowError) as error:  # an escape outside of Unicode
         raise _not_yaml(source, str(error)) from error
 
 
@@ -168,16 +173,16 @@ def _not_yaml(place: str, reason: str) -> UserError:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `parse_yaml` reads: a list that is there twice is written twice."""
+    """Writes YAML for `parse_yaml`, without aliases: a shared list is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Says that nothing gets an alias."""
+        """Disables aliases."""
         return True
 
 
-_Dumper.add_implicit_resolver(*_EXPONENT)  # so that the text 1e4 gets quotes
+_Dumper.add_implicit_resolver(*_EXPONENT)  # quotes the text "1e4"
 
 
 def dump_yaml(values: Any) -> str:
-    """Returns plain values as YAML, keys in their order."""
+    """Returns plain values as YAML, with keys in their order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

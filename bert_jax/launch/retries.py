@@ -13,7 +13,7 @@ from bert_jax.files.patience import (
     GIVE_UP_SECONDS,
     LONGEST_PAUSE_SECONDS,
     reason_of,
-    say_waiting,
+    log_waiting,
 )
 from bert_jax.launch.launcher import Unavailable
 
@@ -81,7 +81,7 @@ def persistently(
                     seconds=waited,
                     reason=reason_of(error),
                 ) from error
-            say_waiting(what, waited, error)
+            log_waiting(what, waited, error)
         tries += 1
         longest = min(2 * longest, LONGEST_PAUSE_SECONDS)
         pace.sleep(pause)

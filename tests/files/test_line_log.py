@@ -61,9 +61,7 @@ def test_only_damaged_and_foreign_lines_are_set_aside(tmp_path: Path, line: byte
     assert numbers(path) == [1, 2, 3]
     aside = tmp_path / "log.damaged"
     assert aside.read_bytes() == line + b"\n"
-    assert said == [
-        f"{path}: 1 line was damaged or not ours, moved to {aside}; all others are kept"
-    ]
+    assert said == [f"{path}: moved 1 damaged or foreign line to {aside}"]
     assert reopen(path, 2)[1] == []  # once
 
 

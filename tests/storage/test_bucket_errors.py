@@ -51,7 +51,7 @@ def test_an_unreachable_bucket_ends_a_run_in_one_line(
     monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.5)
     monkeypatch.setattr(patience._log, "disabled", False)  # import-linter, in another test
     monkeypatch.setattr(patience, "_QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(patience, "_said_at", [-1e9])
+    monkeypatch.setattr(patience, "_logged_at", [-1e9])
     bucket = cloud.make_bucket()
     cloud.proxy.down = True
     with refuses("bucket.no_answer", kind=RunStopped, place=bucket) as caught:

@@ -108,8 +108,8 @@ def test_metrics_wait_in_memory_for_disk_space(tmp_path: Path) -> None:
         assert raw.endswith(b"}\n")  # no line is cut
         assert len(said) == 2  # one per file
     assert [line.partition("; ")[2] for line in said] == [
-        "its lines wait until it can be written",
-        "its lines wait until it can be written",
+        "its lines are kept in memory",
+        "its lines are kept in memory",
     ]
     report(101)
     writer.flush()

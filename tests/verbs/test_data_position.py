@@ -120,7 +120,7 @@ def test_only_the_example_log_is_off_by_default(small: dict[str, Any], tmp_path:
     before = read_metrics(run_dir)
     assert len(before) == len(others) + 1
     output = ok("pretrain", config, f"run_dir={run_dir}", "train.phases.0.steps=13")
-    assert f"{metrics}: 2 lines were damaged or not ours, moved to {run_dir}" in output
+    assert f"{metrics}: moved 2 damaged or foreign lines to {run_dir}" in output
     assert read_metrics(run_dir)[: len(before)] == before
     assert (run_dir / "metrics.damaged").read_bytes() == b'\xff\xfe\n{"loss": 1}\n'
 
