@@ -115,9 +115,7 @@ class LineLog:
         """Appends bytes: a line with its newline, or a record of another format."""
         self._waiting += raw
         self._missing += 1
-        self._attempts.succeeds(
-            self._write, otherwise="its lines are kept in memory and written later"
-        )
+        self._attempts.succeeds(self._write, otherwise="its lines are kept in memory")
 
     def flush(self) -> None:
         """Writes all entries durably: to the disk with fsync, or to the bucket.

@@ -12,8 +12,8 @@ from bert_jax.files.patience import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
     LONGEST_PAUSE_SECONDS,
-    reason_of,
     log_waiting,
+    reason_of,
 )
 from bert_jax.launch.launcher import Unavailable
 
