@@ -29,7 +29,7 @@ class Tokenizer(abc.ABC):
         is_continuation: whether a piece continues a word, bool ``[vocab_size]``.
         hash: SHA-256 of vocabulary and settings. Tokenizers that behave alike have equal hashes.
         lower_case: whether text is lower-cased.
-        strip_accents: whether accents are dropped. None is the value of ``lower_case``.
+        strip_accents: whether accents are dropped. If None, the value of ``lower_case``.
     """
 
     is_continuation: np.ndarray

@@ -94,7 +94,7 @@ def load_wordpiece(
 ) -> WordPieceTokenizer:
     """Opens a ``vocab.txt`` of the 2018 release, given as a file or its directory.
 
-    The settings are those of `WordSplitter`. ``lower_case`` is True for uncased models and for the
+    For the settings see `WordSplitter`. ``lower_case`` is True for uncased models and for the
     Chinese model. Raises UserError if the file is missing or no vocabulary with BERT's special
     pieces.
     """

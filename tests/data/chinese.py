@@ -1,10 +1,10 @@
-"""A segmenter for tests, configured by name like a user's."""
+"""A segmenter for tests. Settings name it, as they name a user's function."""
 
 LEXICON = ("北京", "大学", "学生")
 
 
 def cut(text: str) -> list[str]:
-    """Longest match from the left: ``我在北京大学 -> 我 在 北京 大学``."""
+    """Finds the longest word at each place from the left: ``我在北京大学 -> 我 在 北京 大学``."""
     words = []
     while text:
         word = next((word for word in LEXICON if text.startswith(word)), text[0])
@@ -14,5 +14,5 @@ def cut(text: str) -> list[str]:
 
 
 def lose(text: str) -> list[str]:
-    """Loses the last character."""
+    """Returns words without the last character of the text."""
     return [text[:-1]]

@@ -1,4 +1,4 @@
-"""google-research/bert's TFRecords, written by TensorFlow."""
+"""Writes google-research/bert's TFRecords with TensorFlow."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ LENGTH, SLOTS = 32, 5
 
 
 def random_rows(count: int, *, seed: int = 0, vocab: int = 200) -> list[dict[str, Any]]:
-    """Rows of two spans, padded to `LENGTH` tokens and `SLOTS` predictions."""
+    """Returns random rows of two spans, padded to `LENGTH` tokens and `SLOTS` predictions."""
     rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
@@ -38,7 +38,7 @@ def random_rows(count: int, *, seed: int = 0, vocab: int = 200) -> list[dict[str
 
 
 def example_bytes(row: dict[str, Any]) -> bytes:
-    """A row as `tf.train.Example`, with the types of its values."""
+    """Returns a row as a `tf.train.Example`. The types of the values decide the feature types."""
     feature = {}
     for name, values in row.items():
         if values and isinstance(values[0], float):
@@ -57,7 +57,7 @@ def write_release(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def read_release(paths: list[Path], *, length: int, slots: int) -> list[dict[str, Any]]:
-    """Reads rows as ``run_pretraining.py`` does: by `tf.io.parse_single_example`, fixed lengths."""
+    """Reads rows of fixed length with TensorFlow, as ``run_pretraining.py`` does."""
     features = {
         name: tf.io.FixedLenFeature([size], tf.float32 if "weights" in name else tf.int64)
         for name, size in (

@@ -1,4 +1,4 @@
-"""A dataset in memory and helpers for its loader. Worker processes import it too."""
+"""A dataset in memory and helpers for its loader. Worker processes import this module."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from bert_jax.text import SpecialIds
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 1000
-MAX_EXAMPLES = 4  # maximum per packed row
+MAX_EXAMPLES = 4  # maximum number of examples in a packed row
 SEQ_LENGTH = 32
 
 Batch = dict[str, np.ndarray]

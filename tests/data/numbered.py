@@ -10,12 +10,12 @@ from bert_jax.pipelines.pairing import Pair, Single, pair_documents
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments
 from tests.corpus import from_lists
 
-# Documents given by the lengths of their sentences.
+# Lengths of the sentences of each document.
 LENGTHS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=2, max_size=6)
 
 
 def numbered(lengths: Iterable[Sequence[int]]) -> TokenisedDocuments:
-    """Documents whose tokens equal their positions."""
+    """Returns documents whose tokens equal their positions."""
     documents, place = [], 0
     for document in lengths:
         sentences = []
@@ -27,7 +27,7 @@ def numbered(lengths: Iterable[Sequence[int]]) -> TokenisedDocuments:
 
 
 def token_owner(documents: TokenisedDocuments) -> np.ndarray:
-    """The document of every token."""
+    """Returns the document of every token."""
     starts = documents.sentence_starts[documents.document_starts]
     return np.repeat(np.arange(len(documents)), np.diff(starts))
 

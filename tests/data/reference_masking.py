@@ -1,7 +1,8 @@
-"""google-research/bert's masking as its paper and script describe it, one token at a time.
+"""google-research/bert's masking, one token at a time.
 
-Written for the differential test from the published procedure (google-research/bert,
-``create_pretraining_data.py``), independently of the package: lists, Python's ``random``.
+A second implementation of the published procedure (google-research/bert,
+``create_pretraining_data.py``), to compare the package with. It uses lists and Python's ``random``
+instead of NumPy.
 """
 
 import random
@@ -18,10 +19,10 @@ def reference_masks(
     most: int,
     rng: random.Random,
 ) -> list[tuple[int, int]]:
-    """The predicted tokens and their replacements: (position, id), by position.
+    """Returns the position and the new id of each predicted token, in order of positions.
 
-    ``continuations``: ids that continue the word before them; if empty, each token is a word.
-    ``kept``: ids of ``[CLS]`` and ``[SEP]``.
+    ``continuations`` are ids that continue a word. If it is empty, each token is a word. ``kept``
+    are the ids of ``[CLS]`` and ``[SEP]``.
     """
     words: list[list[int]] = []
     for position, token in enumerate(ids):

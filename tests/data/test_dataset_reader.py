@@ -130,7 +130,7 @@ def test_a_newer_format_is_refused(copy: Path) -> None:
 def test_a_vocabulary_beyond_two_bytes_is_stored_in_four(tmp_path: Path) -> None:
     for file, documents in (("text0.txt", range(30)), ("text1.txt", range(30, 60))):
         write_corpus(tmp_path / file, documents=documents)
-    # The markers come last, beyond two bytes.
+    # The markers are the last pieces, so their ids need more than two bytes.
     filler = [f"filler{i}" for i in range(1 << 16)]
     write_tokenizer(tmp_path / "tokenizer", documents=0, extra=[*filler, *map(marker, range(60))])
     made = make_examples(section(tmp_path))

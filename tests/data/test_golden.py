@@ -1,7 +1,7 @@
-"""Golden pairs and masks of google-research/bert's kinds: versions can resume each other's runs.
+"""Hashes of pairs and masks: a run can be resumed by another version of the package.
 
-This file made the hashes in the first version, which had next sentence pairs, and token and
-whole-word masks. Change them only together with ``FORMAT_VERSION`` and a note in the changelog.
+The hashes are from the first version of the package. Change them only together with
+``FORMAT_VERSION`` and a note in the changelog.
 """
 
 import hashlib

@@ -44,7 +44,7 @@ def row_of(transform: StaticMaskTransform, example: StaticExample) -> dict[str, 
 
 
 def google_form(row: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-    """A row of the loader under google-research/bert's names."""
+    """Returns a row of the loader with google-research/bert's names."""
     named = row | {"input_mask": row["segment_ids"], "segment_ids": row["token_type_ids"]}
     return {name: named[name].tolist() for name in FEATURES}
 
@@ -97,7 +97,7 @@ def test_unpacked_numbers_are_read() -> None:
     for name, values in ROWS[1].items():
         if name == "masked_lm_weights":
             feature = delimited(0x12, delimited(0x0A, np.array(values, "<f4").tobytes()))
-        else:  # each with its own tag
+        else:  # unpacked: each number has its own tag
             feature = delimited(0x1A, b"".join(b"\x08" + varint(value) for value in values))
         entries += delimited(0x0A, delimited(0x0A, name.encode()) + delimited(0x12, feature))
     (ours,), (theirs,) = decode(delimited(0x0A, entries)), decode(example_bytes(ROWS[1]))
@@ -116,7 +116,7 @@ def test_varints_equal_protobufs(lists: list[list[int]]) -> None:
     packed = []
     for numbers in lists:
         spelled = Int64List(value=numbers).SerializeToString()
-        packed.append(spelled[2 if len(spelled) < 130 else 3 :])  # after a tag and a length
+        packed.append(spelled[2 if len(spelled) < 130 else 3 :])  # without the tag and the length
     flat, counts = decode_lists(packed)
     assert flat.tolist() == [number for numbers in lists for number in numbers]
     assert counts == list(map(len, lists))

@@ -28,12 +28,12 @@ from tests.project import refuses
 
 settings = hypothesis.settings(deadline=None, max_examples=6)
 
-# One example per row, and several per row.
+# Loaders with one example per row, and with several.
 LOADERS = [make_loader, packed_loader]
 
 
 def rows_of(batch: Batch) -> list[tuple[int, ...]]:
-    """The dataset indices of the examples in each row, after undoing masks."""
+    """Returns the dataset indices of the examples in each row."""
     ids = batch["input_ids"].copy()
     at_row, at_slot = np.nonzero(batch["masked_lm_weights"])
     ids[at_row, batch["masked_lm_positions"][at_row, at_slot]] = batch["masked_lm_ids"][
@@ -136,12 +136,12 @@ def test_rows_do_not_depend_on_the_batch_size(make, count, one, other):
 
 
 @pytest.mark.parametrize("make", LOADERS)
-def test_seeking_equals_iterating_and_is_fast(make):  # or it would never end
+def test_seeking_equals_iterating_and_is_fast(make):
     loader = make(MemoryDataset(100), batch_size=8)
     walked = take(loader, 20)
     for step in (19, 4, 5, 1):
         assert_equal(walked[step], take(loader, 1, first_step=step)[0])
-    take(loader, 1, first_step=10**9)
+    take(loader, 1, first_step=10**9)  # if seeking read all rows, this would never end
 
 
 @settings

@@ -32,7 +32,7 @@ from tests.run_config import one_phase
 
 
 class WorkerRows(MaskingTransform):
-    """Rows that also contain facts about their process."""
+    """Rows with additional arrays about the process that made them."""
 
     def batch(
         self, records: Sequence[Sequence[Example]], rngs: Sequence[Sequence[np.random.Generator]]
@@ -51,7 +51,7 @@ class WorkerRows(MaskingTransform):
 
 
 def test_workers_give_equal_batches_without_accelerators(tmp_path, monkeypatch):
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # or workers would inherit it
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # workers would inherit the variable
     make_dataset(tmp_path)
     tokenizer, masking = load_tokenizer(tmp_path / "tokenizer"), MaskingSection(unit="whole_word")
     transform = WorkerRows.from_tokenizer(tokenizer, seq_length=48, masking=masking)
@@ -83,7 +83,7 @@ def test_a_workers_error_is_raised_and_ends_the_others():
 
 
 def test_a_killed_worker_ends_the_run_in_one_line(project, tmp_path):
-    """The batches do not fit into a pipe: a worker is killed in the middle of one."""
+    """A batch is larger than a pipe, so the worker is killed while it sends a batch."""
     values = one_phase(project, steps=4000, log_every=1, checkpoint={"every": 4000})
     values |= {"loader": {"workers": 2}, "mesh": {"platform": "cpu", "data": -1}}
     values["train"]["phases"][0]["batch_size"] = 2048

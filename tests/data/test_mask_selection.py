@@ -27,7 +27,7 @@ def one_word_each(count: int) -> Words:
 
 
 def drawn(section: MaskingSection, words: Words, *, budget: int, trials: int):
-    """The spans of many draws."""
+    """Yields the spans of many draws."""
     for trial in range(trials):
         draws = stream(3, "spans", trial).random((2, len(words.starts)))
         chances = section.span_chances
@@ -61,7 +61,8 @@ def test_a_span_ends_at_a_special_token(monkeypatch):
     ids = np.array([2, 10, 3, 11, 12, 3])
     section = MaskingSection(unit="span", rate=0.34)
     chosen = {tuple(mask(ids, seed, section).positions.tolist()) for seed in range(60)}
-    # Two tokens: from 11 they are one span; from 10 it ends at once and another one follows.
+    # Two tokens. A span that begins at 11 has both. A span that begins at 10 ends after one token,
+    # and another span follows.
     assert chosen == {(1, 3), (1, 4), (3, 4)}
 
 
@@ -80,7 +81,7 @@ def test_n_grams_are_replaced_per_token_at_80_10_10():
 
 
 def test_a_span_is_replaced_as_a_whole():
-    # Words of five tokens, with a budget for one: a single span.
+    # Words have five tokens and the budget is five, so there is one span.
     word = [10, *[FIRST_CONTINUATION] * 4]
     ids = make_example(word * 3, word * 3).input_ids
     section = MaskingSection(unit="span")
@@ -93,7 +94,7 @@ def test_a_span_is_replaced_as_a_whole():
             counts[0] += 1
         elif (seen == masked.ids).all():
             counts[2] += 1
-        else:  # a new draw for each token
+        else:  # every token has its own random replacement
             counts[1] += 1
             assert len(set(seen.tolist())) > 1
     assert stats.chisquare(counts, counts.sum() * np.array([0.8, 0.1, 0.1])).pvalue > 1e-3

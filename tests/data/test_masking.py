@@ -23,7 +23,7 @@ SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 VOCAB_SIZE = 1000
 FIRST_CONTINUATION = 700
 IS_CONTINUATION = np.arange(VOCAB_SIZE) >= FIRST_CONTINUATION
-# 0.1% bounds of the chi-square distribution, by degrees of freedom.
+# 0.1% quantiles of the chi-square distribution, by degrees of freedom.
 CHI_SQUARE = {1: 10.83, 2: 13.82, 99: 148.23}
 
 settings = hypothesis.settings(deadline=None, max_examples=60)
@@ -55,7 +55,7 @@ units = st.sampled_from(["token", "whole_word"])
 
 
 def words_of(ids: np.ndarray) -> list[list[int]]:
-    """Positions of each word: the definition, one token at a time."""
+    """Returns the positions of each word, one token at a time."""
     words: list[list[int]] = []
     inside = False
     for position, token in enumerate(ids.tolist()):
@@ -91,7 +91,7 @@ def test_masks_respect_originals_words_and_budget(example, seed, unit, most, rat
     assert not np.isin(masked.ids, [SPECIAL.cls, SPECIAL.sep]).any()
     budget = min(most, max(1, round(len(ids) * rate)), len(ids) - 3)
     chosen = set(masked.positions.tolist())
-    if unit == "token":  # google-research/bert's number of masks
+    if unit == "token":  # the number of masks of google-research/bert
         assert len(chosen) == budget
         return
     words = words_of(ids)
@@ -103,8 +103,8 @@ def test_masks_respect_originals_words_and_budget(example, seed, unit, most, rat
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
 def test_masks_have_google_research_berts_distribution(unit):
-    # Words of one to four tokens; no span begins with a continuation, since we differ there on
-    # purpose: see test_a_continuation_after_sep_is_a_separate_word.
+    # Words have one to four tokens. No span begins with a continuation, because then the masks
+    # differ on purpose; see test_a_continuation_after_sep_is_a_separate_word.
     words = [[10 + w] + [FIRST_CONTINUATION + w] * (w % 4) for w in range(24)]
     first, second = (list(chain.from_iterable(part)) for part in (words[:15], words[15:]))
     ids = make_example(first, second).input_ids
@@ -225,7 +225,7 @@ def test_every_setting_of_rows_changes_the_fingerprint():
 
 def test_a_continuation_after_sep_is_a_separate_word():
     example = make_example([10], [FIRST_CONTINUATION, FIRST_CONTINUATION + 1])
-    section = MaskingSection(unit="whole_word", rate=0.3)  # 2 of 6 tokens
+    section = MaskingSection(unit="whole_word", rate=0.3)  # two of six tokens
     chosen = {
         tuple(mask(example.input_ids, seed, section).positions.tolist()) for seed in range(50)
     }

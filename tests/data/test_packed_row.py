@@ -42,7 +42,7 @@ def rows_of_examples(draw: st.DrawFn) -> list[Example]:
 
 
 def unpack(row: Batch) -> list[dict[str, list]]:
-    """The content of each example in a row, independent of its place."""
+    """Returns the content of each example in a row, without its place in the row."""
     found = []
     for k in range(int(row["segment_ids"].max())):
         places = np.flatnonzero(row["segment_ids"] == k + 1)

@@ -1,4 +1,4 @@
-"""The packing plan: first-fit-decreasing over lengths, and its padding."""
+"""The packing plan: first-fit-decreasing over lengths, and the share of padding."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def counts_of(lengths: list[int]) -> np.ndarray:
 
 
 def one_by_one(lengths: list[int], *, capacity: int, max_examples: int) -> list[tuple[int, ...]]:
-    """First-fit-decreasing by its definition."""
+    """Packs lengths one by one, first fit, in decreasing order."""
     rows: list[list[int]] = []
     for length in sorted(lengths, reverse=True):
         for row in rows:

@@ -2,7 +2,7 @@ from bert_jax.data.rng import digest128, stream
 
 
 def test_random_numbers_equal_the_recorded_ones() -> None:
-    # Frozen: a change here would change every dataset and every mask.
+    # These numbers must not change: they determine every dataset and every mask.
     assert digest128(12345, "pairing", 0) == 0x45DECB53148ED225B2503AEBBA0913CD
     assert stream(12345, "pairing", 0).random(2).tolist() == [
         0.31100836285792943,

@@ -52,7 +52,7 @@ def test_a_field_beyond_the_csv_modules_limit_is_read(tmp_path: Path) -> None:
         "a\n\nx\n\n\ny\n\n",
         "a\r\n\r\nx\r\n\r\n",
         "a,b\n\nx,1\n\ny,2\n\n",
-        # Not blank: a space, a quoted empty field, several empty fields.
+        # These lines are not blank: a space, a quoted empty field, several empty fields.
         "a\n \nx\n",
         "a,b\n,\nx,1\n",
         'a,b\n"x\n\ny",1\n',
@@ -115,9 +115,9 @@ def test_json_and_parquet_that_cannot_be_read_are_named(
     ("content", "opens", "last"),
     [
         ('a,b\nx,1\n"y,2\nz,3\n', 3, 4),
-        ('a,b\nx,1\n"y,2\nz,3\n"w",4\n', 3, 5),  # another row's quote closes it
+        ('a,b\nx,1\n"y,2\nz,3\n"w",4\n', 3, 5),  # the quote of another row closes the field
         ('a,b\n"x\nx",1\n"y ""z"", 5"" wide,2\nz,3\n', 4, 5),
-        ('a,b\n"x\nx","y\nz,3\n', 2, 4),  # the line where its row begins
+        ('a,b\n"x\nx","y\nz,3\n', 2, 4),  # the row begins before the open quote
         ('a,b\n5" disk,"y\nz,3\n', 2, 3),
         ('a,"b\nx,1\n', 1, 2),
     ],

@@ -1,7 +1,7 @@
-"""Damaged and hostile files, drawn by hypothesis from small valid ones.
+"""Damaged and hostile files that hypothesis makes from small valid files.
 
-Every kind of file has the same property: reading it gives a value or a one-line `UserError`,
-without other exceptions, within bounds on time and memory.
+The tests check one property for every kind of file: reading gives a value or a one-line
+`UserError`, within limits of time and memory.
 """
 
 import copy
@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
 
-MOST_SECONDS: Final = 60  # of CPU, for files of kilobytes, on a busy machine
+MOST_SECONDS: Final = 60  # CPU seconds for a file of kilobytes, on a busy machine
 MOST_BYTES: Final = 512 << 20
-MOST_CHARACTERS: Final = 2500  # maximum of a message
+MOST_CHARACTERS: Final = 2500  # longest message
 
 SHORT: Final = 40
 LONG: Final = 10_000
@@ -27,7 +27,7 @@ both_forms = pytest.mark.parametrize(
     "inputs", [SHORT, pytest.param(LONG, marks=pytest.mark.chaos)], ids=["short", "long"]
 )
 
-# Bytes that break readers, to insert anywhere.
+# Bytes that are likely to break readers.
 TOKENS: Final = [
     *(
         b"\0",
@@ -60,7 +60,7 @@ VALUES: Final[list[Any]] = [
 
 @st.composite
 def damaged(draw: Any, whole: bytes) -> bytes:
-    """Bytes of a valid file with up to four damages."""
+    """Draws the bytes of a valid file with up to four damages."""
     content = whole
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
@@ -85,7 +85,7 @@ def damaged(draw: Any, whole: bytes) -> bytes:
 
 @st.composite
 def flipped(draw: Any, whole: bytes) -> bytes:
-    """Bytes of a valid file with one to three flipped bits, of the same size."""
+    """Draws the bytes of a valid file with one to three flipped bits."""
     content = bytearray(whole)
     for _ in range(draw(st.integers(1, 3))):
         content[draw(st.integers(0, len(content) - 1))] ^= 1 << draw(st.integers(0, 7))
@@ -94,7 +94,7 @@ def flipped(draw: Any, whole: bytes) -> bytes:
 
 @st.composite
 def confused(draw: Any, whole: Any) -> Any:
-    """Nested values with up to three changed types, removals or additions."""
+    """Draws nested values with up to three changed, removed or added values."""
     content = json.loads(json.dumps(whole))
     for _ in range(draw(st.integers(1, 3))):
         node: Any = content
@@ -119,13 +119,13 @@ def confused(draw: Any, whole: Any) -> Any:
 
 
 def json_of(whole: Any) -> st.SearchStrategy[bytes]:
-    """JSON with other values, or with damaged text."""
+    """Draws JSON with other values, or with damaged text."""
     text = json.dumps(whole).encode()
     return st.one_of(confused(whole).map(lambda value: json.dumps(value).encode()), damaged(text))
 
 
 def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], count: int) -> None:
-    """Checks the property for `count` inputs; `read` writes an input to its place and reads it."""
+    """Checks the property for `count` inputs. `read` writes an input to a file and reads it."""
 
     @settings(
         max_examples=count,
@@ -137,7 +137,7 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
     )
     @given(inputs)
     def check(content: Any) -> None:
-        # Memory of this input only: hypothesis keeps earlier inputs.
+        # Only the growth is measured: hypothesis keeps earlier inputs in memory.
         began, held = time.process_time(), _peak()
         try:
             read(content)
@@ -152,5 +152,5 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
 
 
 def _peak() -> int:
-    """Peak memory of this process so far, in bytes."""
+    """Returns the peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -48,7 +48,7 @@ SQUAD = {"version": "2.0", "data": [{"title": "A", "paragraphs": [PARAGRAPH]}]}
 
 
 def row() -> bytes:
-    """[CLS] a [SEP] b [SEP] with one masked token, in `create_pretraining_data.py`'s format."""
+    """Returns [CLS] a [SEP] b [SEP] with one mask, as `create_pretraining_data.py` stores it."""
     found = tf_example.Example()
     feature = found.features.feature
     feature["input_ids"].int64_list.value.extend([2, 4, 3, 300, 3, 0, 0, 0])
@@ -144,7 +144,7 @@ def test_tfrecords(tmp_path: Path, inputs: int) -> None:
         dataset = open_google_bert(path)
         dataset.__getitems__(range(len(dataset)))
 
-    # Damage by a disk, and by an attacker who fixes the checksums.
+    # Damage by a disk, and by an attacker who corrects the checksums.
     framed = damaged(ROW).map(lambda row: frame(ROW) + frame(row))
     survives(read, st.one_of(damaged(frame(ROW) * 3), framed), inputs)
 
@@ -172,7 +172,9 @@ def test_shards(tmp_path: Path, dataset: Path, inputs: int) -> None:
         shard.write_bytes(content)
         found = open_dataset(copy, "train")
         examples = found.__getitems__(range(len(found)))
-        assert [each.input_ids.tolist() for each in examples] == expected  # harmless, or refused
+        assert [
+            each.input_ids.tolist() for each in examples
+        ] == expected  # damage is harmless or raises an error
 
     survives(read, st.one_of(flipped(whole), flipped(whole), damaged(whole)), inputs)
 

@@ -1,4 +1,4 @@
-"""Configurations, overrides, and the JSON that comes with checkpoints and datasets."""
+"""Configurations, overrides, and the JSON files of models and tokenizers."""
 
 import json
 from collections.abc import Callable
@@ -98,7 +98,7 @@ def encode(root: Path) -> None:
     tokenizer.decode(tokenizer.encode("thes é [MASK] x"))
 
 
-# The damaged file, its content, the valid files in its directory, and their reader.
+# Name of the damaged file → (its content, the valid files in its directory, the reader).
 FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
     "config.json": (HF_CONFIG, {}, lambda root: read_config(root / "config.json").labels),
     "bert_config.json": (

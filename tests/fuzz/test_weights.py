@@ -1,4 +1,4 @@
-"""Foreign weights: safetensors, PyTorch's pickles, TensorFlow's bundles."""
+"""Weights of other programs: safetensors, PyTorch pickles, TensorFlow bundles."""
 
 import struct
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_torch_files(tmp_path: Path, zipped: bool, inputs: int) -> None:
     whole = path.read_bytes()
 
     def read(content: bytes) -> None:
-        path.unlink(missing_ok=True)  # the previous file is still mapped
+        path.unlink(missing_ok=True)  # the previous file is still mapped to memory
         path.write_bytes(content)
         read_all(TorchFile(path))
 

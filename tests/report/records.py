@@ -1,4 +1,4 @@
-"""Records of every kind of task, in the task families' formats."""
+"""Records of every kind of task."""
 
 from typing import Any
 
@@ -110,7 +110,7 @@ def metrics(evaluations: int = 3) -> list[dict[str, Any]]:
 
 
 def inputs(**changes: Any) -> ReportInputs:
-    """A report on three labelled classes."""
+    """Returns the inputs of a report on three labelled classes."""
     labels = ("no", "yes", EVIL)
     values: dict[str, Any] = {
         "title": f"A run {EVIL}",

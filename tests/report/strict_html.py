@@ -1,4 +1,4 @@
-"""A strict HTML parser, and shorthands for its tree."""
+"""A strict HTML parser, and functions that read its tree."""
 
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
-# All allowed tags of a report; a tag from unescaped text is not among them.
+# All tags that a report may have. Tags from unescaped text are not in this list.
 NAMES = (
     "html head title style body header nav main section footer h1 h2 h3 p ul ol li dl dt dd div "
     "span strong small b a mark figure figcaption table caption thead tbody tr th td fieldset "
@@ -24,12 +24,12 @@ class Tag(NamedTuple):
 
 
 class Document(HTMLParser):
-    """Fails at an unclosed, misnested or unknown tag, and at a duplicate id."""
+    """A parser that fails at an unclosed, misnested or unknown tag and at a duplicate id."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
         self.tags: list[Tag] = []
-        self.texts: list[tuple[str, str]] = []  # parent tag, text
+        self.texts: list[tuple[str, str]] = []  # (parent tag, text)
         self.declarations: list[str] = []
         self._open: list[str] = []
         self._builder = ElementTree.TreeBuilder()
@@ -81,12 +81,12 @@ class Document(HTMLParser):
         raise AssertionError(f"instruction {data!r}")
 
     def named(self, name: str) -> list[Tag]:
-        """All tags of this name."""
+        """Returns all tags of a name."""
         return [tag for tag in self.tags if tag.name == name]
 
     @property
     def text(self) -> str:
-        """The visible text."""
+        """Visible text of the document."""
         return " ".join(
             " ".join(
                 text for parent, text in self.texts if parent not in ("style", "script")
@@ -95,12 +95,12 @@ class Document(HTMLParser):
 
 
 def words(element: ElementTree.Element) -> str:
-    """All text of an element."""
+    """Returns the text of an element."""
     return " ".join("".join(element.itertext()).split())
 
 
 def rows(root: ElementTree.Element, caption: str) -> dict[str, list[str]]:
-    """The body of the table with this text in its caption, by row name."""
+    """Returns the cells, by row name, of the table that has a text in its caption."""
     for table in root.iter("table"):
         if (found := table.find("caption")) is not None and caption in (found.text or ""):
             return {
@@ -111,7 +111,7 @@ def rows(root: ElementTree.Element, caption: str) -> dict[str, list[str]]:
 
 
 def items(root: ElementTree.Element) -> list[str]:
-    """The text of every example."""
+    """Returns the text of every example."""
     return [
         words(item)
         for listed in root.iter("ol")
@@ -126,7 +126,7 @@ def read_section(html: str) -> ElementTree.Element:
 
 
 def read(text: str) -> Document:
-    """Parses a document and checks the rules for every report."""
+    """Parses a document and checks the rules that all reports follow."""
     document = Document(text)
     assert document.tags[0].name == "html"
     assert document.tags[0].attributes["lang"] == "en"

@@ -27,7 +27,7 @@ CLS, SEP, MASK, DOG, BARK, ED, CAT = 2, 3, 4, 5, 6, 7, 8
 
 
 def page(languages: dict[str, LanguageRecord] | None = None) -> str:
-    """The page of a dataset: a split of 100 examples with 10, 20 and 32 tokens."""
+    """Returns the page of a dataset with 100 examples of 10, 20 and 32 tokens."""
     counts = np.zeros(33, np.int64)
     counts[[10, 20, 32]] = 3, 4, 93
     train = SplitRecord.model_construct(
@@ -69,7 +69,7 @@ def test_the_page_shows_every_figure() -> None:
     }
     assert rows(root, "Share of padding") == {
         "one example per row": ["3.56%", "1.0000"],
-        "packed": ["0.58%", "1.0309"],  # 97 rows, three of them with two examples
+        "packed": ["0.58%", "1.0309"],  # 97 rows; three rows have two examples
     }
     assert rows(root, "Purity") == {"train": ["0", "48"]}
     assert rows(root, "450 tokens to predict in a sample of 100 examples") == {

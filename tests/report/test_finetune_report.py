@@ -127,7 +127,9 @@ def test_diverged_and_empty_runs_still_give_a_report() -> None:
 def test_every_head_has_a_map_and_a_description() -> None:
     tokens = ("[CLS]", "it", "was", "[SEP]")
     maps = np.tile(np.eye(4, dtype=np.float32), (2, 3, 1, 1))
-    maps[1, 2] = np.roll(np.eye(4), -1, axis=0)  # the next token; the last attends to the first
+    maps[1, 2] = np.roll(
+        np.eye(4), -1, axis=0
+    )  # each token attends to the next one, the last to the first
     document = read(render(inputs(attention=[attention_view(tokens, maps, title="A title")])))
     radios = document.named("input")
     assert len(radios) == 6
@@ -144,11 +146,11 @@ def test_every_head_has_a_map_and_a_description() -> None:
     assert "A title" in document.text
 
 
-ANY = st.text(st.characters(), max_size=40)  # surrogates and control characters too
+ANY = st.text(st.characters(), max_size=40)  # includes surrogates and control characters
 
 
 def page(title: str, *pairs: tuple[str, object]) -> str:
-    """A page with two tables of these pairs."""
+    """Returns a page with two tables of pairs."""
     return render_page(
         "finetuning.html", title=title, about=title, figures=pairs, footer=title, inputs=inputs(),
         charts=[], ranked=[], evaluations=None, scores=[], splits=[], sweep=None, attention=[],
@@ -160,7 +162,7 @@ def page(title: str, *pairs: tuple[str, object]) -> str:
 @settings(deadline=None, max_examples=100)
 def test_any_text_survives_the_page(text: str, value: str) -> None:
     made = page(text, (text, value))
-    made.encode()  # no lone surrogate is left
+    made.encode()  # fails for a lone surrogate
     document = read(made)
     (heading,) = document.root.iter("h1")
     assert (heading.text or "") == CONTROLS.sub("\ufffd", text)

@@ -1,8 +1,7 @@
-"""The published tokenization of the 2018 release, written out plainly from its description.
+"""The tokenization of the 2018 release, in a form that is easy to check by eye.
 
-It follows the steps of google-research/bert ``tokenization.py`` in order and character by
-character, with Python's own ``unicodedata``: slow, but easy to check by eye. The tests compare the
-real tokenizer with it.
+It follows google-research/bert ``tokenization.py`` step by step and character by character, with
+Python's ``unicodedata``. Tests compare the package's tokenizer with it.
 """
 
 import unicodedata
@@ -58,7 +57,7 @@ def split_punctuation(word: str) -> list[str]:
 def basic_words(
     text: str, *, lower_case: bool, strip_accents: bool | None = None, chinese: bool = True
 ) -> list[str]:
-    """Returns the words; the release has only ``lower_case``, other options are Hugging Face's."""
+    """Returns the words. The options besides ``lower_case`` are from Hugging Face."""
     text = clean(text)
     if chinese:
         text = isolate_cjk(text)

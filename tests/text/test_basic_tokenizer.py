@@ -1,4 +1,4 @@
-"""Words equal the 2018 release's for any Unicode input and under any Python."""
+"""Words equal those of the 2018 release for any Unicode text, under any Python."""
 
 import hashlib
 import unicodedata
@@ -17,7 +17,7 @@ SETTINGS = [
     {"lower_case": False, "strip_accents": True},
     {"lower_case": True, "chinese": False},
 ]
-# Characters that trigger rules: all kinds of white space and controls, accents before and after
+# Characters with special rules: all kinds of white space and controls, accents before and after
 # letters, punctuation of several scripts, CJK and its compatibility forms, Hangul, kana,
 # context-dependent casing, marks that NFD reorders, unassigned and private characters, surrogates.
 HOT = (
@@ -30,7 +30,7 @@ HOT = (
 
 
 def of_14(character: str) -> bool:
-    """Whether this Python's tables agree with Unicode 14.0 on the character."""
+    """Returns whether Python's tables for the character agree with Unicode 14.0."""
     return _NEWER.match(character) is None
 
 
@@ -54,7 +54,7 @@ def test_words_equal_the_releases_on_any_text(rules: dict[str, bool], text: str)
 @pytest.mark.parametrize("rules", SETTINGS[:2], ids=str)
 def test_every_kind_of_character_equals_the_releases(rules: dict[str, bool]) -> None:
     splitter = WordSplitter(**rules)
-    bulk = {"Cn", "Co", "Cs"}  # a sample of these, of ideographs and of syllables is enough
+    bulk = {"Cn", "Co", "Cs"}  # of such characters, ideographs and syllables, every 499th is tested
     kinds: list[str] = []
     for code in range(0x110000):
         category = unicodedata.category(character := chr(code))
@@ -75,7 +75,7 @@ def test_every_kind_of_character_equals_the_releases(rules: dict[str, bool]) -> 
     ids=str,
 )
 def test_words_do_not_depend_on_the_python_version(rules: dict[str, bool], digest: str) -> None:
-    """The digest is from Python 3.11 (Unicode 14.0) over all planes with characters."""
+    """The expected hash is from Python 3.11 (Unicode 14.0), over all planes with characters."""
     splitter, found = WordSplitter(**rules), hashlib.sha256()
     for start in [*range(0, 0x40000, 0x400), *range(0xE0000, 0xE1000, 0x400)]:
         text = "\n".join(f"x{chr(code)}y" for code in range(start, start + 0x400))
@@ -84,7 +84,7 @@ def test_words_do_not_depend_on_the_python_version(rules: dict[str, bool], diges
 
 
 def test_all_context_dependent_characters_are_listed() -> None:
-    """NFD reorders combining characters; accents are dropped, so their order is irrelevant."""
+    """NFD reorders combining characters. Accents are dropped, so their order has no effect."""
     characters = [*map(chr, range(0x110000))]
     reordered = {
         character

@@ -1,4 +1,4 @@
-"""SentencePiece models with BERT's special pieces and the common tokenizer protocol."""
+"""SentencePiece models with BERT's special pieces."""
 
 import pickle
 import pydoc_data.topics

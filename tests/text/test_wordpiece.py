@@ -1,4 +1,4 @@
-"""WordPiece ids equal the 2018 release's; a saved directory is self-contained."""
+"""WordPiece ids equal those of the 2018 release. A saved directory is self-contained."""
 
 import json
 import pydoc_data.topics

@@ -200,7 +200,7 @@ class Recipe(Section):
     token_dtype: TokenDtype  # type of the stored `input_ids`
     seed: int
     validation_fraction: float
-    num_shards: int | None  # configured number of training shards; None: by size of the corpus
+    num_shards: int | None  # configured number of training shards, if any
     pairing: PairingSection
     text: TextRecord
     mixture: MixtureSection | None = None
@@ -301,7 +301,7 @@ def file_missing(path: epath.Path) -> UserError:
 
 
 def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
-    """Returns the error for a file of a dataset that has not its recorded size."""
+    """Returns the error for a file whose size differs from its record."""
     return UserError(
         "dataset.file_size",
         "damaged: found {found} bytes, expected {expected}. Copy this file again, or make the "

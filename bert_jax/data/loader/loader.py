@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 PREFETCH: Final = 4  # number of batches that each worker makes in advance
 
-# Names in the fingerprint of the values that determine which examples are in which row.
+# Names of the fingerprint values that assign examples to rows.
 _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
 _WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
@@ -55,7 +55,7 @@ class Batches(Iterator[T]):
     """
 
     def __init__(self, batches: grain.MapDataset, section: LoaderSection) -> None:
-        if not flags.FLAGS.is_parsed():  # Grain reads absl flags; without absl.app none are parsed
+        if not flags.FLAGS.is_parsed():  # Grain needs parsed absl flags; absl.app is not used
             flags.FLAGS.mark_as_parsed()
         if section.workers:
             in_worker = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

@@ -1,4 +1,4 @@
-"""Packing: the plan of which example lengths share a row. See ``docs/adr/0006-packing.md``."""
+"""Packing: a plan that assigns example lengths to rows. See ``docs/adr/0006-packing.md``."""
 
 import bisect
 import itertools

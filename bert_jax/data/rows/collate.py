@@ -112,7 +112,7 @@ def collate_tokens(
         sequences: token ids with special tokens; at most ``batch_size`` sequences of at most
             ``length`` tokens.
         seconds: index of the first token of each second span. For a sequence without a second span
-            it is the number of tokens. None if no sequence has a second span.
+            it is the number of tokens. Omit it if no sequence has a second span.
         batch_size: rows of the batch. Missing rows are padding.
         length: tokens in a row.
         pad_id: id of [PAD].

@@ -92,8 +92,8 @@ def choose_spans(
     """Chooses spans of whole words, in random order, until ``budget`` tokens are chosen.
 
     A span begins at a uniformly random word that is not yet chosen, and has a random size. It ends
-    earlier before a special token, a chosen word, or a word that exceeds the budget. The sum may
-    fall short of the budget by less than a word.
+    earlier before a special token, a chosen word, or a word that exceeds the budget. The spans
+    may have fewer tokens than the budget, by less than a word.
 
     Args:
         words: words of the example.

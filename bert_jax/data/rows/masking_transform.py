@@ -150,7 +150,7 @@ class MaskingTransform:
         return {name: array[0] for name, array in self.batch([[record]], [[rng]]).items()}
 
     def fingerprint(self) -> dict[str, str | int | float]:
-        """Returns the settings that rows depend on, for the data position."""
+        """Returns the settings that determine the rows, for the data position."""
         masking = self.masker.masking
         optional = {"masking.segmenter": masking.segmenter} if masking.segmenter else {}
         if masking.unit in ("ngram", "span"):
@@ -254,7 +254,7 @@ class StaticMaskTransform:
         return batch
 
     def fingerprint(self) -> dict[str, str | int | float]:
-        """Returns the settings that rows depend on, for the data position."""
+        """Returns the settings that determine the rows, for the data position."""
         return {
             "seq_length": self.seq_length,
             "packing": "none",

@@ -40,7 +40,7 @@ def answers(records: Sequence[Record], *, f1: Sequence[float]) -> View:
 
 
 def _answerable(records: Sequence[Record]) -> Matrix | None:
-    """Returns the confusion of answers and "no answer". None if all questions have an answer."""
+    """Returns the confusion of answers and "no answer", if some question has no answer."""
     counts = np.zeros((2, 2), np.int64)
     for record in records:
         counts[int(not record["answers"]), int(not record["prediction"])] += 1

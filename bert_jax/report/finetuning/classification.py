@@ -131,7 +131,7 @@ def _metrics(gold: Any, predicted: Any, names: Sequence[str], labels: Sequence[A
 
     # Numbers instead of names, because a label may have the name of an average.
     keys = [str(at) for at in range(len(names))]
-    nothing: Any = 0  # the annotation allows only the default
+    nothing: Any = 0  # typed as Any because scikit-learn annotates only the default
     found: Any = classification_report(
         gold, predicted, labels=labels, target_names=keys, output_dict=True, zero_division=nothing
     )

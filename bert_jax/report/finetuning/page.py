@@ -28,7 +28,7 @@ class ReportInputs(NamedTuple):
 
     title: str
     kind: TaskName
-    problem: ProblemName | None  # problem of sequence classification; None for other tasks
+    problem: ProblemName | None  # problem of a sequence classification
     labels: Sequence[str]  # labels in the model's order
     best_metric: str  # key of `scores` that selects checkpoints
     scores: Mapping[str, Mapping[str, float]]  # scores by split and metric
