@@ -79,7 +79,7 @@ def old_names(tensors: Tensors) -> Tensors:
 
 
 def old_safetensors(model: BertForPreTraining, directory: Path) -> None:
-    """Writes the names of early files to safetensors."""
+    """Writes safetensors with the tensor names of early files."""
     model.save_pretrained(directory)
     path = directory / "model.safetensors"
     renamed = old_names(safetensors.torch.load_file(path))
@@ -87,7 +87,7 @@ def old_safetensors(model: BertForPreTraining, directory: Path) -> None:
 
 
 def old_pickle(model: BertForPreTraining, directory: Path) -> None:
-    """Writes the names of early files to pytorch_model.bin."""
+    """Writes pytorch_model.bin with the tensor names of early files."""
     model.config.save_pretrained(directory)
     torch.save(old_names(dict(model.named_parameters())), directory / "pytorch_model.bin")
 

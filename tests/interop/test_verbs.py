@@ -24,7 +24,7 @@ def settings(project: Path) -> dict[str, Any]:
     """Settings of two layers and two short phases with `STEPS` steps in total, on eight devices."""
     values = project_config(project)
     values["mesh"] = MESH
-    values["model"]["architecture"]["num_hidden_layers"] = 2  # two, to test their order
+    values["model"]["architecture"]["num_hidden_layers"] = 2  # two layers, to test their order
     values["train"]["evaluation"] = None
     for phase, steps in zip(values["train"]["phases"], (4, 2), strict=True):
         phase["steps"] = steps
