@@ -84,7 +84,7 @@ def test_progress_is_one_html_block_per_cell(outputs: dict[str, Any]) -> None:
     assert re.search(r"step 1 of 150: done after", html)
     assert re.search(r"step 150 validation: loss", html)
     assert "done: 150 steps" in html
-    assert "…" not in html  # the live line is gone
+    assert "…" not in html  # the live line was removed
 
 
 def _text(cells: list[Any]) -> str:

@@ -40,7 +40,7 @@ def logs(
     if files is None:
         raise UserError(
             "job.not_submitted",
-            "started without `bert-jax submit`. Its output is only where it was started.",
+            "started without `bert-jax submit`, so its output was not uploaded",
             place=target,
         )
     attempts = read_state(files).attempts

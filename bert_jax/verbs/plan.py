@@ -91,7 +91,8 @@ def _vocab_size(config: RunConfig) -> int:
         return config.vocab.size
     raise CannotPlan(
         "plan.vocab_size",
-        "found {found}, not a tokenizer of this machine. Set its size with --vocab-size 30522.",
+        "found {found}, allowed: a tokenizer on this machine. If it is not here, give its size, "
+        "such as --vocab-size 30522.",
         place="tokenizer",
         found=config.tokenizer,
     )

@@ -166,7 +166,7 @@ def _plan(
             if not found.fits:
                 error = UserError(
                     "submit.does_not_fit",
-                    "The run does not fit. See `bert-jax plan … --topology {on}`.",
+                    "the run does not fit. See `bert-jax plan … --topology {on}`.",
                     place="plan",
                     on=placement.on,
                 )

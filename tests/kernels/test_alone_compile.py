@@ -18,7 +18,7 @@ KERNELS = {
 Program = tuple[str, dict[str, Any]]
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+    importlib.util.find_spec("libtpu") is None, reason="libtpu needs Linux x86-64"
 )
 
 

@@ -93,7 +93,7 @@ except UserError as error:
 
 def test_pod_hosts_share_a_batch_evenly_or_are_refused() -> None:
     """Includes a tensor axis of 2 on a 4×4 torus, which splits an axis of the torus."""
-    pytest.importorskip("libtpu", reason="libtpu exists for Linux x86-64 alone")
+    pytest.importorskip("libtpu", reason="libtpu needs Linux x86-64")
     done = subprocess.run(
         [sys.executable, "-c", IN_A_TOPOLOGY],
         capture_output=True,

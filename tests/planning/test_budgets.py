@@ -18,7 +18,8 @@ from tests.planning.plans import LAYERS, LENGTH, PREDICTIONS, run
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+        importlib.util.find_spec("libtpu") is None,
+        reason="libtpu needs Linux x86-64",
     ),
 ]
 

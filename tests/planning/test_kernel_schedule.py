@@ -71,7 +71,7 @@ def test_spilled_counters_are_followed() -> None:
 
 
 needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+    importlib.util.find_spec("libtpu") is None, reason="libtpu needs Linux x86-64"
 )
 SLICES = [
     topology

@@ -28,7 +28,8 @@ from tests.report.strict_html import Document
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+        importlib.util.find_spec("libtpu") is None,
+        reason="libtpu needs Linux x86-64",
     ),
 ]
 

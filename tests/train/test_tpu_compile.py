@@ -18,7 +18,8 @@ from bert_jax.verbs.plan import plan
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        importlib.util.find_spec("libtpu") is None, reason="libtpu exists for Linux x86-64 alone"
+        importlib.util.find_spec("libtpu") is None,
+        reason="libtpu needs Linux x86-64",
     ),
 ]
 

@@ -190,11 +190,12 @@ def test_an_exported_run_classifies_alike_and_by_name(tuned: Path, tmp_path: Pat
     ok("export", tuned / "tuned", tmp_path / "hf")
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    names: Any = model.config.id2label
     records = records_of(tuned / "tuned" / "predictions" / "dev.jsonl")
     with torch.inference_mode():
         inputs = tokenizer([r["text"] for r in records], padding=True, return_tensors="pt")
         found = model(**inputs).logits.softmax(-1).numpy()
-    ours = [[r["probabilities"][model.config.id2label[at]] for at in range(2)] for r in records]
+    ours = [[r["probabilities"][names[at]] for at in range(2)] for r in records]
     np.testing.assert_allclose(found, ours, atol=1e-4)
 
 

@@ -99,13 +99,13 @@ def test_a_run_without_its_lock_stops_writing(
         watches.append(watch)
         resume(watch, step)
 
-    def lose_it(lock: LocalLock) -> None:
+    def lose_lock(lock: LocalLock) -> None:
         checks.append(watches[-1].kind)
         if len(checks) == 2:
             raise LockLost("lock.lost", "lost by this test")
 
     monkeypatch.setattr(Stopwatch, "resume", remember)
-    monkeypatch.setattr(LocalLock, "check", lose_it)
+    monkeypatch.setattr(LocalLock, "check", lose_lock)
     assert refused("pretrain", config, f"run_dir={run_dir}", code=1).key == "lock.lost"
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["4"]
     assert checks == ["save"] * 2  # the watchdog ignores a slow bucket

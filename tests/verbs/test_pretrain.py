@@ -37,7 +37,7 @@ def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run. `said.txt` beside it has the output."""
+    """A finished run. Its output is in `said.txt` in the parent directory."""
     directory = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(directory)

@@ -42,7 +42,7 @@ def config(base: dict[str, Any], run_dir: Path, **changes: Any) -> RunConfig:
     return parse_config(values, source="test")
 
 
-def told(config: RunConfig, **options: Any) -> str:
+def sweep_output(config: RunConfig, **options: Any) -> str:
     """The output of a sweep."""
     out = io.StringIO()
     finetune(config, console=Console(file=out, width=200), **options)
@@ -74,10 +74,10 @@ def swept(base: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweep_verb, "run_finetuning", dies_after(1, ran))
         with pytest.raises(KeyboardInterrupt):
-            told(config(base, root, sweep=SWEEP))
+            sweep_output(config(base, root, sweep=SWEEP))
         assert not (root / "config.yaml").exists()
         patch.setattr(sweep_verb, "run_finetuning", dies_after(9, ran))
-        (root.parent / "out").write_text(told(config(base, root, sweep=SWEEP)))
+        (root.parent / "out").write_text(sweep_output(config(base, root, sweep=SWEEP)))
     assert len(ran) == len(set(ran)) == 6
     assert list(runs(root)) == ran
     return root
@@ -159,7 +159,7 @@ def test_a_finished_sweep_only_shows_its_table(
     base: dict[str, Any], swept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_verb, "run_finetuning", lambda *_, **__: pytest.fail("ran again"))
-    out = told(config(base, swept, sweep=SWEEP))
+    out = sweep_output(config(base, swept, sweep=SWEEP))
     table = out.splitlines()
     assert table == (swept.parent / "out").read_text().splitlines()[-len(table) :]
 
@@ -182,7 +182,7 @@ def test_a_sweep_without_a_good_run_writes_no_best_run(
 
     monkeypatch.setattr(sweep_verb, "run_finetuning", breaks)
     with refuses("sweep.no_score", kind=RunStopped, runs=2, path=tmp_path / "sweep.json"):
-        told(config(base, tmp_path, sweep={}), seeds=2)
+        sweep_output(config(base, tmp_path, sweep={}), seeds=2)
     reasons = {run["degenerate"] for run in runs(tmp_path).values()}
     assert reasons == {"stopped: step 3: loss not finite"}
     assert not (tmp_path / "config.yaml").exists()
@@ -196,14 +196,14 @@ def test_a_sweep_that_loses_its_lock_stops_and_resumes(
     record = root / "sweep.json"
     before: list[str] = []
 
-    def lose_it(lock: LocalLock) -> None:
+    def lose_lock(lock: LocalLock) -> None:
         if (root / "runs" / names[0] / "report.html").exists():
             before.append(record.read_text())
             raise RunStopped("lock.lost", "lost by this test")
 
     file = write_config(tmp_path / "config.yaml", base | {"run_dir": str(root)})
     with monkeypatch.context() as patch:
-        patch.setattr(LocalLock, "check", lose_it)
+        patch.setattr(LocalLock, "check", lose_lock)
         result = invoke("finetune", file, "--seeds", 2)
     assert result.exit_code == 1, (result.output, result.exception)
     assert result.stderr.splitlines() == ["bert-jax: lost by this test [lock.lost]"]
