@@ -23,7 +23,7 @@ WEIGHTS: Final = "row_weights"
 # Model inputs in a batch. For multiple choice, they have one row per choice.
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
-# The fractional parts of its multiples are spread evenly between 0 and 1.
+# Golden ratio: the fractional parts of its multiples are spread evenly between 0 and 1.
 _GOLDEN: Final = 0.6180339887
 
 
@@ -175,7 +175,7 @@ def collate_inputs(
 
 
 def _encoded(split: Split, rows: np.ndarray) -> tuple[list[Encoded], Encoded]:
-    """Returns rows, and an example row: a batch without rows has the same shapes and targets."""
+    """Returns rows, and a row with the shapes and targets of a batch that has no rows."""
     encoded = [split.row(int(row)) for row in rows]
     return encoded, encoded[0] if encoded else split.row(0)
 

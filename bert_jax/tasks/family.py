@@ -196,7 +196,7 @@ def row_errors(on_error: OnError, role: str) -> RowErrors:
 
 
 def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> UserError:
-    """Returns the error for a table without rows, or whose rows were all skipped."""
+    """Returns the error for a table that has no rows, or whose rows were all skipped."""
     if errors is not None and (notes := errors.note(source, kept=0)):
         reason = notes[0].removeprefix(f"{source}: ")
         return UserError(

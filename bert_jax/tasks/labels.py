@@ -107,7 +107,7 @@ class Labelling(NamedTuple):
         if isinstance(found, bool):
             return "true" if found else "false"
         if isinstance(found, float) and found.is_integer():
-            return str(int(found))  # Parquet's form of whole numbers when some are missing
+            return str(int(found))  # Parquet stores whole numbers as floats if some are missing
         if isinstance(found, str | int | float):
             return str(found)
         raise RowError(
@@ -228,7 +228,7 @@ def unknown_label(
 
 
 def too_few_labels(found: Collection[str], source: object, column: str | None = None) -> UserError:
-    """Returns the error for a file with less than two different labels."""
+    """Returns the error for a file with fewer than two different labels."""
     return UserError(
         "label.too_few",
         "found {found}, allowed: two or more different labels",

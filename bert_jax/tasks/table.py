@@ -221,8 +221,8 @@ def _problem(
     if request.labels is not None and len(request.labels) == 1:
         return "regression", "the model has one label", ""
     if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
-        return "single_label", "the model has several labels, and the table no lists", ""
-    # One labelled row is enough: its label is a list or not.
+        return "single_label", "the model has several labels, and this table cannot have lists", ""
+    # One labelled row is enough to detect whether labels are lists.
     for row in _read(section, request, "train").rows:
         if not row.unlabelled:
             return find_problem([row])

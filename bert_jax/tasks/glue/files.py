@@ -17,7 +17,7 @@ TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qn
 
 
 class GlueTask(NamedTuple):
-    """A task: its files, columns, labels and figures."""
+    """The files, columns, labels and scores of a task."""
 
     directory: str  # directory of the files in the archive
     names: tuple[str, ...]  # labels in the order of the logits; F1 is of the last label
@@ -26,8 +26,8 @@ class GlueTask(NamedTuple):
     label: tuple[str, ...] = ("label",)
     spelled: Literal["number", "name"] = "number"  # form of the labels in the files
     figures: tuple[str, ...] = ("accuracy",)  # names of scores; the first ranks checkpoints
-    # Treatment of lines with a wrong number of fields: an error ("refuse"), no error for too few
-    # fields ("skip" the line), or no error for too many fields ("trim" the line).
+    # Lines with a wrong number of fields: "refuse" raises an error, "skip" skips lines with too few
+    # fields, and "trim" removes extra fields.
     ragged: Literal["refuse", "skip", "trim"] = "refuse"
 
 

@@ -248,8 +248,8 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
     for index, (first, end) in enumerate(bounds):
         read_end = end
         if index + 1 < len(bounds):
-            # A shared word is predicted here if at least as many pieces follow it in this window
-            # as precede it in the next window: these are its shorter sides.
+            # The shorter side of a shared word is after the word in this window, and before it in
+            # the next window. The window with the longer of these sides predicts the word.
             shared = np.arange(max(bounds[index + 1][0], read), end)
             after = ends[end - 1] - ends[shared]
             before = starts[shared] - starts[bounds[index + 1][0]]

@@ -27,7 +27,8 @@ from bert_jax.train.writer import read_metrics
 
 REPORT: Final = "report.html"
 
-# Limits of the number of tokens in the dev row whose attention the report shows: it fits a page.
+# By default, the report shows the attention of a dev row that fits a page. These are the limits of
+# its number of tokens.
 SHORTEST, LONGEST = 8, 32
 
 
@@ -116,7 +117,7 @@ def _attention(
         inputs = collate_inputs(split, np.asarray([row]), batch_size=1, length=length, pad_id=pad)
         batch = {name: ids.reshape(-1, length)[:1] for name, ids in inputs.items()}
         title = f"Row {row} of dev"
-    # One device: a single row cannot be sharded.
+    # Use one device, because a single row cannot be sharded.
     params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
     maps = _attention_maps(loaded.model)(params, jax.device_put(batch, jax.devices()[0]))
     weights = np.asarray(jax.device_get(maps))[:, 0]

@@ -153,7 +153,7 @@ class TrainingSetup(NamedTuple):
 
 
 def prepare(settings: FinetuneSettings) -> TrainingSetup:
-    """Opens the origin and the data. Raises UserError if they or the devices do not fit."""
+    """Opens origin and data. Raises UserError if origin, data and devices do not fit together."""
     section = settings.finetune
     require_trackers(section.trackers, key="finetune.trackers")
     origin = open_run(settings.origin)
