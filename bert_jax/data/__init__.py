@@ -1,1 +1,1 @@
-"""From a dataset on disk to batches: reader, row transforms, loader, google-research/bert files."""
+"""Turns datasets on disk into batches: reader, row transforms, loader, TFRecords."""

@@ -27,7 +27,7 @@ class Frame(Protocol):
         ...
 
 
-# A table is one of: texts, tuples of texts or dicts, in a list, an array or a `datasets.Dataset`; a
+# Forms of a table: texts, tuples of texts or dicts in a list, an array or a `datasets.Dataset`; a
 # dict of columns; a table of another library.
 Rows: TypeAlias = (
     Iterable[str]

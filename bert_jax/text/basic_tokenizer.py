@@ -62,7 +62,7 @@ def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
         return text
     if text.isascii():
         return text.lower()
-    # Newer characters separate their neighbours, as unassigned characters do in Unicode 14.0.
+    # The final-sigma rule and NFD stop at newer characters, which are unassigned in Unicode 14.0.
     parts = _NEWER.split(text)
     for index in range(0, len(parts), 2):
         part = parts[index].lower() if lower_case else parts[index]

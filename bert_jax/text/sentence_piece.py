@@ -23,9 +23,8 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model.
 
-    Text is lower-cased and loses its accents before the model's own normalisation (NFKC), with the
-    settings that WordPiece has too. Special pieces are control symbols of the model, so no text
-    gives their ids.
+    Lower-casing and dropping accents, if set, come before the model's own normalisation (NFKC).
+    Special pieces are control symbols of the model, so no text gives their ids.
     """
 
     def __init__(

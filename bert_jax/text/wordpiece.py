@@ -20,7 +20,7 @@ CONTINUATION = "##"
 # Longest word that is divided into pieces, as in google-research/bert; longer words are [UNK]. The
 # default of the `tokenizers` library is 100.
 MAX_WORD_CHARACTERS = 200
-_CACHED_WORDS = 1 << 17  # limit of the cache of words, about 30 MB; nearly all words are in it
+_CACHED_WORDS = 1 << 17  # maximum number of cached words, about 30 MB
 
 
 class WordPieceTokenizer(Tokenizer):
@@ -39,9 +39,10 @@ class WordPieceTokenizer(Tokenizer):
         chinese: bool = True,
         source: str = VOCAB_FILE,
     ) -> None:
-        """Creates a tokenizer from distinct pieces in the order of ids; settings: `WordSplitter`.
+        """Creates a tokenizer from distinct pieces in the order of ids.
 
-        Raises UserError at ``source`` if a special piece is missing.
+        For the settings see `WordSplitter`. Raises UserError at ``source`` if a special piece is
+        missing.
         """
         super().__init__(
             vocabulary, lower_case=lower_case, strip_accents=strip_accents, source=source

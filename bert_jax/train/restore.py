@@ -181,7 +181,7 @@ def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None])
         phase.loader.check(progress.position)
         return
     before = progress.position
-    progress.position = after = phase.loader.go_on(before)
+    progress.position = after = phase.loader.resume_position(before)
     if differences := before.differences(after.fingerprint):
         say(
             f"--allow-data-change: {describe_differences(differences)}; phase {progress.phase} had "

@@ -52,7 +52,7 @@ class BatchSource(Protocol):
         """
         ...
 
-    def go_on(self, position: DataPosition) -> DataPosition:
+    def resume_position(self, position: DataPosition) -> DataPosition:
         """Returns the position in this data at which to continue from one in other data."""
         ...
 

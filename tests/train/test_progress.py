@@ -28,7 +28,7 @@ class Rows:
     def position(self, step: int) -> DataPosition:
         return DataPosition(example_index=step * self.batch_size, fingerprint={})
 
-    def go_on(self, position: DataPosition) -> DataPosition:
+    def resume_position(self, position: DataPosition) -> DataPosition:
         return position
 
     def check(self, position: DataPosition) -> int:

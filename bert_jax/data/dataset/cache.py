@@ -96,7 +96,9 @@ class DatasetCache:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             lock = filelock.FileLock(_beside(target, ".lock"))
-            with _waiting(lock, lambda: self._say(f"{source}: another process copies it; waiting")):
+            with _waiting(
+                lock, lambda: self._say(f"{source}: waiting for another process that is copying it")
+            ):
                 if not target.exists():
                     self._copy(source, files, target, raw)
                 _hold(target)
@@ -133,8 +135,8 @@ class DatasetCache:
         """Deletes unused copies, the least recently used first, until `needed` bytes are free."""
         unused = self._unused(spare)
         while True:
-            kept, free = _size(self._root), shutil.disk_usage(self._root).free
-            if kept + needed <= self._limit and needed <= free:
+            used, free = _size(self._root), shutil.disk_usage(self._root).free
+            if used + needed <= self._limit and needed <= free:
                 return
             if (oldest := next(unused, None)) is None:
                 break
@@ -159,7 +161,7 @@ class DatasetCache:
             found=self._limit / 1e9,
             dataset=source,
             needed_gb=needed / 1e9,
-            used_gb=kept / 1e9,
+            used_gb=used / 1e9,
         )
 
     def _unused(self, spare: pathlib.Path) -> Iterator[pathlib.Path]:

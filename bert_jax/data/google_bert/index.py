@@ -64,8 +64,8 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
     read, is damaged or contains something else.
     """
     cache = _cache_of(paths)
-    if cache is not None and (held := _read(cache, paths)) is not None:
-        return held
+    if cache is not None and (cached := _read(cache, paths)) is not None:
+        return cached
     index = _build(paths)
     if cache is not None and os.access(cache.parent, os.W_OK):
         with new_directory(cache, force=True) as aside:
@@ -131,10 +131,10 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
     files = []
     for path in paths:
         before, name, records = len(offsets), str(path), scan_records(path)
-        while held := list(itertools.islice(records, TOGETHER)):
+        while stored := list(itertools.islice(records, TOGETHER)):
             first = len(offsets) - before + 1
-            places = [f"{name}: record {number}" for number in range(first, first + len(held))]
-            for rows in decode_rows([record.payload for record in held], places):
+            places = [f"{name}: record {number}" for number in range(first, first + len(stored))]
+            for rows in decode_rows([record.payload for record in stored], places):
                 lengths.extend(rows.lengths.tolist())
                 slots = max(slots, rows.slots)
                 most = max(most, int(rows.counts.max()))
@@ -142,8 +142,8 @@ def _build(paths: Sequence[epath.Path]) -> RecordIndex:
                 added = np.bincount(rows.originals(), minlength=len(counts))
                 added[: len(counts)] += counts
                 counts = added
-            offsets.extend(record.offset for record in held)
-            digest.update(b"".join(record.checksum.to_bytes(4, "little") for record in held))
+            offsets.extend(record.offset for record in stored)
+            digest.update(b"".join(record.checksum.to_bytes(4, "little") for record in stored))
         files.append(_file_record(path, len(offsets) - before))
     if not offsets:
         raise UserError(

@@ -36,14 +36,14 @@ class StoredRows(NamedTuple):
         """Yields the example of each row, without padding."""
         sizes = zip(self.lengths.tolist(), self.counts.tolist(), strict=True)
         for row, (length, count) in enumerate(sizes):
-            held = {name: values[row] for name, values in self.values.items()}
+            features = {name: values[row] for name, values in self.values.items()}
             yield StaticExample(
-                input_ids=held["input_ids"][:length].astype(np.int32),
-                token_type_ids=held["segment_ids"][:length].astype(np.int32),
-                positions=held["masked_lm_positions"][:count].astype(np.int32),
-                ids=held["masked_lm_ids"][:count].astype(np.int32),
-                weights=held[WEIGHTS][:count],
-                next_sentence_label=int(held[LABEL][0]),
+                input_ids=features["input_ids"][:length].astype(np.int32),
+                token_type_ids=features["segment_ids"][:length].astype(np.int32),
+                positions=features["masked_lm_positions"][:count].astype(np.int32),
+                ids=features["masked_lm_ids"][:count].astype(np.int32),
+                weights=features[WEIGHTS][:count],
+                next_sentence_label=int(features[LABEL][0]),
             )
 
     @property
@@ -150,16 +150,16 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         ("masked_lm_positions", prediction, lengths[:, None].astype(np.uint64) - 1),
         ("masked_lm_ids", prediction, _HIGHEST),
     ):
-        held = values[name]
+        numbers = values[name]
         # As unsigned numbers, negative ids exceed every limit.
-        wrong = (held.view(np.uint64) > highest) & used
+        wrong = (numbers.view(np.uint64) > highest) & used
         if wrong.any():
             raise UserError(
                 "tfrecord.number",
                 "found {name} {found}, allowed: 0 to {most}",
                 name=name,
-                found=int(held[wrong][0]),
-                most=int(np.broadcast_to(highest, held.shape)[wrong][0]),
+                found=int(numbers[wrong][0]),
+                most=int(np.broadcast_to(highest, numbers.shape)[wrong][0]),
             )
     return StoredRows(values, lengths, counts)
 
@@ -205,16 +205,16 @@ def _packed(record: bytes) -> dict[str, bytes]:
                 found=sorted(feature) or "none at all",
                 allowed=list(FEATURES),
             )
-        held = feature[name]
-        if not held.HasField(kind):
+        entry = feature[name]
+        if not entry.HasField(kind):
             raise UserError(
                 "tfrecord.feature_kind",
                 "found {name} as {found}, allowed: {allowed}",
                 name=name,
-                found=held.WhichOneof("kind") or "an empty feature",
+                found=entry.WhichOneof("kind") or "an empty feature",
                 allowed=kind,
             )
-        packed[name] = b"".join(getattr(held, kind).value)
+        packed[name] = b"".join(getattr(entry, kind).value)
     return packed
 
 

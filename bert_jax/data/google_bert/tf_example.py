@@ -71,10 +71,10 @@ def decode_lists(packed: Sequence[bytes]) -> tuple[np.ndarray, list[int]]:
     Decoding all lists in one call is faster than one call per list: most of the time is spent per
     call. Raises ValueError as `decode_varints` does.
     """
-    if any(held and held[-1] >= _MORE for held in packed):  # a number would end in the next list
+    if any(each and each[-1] >= _MORE for each in packed):  # a number would end in the next list
         raise ValueError("found a truncated number, allowed: whole numbers")
     counts = [
-        len(held) if held.isascii() else len(held.translate(None, _WITH_MORE)) for held in packed
+        len(each) if each.isascii() else len(each.translate(None, _WITH_MORE)) for each in packed
     ]
     return decode_varints(b"".join(packed)), counts
 

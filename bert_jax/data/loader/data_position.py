@@ -79,7 +79,7 @@ class PositionedBatches:
             )
         return step
 
-    def go_on(self, position: DataPosition) -> DataPosition:
+    def resume_position(self, position: DataPosition) -> DataPosition:
         """Returns the position in this data from which a run on other data resumes.
 
         If the order is the same, it is the next row after a whole number of batches. If the order

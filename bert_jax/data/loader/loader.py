@@ -40,7 +40,7 @@ _WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
 # waits forever for the rest, in `next` and in `close`. The loader checks its workers this often.
 _DEAD_SECONDS = 3.0
 _START_SECONDS = 10.0  # time limit for Grain to start its processes
-_STEPS = 2**40  # length of an endless stream; Grain can still slice it
+_STEPS = 2**40  # steps of an "endless" stream: no run reaches the end
 
 
 class _WorkerDied(Exception):
@@ -236,7 +236,7 @@ def evaluation_batches(
 def background_batches(make: Callable[[int], T], *, first_step: int) -> Batches[T]:
     """Returns an endless stream of ``make(step)`` for the steps from ``first_step``.
 
-    One background thread calls ``make`` in order.
+    Background threads call ``make`` in order, one call at a time.
     """
     return _endless(make, LoaderSection(), first_step=first_step)
 

@@ -25,10 +25,10 @@ _BLOCK: Final = 4096
 class AffinePermutation:
     """A permutation of 0 … count − 1 for each epoch: ``k -> (factor · k + offset) mod count``.
 
-    The factor is coprime to the count. Only a small part of all permutations has this form, but
-    that is enough variety of examples that share a row: the rows themselves are shuffled fully.
-    Grain's shuffle, a cipher, takes a hundred times as long for a few elements, because it retries
-    every value outside of a small range.
+    The factor is coprime to the count. Few permutations have this form, but the examples that share
+    a row vary enough, because the rows themselves are shuffled fully. Grain's shuffle, a cipher,
+    takes a hundred times as long for a few elements, because it retries every value outside of a
+    small range.
     """
 
     def __init__(self, count: int, seed: int, *key: int | str) -> None:
@@ -53,7 +53,7 @@ class LengthIndex:
     """Finds examples by length and rank, such as the 70th example of 128 tokens.
 
     The index stores how many examples of each length come before each block of 4,096 examples, and
-    a lookup scans one block. With lengths up to 512 this takes half a byte per example; a list of
+    a lookup scans one block. With lengths up to 512 it takes half a byte per example; a list of
     the examples of each length would take several bytes. The lengths are an argument of every
     lookup instead of an attribute: they are memory-mapped and must not be pickled to workers.
     """
