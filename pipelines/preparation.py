@@ -56,7 +56,7 @@ class Preparation(PreparationRecipe):
     """Numbers of documents: ``read``, ``kept``, dropped by each rule (named by its setting), and
     ``emptied`` because all lines were dropped."""
     lines: dict[str, int]
-    """Numbers of lines by the same names. They exclude the lines of dropped documents, except under
+    """Numbers of lines by the same names. Lines that are dropped with their document are only in
     ``read``."""
     skipped: int  # number of unreadable files, parts of files and records
     skipped_listed: tuple[str, ...]  # one line for each of the first skipped items
@@ -126,4 +126,4 @@ def read_preparation(directory: epath.PathLike) -> Preparation | None:
     try:
         return read_section(Preparation, path)
     except UserError as error:
-        raise error.followed_by("; copy the dataset again, or make it again") from None
+        raise error.followed_by("; copy the file again, or make the dataset again") from None

@@ -19,11 +19,11 @@ from bert_jax.section import (
 )
 
 MAX_LINE_LENGTH: Final = 1_000_000
-"""Characters of a line that is refused. A line this long is not prose, and splitting or encoding it
-would need too much memory and time."""
+"""Lowest number of characters at which a line is an error. Such a line is not prose, and splitting
+or encoding it would need too much memory and time."""
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
-"""Characters of a record that is refused. A record this long is larger than any book."""
+"""Lowest number of characters at which a record is an error. It is larger than any book."""
 
 Format: TypeAlias = Literal[
     "auto", "text", "jsonl", "parquet", "wikiextractor", "wikipedia_xml", "tfds"
@@ -70,9 +70,9 @@ class SourcesSection(Section):
     tfds_split: str = "train"
     """Split of TFDS datasets."""
     max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
-    """Length, in characters, from which a line is an error."""
+    """Lowest number of characters at which a line is an error."""
     max_document_length: Annotated[int, pydantic.Field(ge=1)] = MAX_DOCUMENT_LENGTH
-    """Length, in characters, from which a record is an error. A JSONL record is the whole line."""
+    """Lowest number of characters at which a record is an error. A JSONL record is its whole line."""
     on_error: Literal["fail", "skip"] = "fail"
     """Treatment of a damaged file or record. ``fail`` stops with a message. ``skip`` skips the
     record, or the rest of the file's part, and lists it in ``preparation.json``."""
@@ -179,7 +179,7 @@ class CleaningSection(Section):
     """Drop documents that nearly equal an earlier document. ``{}`` uses FineWeb's numbers."""
 
     @property
-    def looks_across_documents(self) -> bool:
+    def compares_documents(self) -> bool:
         """Whether a rule compares documents. Then all are read before the first is tokenised."""
         return (
             self.duplicate_documents

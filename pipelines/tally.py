@@ -23,7 +23,7 @@ class Tally(pydantic.BaseModel):
     documents: Counter[str] = Counter()
     """Numbers of documents: ``read``, ``kept``, and dropped by each rule (named by its setting)."""
     lines: Counter[str] = Counter()
-    """Numbers of lines by the same names. They exclude the lines of dropped documents, except under
+    """Numbers of lines by the same names. Lines that are dropped with their document are only in
     ``read``."""
     problems: int = 0  # number of unreadable files, parts and records
     listed_problems: list[str] = []  # one line for each of the first problems

@@ -38,7 +38,7 @@ _WORK_VERSION: Final = 4
 
 
 class UnusableText(UserError):
-    """The text cannot become a dataset with any settings.
+    """No settings can make a dataset of the text.
 
     The corrected run will have other text, so the finished work is useless.
     """
@@ -65,7 +65,7 @@ class Workspace:
         self.partial = self.output if is_remote(self.output) else partial
         self.work = partial / "work"
         self._say = say
-        self._is_ours = False  # True once the directory belongs to this run's settings
+        self._is_ours = False  # True once the directory's files belong to this run's settings
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -81,12 +81,12 @@ class Workspace:
                     self.work.mkdir(parents=True, exist_ok=True)
                     for directory in (self.partial, self.work):
                         remove_unfinished(pathlib.Path(directory))
-            self._held = stack.pop_all()
+            self._resources = stack.pop_all()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         # If another process has taken the lock in a bucket, `check` raises and nothing is removed.
-        with self._held, contextlib.suppress(RunStopped, OSError):
+        with self._resources, contextlib.suppress(RunStopped, OSError):
             if isinstance(error, UserError):
                 self._lock.check()
                 self._tidy(is_useless=isinstance(error, UnusableText))

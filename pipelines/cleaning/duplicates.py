@@ -78,7 +78,7 @@ def spill_part(part: CorpusPart) -> Tally:
 @contextlib.contextmanager
 def _write_text(directory: pathlib.Path) -> Iterator[Callable[[str, list[str]], None]]:
     """Yields a function that writes a document's id and lines to the spill."""
-    import pyarrow as pa  # 50 MB of library, so only where it is needed
+    import pyarrow as pa  # imported only where needed: it takes 50 MB
 
     counts = [0]
     out: Any = pa.CompressedOutputStream(str(directory / _TEXT), "zstd")

@@ -1,1 +1,1 @@
-"""Runners of lists of jobs: local processes or Apache Beam."""
+"""Runs lists of jobs in local processes or on Apache Beam."""

@@ -92,7 +92,7 @@ def _context() -> BaseContext:
 
 
 def _prepare_worker(environment: dict[str, str]) -> None:
-    os.environ.clear()  # it has the environment in which the fork server was started
+    os.environ.clear()  # a worker starts with the environment of the fork server
     os.environ.update(environment)
     use_one_thread()
     end_with_parent()

@@ -97,7 +97,7 @@ class SplitLanguages:
 
 
 def mixed_shares(sizes: Mapping[str, int], *, smoothing: float) -> dict[str, float]:
-    """Returns each language's share: ``{"en": 90, "is": 10}`` at 0.7 → 0.823 and 0.177."""
+    """Returns each language's smoothed share: ``{"en": 90, "is": 10}`` at 0.7 → 0.823 and 0.177."""
     weights = _weights(sizes, smoothing)
     total = sum(weights.values())
     return {language: weight / total for language, weight in weights.items()}

@@ -1,1 +1,1 @@
-"""Raw text: files, formats, documents and their sentences."""
+"""Reads raw text: files, formats, documents and their sentences."""

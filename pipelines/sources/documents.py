@@ -50,10 +50,10 @@ def document_sentences(document: Document, *, layout: str, language: str) -> lis
 def document_id(name: str, offset: int, given: str | None = None) -> str:
     """Returns ``"books/emma.txt:20480"``: file name below the input root, byte of the first line.
 
-    If the file gives the document an id, the result is ``"wiki.jsonl#Q42"``. It does not depend on
-    the division of the file into parts, the machine, or the path of the input root. It changes if
-    the file is renamed. Without an id in the file, it also changes with the text before the
-    document.
+    If the file gives the document an id, the result is ``"wiki.jsonl#Q42"``. The result does not
+    depend on the division of the file into parts, the machine, or the path of the input root. It
+    changes if the file is renamed. Without an id in the file, it also changes with the text before
+    the document.
     """
     return f"{name}:{offset}" if given is None else f"{name}#{given}"
 

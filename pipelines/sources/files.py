@@ -124,8 +124,8 @@ def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
     Patterns are file names and globs (``*``, ``?``, ``[…]``, ``**`` for directories at any depth),
     local or ``gs://``. The files are sorted by name and distinct.
 
-    Raises UserError at the setting ``key`` if a file is missing, a glob matches no file, a pattern
-    is a directory, or there is no pattern.
+    Raises UserError if a file is missing, a glob matches no file, a pattern is a directory, or
+    there is no pattern. The error's place is ``key``, the setting.
     """
     if not patterns:
         raise UserError(
@@ -232,7 +232,8 @@ def read_part(
     return read_lines(
         part.path,
         start=part.start,
-        stop=None if is_packed(part.path) else part.stop,  # or else the packed size
+        # The `stop` of a packed file is its packed size.
+        stop=None if is_packed(part.path) else part.stop,
         max_line_length=max_line_length,
         setting=setting,
     )

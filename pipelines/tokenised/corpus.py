@@ -87,7 +87,7 @@ def tokenise_corpus(build: DatasetBuild, *, sources: Sequence[Source], tally: Ta
     if section.cleaning.contamination is not None:
         build_index(section.cleaning.contamination, build.workspace.work)
     tallies = [tally]
-    if section.cleaning.looks_across_documents:
+    if section.cleaning.compares_documents:
         spills = {part.spill: part for part in parts}
         _make(build, spill_part, spills, "cleaned", lambda t: f"{t.documents['read']:,} documents")
         decided = build.workspace.work / "duplicates.done"
@@ -253,7 +253,7 @@ def _encode_documents(
 
 def _documents(part: CorpusPart, tally: Tally) -> Iterator[tuple[str, list[str]]]:
     layout = part.section.layout
-    if part.section.cleaning.looks_across_documents:
+    if part.section.cleaning.compares_documents:
         documents = unique_documents(part.spill, tally)
     else:
         documents = corpus_documents(part, tally)

@@ -1,1 +1,1 @@
-"""Text to tokenizer: sampling a corpus and training WordPiece or SentencePiece."""
+"""Samples a corpus and trains WordPiece or SentencePiece on the sample."""

@@ -19,7 +19,7 @@ from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.vocabulary import CLS, PAD, SEP, UNK, reserved_pieces
 from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS
 
-_SENTENCEPIECE_OWN = frozenset("▁▅⁇\t")  # characters that SentencePiece keeps for itself
+_SENTENCEPIECE_OWN = frozenset("▁▅⁇\t")  # characters that SentencePiece reserves
 _LONGEST_PIECE = 32  # characters
 
 SentencePieceAlgorithm = Literal["unigram", "bpe"]
