@@ -40,7 +40,7 @@ TOPOLOGIES = (
     *("v6e:4x4", "v6e:8x8", "v6e:16x16"),
 )
 TWO_SLICES = ("v5e:4x4",)
-# Microbatches of LAMB's two phases on 16 chips. More chips need fewer, of the same size.
+# Microbatches of LAMB's two phases on 16 chips. More chips need fewer microbatches.
 LAMB_ACCUMULATION = (16, 32)
 HEADINGS = (
     *("Model", "Slice, chips", "Steps × batch × tokens", "Fits", "Parameters + optimizer, GiB"),

@@ -93,7 +93,7 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
     runs: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours.encode_batch(lines),
         "tokenizers": encode_with_peer,
-        "ours, no word seen before": encode_anew,
+        "ours, new words": encode_anew,
     }
     tokens = {name: sum(map(len, run())) for name, run in runs.items()}
     seconds = interleaved(runs, rounds=rounds)
@@ -101,7 +101,7 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
     for name, figure, peer_name in (
         ("tokenizers", "tokenizer.peer", "tokenizers encode_batch_fast, one thread"),
         ("ours", "tokenizer.rate", None),
-        ("ours, no word seen before", "tokenizer.rate_cold", None),
+        ("ours, new words", "tokenizer.rate_cold", None),
     ):
         report(
             figure,
@@ -113,7 +113,7 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
             vocab_size=ours.vocab_size,
             **size,
         )
-    for name, figure in (("ours", "ratio"), ("ours, no word seen before", "ratio_cold")):
+    for name, figure in (("ours", "ratio"), ("ours, new words", "ratio_cold")):
         report(
             f"tokenizer.{figure}",
             median_ratio(seconds["tokenizers"], seconds[name]),

@@ -72,7 +72,7 @@ class SourcesSection(Section):
     max_line_length: Annotated[int, pydantic.Field(ge=1)] = MAX_LINE_LENGTH
     """Lowest number of characters at which a line is an error."""
     max_document_length: Annotated[int, pydantic.Field(ge=1)] = MAX_DOCUMENT_LENGTH
-    """Lowest number of characters at which a record is an error. A JSONL record is its whole line."""
+    """Lowest number of characters at which a record (in JSONL, a line) is an error."""
     on_error: Literal["fail", "skip"] = "fail"
     """Treatment of a damaged file or record. ``fail`` stops with a message. ``skip`` skips the
     record, or the rest of the file's part, and lists it in ``preparation.json``."""

@@ -33,7 +33,8 @@ from bert_jax.text import SpecialIds
 _WRITER_OPTIONS: Final = "group_size:1,zstd:1,max_parallelism:1"
 
 SKETCH: Final = 1 << 14
-"""Number of hashes in a sketch. The standard error of a count of sentences is 1 / sqrt(SKETCH) = 0.8%."""
+"""Number of hashes in a sketch. Counts of sentences have a standard error of 1 / sqrt(SKETCH) =
+0.8%."""
 
 _CHUNK: Final = 4096  # sentences hashed at a time
 
