@@ -164,7 +164,7 @@ def test_a_rollback_skips_the_data_even_after_a_kill(
     run_dir = tmp_path / "run"
     said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK, "train.example_log=true")
     assert f"step 9: loss nan, gradient_norm nan; written to {run_dir / 'bad_step_9'}" in said
-    assert "step 9: back to step 6; rows 48 to 71 of phase 0 are left out" in said
+    assert "step 9: back to step 6; skipping rows 48 to 71 of phase 0" in said
     assert [(line["step"], line["at"]) for line in bad_lines(run_dir)] == [(6, 9)]
     # Batches 6 to 8 were read only once. The 16 steps used batches 0 to 5 and 9 to 18.
     assert read.count(8) == 1
@@ -331,6 +331,6 @@ def test_a_rollback_without_a_checkpoint_restarts_past_the_data(
     read = poison_pretraining(monkeypatch, {2: nan})
     run_dir = tmp_path / "run"
     said = ok("pretrain", config, f"run_dir={run_dir}", ROLLBACK)
-    assert "step 3: back to step 0; rows 0 to 23 of phase 0 are left out" in said
+    assert "step 3: back to step 0; skipping rows 0 to 23 of phase 0" in said
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
     assert read.count(2) == 1
