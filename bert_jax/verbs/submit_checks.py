@@ -70,15 +70,17 @@ def checked_online(prepared: PreparedJob, *, planned: bool, say: Say) -> Job:
 
 def _allowed(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequence[JobPlacement]:
     """Returns the placements without problems. Prints all findings except the one it raises."""
-    refusal = None
+    raised = None
     try:
         return preflight.refuse(findings, job.placements)
     except UserError as error:
-        refusal = str(error)
+        raised = error.key, error.values
         raise
     finally:
         for finding in findings:
-            if finding.verdict != "fine" and finding.line != refusal:
+            error = finding.error
+            is_raised = error is not None and (error.key, error.values) == raised
+            if finding.verdict != "fine" and not is_raised:
                 where = f"{finding.placement.place}: " if finding.placement else ""
                 say(f"{finding.verdict}: {where}{finding.line}")
 
