@@ -117,7 +117,7 @@ def _with_suggestions(plan: Plan, run: CompileRequest, compiler: Compiler) -> Pl
     """Returns a plan with settings under which the largest phase fits."""
     if not plan.fits:  # now: the search takes many times as long
         line = f"{run.topology}: does not fit: {plan.memory_missing()}"
-        compiler.narrator.say(f"{line}; looking for settings that fit")
+        compiler.narrator.say(f"{line}; searching for settings that fit")
     sizes = [phase.batch_size * phase.seq_length**2 for phase in run.train.phases]
     run = run.model_copy(update={"phase": sizes.index(max(sizes))})
     changed: tuple[str, ...] = ()

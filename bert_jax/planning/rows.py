@@ -166,7 +166,7 @@ def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
         def times(count: int, clock: float = clock) -> dict[str, str]:
             return {"million cycles": f"{count / 1e6:,.1f}", "ms": f"{count / clock * 1e3:,.2f}"}
 
-        sums = {"in all": counted.total, "of that by bytes alone": counted.by_bytes}
+        sums = {"total": counted.total, "estimated from bytes": counted.by_bytes}
         kinds = (
             {"kind": kind} | times(count) | {"share": f"{count / max(counted.total, 1):.1%}"}
             for kind, count in {**counted.by_kind, **sums}.items()
@@ -177,7 +177,7 @@ def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
                 "busiest unit": one.busiest,
                 "calls": f"{one.calls:,}",
                 "bundles": f"{one.bundles:,}",
-                "of that unit": f"{one.busiest_bundles:,}",
+                "busiest bundles": f"{one.busiest_bundles:,}",
                 "ratio": f"{one.bundles / max(one.busiest_bundles, 1):.2f}",
                 "MB moved": f"{one.copied_bytes / 1e6:,.1f}",
             }
@@ -232,7 +232,7 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
         for found in plans
         for one in found.suggestions
     )
-    return _table("What fits, fastest first: the step of the largest phase (estimated)", rows)
+    return _table("Settings that fit, fastest first: the step of the largest phase (estimated)", rows)
 
 
 def notes(plans: Sequence[Plan]) -> list[str]:

@@ -95,14 +95,14 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
             times.append((name, {part: seconds * 1e3 for part, seconds in parts.items()}))
             kinds = ("parameters", "optimizer", "batch", "temporaries")
             memory.append((name, {kind: getattr(held, kind) * unit / GIB for kind in kinds}))
-    of_time = [bar_chart("A step by what it is spent on", times, unit="ms")] if times else []
+    of_time = [bar_chart("Time of a step by kind of work", times, unit="ms")] if times else []
     of_memory = [bar_chart("HBM of a chip", memory, unit="GiB")] if memory else []
     sections = [
         _Part("Summary", [], [rows.summary(plans, prices)]),
         _Part("Time and cost", of_time, [rows.work(plans, prices)]),
         _Part("Memory", of_memory, [rows.memory(plans)]),
         _Part("Collectives", [], [rows.collectives(plans)]),
-        _Part("What fits", [], [rows.suggestions(plans)]),
+        _Part("Settings that fit", [], [rows.suggestions(plans)]),
         _Part("Cycles", [], list(rows.cycles(plans))),
     ]
     return render_page(

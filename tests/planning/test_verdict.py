@@ -81,10 +81,10 @@ def test_a_run_that_does_not_fit_gets_suggestions(config: Path, fake: FakeCompil
     assert "does not fit: the train step of phase 1 needs 19.3 GiB" in shown.stderr  # early
     (line, *_) = shown.stdout.splitlines()
     assert "It fits with train.phases.1.accumulation=2 (8.0 GiB" in line
-    assert "What fits" not in shown.stdout
+    assert "Settings that fit" not in shown.stdout
     mended = plan(config, larger, "train.phases.1.accumulation=2")
     assert mended.exit_code == 0
-    assert "What fits, fastest first" in plan(config, larger, "--suggest").stdout
+    assert "Settings that fit" in plan(config, larger, "--suggest").stdout
 
 
 def test_every_topology_has_a_verdict(config: Path, fake: FakeCompiler) -> None:
