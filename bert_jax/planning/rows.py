@@ -177,7 +177,7 @@ def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
                 "busiest unit": one.busiest,
                 "calls": f"{one.calls:,}",
                 "bundles": f"{one.bundles:,}",
-                "busiest bundles": f"{one.busiest_bundles:,}",
+                "its bundles": f"{one.busiest_bundles:,}",
                 "ratio": f"{one.bundles / max(one.busiest_bundles, 1):.2f}",
                 "MB moved": f"{one.copied_bytes / 1e6:,.1f}",
             }
@@ -232,7 +232,7 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
         for found in plans
         for one in found.suggestions
     )
-    return _table("Settings that fit, fastest first: the step of the largest phase (estimated)", rows)
+    return _table("Settings that fit, fastest first (estimated for the largest phase)", rows)
 
 
 def notes(plans: Sequence[Plan]) -> list[str]:
