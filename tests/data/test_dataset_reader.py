@@ -10,7 +10,6 @@ import tensorflow_datasets as tfds
 from bert_jax.data.dataset.provenance import FORMAT_VERSION
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.data.dataset.schema import ExampleEncoder, decode
-from bert_jax.errors import UserError
 from bert_jax.pipelines.examples import make_examples
 from tests.corpus import SPECIAL, make_dataset, marker, section, write_corpus, write_tokenizer
 from tests.project import refuses
@@ -110,12 +109,22 @@ def test_a_damaged_shard_is_named_on_reading(copy: Path) -> None:
         dataset.verify()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format_version": 1}', '{"seed": 1}'])
-def test_a_damaged_provenance_is_one_line(copy: Path, text: str) -> None:
-    (copy / "provenance.json").write_text(text)
-    with pytest.raises(UserError, match=r"provenance\.json: ") as error:
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("", "json.invalid"),
+        ("{", "json.invalid"),
+        ("[]", "json.kind"),
+        ('{"format_version": 1}', "setting.missing"),
+        ('{"seed": 1}', "dataset.newer_format"),
+    ],
+)
+def test_a_damaged_provenance_is_one_line(copy: Path, text: str, key: str) -> None:
+    path = copy / "provenance.json"
+    path.write_text(text)
+    with refuses(key) as caught:
         open_dataset(copy, "train")
-    assert "\n" not in str(error.value)
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_a_newer_format_is_refused(copy: Path) -> None:

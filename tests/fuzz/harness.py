@@ -141,9 +141,10 @@ def survives(read: Callable[[Any], object], inputs: st.SearchStrategy[Any], coun
         began, held = time.process_time(), _peak()
         try:
             read(content)
-            line = "read"
+            key = line = "read"
         except UserError as error:
-            line = str(error)
+            key, line = error.key, str(error)
+        assert key, line
         assert 0 < len(line.strip()) < MOST_CHARACTERS, line[:200]
         assert time.process_time() - began < MOST_SECONDS
         assert _peak() - held < MOST_BYTES

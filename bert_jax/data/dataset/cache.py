@@ -104,8 +104,8 @@ class DatasetCache:
                 _hold(target)
         except FileNotFoundError as error:  # an object of the bucket has disappeared
             raise UserError(
-                "cache.source_changed",
-                "changed while it was copied. Run the same command again.",
+                "file.changed_in_copy",
+                "changed while it was copied. Run the command again.",
                 place=source,
             ) from error
         except OSError as error:

@@ -277,8 +277,8 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
             found=version,
             allowed=FORMAT_VERSION,
         )
+    refuse_changed(content, where=str(path))
     with _copy_again():
-        refuse_changed(content, where=str(path))
         return validate(Provenance, unsealed(content), source=str(path))
 
 

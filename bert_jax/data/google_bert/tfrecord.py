@@ -129,5 +129,5 @@ class RecordFile:
     def _unreadable(self, error: OSError) -> UserError:
         reason = os.strerror(error.errno).lower() if error.errno else error
         return UserError(
-            "tfrecord.unreadable", "cannot be read ({reason})", place=self._path, reason=reason
+            "file.unreadable", "cannot be read ({reason})", place=self._path, reason=reason
         )
