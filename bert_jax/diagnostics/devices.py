@@ -21,7 +21,7 @@ _SLOW_START_SECONDS: Final = 10.0
 
 
 def check_devices(section: MeshSection) -> Iterator[Finding]:
-    """Opens this process's devices and makes the mesh."""
+    """Opens this process's devices and makes the mesh; yields the findings."""
     # Read the environment first: libtpu changes it when it opens the devices.
     expected = expected_hosts(section.distributed)
     begin = time.monotonic()

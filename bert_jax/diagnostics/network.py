@@ -18,8 +18,9 @@ _CONNECT_SECONDS: Final = 3.0
 def expected_hosts(section: DistributedSection) -> tuple[int, str]:
     """Returns the expected number of processes, and its setting or variable.
 
-    ``TPU_WORKER_HOSTNAMES=a,b MEGASCALE_NUM_SLICES=2 -> (4, "TPU_WORKER_HOSTNAMES times …")``:
-    Cloud TPU and GKE set these variables, and JAX's own cluster detection reads them.
+    ``TPU_WORKER_HOSTNAMES=a,b MEGASCALE_NUM_SLICES=2 -> (4, "TPU_WORKER_HOSTNAMES times …")``
+
+    Cloud TPU and GKE set these variables. JAX's own cluster detection reads them too.
     """
     if section.process_count is not None:
         return section.process_count, "mesh.distributed.process_count"

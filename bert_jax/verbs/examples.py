@@ -36,7 +36,7 @@ class ExtraOutputs:
     report: bool = False  # write ``<output>.report.html``
     inspect: int | None = None  # number of examples to print
     tfrecords: str | None = None  # directory for google-research/bert's format
-    copies: int = 1  # copies of a training example in `tfrecords`, each with other masks
+    copies: int = 1  # copies of a training example in `tfrecords`, each with different masks
 
     @property
     def any(self) -> bool:

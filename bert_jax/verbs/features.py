@@ -168,7 +168,7 @@ def _probe(
 ) -> ProbeScore:
     """Scores sentence features and writes them.
 
-    If `states` is set, the features have that many layers, and their learned mix is written.
+    If `states` is set, each feature has that many layers, and their learned mix is written.
     """
     vectors = np.concatenate([found.vectors for found in features])
     if states is not None:

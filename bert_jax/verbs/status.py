@@ -30,7 +30,7 @@ def status(target: str, *, bucket: str | None = None) -> Status:
 
     Raises:
         UserError: there is no such run or job.
-        RunStopped: its bucket does not answer.
+        RunStopped: the bucket of the job does not answer.
     """
     files, now = job_of(target, bucket=bucket), time.time()
     if files is None:
