@@ -34,8 +34,8 @@ def made_once(make: Callable[P, T]) -> Callable[P, T]:
     closure for each run or seed.
 
     The arguments must include everything that the made function depends on. They must be hashable
-    and immutable, and no arrays. The cache has the last `FUNCTIONS_KEPT` functions. When it drops a
-    function, the function's programs are freed.
+    and immutable; arrays are not allowed. The cache keeps the last `FUNCTIONS_KEPT` functions. When
+    it drops a function, the function's programs are freed.
     """
     return cast(Callable[P, T], functools.lru_cache(maxsize=FUNCTIONS_KEPT)(make))
 

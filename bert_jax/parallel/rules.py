@@ -122,7 +122,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the layout of an array of which every device has a whole copy."""
+    """Returns the layout that gives every device a whole copy of an array."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -41,7 +41,7 @@ def require_same(values: Mapping[str, Any]) -> None:
     if (channel := current_channel()) is None:
         return
     mine = flatten(values)
-    # Only process 0 sends its settings: those of hundreds of processes would be too long.
+    # Only process 0 sends its settings. Hundreds of processes would send too many bytes.
     expected = channel.exchange(mine if channel.index == 0 else None)[0]
     differences = channel.exchange(first_difference(mine, expected))
     if (error := difference_error(dict(enumerate(differences)), channel.members)) is not None:

@@ -125,7 +125,7 @@ class Checkpointer:
         return self._restore(abstract_params, step=step, item=PARAMS)
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Restores everything except the parameters, which are those of `abstract`."""
+        """Restores everything except the parameters, which are taken from `abstract`."""
         saved = self._restore(_optimizer_item(abstract), step=step, item=OPTIMIZER)
         healthy = jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding)
         return TrainState(saved["step"], saved["rng"], abstract.params, saved["state"], healthy)

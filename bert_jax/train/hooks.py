@@ -107,8 +107,8 @@ def replica_error(found: list[Deviation]) -> RunStopped:
         )
     return RunStopped(
         "replicas.no_majority",
-        "the replicas on {devices} differ in {count} arrays, first in {array}. Without a majority, "
-        "none is known to be right.",
+        "the replicas on {devices} differ in {count} arrays, first in {array}. No majority shows "
+        "which one is right.",
         **values,
     )
 

@@ -80,7 +80,7 @@ class TensorBoard:
         self._directory = epath.Path(run_dir) / "tensorboard"
         self._remote = is_remote(run_dir)
         self._say = say
-        self._resume_step: int | None = resume_step  # None after the first file was opened
+        self._resume_step: int | None = resume_step  # step for the first file, then None
         self._log: LineLog | None = None
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:

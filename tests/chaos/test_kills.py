@@ -17,8 +17,8 @@ from tests.processes.hosts import Job
 from tests.project import DROPOUT, project_config, write_config
 
 EVERY: Final = 3  # steps between two checkpoints
-KILLS_A_RUN: Final = 8  # then the run may finish
-SLOW: Final = 3600.0  # seconds of a run on a busy machine
+KILLS_A_RUN: Final = 8  # maximum; the run then finishes
+SLOW: Final = 3600.0  # seconds; limit of a run on a busy machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Battlefield:
     """A run to be killed, and the undisturbed run to compare it with."""
 
     config: Path
-    count: int  # processes
+    count: int  # number of processes
     directory: Path
     reference: Reference
-    seconds: float  # of an undisturbed run
+    seconds: float  # duration of an undisturbed run
     at_last: Sequence[str] = ()  # settings of the last start, which is not killed
 
     def start(self, run_dir: Path, *, last: bool) -> Job:
@@ -42,10 +42,10 @@ class Battlefield:
 class Tally:
     """Counts of kills and of equal checkpoints."""
 
-    count: int  # processes
+    count: int  # number of processes
     runs: int = 0
     kills: int = 0
-    checkpoints: int = 0  # found after a kill and compared
+    checkpoints: int = 0  # checkpoints that were compared after a kill
 
 
 def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = ()) -> Job:

@@ -27,8 +27,8 @@ class Stop:
     """Effect of a signal to one process."""
 
     host: int  # host that got the signal
-    seconds: float  # until all processes ended
-    step: int  # saved
+    seconds: float  # seconds until all processes ended
+    step: int  # saved step
 
 
 def stop_at_random(config: Path, run_dir: Path, *, count: int, random_: random.Random) -> Stop:

@@ -1,4 +1,4 @@
-"""The processes of a job meet, or all raise the same error. Here each is a thread."""
+"""All processes of a job join, or all raise the same error. Here, each process is a thread."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -141,7 +141,7 @@ def test_settings_of_one_host_may_differ(settings: list[dict[str, Any]]) -> None
 
 
 def compare(settings: list[dict[str, Any]]) -> UserError | None:
-    """Compares the settings of processes, as at their meeting."""
+    """Compares the settings of several processes."""
     flat = [flatten(each) for each in settings]
     members = {index: Member(index, "host", 70 + index) for index in range(len(flat))}
     differences = {index: first_difference(each, flat[0]) for index, each in enumerate(flat)}

@@ -1,4 +1,4 @@
-"""From a section to a mesh and each process's share of a batch, with refusals."""
+"""Makes a mesh, and each process's share of a batch, from settings or raises an error."""
 
 import os
 import subprocess

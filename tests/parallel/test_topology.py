@@ -1,4 +1,4 @@
-"""Every spelling of a slice gives one generation and shape; wrong ones suggest the nearest."""
+"""All spellings of a slice give the same topology; a wrong one suggests the nearest slice."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_a_wrong_slice_suggests_the_nearest(text: str, key: str, values: dict[st
 
 
 def test_a_slice_is_a_ring_if_its_ends_are_joined() -> None:
-    """A whole v5e pod is a ring, and a part is not; v4 is one from multiples of 4 chips."""
+    """A whole v5e pod is a ring, but a part is not. In v4, each multiple of 4 chips is a ring."""
     assert parse_topology("v5e:16x16").wrapped_axes == (True, True)
     assert parse_topology("v5e:8x16").wrapped_axes == (False, True)
     assert parse_topology("v4:2x4x4").wrapped_axes == (False, True, True)

@@ -1,4 +1,4 @@
-"""``python -m tests.processes.in_directory DIRECTORY VERB …``: the command line, run elsewhere.
+"""``python -m tests.processes.in_directory DIRECTORY VERB …`` runs a verb in a directory.
 
 Two hosts may have different files at the same relative path.
 """

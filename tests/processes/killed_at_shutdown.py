@@ -1,4 +1,4 @@
-"""``python -m tests.processes.killed_at_shutdown PROCESS VERB …``: the command line, killed late.
+"""``python -m tests.processes.killed_at_shutdown PROCESS VERB …`` runs a verb and kills a process.
 
 One process of the job is killed at JAX's shutdown barrier, after all have finished.
 """

@@ -1,4 +1,4 @@
-"""``python -m tests.processes.lost_lock PATH VERB …``: the command line, losing its lock.
+"""``python -m tests.processes.lost_lock PATH VERB …`` runs a verb whose run loses its lock.
 
 The run loses its lock as soon as a file exists at the path.
 """

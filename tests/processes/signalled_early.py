@@ -1,4 +1,4 @@
-"""``python -m tests.processes.signalled_early INDEX VERB …``: the command line.
+"""``python -m tests.processes.signalled_early INDEX VERB …`` runs a verb.
 
 Process INDEX gets SIGTERM before it has read the address where its job's processes meet.
 """

@@ -1,4 +1,4 @@
-"""``python -m tests.processes.slow_writes VERB …``: the command line, its runs written slowly.
+"""``python -m tests.processes.slow_writes VERB …`` runs a verb with slow writes.
 
 The delay lets other processes reach the next step if they do not wait.
 """

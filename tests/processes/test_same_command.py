@@ -56,7 +56,7 @@ def test_a_process_with_another_setting_ends_all(config: Path, tmp_path: Path) -
 def test_a_process_with_another_dataset_ends_all(
     values: dict[str, Any], project: Path, tmp_path: Path
 ) -> None:
-    """At the same path, on another host's disk."""
+    """The dataset has the same path on another host's disk."""
     train: Any = dict(values["train"])
     train |= {"phases": [train["phases"][0] | {"dataset": "data", "seq_length": 48}]}
     config = write_config(tmp_path / "run.yaml", values | {"train": train})

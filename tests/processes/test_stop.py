@@ -104,7 +104,7 @@ def test_a_signal_to_the_group_stops_a_run_with_workers(config: Path, tmp_path: 
 
 
 def test_a_signal_ends_a_run_during_compilation(config: Path, tmp_path: Path) -> None:
-    """The main thread compiles for long: 8 unrolled layers."""
+    """Compilation takes long, because 8 layers are unrolled."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "bert_jax.cli", "pretrain", str(config)),

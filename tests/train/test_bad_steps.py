@@ -66,7 +66,7 @@ def test_before_a_full_window_only_nan_is_bad() -> None:
 
 
 def test_limits_do_not_depend_on_the_step_right_before() -> None:
-    """A run stopped in between has read it; an uninterrupted run has not."""
+    """A run that stopped in between has read that step; an uninterrupted run has not."""
     history = steady()
     before = guard().limits(history, 22)
     history.applied.append((21, 100.0, 100.0))

@@ -56,8 +56,8 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
     assert {name: error for name, error in errors.items() if error > 1e-5} == {}
 
 
-# Each axis alone and all together suffice; accumulation splits the batch along the data axis. `make
-# chaos` compiles all other meshes.
+# Meshes by accumulation: each axis alone, and all together. Accumulation splits the batch along the
+# data axis. `make chaos` compiles all other meshes.
 TELLING = {1: [(1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(8, 1, 1)]}
 
 
