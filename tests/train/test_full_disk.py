@@ -1,4 +1,4 @@
-"""A full disk during training: one line, no partial files, and training resumes once there is space.
+"""A full disk during training: one line, no partial files, and later a resume with free space.
 
 A limit on file size makes writes fail as on a full disk.
 """
