@@ -233,6 +233,6 @@ def test_an_unlabelled_file_is_not_scored(tmp_path: Path) -> None:
     family = section.open(opening)
     records = _answered(_split(family, "input"), {"a": "paris"})
     assert (records[0]["prediction"], records[0]["label"]) == ("paris", None)
-    tuned = opening._replace(tuned={"null_threshold": 99.0})  # from a model that may give no answer
+    tuned = opening._replace(tuned={"null_threshold": 99.0})  # from a model of version 2.0
     records = _answered(_split(section.open(tuned), "input"), {}, null={"a": 300.0})
     assert records[0]["prediction"] == ""

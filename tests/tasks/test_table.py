@@ -44,7 +44,7 @@ def jsonl_of(path: Path, labels: list[Any]) -> Path:
         (["1.5", "2", "-3e1"], "regression", ("label",), [1.5, 2.0, -30.0]),
         (["1.5", "x", "y"], "single_label", ("1.5", "x", "y"), [0, 1, 2]),
         (["1_0.5", "2.5"], "single_label", ("1_0.5", "2.5"), [0, 1]),
-        # More digits than Python's limit for integers.
+        # The label has more digits than Python allows for integers.
         (["9", "8" * 5_000], "single_label", ("8" * 5_000, "9"), [1, 0]),
     ],
     ids=("names", "whole numbers", "numbers", "mixed", "underscores", "digits"),

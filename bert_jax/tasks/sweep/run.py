@@ -90,7 +90,7 @@ class SweepRecord:
             except (KeyError, TypeError, AttributeError) as error:
                 raise UserError(
                     "sweep.record",
-                    "not the record of a sweep, or incomplete ({reason})",
+                    "damaged, or not the record of a sweep ({reason})",
                     place=path,
                     reason=repr(error),
                 ) from None
