@@ -93,7 +93,7 @@ class MemoryTable:
         except TypeError as error:
             raise UserError(
                 "rows.not_json",
-                "JSON cannot hold a value ({reason}), allowed: text, numbers, lists",
+                "a value cannot be written as JSON ({reason}), allowed: text, numbers, lists",
                 place=NAME,
                 reason=error,
             ) from None

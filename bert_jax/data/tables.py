@@ -52,7 +52,7 @@ class RowErrors:
         if self._on_error == "stop":
             if self.setting is None:
                 raise error
-            raise error.followed_by("; {setting} skips such rows", setting=self.setting) from error
+            raise error.followed_by(" ({setting} skips such rows)", setting=self.setting) from error
         self.count += 1
         if self.count <= SKIPPED_SHOWN:
             self._first.append(str(error))
@@ -114,8 +114,8 @@ class TableRow(NamedTuple):
             if name in self.columns:
                 raise RowError(
                     "table.row_without_column",
-                    'column "{missing}" ({setting}) is missing, found: {found}; allowed: all '
-                    "columns in every row",
+                    'found {found}, but not the column "{missing}" ({setting}). Every row needs '
+                    "all columns.",
                     place=self.place,
                     missing=name,
                     setting=key,
@@ -278,8 +278,8 @@ def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[i
             if len(row) > 1 or "end of data" in str(error):
                 problem = RowError(
                     "table.open_quote",
-                    "found a quote that opens a field and is not closed up to line {end}, allowed: "
-                    '"…" around the whole field, and "" for a quote inside it',
+                    "the quote that opens a field is not closed by line {end}. Put quotes around "
+                    'the whole field, and write "" for a quote inside it.',
                     place=place,
                     end=number,
                 )

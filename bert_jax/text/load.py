@@ -58,8 +58,8 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
         found, wanted = differing(str(recorded), tokenizer.hash)
         raise UserError(
             "tokenizer.hash",
-            "found {found}, but {vocabulary} and the settings have {expected}. One of the two "
-            "files was changed.",
+            "found {found}, but the hash of {vocabulary} and the settings is {expected}. One of "
+            "the two files was changed.",
             place=f"{path}: hash",
             found=found,
             vocabulary=_FILE_OF_TYPE[kind],

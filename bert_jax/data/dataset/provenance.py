@@ -81,8 +81,8 @@ class PairingSection(Section):
         if self.kind == "doc_sentences" and self.dupe_factor > 1:
             raise SettingError(
                 "pairing.dupe_factor",
-                "found {found}, allowed: 1 with kind doc_sentences. It is not random, so each pass "
-                "would make the same examples.",
+                "found {found}, allowed: 1 with kind doc_sentences, because every pass would make "
+                "the same examples",
                 place="dupe_factor",
                 found=self.dupe_factor,
             )
@@ -263,7 +263,7 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     if not path.exists():
         raise UserError(
             "dataset.incomplete",
-            "found no provenance.json. Run `bert-jax examples` again to finish the dataset.",
+            "found no provenance.json, so the dataset is not finished. Run `bert-jax examples`.",
             place=root,
         )
     with _copy_again():

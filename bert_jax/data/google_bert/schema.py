@@ -200,9 +200,9 @@ def _packed(record: bytes) -> dict[str, bytes]:
         if name not in feature:
             raise UserError(
                 "tfrecord.feature_missing",
-                "found no feature {missing} (but {found}), allowed: {allowed}",
+                "feature {missing} is missing; found: {found}, allowed: {allowed}",
                 missing=name,
-                found=sorted(feature) or "none at all",
+                found=sorted(feature) or "none",
                 allowed=list(FEATURES),
             )
         entry = feature[name]
