@@ -1,1 +1,1 @@
-"""A run compiled for a TPU topology without a TPU: memory, cycles, collectives, time, cost."""
+"""Compiles a run for a TPU topology without a TPU; estimates memory, time and cost."""

@@ -1,4 +1,4 @@
-"""Compiles requests in processes of their own, and keeps the results."""
+"""Compiles steps in separate processes, and caches the results."""
 
 import dataclasses
 import importlib.util
@@ -22,8 +22,8 @@ from bert_jax.narration import Narrator
 from bert_jax.planning.compilation.step import LOG, REQUEST, RESULT, STEP, CompiledStep
 from bert_jax.planning.request import CannotPlan, CompileRequest
 
-# The environment of a process that compiles for TPUs: no search for a TPU, no flags of the CPU's
-# compiler, which libtpu refuses, and no lock against another process that compiles.
+# Environment of a process that compiles for TPUs. It does not search for a TPU, and does not lock
+# out other compiling processes. XLA_FLAGS is empty, because libtpu refuses flags for CPUs.
 TPU_COMPILER: Final[Mapping[str, str]] = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -33,29 +33,29 @@ TPU_COMPILER: Final[Mapping[str, str]] = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_LOG_DIR": "disabled",
 }
-# A program out of JAX's own cache brings no text.
+# A program from JAX's compilation cache has no HLO text.
 _NO_CACHE: Final[Mapping[str, str]] = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiler:
-    """How to compile: what to show, what to keep."""
+    """Compiles steps with a cache."""
 
-    narrator: Narrator  # where progress is shown
-    fresh: bool = False  # compile even what is kept
+    narrator: Narrator  # shows the progress
+    fresh: bool = False  # whether to compile cached steps again
 
     def steps(
         self, requests: Sequence[CompileRequest], *, title: str | None = None
     ) -> list[CompiledStep]:
-        """Returns the compiled step of each request, from the cache where it is kept.
+        """Returns the compiled step of each request, from the cache if possible.
 
-        An exact step that is kept takes the place of a quick one. Quick steps compile beside one
-        another where there are cores. `title` is for the progress line; default: the requests' own.
+        A cached exact step replaces a quick one. Quick steps compile in parallel, one for each CPU
+        core. `title` names the steps in progress lines. Default: the titles of the requests.
 
         Raises:
-            CannotPlan: no libtpu, or a topology that it does not know.
-            UserError: topology, mesh, batch and model do not fit together.
-            RunStopped: the compiler failed.
+            CannotPlan: if libtpu is not installed, or does not know the topology.
+            UserError: if topology, mesh, batch and model do not fit together.
+            RunStopped: if the compiler fails.
         """
         found = [self._kept(each, title or each.title) for each in requests]
         missing = [each for each, step in zip(requests, found, strict=True) if step is None]
@@ -68,13 +68,13 @@ class Compiler:
         return [step or next(compiled) for step in found]
 
     def _kept(self, request: CompileRequest, title: str) -> CompiledStep | None:
-        """Returns a step that is kept, and shows its date."""
+        """Returns a cached step and shows its date, or returns None."""
         exact = request.model_copy(update={"quick": False})
         for kept in dict.fromkeys((kept_at(exact), kept_at(request))):
             try:
                 found = None if self.fresh else STEP.validate_json(kept.read_bytes())
             except (FileNotFoundError, pydantic.ValidationError):
-                continue  # never compiled, or of an older form
+                continue  # not cached, or cached in an older format
             if found is not None:
                 when = time.strftime("%Y-%m-%d %H:%M", time.localtime(kept.stat().st_mtime))
                 line = f"{title}: cached on {when}; --fresh compiles it again"
@@ -85,7 +85,7 @@ class Compiler:
     def _compiled(
         self, requests: Sequence[CompileRequest], title: str | None
     ) -> list[CompiledStep]:
-        """Compiles requests beside one another, and keeps the steps."""
+        """Compiles requests in parallel, and caches the steps."""
         first = requests[0]
         phases = ", ".join(str(each.phase) for each in requests)
         several = f"the {first.kind} steps of phases {phases} for {first.topology}"
@@ -113,7 +113,7 @@ class Compiler:
 
 
 def kept_at(request: CompileRequest) -> Path:
-    """Returns the file that keeps a request's step."""
+    """Returns the path of the cache file of a request's step."""
     return user_cache("plan") / f"{request.key()}.json"
 
 
@@ -132,7 +132,7 @@ def _start(request: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _result(folder: Path, topology: str, title: str) -> CompiledStep:
-    """Returns the step that a worker compiled, or raises the worker's error."""
+    """Returns the step that a process compiled, or raises the error of that process."""
     if not (folder / RESULT).exists():
         log = (folder / LOG).read_text(encoding="utf-8", errors="replace").split("\n")
         last = next((line.strip() for line in reversed(log) if line.strip()), "no message")

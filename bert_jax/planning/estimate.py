@@ -1,7 +1,8 @@
-"""Time and money, estimated from the compiler's figures.
+"""Estimates time and cost from the compiler's figures.
 
-A step takes its cycles at the chip's clock, and then the collectives that no work of the core
-hides, bytes over bandwidth. Waiting for input, checkpoints and preemptions are not in it.
+The time of a step is its cycles at the chip's clock, plus the exposed time of its collectives. A
+collective takes its bytes divided by the bandwidth, and is exposed while the core does not compute.
+Estimates exclude waiting for input, checkpoints and preemptions.
 """
 
 import dataclasses
@@ -17,11 +18,11 @@ from bert_jax.planning.prices import Prices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepEstimate:
-    """One compiled step in time."""
+    """Estimated time of one compiled step."""
 
-    parts: dict[str, float]  # seconds by what they are spent on
-    mfu: float  # useful FLOPs over the chips' bf16 peak
-    rows_per_second: float  # of the whole slice
+    parts: dict[str, float]  # seconds by unit: matrix units, vector units and memory, network
+    mfu: float  # useful FLOPs, divided by the peak FLOPs of all chips in bfloat16
+    rows_per_second: float  # rows per second of all chips
 
     @property
     def seconds(self) -> float:
@@ -30,16 +31,16 @@ class StepEstimate:
 
     @property
     def bound(self) -> str:
-        """The part that takes most of the time."""
+        """The part with the most seconds."""
         return max(self.parts, key=self.parts.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """One phase: its steps, compiled and estimated.
+    """The compiled steps of one phase.
 
-    An evaluation step that was not compiled goes forward only: a third of a train step's time. It
-    needs no more memory than there is, see `bert_jax.planning.planning`.
+    An evaluation step is not compiled if it surely fits (see `bert_jax.planning.planning`). Its
+    time is then estimated as a third of a train step's, because it has no backward pass.
     """
 
     steps: int
@@ -47,18 +48,18 @@ class PhasePlan:
     batch_size: int
     train: CompiledStep
     evaluation: CompiledStep | None
-    evaluation_batches: int  # of all evaluations in the phase
-    evaluation_rows: int  # of a batch
+    evaluation_batches: int  # number of batches in all evaluations of the phase
+    evaluation_rows: int  # rows of an evaluation batch
 
     @property
     def compiled(self) -> dict[str, CompiledStep]:
-        """The steps that were compiled: train, and evaluation if it was."""
+        """The compiled steps by kind: ``train``, and ``evaluation`` if it was compiled."""
         steps = {"train": self.train, "evaluation": self.evaluation}
         return {kind: step for kind, step in steps.items() if step is not None}
 
     @property
     def fits(self) -> bool:
-        """Whether all programs could be compiled into the memory there is."""
+        """Whether all compiled steps fit into memory."""
         return all(step.memory is not None for step in self.compiled.values())
 
 
@@ -66,21 +67,21 @@ class PhasePlan:
 class Suggestion:
     """Settings under which the largest phase fits."""
 
-    overrides: tuple[str, ...]  # `key=value`, to paste after the configuration; empty: as it is
-    seconds: float  # of a step, estimated
-    rows_per_second: float  # of the whole slice, estimated
-    peak_bytes: int  # of a chip's HBM, by the compiler's own figure
+    overrides: tuple[str, ...]  # changed settings as `key=value`; empty if none changed
+    seconds: float  # estimated seconds of a step
+    rows_per_second: float  # estimated rows per second of all chips
+    peak_bytes: int  # peak HBM of a chip, from the compiler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """A run on one topology."""
 
-    topology: TpuTopology  # of a slice
+    topology: TpuTopology  # topology of one slice
     slices: int
-    phases: Sequence[PhasePlan]  # compiled
-    notes: tuple[str, ...] = ()  # what a reader must know of how the figures came about
-    suggestions: tuple[Suggestion, ...] = ()  # that fit, fastest first, where looked for
+    phases: Sequence[PhasePlan]
+    notes: tuple[str, ...] = ()  # limits of the figures, for the reader
+    suggestions: tuple[Suggestion, ...] = ()  # settings that fit, fastest first
 
     @property
     def name(self) -> str:
@@ -89,22 +90,22 @@ class Plan:
 
     @property
     def chips(self) -> int:
-        """Chips of all slices."""
+        """The number of chips in all slices."""
         return self.topology.chips * self.slices
 
     @property
     def fits(self) -> bool:
-        """Whether every program does."""
+        """Whether all steps of all phases fit into memory."""
         return all(phase.fits for phase in self.phases)
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a chip's HBM must hold, by the compiler's own figure."""
+        """The largest peak HBM of a chip over all steps, in bytes, from the compiler."""
         peaks = (step.peak for phase in self.phases for step in phase.compiled.values())
         return max(peaks) * self.topology.accelerator.devices_per_chip
 
     def hbm_share(self, *phases: PhasePlan) -> float:
-        """Returns the largest share of a chip's HBM that phases need. Default: all phases."""
+        """Returns the largest share of a chip's HBM that the phases need. Default: all phases."""
         available = self.topology.accelerator.device_hbm_bytes
         steps = (step for phase in phases or self.phases for step in phase.compiled.values())
         return max(step.peak / (step.available_bytes or available) for step in steps)
@@ -123,7 +124,7 @@ class Plan:
         return f"{where} needs {needed:.1f} GiB of {available:.1f} GiB per chip"
 
     def suggestion(self, overrides: tuple[str, ...], step: CompiledStep) -> Suggestion:
-        """Returns settings whose train step was compiled and fits."""
+        """Returns the suggestion of settings whose compiled train step fits."""
         estimate = self.estimate(step)
         return Suggestion(
             overrides=overrides,
@@ -133,7 +134,7 @@ class Plan:
         )
 
     def estimate(self, step: CompiledStep) -> StepEstimate:
-        """Returns the time of one of its steps; raises ValueError if it was not compiled."""
+        """Returns the estimated time of a step. Raises ValueError if the step does not fit."""
         if step.cycles is None:
             raise ValueError("a program that does not fit has no time")
         accelerator = self.topology.accelerator
@@ -156,11 +157,14 @@ class Plan:
 
     @property
     def hours(self) -> float | None:
-        """Hours of the whole run with its evaluations, if it fits."""
+        """Hours of the whole run including evaluations, or None if the run does not fit."""
         return math.fsum(map(self.phase_hours, self.phases)) if self.fits else None
 
     def phase_hours(self, phase: PhasePlan) -> float:
-        """Returns the hours of a phase with its evaluations; ValueError: it does not fit."""
+        """Returns the hours of a phase including evaluations.
+
+        Raises ValueError if the phase does not fit.
+        """
         train = self.estimate(phase.train)
         if phase.evaluation:
             evaluation = self.estimate(phase.evaluation).seconds
@@ -169,7 +173,10 @@ class Plan:
         return (phase.steps * train.seconds + phase.evaluation_batches * evaluation) / 3600
 
     def dollars(self, prices: Prices, *phases: PhasePlan, spot: bool = False) -> float | None:
-        """Returns the cost of phases, default: all, if they fit and the list has a price."""
+        """Returns the cost of phases in US dollars. Default: all phases.
+
+        Returns None if a phase does not fit or the chip has no price.
+        """
         chosen = phases or self.phases
         price = prices.chip_hour.get(self.topology.accelerator.name)
         rate = price and (price.spot if spot else price.on_demand)

@@ -1,8 +1,7 @@
-"""From a request to a plan: which steps are compiled and how, and settings under which a run fits.
+"""Makes a plan: chooses the steps to compile, and searches for settings that fit.
 
-Suggested layouts and recomputation change memory and time and no number of the training:
-accumulation, remat, and how parameters are split. After a setting that fits, another batch size is
-tried, which is another training.
+Most suggestions change only memory and time, not the training: accumulation, remat, and how
+parameters are sharded. The last suggestion has another batch size, which changes the training.
 """
 
 import dataclasses
@@ -20,34 +19,35 @@ from bert_jax.planning.compiler import Compiler
 from bert_jax.planning.estimate import PhasePlan, Plan
 from bert_jax.planning.request import CompileRequest, StepKind
 
-# Of `base` on v5e:4x4 against its exact program 2.5%; for others see docs/planning.md.
+# Largest error of estimated cycles. `base` on v5e:4x4 is off by 2.5%; see docs/planning.md.
 _CYCLES_OFF: Final = "10%"
 QUICK_NOTE: Final = (
     f"quick: memory is from the compiler, cycles are estimates within about {_CYCLES_OFF}; --exact "
     f"also generates code, which takes minutes"
 )
-SHALLOW: Final = 2  # layers of a program that is compiled exactly as fast
+SHALLOW: Final = 2  # number of layers up to which exact compilation is as fast as quick
 
-COMPILED: Final = 10  # candidates of the run's batch, at most
-_ENOUGH: Final = 4  # that fit
+COMPILED: Final = 10  # maximum candidates to compile with the batch size of the run
+_ENOUGH: Final = 4  # number of fitting candidates that ends the search
 
-# Recomputation in the backward pass, from the fastest to the smallest.
+# Remat settings from the fastest to the one with the least memory.
 _REMAT: Final[tuple[Remat, ...]] = ("none", "attention", "dots", "full")
 _TRIED: Final[tuple[Remat, ...]] = ("none", "attention", "full")
-_ACCUMULATION: Final = (1, 2, 4, 8, 16)  # times what is configured
+_ACCUMULATION: Final = (1, 2, 4, 8, 16)  # multiples of the configured accumulation
 
 
 def make_plan(
     run: CompileRequest, *, exact: bool = False, suggest: bool | None = None, compiler: Compiler
 ) -> Plan:
-    """Compiles every step of a run for the topology of `run`, any of its steps.
+    """Compiles every step of a run. `run` is the request of any of its steps.
 
-    `exact` generates code for all programs, else for shallow ones. `suggest` looks for settings
-    that fit; None: if the run does not. Errors are as of `Compiler.steps`.
+    With `exact`, the compiler generates code for all programs; otherwise only for shallow models.
+    `suggest` decides whether to search for settings that fit. Default: search if the run does not
+    fit. Raises the same errors as `Compiler.steps`.
     """
     topology, why_exact = parse_topology(run.topology), quick_refusal()
     architecture = resolve_architecture(run.model, vocab_size=run.vocab_size)
-    deep = architecture.num_hidden_layers > SHALLOW  # to compile it exactly takes minutes
+    deep = architecture.num_hidden_layers > SHALLOW  # exact compilation takes minutes
     quick = deep and not exact and why_exact is None
     run = run.model_copy(update={"topology": topology.name, "quick": quick})
     phases = _phases(run, compiler)
@@ -93,18 +93,18 @@ def _phases(run: CompileRequest, compiler: Compiler) -> list[PhasePlan]:
 
 
 def _is_compiled(run: CompileRequest, phase: int, train: CompiledStep) -> bool:
-    """Whether a phase's evaluation is compiled; a quick plan leaves out what surely fits."""
+    """Whether to compile a phase's evaluation. A quick plan skips evaluations that surely fit."""
     if run.train.evaluation is None or not train.quick:
         return run.train.evaluation is not None
     return train.memory is not None and not _surely_fits(run, phase, train)
 
 
 def _surely_fits(run: CompileRequest, phase: int, train: CompiledStep) -> bool:
-    """Returns whether a phase's evaluation fits, as far as its train step tells.
+    """Returns whether the train step shows that a phase's evaluation fits.
 
-    A batch of evaluation has by default the rows of a microbatch. Forward a step keeps no more of
-    them than training does forward and backward. So beside the trained state and the parameters'
-    copy that evaluations have, the train step's temporaries are the most that an evaluation needs.
+    An evaluation batch has by default as many rows as a microbatch. For equal rows, a forward pass
+    needs no more temporaries than a forward and backward pass. An evaluation therefore needs at
+    most the peak of the train step and the copy of the parameters.
     """
     section = run.train.phases[phase]
     if train.memory is None or run.train.evaluation_rows(section) > section.microbatch:
@@ -115,7 +115,7 @@ def _surely_fits(run: CompileRequest, phase: int, train: CompiledStep) -> bool:
 
 def _with_suggestions(plan: Plan, run: CompileRequest, compiler: Compiler) -> Plan:
     """Returns a plan with settings under which the largest phase fits."""
-    if not plan.fits:  # now: the search takes many times as long
+    if not plan.fits:  # print before the search, which takes many times as long as the plan
         line = f"{run.topology}: does not fit: {plan.memory_missing()}"
         compiler.narrator.say(f"{line}; searching for settings that fit")
     sizes = [phase.batch_size * phase.seq_length**2 for phase in run.train.phases]
@@ -124,7 +124,7 @@ def _with_suggestions(plan: Plan, run: CompileRequest, compiler: Compiler) -> Pl
     evaluation = run.train.evaluation
     unfitting = any(phase.evaluation and not phase.evaluation.memory for phase in plan.phases)
     if unfitting and evaluation and evaluation.batch_size is not None:
-        # Evaluations have the rows of a microbatch then.
+        # Without the setting, an evaluation batch has the rows of a microbatch.
         evaluation = evaluation.model_copy(update={"batch_size": None})
         train = run.train.model_copy(update={"evaluation": evaluation})
         run = run.model_copy(update={"train": train})
@@ -147,7 +147,7 @@ def _with_suggestions(plan: Plan, run: CompileRequest, compiler: Compiler) -> Pl
 
 
 class TriedSettings(NamedTuple):
-    """Settings to try: of the model's execution, of the phase, of the mesh."""
+    """Settings to try: remat, the batch of a phase, and the mesh."""
 
     remat: Remat
     accumulation: int
@@ -156,7 +156,7 @@ class TriedSettings(NamedTuple):
     batch_size: int
 
     def overrides(self, request: CompileRequest) -> tuple[str, ...]:
-        """Returns the settings that differ from a request, as the command line takes them."""
+        """Returns the settings that differ from a request, as overrides for the command line."""
         phase, key = request.train.phases[request.phase], f"train.phases.{request.phase}"
         mesh, execution = request.mesh, request.model.execution
         found = (
@@ -184,7 +184,7 @@ class TriedSettings(NamedTuple):
         )
 
     def least_share(self, other: Self) -> float:
-        """Returns the least part of other settings' memory that these need; 0: unknown."""
+        """Returns a lower bound of the memory, as a share of the other settings'; 0 if unknown."""
         saves = _REMAT.index(self.remat) > _REMAT.index(other.remat)
         if saves or (self.fsdp, self.tensor) != (other.fsdp, other.tensor):
             return 0.0
@@ -195,7 +195,7 @@ class TriedSettings(NamedTuple):
         return self.batch_size / self.accumulation
 
 
-Fitting = tuple[tuple[str, ...], CompiledStep]  # overrides, and the step that they give
+Fitting = tuple[tuple[str, ...], CompiledStep]  # overrides, and the step compiled with them
 
 
 def find_fitting(
@@ -204,16 +204,17 @@ def find_fitting(
     *,
     compiled: Callable[[CompileRequest, str], CompiledStep],
 ) -> list[Fitting]:
-    """Compiles variants of a train step, those that change least first, until some fit.
+    """Compiles variants of a train step until enough of them fit; the smallest changes come first.
 
-    A candidate that must need too much memory, judging by others, is left out. `compiled` compiles
-    a step with a title; if its evaluation does not fit, it returns the evaluation instead.
+    Skips candidates that surely need too much memory, judging by those that did not fit.
+    `compiled` compiles a step with a title. If the evaluation does not fit, `compiled` returns the
+    evaluation step instead.
 
     Returns:
-        At most four settings that fit, of ten that are compiled at most, and one of another batch
-        size: twice as large, or, where it took more accumulation to fit, as much smaller.
+        At most four settings that fit, out of at most ten compiled. One more has another batch
+        size: the size is doubled, or, if fitting needed more accumulation, divided by that factor.
     """
-    tried: dict[TriedSettings, CompiledStep | None] = {}  # without a step: invalid settings
+    tried: dict[TriedSettings, CompiledStep | None] = {}  # None for invalid settings
 
     def fits(candidate: TriedSettings) -> bool:
         at = f"{topology.name}, settings {len(tried) + 1} of at most {COMPILED + 1}"
@@ -245,7 +246,7 @@ def _is_too_large(
 
 
 def _of_another_batch(fitting: TriedSettings, request: CompileRequest) -> TriedSettings:
-    """Returns settings with the same microbatches and fewer of them, or with twice as large."""
+    """Returns settings with fewer microbatches of the same size, or with a doubled batch."""
     configured = request.train.phases[request.phase].accumulation
     more = fitting.accumulation // configured
     size = fitting.batch_size // more if more > 1 else 2 * fitting.batch_size
@@ -253,14 +254,15 @@ def _of_another_batch(fitting: TriedSettings, request: CompileRequest) -> TriedS
 
 
 def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[TriedSettings]:
-    """Yields settings to try: as configured, other layouts and remat, then more accumulation."""
+    """Yields settings to try: configured ones, other layouts and remat, then more accumulation."""
     phase, configured = request.train.phases[request.phase], request.model.execution.remat
     inside = topology.devices
     devices = inside * request.mesh.slices
     _, fsdp, tensor = mesh_shape(request.mesh, devices)
     layouts = [(fsdp, tensor), (inside // tensor, tensor), (inside // max(2, tensor), 2)]
     remats: tuple[Remat, ...] = (configured, *(each for each in _TRIED if each != configured))
-    # Cheapest in time first: recomputing attention costs less than halving a microbatch.
+    # The fastest candidates come first: recomputing attention costs less time than halving the
+    # microbatch.
     for more, remat in itertools.product(_ACCUMULATION, remats):
         accumulation = phase.accumulation * more
         tried = dict.fromkeys(layouts if remat == configured else layouts[:1])

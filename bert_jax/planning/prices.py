@@ -1,4 +1,4 @@
-"""The price of a chip-hour: a dated file that users may replace with their own."""
+"""Prices of chip-hours, from a dated file. Users may give their own file."""
 
 from pathlib import Path
 from typing import Final
@@ -22,15 +22,15 @@ class ChipHour(Section):
 class Prices(Section):
     """A price list."""
 
-    date: str = pydantic.Field(pattern=r"^\d{4}-\d\d-\d\d$")  # on which it was read
-    source: str  # where
-    chip_hour: dict[str, ChipHour]  # by generation; one that is not in it has no price
+    date: str = pydantic.Field(pattern=r"^\d{4}-\d\d-\d\d$")  # date when the prices were read
+    source: str  # where the prices are from
+    chip_hour: dict[str, ChipHour]  # prices by generation; a missing generation has no price
 
 
 def load_prices(path: str | None = None) -> Prices:
-    """Reads a price list; default: the package's own.
+    """Reads a price list. Default: the package's own.
 
-    Raises UserError: no such file, not YAML, an unknown key, a price that is no number.
+    Raises UserError if the file is missing or not YAML, has an unknown key, or a price is invalid.
     """
     source = path or str(_DEFAULT)
     return validate(Prices, read_yaml(source), source=source)

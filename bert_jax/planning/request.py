@@ -1,4 +1,4 @@
-"""A request for one compiled program: all settings that decide it, and no other."""
+"""A request to compile one program: exactly the settings that determine the program."""
 
 import hashlib
 import importlib.metadata
@@ -20,32 +20,32 @@ StepKind = Literal["train", "evaluation"]
 
 
 class CannotPlan(UserError):
-    """Something that a plan needs is not on this machine; of the run it says nothing."""
+    """This machine lacks something that planning needs. The run itself may be correct."""
 
 
 class CompileRequest(Section):
     """One program for one topology."""
 
-    topology: str  # of one slice, as `bert_jax.parallel.topology` spells it
-    kind: StepKind = "train"  # which step
+    topology: str  # topology of one slice, as spelled by `bert_jax.parallel.topology`
+    kind: StepKind = "train"
     phase: int = pydantic.Field(default=0, ge=0)  # index of the phase
-    vocab_size: int = pydantic.Field(ge=1)  # of the tokenizer, which need not be here
-    model: ModelSection  # as configured; `unroll` as it is to be compiled
-    objective: ObjectiveSection  # as configured
-    mesh: MeshSection  # with the number of slices
-    optimizer: OptimizerSection  # as configured
-    train: TrainSection  # as configured; where the data is does not matter
-    quick: bool = False  # no code is generated, and cycles are estimated
+    vocab_size: int = pydantic.Field(ge=1)  # pieces of the tokenizer, which is not read
+    model: ModelSection  # configured section with `unroll` resolved
+    objective: ObjectiveSection
+    mesh: MeshSection  # includes the number of slices
+    optimizer: OptimizerSection
+    train: TrainSection  # dataset paths have no effect
+    quick: bool = False  # whether to skip code generation and estimate the cycles
 
     @property
     def title(self) -> str:
-        """The step in words: ``"the train step of phase 0 for v5e:4x4"``."""
+        """The step as text: ``"the train step of phase 0 for v5e:4x4"``."""
         return f"the {self.kind} step of phase {self.phase} for {self.topology}"
 
     def key(self) -> str:
-        """Returns a digest of the request, the libraries' versions and our own code.
+        """Returns a hash of the request, the libraries' versions and this package's code.
 
-        Two requests with one key give one program: what is compiled once need not be again.
+        Requests with equal keys give equal programs, so the key names a cache file.
         """
         own = self.mesh
         mesh = MeshSection(data=own.data, fsdp=own.fsdp, tensor=own.tensor, slices=own.slices)
@@ -61,7 +61,7 @@ class CompileRequest(Section):
 
 
 def versions() -> str:
-    """Returns the libraries that compile, with their versions."""
+    """Returns the names and versions of the libraries that take part in compilation."""
     found = []
     for package in ("jax", "jaxlib", "libtpu", "flax", "optax"):
         try:
@@ -73,7 +73,7 @@ def versions() -> str:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Returns a digest of the packages that make a step, and of those that read it."""
+    """Returns a hash of all source files that influence a compiled step or its figures."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     packages = ("kernels", "model", "objectives", "optim", "parallel", "planning", "train")

@@ -1,4 +1,4 @@
-"""A plan as one sentence, and as tables of text for the terminal and the page alike."""
+"""A plan as one sentence, and as tables of text for the terminal and the HTML page."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ def _change(found: Plan) -> str:
 
 
 def duration(hours: float) -> str:
-    """Returns ``"4.7 hours"``, and below one hour ``"12 minutes"``."""
+    """Returns a duration as text: ``"4.7 hours"``, or ``"12 minutes"`` below one hour."""
     if hours >= 1:
         return f"{hours:,.1f} hours"
     minutes = max(1, round(hours * 60))
@@ -52,12 +52,12 @@ def duration(hours: float) -> str:
 
 
 def dollars(amount: float | None) -> str:
-    """Returns ``"$1,204"``, and below ten dollars the cents too."""
+    """Returns an amount as text: ``"$1,204"``, or ``"$9.50"`` below ten dollars."""
     return NOTHING if amount is None else f"${amount:,.{0 if amount >= 10 else 2}f}"
 
 
 class Rows(NamedTuple):
-    """One table; the first `texts` columns are words, the others numbers."""
+    """One table. The first `texts` columns have text, the others have numbers."""
 
     title: str
     headings: Sequence[str]
@@ -66,21 +66,21 @@ class Rows(NamedTuple):
 
 
 def _table(title: str, rows: Iterable[Mapping[str, str]], *, texts: int = 2) -> Rows:
-    """Returns a table from rows by heading."""
+    """Returns a table of rows, each a mapping from heading to text."""
     listed = list(rows)
     headings = list(listed[0]) if listed else []
     return Rows(title, headings, [list(each.values()) for each in listed], texts)
 
 
 def each_phase(plans: Sequence[Plan]) -> Iterator[tuple[Plan, int, PhasePlan]]:
-    """Yields every phase with its plan and number."""
+    """Yields the plan, the index and the phase of every phase."""
     for found in plans:
         for at, phase in enumerate(found.phases):
             yield found, at, phase
 
 
 def summary(plans: Sequence[Plan], prices: Prices) -> Rows:
-    """Returns memory, time and dollars, a row for each phase."""
+    """Returns a table of memory, time and cost with a row for each phase."""
 
     def row(found: Plan, at: int, phase: PhasePlan) -> dict[str, str]:
         size = {
@@ -105,7 +105,7 @@ def summary(plans: Sequence[Plan], prices: Prices) -> Rows:
 
 
 def work(plans: Sequence[Plan], prices: Prices) -> Rows:
-    """Returns what binds train steps, and what they execute beside what the mathematics needs."""
+    """Returns a table of the FLOPs and bytes of train steps, and the unit that limits them."""
     rows = []
     for found, at, phase in each_phase(plans):
         step, devices = phase.train, found.topology.devices * found.slices
@@ -134,7 +134,7 @@ def work(plans: Sequence[Plan], prices: Prices) -> Rows:
 
 
 def memory(plans: Sequence[Plan]) -> Rows:
-    """Returns the HBM of each program by kind."""
+    """Returns a table of the HBM of each step: parameters, optimizer, batch, temporaries."""
     rows = []
     for found, at, phase in each_phase(plans):
         accelerator = found.topology.accelerator
@@ -154,9 +154,10 @@ def memory(plans: Sequence[Plan]) -> Rows:
 
 
 def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
-    """Yields the cycles of train steps by kind of operation, and of their kernels.
+    """Yields tables of the cycles of train steps by kind of operation, and of their kernels.
 
-    Bundles are of one call; no schedule takes fewer than the bundles of the busiest unit.
+    Bundles are those of one call. The busiest unit alone would need `of that unit` bundles, a lower
+    bound for any schedule.
     """
     for found, at, phase in each_phase(plans):
         if (counted := phase.train.cycles) is None:
@@ -191,7 +192,7 @@ def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
 
 
 def collectives(plans: Sequence[Plan]) -> Rows:
-    """Returns every kind of collective of the train steps."""
+    """Returns a table of the collectives of the train steps, grouped by kind."""
     rows = []
     for found, at, phase in each_phase(plans):
         clock = found.topology.accelerator.clock_hz
@@ -220,7 +221,7 @@ def collectives(plans: Sequence[Plan]) -> Rows:
 
 
 def suggestions(plans: Sequence[Plan]) -> Rows:
-    """Returns the settings that fit, most rows a second first; empty without a search."""
+    """Returns a table of the settings that fit, fastest first. It is empty without a search."""
     rows = (
         {
             "topology": found.name,
@@ -236,7 +237,7 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
 
 
 def notes(plans: Sequence[Plan]) -> list[str]:
-    """Returns what a reader must know of how the figures came about."""
+    """Returns notes on the limits of the figures."""
     return [
         f"{found.name}: {line}" for found in plans for line in (*found.notes, *_warnings(found))
     ]
@@ -255,7 +256,7 @@ def _warnings(found: Plan) -> Iterator[str]:
 
 
 def estimated(prices: Prices) -> str:
-    """Returns which figures are estimates, their limits, and the date of the prices."""
+    """Returns a sentence on the estimates: what they exclude, and the date of the prices."""
     return (
         "Estimated: times, hours and dollars, without time for input, checkpoints and "
         f"preemptions. Prices of {prices.date}"

@@ -1,4 +1,4 @@
-"""Plans as text in the terminal, as a self-contained page, and as JSON for other programs."""
+"""Shows plans as text in the terminal, as a self-contained HTML page, and as JSON."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ def show_plans(
 ) -> None:
     """Prints the verdict of each plan and the summary.
 
-    `suggestions` adds the settings that fit. `details` adds them too, with memory, work,
+    `suggestions` adds the settings that fit. `details` adds the same settings, memory, work,
     collectives, cycles by kind and kernel, and notes.
     """
     for found in plans:
@@ -64,7 +64,7 @@ def _sources(prices: Prices) -> str:
 
 
 def _table(of: rows.Rows, *, narrow: bool = False) -> Table:
-    """Returns a table; a narrow one has no lines between its columns and fits 80 of a terminal."""
+    """Returns a table to print. A narrow table has no column lines and fits 80 characters."""
     if narrow:
         table = Table(box=box.SIMPLE_HEAD, padding=0, collapse_padding=True, pad_edge=False)
     else:
@@ -86,7 +86,7 @@ class _Part(NamedTuple):
 
 
 def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
-    """Returns the page of a run's plans, at least one, as one HTML document that loads nothing."""
+    """Returns a self-contained HTML page of the plans of a run. `plans` must not be empty."""
     times, memory = [], []  # bars of the charts
     for found, at, phase in rows.each_phase(plans):
         if (held := phase.train.memory) is not None:
@@ -129,7 +129,10 @@ def _tiles(found: Plan, prices: Prices, *, one: bool) -> list[tuple[str, str]]:
 
 
 def plans_as_json(plans: Sequence[Plan], prices: Prices) -> str:
-    """Returns a list of plans; bytes are of a JAX device, FLOPs of all chips, times in seconds."""
+    """Returns the plans as a JSON list.
+
+    Bytes of steps are per JAX device, FLOPs are those of all chips, times are in seconds.
+    """
     return json.dumps([_plan(found, prices) for found in plans], indent=2)
 
 

@@ -1,1 +1,1 @@
-"""One step compiled for a TPU topology, and the compiler's figures of it: see `step`."""
+"""Compiles one step for a TPU topology, and reads the compiler's figures. Start at `step`."""

@@ -1,8 +1,8 @@
-"""The collectives of a program: how often, how many bytes, among which devices, over which link.
+"""Finds the collectives of a program: executions, bytes, devices and links.
 
-Times are estimates: bytes over the bandwidth of the links that a group spans, as rings along the
-dimensions of the torus (scaling book, part 3). Work of the core between the start and the end of an
-asynchronous collective hides that much of its time.
+Times are estimates: bytes divided by the bandwidth of the group's links, for rings along the
+dimensions of the torus (scaling book, part 3). While an asynchronous collective runs, the core can
+compute; these cycles hide part of its time.
 """
 
 import dataclasses
@@ -23,12 +23,13 @@ KINDS: Final = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "col
 ICI: Final = "ICI"
 DCN: Final = "DCN"
 
-# Between slices the compiler hands arrays to the host: a send and a receive of one rendezvous.
+# Between slices, arrays pass through the host: a send and a receive share one rendezvous name.
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
-# A fusion of that name sums and keeps one share on each device.
+# A fusion with this prefix is a reduce-scatter, although it contains an all-reduce.
 _SCATTERS: Final = "all-reduce-scatter"
-# Fusions between which a collective runs; a fusion that computes meanwhile holds it too.
+# Fusions that start and end an asynchronous collective. Fusions that run in between have the prefix
+# `_IN_FLIGHT`, and contain the collective too.
 _ASYNC = re.compile(r'custom_call_target="AsyncCollective(Start|Done)"')
 _IN_FLIGHT: Final = "async_collective_fusion"
 
@@ -40,16 +41,16 @@ _IOTA = re.compile(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DevicePlacement:
-    """Where the devices of a program are."""
+    """The placement of a program's devices in slices and on the mesh."""
 
-    topology: TpuTopology  # of one slice
-    mesh: Mapping[str, int]  # axis → size, in the order in which devices are numbered
-    coordinates: Sequence[Sequence[int]]  # of each device's chip in its slice
-    slices: Sequence[int]  # of each device
+    topology: TpuTopology  # topology of one slice
+    mesh: Mapping[str, int]  # size of each axis, in the order of device numbers
+    coordinates: Sequence[Sequence[int]]  # coordinates of each device's chip in its slice
+    slices: Sequence[int]  # slice index of each device
 
     @classmethod
     def of(cls, topology: TpuTopology, mesh: Mesh) -> Self:
-        """Returns where the devices of a mesh are."""
+        """Returns the placement of the devices of a mesh."""
         devices = mesh.devices.reshape(-1).tolist()
         return cls(
             topology=topology,
@@ -63,31 +64,31 @@ class DevicePlacement:
 class Collective:
     """One collective of the program's text."""
 
-    name: str  # of the instruction
+    name: str  # name of the instruction
     kind: str  # one of `KINDS`
-    trips: int  # how often one run executes it
-    bytes: int  # of the whole array that a group shares, once
-    dtypes: tuple[str, ...]  # of its arrays
-    axes: tuple[str, ...]  # mesh axes over which a group extends
-    group: int  # devices of a group
-    link: str  # `ICI`, or `DCN` where groups cross slices
-    seconds: float  # of one execution, estimated, if the core waits
-    hidden_cycles: int  # of the core during one execution; several in flight share them
+    trips: int  # number of executions in one run of the program
+    bytes: int  # bytes of the whole array that a group shares
+    dtypes: tuple[str, ...]  # dtypes of the arrays
+    axes: tuple[str, ...]  # mesh axes that a group spans
+    group: int  # number of devices in a group
+    link: str  # `DCN` if groups cross slices, otherwise `ICI`
+    seconds: float  # estimated seconds of one execution
+    hidden_cycles: int  # cycles of the core during one execution, shared by concurrent collectives
 
     def exposed_seconds(self, clock_hz: float) -> float:
-        """Returns the time of all executions that no work of the core hides."""
+        """Returns the seconds of all executions during which the core does not compute."""
         return self.trips * max(self.seconds - self.hidden_cycles / clock_hz, 0.0)
 
 
 def find_collectives(program: Program, placement: DevicePlacement) -> list[Collective]:
-    """Returns the collectives of a program, also those inside fusions."""
+    """Returns the collectives of a program, including those inside fusions."""
     hidden = _hidden_cycles(program)
     found = []
     for operation in program.operations:
         inside = _inside(operation.module, operation.instruction) if operation.trips else ()
         for instruction in inside:
             if between := _between_slices(instruction):
-                # Each chip exchanges its own part with the chips in its place in other slices.
+                # Each chip exchanges its part with the chips at the same place in other slices.
                 kind, arrays = between, instruction.arrays[:1]
                 group = [placement.slices.index(one) for one in sorted(set(placement.slices))]
                 size = arrays[0].bytes
@@ -119,10 +120,10 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
 
 
 def first_group(instruction: Instruction, *, devices: int) -> list[int]:
-    """Returns the first group of devices of a collective, in any way in which XLA writes groups.
+    """Returns the first group of devices of a collective.
 
-    ``mesh['a'=8,'b'=2] {'a'}``, ``[2,8]<=[16]``, ``[2,8]<=[8,2]T(1,0)``, ``{{0,2},{1,3}}``, ``{}``
-    (all). The group of a permutation is its first ring.
+    XLA writes groups as ``mesh['a'=8,'b'=2] {'a'}``, ``[2,8]<=[16]``, ``[2,8]<=[8,2]T(1,0)``,
+    ``{{0,2},{1,3}}``, or ``{}`` for all devices. The group of a permutation is its first ring.
     """
     if pairs := _PAIRS.search(instruction.attributes):
         found = re.findall(r"(\d+),(\d+)", pairs[0])
@@ -153,14 +154,17 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _between_slices(instruction: Instruction) -> str | None:
-    """Returns the kind of collective that a send to the host stands for."""
+    """Returns the kind of collective that a send to the host implements, or None."""
     found = instruction.opcode == "send" and _TRANSFER.search(instruction.attributes)
     kind = found[1].lower().replace("_", "-") if found else None
     return "collective-permute" if kind == "one-to-one" else kind
 
 
 def _inside(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
-    """Yields an instruction, or the collectives that a fusion holds, one in flight at its start."""
+    """Yields the instruction, or for a fusion its collectives.
+
+    Yields an asynchronous collective only for the fusion that starts it.
+    """
     if instruction.opcode != "fusion":
         yield instruction
     elif _role(module, instruction) not in (_IN_FLIGHT, "Done"):
@@ -170,7 +174,10 @@ def _inside(module: HloModule, instruction: Instruction) -> Iterator[Instruction
 
 
 def _role(module: HloModule, instruction: Instruction) -> str | None:
-    """Returns a fusion's part in an asynchronous collective: ``Start``, ``Done``, in flight."""
+    """Returns a fusion's role in an asynchronous collective.
+
+    The role is ``Start``, ``Done``, `_IN_FLIGHT`, or None.
+    """
     if instruction.opcode != "fusion":
         return None
     if instruction.called["calls"].startswith(_IN_FLIGHT):
@@ -185,7 +192,10 @@ def _kind(instruction: Instruction) -> str | None:
 
 
 def _arrays(instruction: Instruction, kind: str) -> tuple[Array, ...]:
-    """Returns the arrays of a collective's result, without the start's copy of its operand."""
+    """Returns the arrays of a collective's result.
+
+    The result of a ``-start`` instruction also contains the operands, which are left out.
+    """
     arrays = instruction.arrays
     if instruction.opcode.endswith("-start") and kind != "all-reduce":
         numbers = [array for array in arrays if array.elements > 1] or list(arrays[:2])
@@ -202,14 +212,14 @@ def _axes(group: Sequence[int], mesh: Mapping[str, int]) -> tuple[str, ...]:
 def _time(
     kind: str, size: int, group: Sequence[int], placement: DevicePlacement
 ) -> tuple[str, float]:
-    """Returns the link and the seconds of one execution without other work."""
+    """Returns the link and the estimated seconds of one execution."""
     accelerator = placement.topology.accelerator
     slices = {placement.slices[device] for device in group}
     inside = [device for device in group if placement.slices[device] == placement.slices[group[0]]]
     seconds = _ring_seconds(kind, size, len(inside), _ici_bandwidth(inside, placement))
     if len(slices) == 1:
         return ICI, seconds
-    # Each chip carries its part of the array between the slices.
+    # Each chip sends its part of the array to the other slices.
     chips = max(len(inside) // accelerator.devices_per_chip, 1)
     per_chip = accelerator.dcn_bandwidth / accelerator.chips_per_host
     return DCN, seconds + _ring_seconds(kind, size // chips, len(slices), per_chip)
@@ -226,8 +236,8 @@ def _ring_seconds(kind: str, size: int, members: int, bandwidth: float) -> float
 def _ici_bandwidth(group: Sequence[int], placement: DevicePlacement) -> float:
     """Returns the bytes per second that a device of a group sends and receives over its links.
 
-    A group uses one link along every dimension of the torus that it extends over, two where the
-    ends are joined.
+    A group uses one link along each dimension of the torus that it spans. If the dimension wraps
+    around, the group uses two links.
     """
     topology = placement.topology
     columns = zip(*(placement.coordinates[device] for device in group), strict=True)
@@ -240,15 +250,16 @@ def _ici_bandwidth(group: Sequence[int], placement: DevicePlacement) -> float:
 
 
 def _hidden_cycles(program: Program) -> dict[str, int]:
-    """Returns the core's cycles between each start of a collective and its end."""
+    """Returns the core's cycles between start and end of each asynchronous collective, by name."""
     computations: dict[int, dict[str, Operation]] = defaultdict(dict)
     for operation in program.operations:
         computations[id(operation.computation)][operation.name] = operation
     hidden: dict[str, int] = {}
     for operations in computations.values():
         running: dict[str, float] = {}
-        carried: dict[str, str] = {}  # by what carries one in flight, the name of its start
-        sends: dict[str | None, str] = {}  # by rendezvous
+        # Name of the starting operation, by name of each operation that passes on its result.
+        carried: dict[str, str] = {}
+        sends: dict[str | None, str] = {}  # name of the send, by rendezvous
         for name, operation in operations.items():
             each, role = operation.instruction, _role(operation.module, operation.instruction)
             start = next((carried[one] for one in each.operands if one in carried), "")
@@ -257,7 +268,7 @@ def _hidden_cycles(program: Program) -> dict[str, int]:
             ends = role == "Done" or (each.opcode.endswith("-done") and each.opcode != "send-done")
             if ends and start in running:
                 hidden[start] = round(running.pop(start))
-            for one in running:  # they share the network, and each gets its part of the time
+            for one in running:  # concurrent collectives share the network and the time
                 running[one] += (operation.cycles or 0) / len(running)
             if _between_slices(each):
                 sends[_rendezvous(each)] = name

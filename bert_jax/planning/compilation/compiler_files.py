@@ -1,8 +1,8 @@
-"""The compiler's own files of a program, and its message when it refuses one.
+"""Reads the files that the compiler writes, and its message about too little memory.
 
-The compiler schedules a program and assigns memory first, and then generates code. Code generation
-is most of a compilation and only adds `estimated_cycles` to the program. No option leaves it out.
-`compile_quickly` therefore compiles in a thread, and the process ends once the first part is done.
+The compiler first schedules a program and assigns memory, then generates code. Code generation
+takes most of the time, and only adds `estimated_cycles` to the program. No option skips it.
+`compile_quickly` therefore compiles in a thread, and returns before code generation.
 """
 
 import re
@@ -16,7 +16,7 @@ import jax
 
 from bert_jax.parallel.accelerators import GIB
 
-# The compiler writes these files one after the other: when one is there, those before are complete.
+# The compiler writes these files in this order. If one exists, the earlier files are complete.
 _SCHEDULED: Final = "after_optimizations"
 _BUFFERS: Final = "after_optimizations-buffer-assignment"
 _LAST_BEFORE_CODE: Final = "after_optimizations_after_buffer_assignment"
@@ -24,10 +24,10 @@ _CODED: Final = "after_codegen"
 _POLL_SECONDS: Final = 0.05
 
 # allocation 492: size 467812864, page 0, preallocated-temp:
-# Allocations outside of HBM have a color. Thread-local ones are part of another allocation.
+# Allocations outside of HBM have a color. Thread-local allocations are part of other allocations.
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), page \d+, (.*)$", re.MULTILINE)
 
-# How libtpu 0.0.51 refuses temporaries alone, and a whole program.
+# Messages of libtpu 0.0.51 if the temporaries alone, or the whole program, do not fit.
 _SIZE = r"([\d.]+)([KMGT]?)"
 _TOO_LARGE = (
     re.compile(rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
@@ -37,24 +37,24 @@ _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 class CompiledProgram(NamedTuple):
-    """A program as the compiler describes it."""
+    """A compiled program: its text and its memory."""
 
-    text: str  # HLO, in the order in which it runs
-    arguments: int  # bytes of a device's HBM; the quick form includes new results
-    temporaries: int  # bytes of a device's HBM, the same in both forms
-    total: int  # bytes with arguments, and with results that do not overwrite an argument
+    text: str  # HLO in the order of execution
+    arguments: int  # bytes of arguments in a device's HBM; in the quick form also of new results
+    temporaries: int  # bytes of temporaries in a device's HBM
+    total: int  # bytes of arguments, temporaries, and results that do not overwrite an argument
 
 
 def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgram:
-    """Compiles a program, code included; the text has `estimated_cycles`.
+    """Compiles a program including its code, so that the text has `estimated_cycles`.
 
-    The compiler writes its files to `folder`, which is empty. It raises JaxRuntimeError if it
-    refuses the program.
+    The compiler writes its files to `folder`, which must be empty. Raises JaxRuntimeError if the
+    compiler refuses the program.
     """
     sizes = lowered.compile(_options(folder)).memory_analysis()
-    assert sizes is not None  # only some backends have none
-    # `peak_memory_in_bytes` includes buffers on the chip, and less than all temporaries, which are
-    # reserved as a whole.
+    assert sizes is not None  # only other backends return None
+    # `peak_memory_in_bytes` is not used: it includes buffers on the chip, and counts only part of
+    # the temporaries, although the device reserves all of them.
     arguments, temporaries = sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
     total = arguments + temporaries + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     # `Compiled.as_text` is not used: jaxlib 0.10.2 cannot read libtpu 0.0.51's programs for v6e.
@@ -67,9 +67,10 @@ def read_coded(folder: Path) -> str:
 
 
 def compile_quickly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgram:
-    """Compiles up to code generation, which continues in a thread: end the process soon.
+    """Compiles a program without waiting for code generation.
 
-    Files and errors are as of `compile_exactly`; ValueError: the files have an unknown form.
+    Code generation continues in a thread, so the caller should end the process soon. Files and
+    errors are those of `compile_exactly`. Raises ValueError if the files have an unknown format.
     """
     done: Future[None] = Future()
 
@@ -99,7 +100,7 @@ def read_scheduled(text: str, buffers: str) -> CompiledProgram:
 
 
 def memory_refused(message: str) -> tuple[int, int] | None:
-    """Returns the bytes of HBM needed at least and those there are; None for another message."""
+    """Returns the needed and the available bytes of HBM, or None for another message."""
     for one in _TOO_LARGE:
         if found := one.search(message):
             needed, available = found.groups()[:2], found.groups()[2:]
@@ -116,7 +117,7 @@ def _options(folder: Path) -> dict[str, str | bool]:
 
 
 def _read(folder: Path, name: str) -> str:
-    """Returns the largest file of a name; the others are of small modules, such as a constant's."""
+    """Returns the text of the largest file with a name. Smaller files are of helper modules."""
     found = max(folder.glob(f"*.{name}.txt"), key=lambda path: path.stat().st_size, default=None)
     if found is None:
         raise ValueError(f"the compiler wrote no file {name}")

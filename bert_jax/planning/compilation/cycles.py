@@ -1,9 +1,9 @@
-"""Cycles of one core by kind of operation, and the FLOPs and bytes of a program.
+"""Counts the cycles of one core by kind of operation, and the FLOPs and bytes of a program.
 
-The compiler estimates the cycles of every operation that it schedules and counts a loop's body
-once, so each is multiplied by the trips of all loops around it. An operation without an estimate
-(random bits, gathers, sorts) takes the time of its arrays through HBM, and is summed apart. Pallas
-kernels count by their schedule, see `kernels`.
+The compiler estimates the cycles of one execution of each scheduled operation. The estimate is
+multiplied by the trips of all enclosing loops. For operations without an estimate (random bits,
+gathers, sorts), the cycles are their bytes divided by the HBM bandwidth, with a separate sum. The
+cycles of Pallas kernels come from their schedules, see `kernels`.
 """
 
 import dataclasses
@@ -18,56 +18,55 @@ from bert_jax.planning.compilation.program import COLLECTIVES, KERNEL, Operation
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelCycles:
-    """A Pallas kernel of a program, all calls of it that take the same."""
+    """All calls of a Pallas kernel with equal bundles and cycles."""
 
-    name: str  # as its `pallas_call` says
-    calls: int  # of one run of the program
-    bundles: int  # of one call: cycles without waiting for memory
-    cycles: int  # of one call
-    busiest: str  # the unit of the core that has most to do, `MATMUL`, `VALU` …
-    busiest_bundles: int  # bundles of that unit alone; no schedule takes fewer
-    copied_bytes: int  # of one call, between HBM and the chip
+    name: str  # name in the `pallas_call`
+    calls: int  # number of calls in one run of the program
+    bundles: int  # bundles of one call: cycles without waits for memory
+    cycles: int  # cycles of one call
+    busiest: str  # the core's busiest unit: `MATMUL`, `VALU`, …
+    busiest_bundles: int  # bundles that this unit alone needs, a lower bound for any schedule
+    copied_bytes: int  # bytes of one call between HBM and the chip
 
 
 @dataclasses.dataclass(frozen=True)
 class Cycles:
     """Cycles, FLOPs and bytes of one run of a program on one device.
 
-    Products are counted one by one, in loops times their trips. Elementwise operations are not in
-    the FLOPs, nor in the useful FLOPs.
+    FLOPs are those of all executed matrix products, without elementwise operations.
     """
 
-    by_kind: Mapping[str, int]  # by kind of operation
-    by_bytes: int  # of operations without an estimate: bytes at the HBM's bandwidth
-    kernels: tuple[KernelCycles, ...]  # those with a schedule, costliest first
-    uncounted: Mapping[str, int]  # those without, by name, with the times each runs
-    unknown_loops: tuple[str, ...]  # loops whose trips the program does not say; each counts once
-    product_flops: int  # of products that XLA compiled
-    kernel_flops: int  # as Pallas kernels declare them
-    hbm_bytes: int  # read and written
+    by_kind: Mapping[str, int]  # cycles by kind of operation
+    by_bytes: int  # cycles of operations without an estimate: bytes over the HBM bandwidth
+    kernels: tuple[KernelCycles, ...]  # kernels with a schedule, slowest first
+    uncounted: Mapping[str, int]  # number of executions of each kernel without a schedule
+    unknown_loops: tuple[str, ...]  # loops with unknown trips, which count as one trip
+    product_flops: int  # FLOPs of products that XLA compiled
+    kernel_flops: int  # FLOPs that Pallas kernels declare
+    hbm_bytes: int  # bytes read from and written to HBM
 
     @property
     def total(self) -> int:
-        """Sum of all cycles that are counted."""
+        """Sum of all counted cycles."""
         return sum(self.by_kind.values())
 
     @property
     def in_kernels(self) -> int:
-        """Cycles of Pallas kernels, by their schedules."""
+        """Cycles of Pallas kernels with a schedule."""
         return self.by_kind.get(KERNEL, 0)
 
 
 def count_cycles(
     program: Program, schedules: Mapping[str, KernelSchedule], accelerator: Accelerator
 ) -> Cycles:
-    """Returns the figures of a program; `schedules`: by the program of each kernel."""
+    """Returns the cycles of a program. `schedules` maps each kernel's program to its schedule."""
     by_bytes, by_kind = 0, Counter[str]()
     uncounted: Counter[str] = Counter()
     kernels: dict[tuple[str, int, int], KernelCycles] = {}
     loops = list(program.unknown_loops)
     for found in program.operations:
         if found.trips == 0 or not found.on_core or found.kind == COLLECTIVES:
-            continue  # collectives in fusions are timed with the others
+            continue  # `collectives` estimates the time of collectives, also inside fusions
         own = found.cycles
         if found.kind == KERNEL:
             if (schedule := schedules.get(found.kernel or "")) is None:
@@ -98,9 +97,9 @@ def count_cycles(
 def _call(found: Operation, schedule: KernelSchedule, accelerator: Accelerator) -> KernelCycles:
     """Returns one call of a kernel.
 
-    It takes the longest of its bundles, of its products at the peak of the matrix units, and of
-    operands and results through HBM, each once. Nothing runs beside the first step's fetch and the
-    last step's write.
+    Work is the larger of its bundles and its products at the peak of the matrix units. Copies move
+    each operand and result once between HBM and the chip. Work and copies overlap, except for one
+    step of the grid, because nothing runs during the first fetch and the last write.
     """
     copies = found.hbm_bytes / accelerator.bytes_per_cycle
     work = max(schedule.bundles, round(found.kernel_flops / flops_per_cycle(accelerator)))

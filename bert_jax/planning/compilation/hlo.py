@@ -1,7 +1,7 @@
-"""Optimized HLO text → computations and instructions.
+"""Parses optimized HLO text into computations and instructions.
 
-The text is the compiler's own of a scheduled TPU program: the instructions of a computation are in
-the order in which the core runs them.
+The compiler writes the text of a scheduled TPU program. The instructions of a computation are in
+the order of execution.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _CALLED = re.compile(
 )
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-# Memory spaces: 0 (unwritten) is HBM; 1 is VMEM on the chip.
+# A memory space in the layout: S(1) is VMEM on the chip. Without S, the array is in HBM.
 _ON_CHIP = re.compile(r"S\(\d+\)")
 _PARENTHESIS = re.compile(r"[()]")
 
@@ -40,7 +40,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Bytes without the padding of tiles; a token has none."""
+        """Bytes without padding. A token has 0 bytes."""
         named = _BITS.search(self.dtype)
         bits = 8 if self.dtype == "pred" else int(named[0]) if named else 0
         return self.elements * bits // 8
@@ -52,44 +52,44 @@ class Instruction:
 
     name: str  # unique in the module
     opcode: str  # `fusion`, `all-reduce` …
-    arrays: tuple[Array, ...]  # of the result; a tuple has several
-    operands: tuple[str, ...]  # names of instructions of the same computation
-    literal: str  # value of a constant, number of a parameter
+    arrays: tuple[Array, ...]  # arrays of the result; several for a tuple
+    operands: tuple[str, ...]  # names of instructions in the same computation
+    literal: str  # value of a constant, or number of a parameter
     attributes: str  # the rest of the line
     is_root: bool  # whether it is the computation's result
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's `estimated_cycles` for one execution, if there are any."""
+        """The compiler's `estimated_cycles` of one execution, or None."""
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found else None
 
     @functools.cached_property
     def called(self) -> dict[str, str]:
-        """Computations by role: ``{"body": …, "condition": …}``."""
+        """Names of called computations by role: ``{"body": …, "condition": …}``."""
         return {role: name for role, name in _CALLED.findall(self.attributes)}
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """Computations of a conditional."""
+        """Names of the computations of a conditional's branches."""
         if listed := _BRANCHES.search(self.attributes):
             return tuple(_OPERAND.findall(listed[1]))
         roles = ("true_computation", "false_computation")
         return tuple(self.called[role] for role in roles if role in self.called)
 
 
-Computation = Mapping[str, Instruction]  # by name, in the order of the schedule
+Computation = Mapping[str, Instruction]  # instructions by name, in the order of execution
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HloModule:
-    """A program."""
+    """A program as computations."""
 
-    computations: Mapping[str, Computation]  # by name
-    entry: str  # the name of the one that runs first
+    computations: Mapping[str, Computation]  # computations by name
+    entry: str  # name of the first computation to run
 
     def inside(self, instruction: Instruction) -> Computation:
-        """Returns the instructions of a fusion; other instructions hold none."""
+        """Returns the instructions inside a fusion; empty for other instructions."""
         if instruction.opcode != "fusion":
             return {}
         return self.computations[instruction.called["calls"]]
@@ -97,7 +97,7 @@ class HloModule:
     def parts(
         self, computation: Computation, instruction: Instruction
     ) -> Iterator[tuple[Computation, Instruction]]:
-        """Yields an instruction with its computation, or all instructions of a fusion instead."""
+        """Yields the instruction with its computation, or for a fusion each instruction inside."""
         if instruction.opcode != "fusion":
             yield computation, instruction
             return
@@ -107,7 +107,7 @@ class HloModule:
 
 
 def parse_shape(text: str) -> tuple[Array, ...]:
-    """Returns the arrays of a shape; a tuple has several."""
+    """Returns the arrays of a shape; several for a tuple."""
     return tuple(
         Array(
             dtype,
@@ -119,7 +119,7 @@ def parse_shape(text: str) -> tuple[Array, ...]:
 
 
 def parse_hlo(text: str) -> HloModule:
-    """Returns a module from its text; ValueError: the text has no entry computation."""
+    """Returns a module from its text. Raises ValueError if there is no entry computation."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
     for line in text.splitlines():
@@ -136,7 +136,7 @@ def parse_hlo(text: str) -> HloModule:
 
 
 def _parse(text: str, name: str, *, is_root: bool) -> Instruction:
-    """Parses what follows ``%name = ``: shape, opcode, operands, attributes."""
+    """Parses the text after ``%name = ``: shape, opcode, operands and attributes."""
     end = _closing(text, 0) + 1 if text.startswith("(") else text.index(" ")
     shape, rest = text[:end], text[end:].lstrip()
     opening = rest.index("(")
@@ -154,7 +154,7 @@ def _parse(text: str, name: str, *, is_root: bool) -> Instruction:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Returns where the parenthesis that opens at an index closes."""
+    """Returns the index of the parenthesis that closes the one at `opening`."""
     depth = 0
     for match in _PARENTHESIS.finditer(text, opening):
         depth += 1 if match[0] == "(" else -1

@@ -1,13 +1,13 @@
-"""Bundles of Pallas kernels, from the schedules that the compiler writes of them.
+"""Counts the bundles of Pallas kernels in the schedules that the compiler writes.
 
-`estimated_cycles` covers XLA's own operations alone. When asked, libtpu writes the final
-schedule of every operation: bundles of instructions that issue together, one bundle a cycle. A loop
-(the grid is one) ends in a branch back; its trips follow from the counter that its exit test
-compares with a constant. A pipelined grid has two steps more, in which the body is branched over.
-Other code that is branched over counts in full, so that figures are upper bounds.
+The compiler writes `estimated_cycles` only for XLA's own operations. With a flag, libtpu also
+writes the final schedule of every operation: bundles of instructions, of which the core issues one
+per cycle. A loop, such as the grid, ends with a branch back. Its trips follow from the constant
+with which the exit test compares the counter. A pipelined grid has two more steps, which skip the
+body. Other code that a branch may skip counts in full, so the figures are upper bounds.
 
-A lowered program has the whole of each kernel in it. Taken out, all kernels compile in seconds, and
-each schedule is kept for the next program that has the same kernel.
+A lowered program contains the code of each kernel. Compiled without the rest of the program, all
+kernels take seconds. A cache keeps each schedule for other programs with the same kernel.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.program import Program
 from bert_jax.planning.request import versions
 
-# Dumps the last passes alone, a thirtieth of all files.
+# Dumps only the last passes, which write 1/30 of all files.
 _DUMP: Final = (
     "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
     "--xla_jf_dump_category_filter=codegen,utilization --xla_jf_dump_llo_pass_label_regex=^final_"
@@ -54,10 +54,10 @@ _DEFINITION = re.compile(r"%([sp]\w+) = ([a-z_]\w*(?:\.\w+)*) +(?:\(!?%\w+\),? *
 _OPERAND = re.compile(r"%(\w+)|\b(\d+)\b")
 _SPILL = re.compile(r"#(allocation\d+_spill)\]")
 _SPILLED = re.compile(r"= sst \[smem:\[#(allocation\d+_spill)\]\] %(\w+)")
-# A predicate that was spilled.
+# How the compiler stores a spilled predicate as a number, and how it reads the number.
 _PREDICATE_AS_NUMBER: Final = (("scalar_select", "1", "0"), ("scmp.ne.s32.totalorder", "0"))
-_DEEPEST: Final = 8  # spills and selections one behind the other
-_BEHIND_BRANCH: Final = 4  # bundles that run in any case
+_DEEPEST: Final = 8  # maximum length of a chain of spills and selections
+_BEHIND_BRANCH: Final = 4  # bundles after a branch that always run (delay slots)
 
 _TARGET: Final = "tpu_custom_call"
 # … custom_call @tpu_custom_call(%0, %1) {backend_config = "…", …} : (tensor<…>) -> tensor<…>
@@ -67,7 +67,7 @@ _CALL = re.compile(
     re.MULTILINE,
 )
 _TENSOR = re.compile(r"tensor<([\dx]*?)x?([a-z]+\d+)>")
-_ESCAPED = re.compile(r"\\([0-9A-F]{2})")  # of a string in MLIR
+_ESCAPED = re.compile(r"\\([0-9A-F]{2})")  # escaped character in an MLIR string
 _DTYPES: Final = {
     **{"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16},
     **{"i32": jnp.int32, "ui32": jnp.uint32, "i8": jnp.int8, "i1": jnp.bool_},
@@ -75,7 +75,7 @@ _DTYPES: Final = {
 
 
 def write_schedules(folder: Path) -> None:
-    """Has libtpu write schedules to a folder; call before libtpu is loaded, which reads it once."""
+    """Makes libtpu write schedules to a folder. Call it before libtpu is loaded."""
     flags = os.environ.get(_FLAGS, "")
     os.environ[_FLAGS] = f"{flags} {_DUMP.format(folder=folder)}".strip()
 
@@ -84,10 +84,10 @@ def write_schedules(folder: Path) -> None:
 class KernelSchedule:
     """Schedule of one call of a kernel on one device."""
 
-    bundles: int  # executed, in loops times their trips: cycles without waiting for memory
-    slots: Mapping[str, int]  # bundles that each unit of the core alone would need
-    steps: int  # of the outermost loop, the grid
-    unknown_loops: int  # loops whose trips the schedule does not say; they count once
+    bundles: int  # executed bundles: cycles without waits for memory
+    slots: Mapping[str, int]  # bundles that each unit of the core alone needs
+    steps: int  # trips of the outermost loop, the grid
+    unknown_loops: int  # number of loops with unknown trips, which count as one trip
 
 
 _SCHEDULE: Final = pydantic.TypeAdapter(KernelSchedule)
@@ -96,7 +96,7 @@ _SCHEDULE: Final = pydantic.TypeAdapter(KernelSchedule)
 def read_schedules(folder: Path, program: Program) -> dict[str, KernelSchedule]:
     """Returns the schedules that the compiler wrote, by the kernel's program.
 
-    The compiler schedules the first call of a kernel alone: other calls are the same.
+    The compiler writes the schedule of a kernel's first call only, because all calls are equal.
     """
     files: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
@@ -113,8 +113,8 @@ def read_schedules(folder: Path, program: Program) -> dict[str, KernelSchedule]:
 def read_schedule(bundles: str, utilization: str) -> KernelSchedule:
     """Returns the schedule that the two files of a kernel describe.
 
-    `bundles`: text of ``final_bundles``; `utilization`: of
-    ``final_hlo-static-per-bundle-utilization``, a row for each bundle.
+    `bundles` is the text of ``final_bundles``. `utilization` is the text of
+    ``final_hlo-static-per-bundle-utilization``, with a row for each bundle.
     """
     starts = [found.start() for found in _BUNDLE.finditer(bundles)]
     ends = [*starts[1:], len(bundles)]
@@ -136,7 +136,7 @@ def read_schedule(bundles: str, utilization: str) -> KernelSchedule:
 
 
 class _Stretch(NamedTuple):
-    """Bundles `first` to `last`, and how often they run in one run of the code around them."""
+    """Bundles `first` to `last`, and how often they run in one run of the enclosing code."""
 
     first: int
     last: int
@@ -144,14 +144,14 @@ class _Stretch(NamedTuple):
 
 
 def _loops(texts: Sequence[str]) -> tuple[list[_Stretch], int]:
-    """Returns loops, the parts of loops that are branched over, and the number of unknown loops."""
+    """Returns the loops, the skippable parts of loops, and the number of unknown loops."""
     begins = {region: at for at, text in enumerate(texts) for region in _BEGINS.findall(text)}
     values = _Values(texts)
     loops: list[_Stretch] = []
     parts: list[_Stretch] = []
     unknown = 0
     branches = [(at, *found) for at, text in enumerate(texts) for found in _BRANCH.findall(text)]
-    # A loop's end stands behind the branches inside it, so inner loops come first.
+    # An inner loop ends before the loop around it, so inner loops come first.
     for at, predicate, region in branches:
         target = begins.get(region, -1)
         if 0 <= target <= at:
@@ -167,15 +167,15 @@ def _loops(texts: Sequence[str]) -> tuple[list[_Stretch], int]:
 
 
 class _Values:
-    """Scalars and predicates of a schedule by name: operation and operands, each set once."""
+    """Scalars and predicates of a schedule by name. Each has one operation and its operands."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         text = _COMMENT.sub("", "".join(texts))
         self._defined = {name: (op, operands) for name, op, operands in _DEFINITION.findall(text)}
-        self._spilled = dict(reversed(_SPILLED.findall(text)))  # by place, the register stored
+        self._spilled = dict(reversed(_SPILLED.findall(text)))  # stored register by place
 
     def trips(self, predicate: str) -> int | None:
-        """Returns the trips of a loop that ends where a predicate holds; None if unknown."""
+        """Returns the trips of a loop that ends when a predicate holds, or None if unknown."""
         limit = self._limit(predicate, "scmp.ge.s32.totalorder")
         step = limit and self._find(limit[0], "sadd.s32")
         if not limit or not step or not step[0].isdecimal():
@@ -187,7 +187,7 @@ class _Values:
         return max(-(-(limit[1] - int(first[-1])) // int(step[0])), 0)
 
     def steps_with_body(self, predicate: str) -> int | None:
-        """Returns the number of steps in which a counter is within bounds; None: no such test."""
+        """Returns the number of steps with a counter within bounds, or None for another test."""
         if not (bounds := self._find(predicate, "pnand")):
             return None
         first = self._limit(bounds[0], "scmp.ge.s32.totalorder")
@@ -195,12 +195,12 @@ class _Values:
         return behind[1] - first[1] if first and behind and first[0] == behind[0] else None
 
     def _limit(self, predicate: str, operation: str) -> tuple[str, int] | None:
-        """Returns a value and the constant that it is compared with."""
+        """Returns a value and the constant with which an operation compares it, or None."""
         found = self._find(predicate, operation)
         return (found[0], int(found[1])) if found and found[1].isdecimal() else None
 
     def _find(self, name: str, operation: str) -> list[str]:
-        """Returns the operands of a value's operation; none if another operation gives it."""
+        """Returns the operands of a value's definition, empty if that is another operation."""
         for _ in range(_DEEPEST):
             op, text = self._defined.get(name, ("", ""))
             operands = [name or number for name, number in _OPERAND.findall(text)]
@@ -218,8 +218,8 @@ class _Values:
 class Kernel(NamedTuple):
     """A Pallas kernel of a lowered program."""
 
-    name: str  # as its `pallas_call` says
-    config: str  # for the compiler, JSON
+    name: str  # name in the `pallas_call`
+    config: str  # configuration for the compiler as JSON
     operands: tuple[jax.ShapeDtypeStruct, ...]
     results: tuple[jax.ShapeDtypeStruct, ...]
 
@@ -231,7 +231,7 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(lowered: str) -> list[Kernel]:
-    """Returns the kernels of a lowered program's text, each once."""
+    """Returns the distinct kernels in the text of a lowered program."""
     found: dict[str, Kernel] = {}
     for escaped, name, operands, results in _CALL.findall(lowered):
         config = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), escaped)
@@ -252,8 +252,9 @@ def schedules_alone(
 ) -> dict[str, KernelSchedule]:
     """Returns the schedules of a lowered program's kernels, by their `body`.
 
-    They are compiled for one device of the mesh; the compiler writes its schedules to `written`. A
-    kernel whose arrays are too large for a device has no schedule.
+    Compiles the kernels without the rest of the program, for one device of the mesh. The compiler
+    writes its schedules to `written`. If the arrays of a kernel are too large for a device, it has
+    no schedule.
     """
 
     def kept(kernel: Kernel) -> Path:
@@ -265,7 +266,7 @@ def schedules_alone(
         try:
             found[kernel.body] = _SCHEDULE.validate_json(kept(kernel).read_bytes())
         except (FileNotFoundError, pydantic.ValidationError):
-            missing.append(kernel)  # never compiled, or of an older form
+            missing.append(kernel)  # not cached, or cached in an older format
     for kernel, schedule in _fitting(missing, mesh, written):
         found[kernel.body] = schedule
         path = kept(kernel)
@@ -277,7 +278,10 @@ def schedules_alone(
 def _fitting(
     kernels: Sequence[Kernel], mesh: Mesh, written: Path
 ) -> Iterator[tuple[Kernel, KernelSchedule]]:
-    """Yields kernels with their schedules; compiles each alone if not all fit together."""
+    """Yields kernels with their schedules.
+
+    Compiles all kernels together, or one by one if they do not fit into memory together.
+    """
     if not kernels:
         return
     try:
@@ -293,8 +297,9 @@ def _fitting(
 
 def _compiled(kernels: Sequence[Kernel], mesh: Mesh, written: Path) -> dict[str, KernelSchedule]:
     def call_all(operands: list[tuple[jax.Array, ...]]) -> list[Any]:
-        # As in a program, small arrays that are made and used here are on the chip: other code.
-        # A program fixes single numbers, such as where a grid begins.
+        # Kernels get computed arrays, not arguments. As in a program, the compiler then places
+        # small arrays on the chip, which changes the code. Single numbers, such as the start of a
+        # grid, are constants in a program.
         made = jax.tree.map(lambda x: jnp.zeros_like(x) if x.size == 1 else _changed(x), operands)
         results = [
             jax.ffi.ffi_call(

@@ -1,4 +1,4 @@
-"""The run's own steps, lowered for a topology and shapes alone."""
+"""Lowers the steps of a run for a topology, from shapes instead of arrays."""
 
 import math
 from collections.abc import Sequence
@@ -30,21 +30,21 @@ from bert_jax.train.step import StepSpec
 class LoweredStep(NamedTuple):
     """A step lowered for a topology.
 
-    `flops` are useful, of one step on all chips; the bytes are of one device. Evaluations have
-    parameters in a layout of their own, as a copy beside the state that is trained.
+    `flops` are the useful FLOPs of one step on all chips. Bytes are those of one device. If
+    evaluations shard parameters differently, they use a copy in addition to the train state.
     """
 
     lowered: jax.stages.Lowered
     rows: int
     flops: float
-    parameter_bytes: int  # as the step has them
-    optimizer_bytes: int  # of a train step
-    beside_bytes: int  # of an evaluation: trained state that is not an argument
-    copy_bytes: int  # of a train step: the copy of parameters that evaluations have
+    parameter_bytes: int  # parameters, as the step shards them
+    optimizer_bytes: int  # optimizer state; 0 for an evaluation
+    beside_bytes: int  # train state in memory that is no argument of an evaluation
+    copy_bytes: int  # copy of parameters for evaluations; only set for a train step
 
 
 def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
-    """Returns the step that the run would compile for a mesh of devices that need not be there.
+    """Returns the step that the run would compile for a mesh. The devices need not exist.
 
     Raises UserError if mesh, batch and model do not fit together.
     """
@@ -57,7 +57,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     optimizer = make_optimizer(request.optimizer, model.axes)
     state = abstract_state(model, optimizer, mesh)
     phase = request.train.phases[request.phase]
-    whole = abstract_params(model, mesh)  # as evaluations have them
+    whole = abstract_params(model, mesh)  # parameters as evaluations shard them
     copied = not same_layout(state.params, whole)
     trains = request.kind == "train"
     transform = objective.features(
@@ -66,7 +66,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     if trains and phase.packing:
         transform = transform.packed(phase.packing.max_examples)
     rows = phase.batch_size if trains else request.train.evaluation_rows(phase)
-    # The transform itself makes a batch without rows, which has the shapes.
+    # A batch without rows has the names, dtypes and other axes of the arrays.
     batch: dict[str, Any] = {
         name: jax.ShapeDtypeStruct(
             (rows, *array.shape[1:]), array.dtype, sharding=batch_sharding(mesh)
@@ -97,12 +97,15 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
 
 
 def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
-    """Returns the devices of a topology, for compiling alone; CannotPlan: libtpu has no such."""
+    """Returns the devices of a topology, which can only compile.
+
+    Raises CannotPlan if libtpu does not know the topology.
+    """
     options: dict[str, Any] = {}
     if topology.accelerator.megacore:
         options["chip_config_name"] = "megacore"
     if topology.hosts() == 1 and topology.chips > topology.accelerator.chips_per_host:
-        options["chips_per_host_bounds"] = [*topology.shape, 1]  # libtpu itself makes two hosts
+        options["chips_per_host_bounds"] = [*topology.shape, 1]  # libtpu's default is two hosts
     if slices > 1:
         options["num_slices"] = slices
     try:
@@ -122,7 +125,7 @@ def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
 
 
 def device_bytes(tree: Any) -> int:
-    """Returns what one device holds of a tree of shapes with layouts."""
+    """Returns the bytes on one device of a tree of sharded shapes."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
         for leaf in jax.tree.leaves(tree)
@@ -130,7 +133,8 @@ def device_bytes(tree: Any) -> int:
 
 
 def _objective(request: CompileRequest, architecture: Architecture, mesh: Mesh) -> Objective:
-    # Shapes depend on the number of pieces alone, and the segmenter need not be installed here.
+    # Shapes depend only on the number of pieces. The segmenter is left out, because it may not be
+    # installed on this machine.
     made_up = (f"piece{at}" for at in range(request.vocab_size - len(SPECIAL_PIECES)))
     masking = request.objective.masking.model_copy(update={"segmenter": None})
     return make_objective(

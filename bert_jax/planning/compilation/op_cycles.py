@@ -1,9 +1,9 @@
-"""Cycles of an operation for which no code was generated, from what it computes and moves.
+"""Estimates the cycles of an operation from its work, without generated code.
 
-The compiler writes `estimated_cycles` when it generates code. Before that, an operation has known
-products, bytes and element-wise work. `op_cycles.yaml` has a cost model of each generation, fitted
-to the compiler's own figures of whole steps. One operation may be off by a third, the sum of a step
-by a few percent, see docs/planning.md.
+The compiler writes `estimated_cycles` only when it generates code. Before that, the products, bytes
+and elementwise work of an operation are known. `op_cycles.yaml` has a cost model for each TPU
+generation, fitted to the compiler's estimates of whole steps. The error of one operation may be a
+third, the error of a whole step a few percent; see docs/planning.md.
 """
 
 import datetime
@@ -21,13 +21,13 @@ from bert_jax.section import Section
 from bert_jax.validation import validate
 
 _FILE: Final = Path(__file__).with_name("op_cycles.yaml")
-# The compiler gives no figure of these kinds either: they take the time of their bytes.
+# Kinds without `estimated_cycles` from the compiler; `cycles` counts them by their bytes.
 _BY_BYTES: Final = ("gathers and scatters", "random bits", COLLECTIVES)
 _ESTIMATED: Final = frozenset(
     ("fusion", "copy", "convert", "broadcast", "reduce", "reshape", "convolution", "dot")
 )
-_REGISTER: Final = 1024  # elements of a vector register; less is not worth a figure
-# Generations that were not fitted, and the one most like them.
+_REGISTER: Final = 1024  # elements of a vector register; smaller operations get no estimate
+# Generations without a fitted model, and the most similar generation with one.
 _LIKE: Final = {"v2": "v3", "v7x": "v5p"}
 
 _NO_WORK: Final = frozenset(
@@ -51,25 +51,25 @@ _TRANSCENDENTAL: Final = frozenset(
 
 
 class Features(NamedTuple):
-    """Work of an operation, in cycles of a chip at its peak, and in vector registers."""
+    """Work of an operation, in cycles at peak rate or in vector registers."""
 
-    products: float  # FLOPs over the peak of the matrix units
-    hbm: float  # bytes over the bandwidth of the HBM
-    on_chip: float  # bytes of operands and results on the chip, over the same bandwidth
-    elementwise: float  # registers of the results of every operation inside
+    products: float  # FLOPs divided by the peak of the matrix units
+    hbm: float  # bytes in HBM divided by the HBM bandwidth
+    on_chip: float  # bytes on the chip divided by the HBM bandwidth
+    elementwise: float  # registers of all elementwise results
     transcendental: float  # registers of exponentials, roots and divisions
     moved: float  # registers of copies and slices
 
 
 class LinearCost(Section):
-    """Cycles for each feature, and cycles that every operation takes."""
+    """Cycles per unit of each feature, plus constant cycles per operation."""
 
     weights: Features
     start: float
 
 
 class CostModel(Section):
-    """Cost model of one generation; work that overlaps counts as the longer of the two."""
+    """Cost model of one generation. Overlapping work counts only the longer part."""
 
     products: LinearCost
     others: LinearCost
@@ -84,21 +84,21 @@ class CostModel(Section):
 
 
 class Fitted(Section):
-    """The cost models of `op_cycles.yaml`, and the compiler that they were fitted to."""
+    """The cost models in `op_cycles.yaml`, and the compiler version of the fit."""
 
     date: datetime.date
     libtpu: str  # version
-    models: dict[str, CostModel]  # by generation
+    models: dict[str, CostModel]  # models by generation
 
 
 @lru_cache(maxsize=1)
 def fitted() -> Fitted:
-    """Returns the cost models that come with the package."""
+    """Returns the cost models of the package."""
     return validate(Fitted, read_yaml(str(_FILE)), source=str(_FILE))
 
 
 def estimates(accelerator: Accelerator) -> Estimate:
-    """Returns a function that estimates cycles where the compiler would write its own."""
+    """Returns a function that estimates the cycles that the compiler would write."""
     model = fitted().models[_LIKE.get(accelerator.name, accelerator.name)]
 
     def estimate(operation: Operation) -> int | None:
@@ -110,7 +110,7 @@ def estimates(accelerator: Accelerator) -> Estimate:
 
 
 def is_estimated(operation: Operation) -> bool:
-    """Whether the compiler gives an operation a figure when it generates code."""
+    """Returns whether the compiler would write `estimated_cycles` for an operation."""
     each = operation.instruction
     if each.opcode not in _ESTIMATED:
         return False
@@ -119,7 +119,7 @@ def is_estimated(operation: Operation) -> bool:
 
 
 def features_of(operation: Operation, accelerator: Accelerator) -> Features:
-    """Returns what an operation does on one JAX device, measured by the accelerator's peaks."""
+    """Returns the work of an operation on one JAX device."""
     elementwise = transcendental = moved = 0
     for around, part in operation.parts:
         elements = _elements(around, part)
@@ -138,12 +138,12 @@ def features_of(operation: Operation, accelerator: Accelerator) -> Features:
 
 
 def flops_per_cycle(accelerator: Accelerator) -> float:
-    """Returns the peak of one JAX device's matrix units in bfloat16."""
+    """Returns the peak bfloat16 FLOPs per cycle of one JAX device's matrix units."""
     return accelerator.peak_flops["bfloat16"] / accelerator.devices_per_chip / accelerator.clock_hz
 
 
 def _elements(around: Computation, part: Instruction) -> int:
-    """Returns how many elements an operation goes through."""
+    """Returns the number of elements that an operation processes."""
     results = sum(array.elements for array in part.arrays)
     if part.opcode not in ("reduce", "reduce-window"):
         return results

@@ -1,4 +1,4 @@
-"""The operations of a program: how often each runs, and its products, bytes and cycles."""
+"""The operations of a program, with their trips, products, bytes and cycles."""
 
 import dataclasses
 import functools
@@ -15,19 +15,19 @@ PRODUCTS: Final = "matrix products"
 COLLECTIVES: Final = "collectives"
 KERNEL: Final = "custom kernels"
 OTHER: Final = "elementwise"
-# The first of these that a fusion holds names its kind.
+# The first entry with an opcode inside a fusion gives the kind of the fusion.
 _KINDS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     (PRODUCTS, frozenset(("convolution", "dot"))),
     ("random bits", frozenset(("rng-bit-generator", "rng"))),
     ("gathers and scatters", frozenset(("gather", "scatter", "sort"))),
     (COLLECTIVES, frozenset(("all-reduce", "all-gather", "reduce-scatter", "all-to-all"))),
     ("reductions", frozenset(("reduce", "reduce-window"))),
-    # A scanned layer reads and writes the arrays that hold all layers.
+    # A scanned layer reads and writes slices of arrays with a row for each layer.
     ("slices of stacked arrays", frozenset(("dynamic-slice", "dynamic-update-slice"))),
     ("copies", frozenset(("copy", "transpose", "slice", "pad", "concatenate"))),
 )
 
-# Nothing to execute, or not executed by the core: DMA copies beside the core's work.
+# Opcodes that the core does not execute. DMA runs copies while the core computes.
 _FREE: Final = frozenset(
     (
         *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "conditional"),
@@ -36,7 +36,7 @@ _FREE: Final = frozenset(
         *("slice", "slice-start", "slice-done", "add-dependency"),
     )
 )
-# Timed by their bytes over the network, see collectives.py.
+# `collectives` estimates the time of these opcodes from their bytes.
 _NETWORK: Final = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("send", "recv"),
@@ -44,7 +44,7 @@ _NETWORK: Final = (
 _DMA: Final = ("copy-start", "slice", "slice-start")
 _KERNEL_TARGET: Final = 'custom_call_target="tpu_custom_call"'
 _KERNEL_BODY: Final = re.compile(r'"body":"([^"]*)"')
-# The compiler reorders the fields when it generates code.
+# The order of the fields differs before and after code generation.
 _DECLARED = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
 
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
@@ -62,19 +62,19 @@ _TRANSPARENT: Final = ("copy", "bitcast", "convert", "copy-done", "copy-start", 
 class Operation:
     """An instruction, and how often one run of the program executes it.
 
-    It belongs to a computation that runs as such: an entry, a loop's body or condition, a branch,
-    a call. Instructions inside a fusion are parts of the fusion.
+    Its computation is the entry, the body or condition of a loop, a branch, or a called
+    computation. Instructions inside a fusion are not operations, but parts of the fusion.
     """
 
     instruction: Instruction
-    computation: Computation  # it is in
+    computation: Computation  # computation that contains the instruction
     module: HloModule
-    trips: int  # the product over all enclosing loops
+    trips: int  # number of executions: product of the trips of all enclosing loops
     estimate: "Estimate"
 
     @functools.cached_property
     def cycles(self) -> int | None:
-        """Cycles of one execution; None without a figure."""
+        """Cycles of one execution, or None without an estimate."""
         return self.estimate(self)
 
     @property
@@ -84,12 +84,12 @@ class Operation:
 
     @functools.cached_property
     def parts(self) -> tuple[tuple[Computation, Instruction], ...]:
-        """The instruction, or the instructions that a fusion holds."""
+        """The instruction, or for a fusion the instructions inside."""
         return tuple(self.module.parts(self.computation, self.instruction))
 
     @functools.cached_property
     def kind(self) -> str:
-        """Kind of the operation; the heaviest part decides about a fusion."""
+        """Kind of the operation. For a fusion, the kind of its heaviest part."""
         if self.kernel is not None:
             return KERNEL
         inside = {part.opcode for _, part in self.parts}
@@ -97,7 +97,7 @@ class Operation:
 
     @functools.cached_property
     def kernel(self) -> str | None:
-        """The program of the Pallas kernel that is called; None: it calls none."""
+        """The program of the called Pallas kernel, or None for other operations."""
         attributes = self.instruction.attributes
         if _KERNEL_TARGET not in attributes:
             return None
@@ -106,22 +106,22 @@ class Operation:
 
     @property
     def on_core(self) -> bool:
-        """Whether the operation takes time of the core."""
+        """Whether the core executes the operation."""
         opcode = self.instruction.opcode
-        if opcode == "custom-call":  # others are the compiler's own
+        if opcode == "custom-call":  # others are custom calls of the compiler itself
             return self.kernel is not None
         return not (opcode in _FREE or opcode.startswith(_NETWORK))
 
     @property
     def arrays(self) -> list[Array]:
-        """Results and operands."""
+        """The arrays of results and operands."""
         named = (self.computation.get(name) for name in self.instruction.operands)
         operands = [array for one in named if one is not None for array in one.arrays]
         return [*self.instruction.arrays, *operands]
 
     @functools.cached_property
     def hbm_bytes(self) -> int:
-        """Bytes of results and operands that are in HBM and not on the chip."""
+        """Bytes of the results and operands in HBM."""
         return sum(array.bytes for array in self.arrays if array.in_hbm)
 
     @property
@@ -137,7 +137,7 @@ class Operation:
 
     @property
     def kernel_flops(self) -> int:
-        """FLOPs that a Pallas kernel declares in its `cost_estimate`; 0 without."""
+        """FLOPs that a Pallas kernel declares in its `cost_estimate`, or 0."""
         declared = self.kernel is not None and _DECLARED.search(self.instruction.attributes)
         return int(declared[1]) if declared else 0
 
@@ -146,20 +146,20 @@ Estimate = Callable[[Operation], int | None]  # cycles of one execution
 
 
 def compilers_own(operation: Operation) -> int | None:
-    """Returns the compiler's `estimated_cycles` of an operation."""
+    """Returns the compiler's `estimated_cycles` of an operation, or None."""
     return operation.instruction.cycles
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """The operations of a module in the order of execution, a loop's body at the loop."""
+    """The operations of a module in the order of execution. A loop precedes its body."""
 
     operations: tuple[Operation, ...]
-    unknown_loops: tuple[str, ...]  # loops whose trips the text does not say; they count once
+    unknown_loops: tuple[str, ...]  # loops with unknown trips, which count as one trip
 
     @classmethod
     def of(cls, module: HloModule, estimate: Estimate = compilers_own) -> Self:
-        """Returns the program that a module is."""
+        """Returns the program of a module."""
         unknown: list[str] = []
 
         def walk(name: str, trips: int) -> Iterator[Operation]:
@@ -180,7 +180,7 @@ class Program:
                 yield from walk(called["body"], inside)
                 yield from walk(called["condition"], inside)
             elif each.opcode == "conditional":
-                # The data decide which branch runs. The plan takes the costliest.
+                # The branch depends on data. Count the slowest one.
                 branches = [list(walk(branch, trips)) for branch in each.branches]
                 yield from max(branches, key=_cycles, default=[])
             elif each.opcode in ("call", "async-start"):
@@ -194,7 +194,7 @@ def _cycles(branch: Sequence[Operation]) -> int:
 
 
 def _product_flops(computation: Computation, instruction: Instruction) -> int:
-    """Returns the FLOPs of a product without padding and dilation; 0 of other operations."""
+    """Returns the FLOPs of a product without padding and dilation, or 0 for other instructions."""
     attributes = instruction.attributes
     if instruction.opcode == "dot":
         left = computation[instruction.operands[0]].arrays[0]
@@ -221,7 +221,7 @@ def _product_flops(computation: Computation, instruction: Instruction) -> int:
 
 
 def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
-    """Returns how often an element of the window meets one of the input, and not padding."""
+    """Returns how many pairs of window and output positions meet an input element, not padding."""
     names = ("size", "stride", "rhs_dilate", "lhs_dilate")
     size, stride, apart, spread = (int(window.get(name, "1")) for name in names)
     low = int(window.get("pad", "0_0").split("_")[0])
@@ -232,8 +232,8 @@ def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
 def _trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int | None:
     """Returns the trip count of a `while`, if the text determines it.
 
-    A counter goes from its first value in steps up or down to a constant: the loops of
-    `jax.lax.scan`, and the compiler's windowed products, which count in twos.
+    In such loops, a counter runs from a constant to a constant in equal steps: loops of
+    `jax.lax.scan`, and windowed products of the compiler, which count in steps of two.
     """
     condition, body = (module.computations[loop.called[role]] for role in ("condition", "body"))
     state, result = caller[loop.operands[0]], _root(body)
@@ -243,7 +243,7 @@ def _trip_count(module: HloModule, caller: Computation, loop: Instruction) -> in
         index = _element(condition, counter)
         limit = _constant(condition, bound)
         if limit is None and (carried := _element(condition, bound)) is not None:
-            limit = _constant(caller, state.operands[carried])  # the loop does not change it
+            limit = _constant(caller, state.operands[carried])  # a constant in the loop state
         if index is None or limit is None:
             continue
         first = _constant(caller, state.operands[index])
@@ -257,7 +257,7 @@ def _trip_count(module: HloModule, caller: Computation, loop: Instruction) -> in
 
 
 def _comparisons(module: HloModule, condition: Computation) -> Iterator[tuple[str, str, str]]:
-    """Yields counter, bound and direction, with either operand as the counter."""
+    """Yields counter, bound and direction of a comparison, for both orders of its operands."""
     root = _root(condition)
     operands = root.operands
     if fused := module.inside(root):
@@ -278,7 +278,7 @@ def _root(computation: Computation) -> Instruction:
 
 
 def _behind(computation: Computation, name: str) -> Instruction:
-    """Returns the instruction that copies, conversions and reshapes lead back to."""
+    """Returns the source of an instruction, behind copies, conversions and reshapes."""
     found = computation[name]
     while found.opcode in _TRANSPARENT and found.operands:
         found = computation[found.operands[0]]
@@ -292,7 +292,7 @@ def _constant(computation: Computation, name: str) -> int | None:
 
 
 def _element(computation: Computation, name: str) -> int | None:
-    """Returns the index of a value in the loop's state, if it is an element of the state."""
+    """Returns the index of a value in the loop's state, or None for other values."""
     found = _behind(computation, name)
     if found.opcode != "get-tuple-element":
         return None
@@ -302,7 +302,7 @@ def _element(computation: Computation, name: str) -> int | None:
 
 
 def _step(body: Computation, name: str, index: int) -> int | None:
-    """Returns by how much the body changes an element of the state; additions may be chained."""
+    """Returns the constant that the body adds to an element of the state, or None."""
     found, total = _behind(body, name), 0
     while found.opcode in ("add", "subtract"):
         left, right = found.operands

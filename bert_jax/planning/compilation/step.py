@@ -1,11 +1,12 @@
-"""One step of a run, compiled for a TPU topology: memory, cycles, work, collectives.
+"""Compiles one step of a run for a TPU topology: memory, cycles, work, collectives.
 
-``python -m bert_jax.planning.compilation.step FOLDER`` compiles a request in a process of its own:
-libtpu reads its settings once, and a compiler that runs out of memory ends no other process.
+``python -m bert_jax.planning.compilation.step FOLDER`` compiles a request in a separate process.
+libtpu reads its settings only once per process, and a compiler that runs out of memory then ends no
+other process.
 
-An exact step has the code that the run would execute. A quick step leaves code generation away:
-memory and collectives are the compiler's, and cycles are estimated by `op_cycles`. The quick form
-reads files whose form belongs to one version of libtpu.
+An exact step has the code that the run would execute. A quick step skips code generation: memory
+and collectives are from the compiler, and `op_cycles` estimates the cycles. The quick form depends
+on the file formats of one version of libtpu.
 """
 
 import dataclasses
@@ -48,40 +49,42 @@ from bert_jax.planning.request import CannotPlan, CompileRequest
 class Memory:
     """Bytes of one JAX device."""
 
-    parameters: int  # as laid out on the mesh
-    optimizer: int  # moments and counters; for an evaluation the whole trained state beside it
+    parameters: int  # parameters as sharded over the mesh
+    optimizer: int  # moments and counters; for an evaluation, the train state that it does not use
     batch: int  # other arguments
-    temporaries: int  # the compiler's figure: activations, gradients, copies
-    peak: int  # all of these, and results that do not overwrite an argument
+    temporaries: int  # activations, gradients and copies
+    peak: int  # sum of the above, and results that do not overwrite an argument
 
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-    """One step, compiled; or why it cannot be."""
+    """One compiled step, or the memory that it lacks."""
 
-    rows: int  # of a batch
-    useful_flops: float  # of one step, all chips: the products of the mathematics
-    memory: Memory | None = None  # None if the program does not fit and the compiler gave up
-    cycles: Cycles | None = None  # None then too
-    collectives: tuple[Collective, ...] = ()  # empty then
-    needed_bytes: int | None = None  # set then: the compiler's figure of a device's HBM needed
-    available_bytes: int | None = None  # set then: a device's HBM
+    rows: int  # rows of a batch
+    useful_flops: float  # FLOPs of the model's products in one step on all chips, without remat
+    # Unset if the program does not fit.
+    memory: Memory | None = None
+    cycles: Cycles | None = None
+    collectives: tuple[Collective, ...] = ()
+    # Set if the program does not fit.
+    needed_bytes: int | None = None  # needed HBM of a device
+    available_bytes: int | None = None  # HBM of a device
     compile_seconds: float
-    copy_bytes: int = 0  # of a train step: the copy of parameters that evaluations have
+    copy_bytes: int = 0  # copy of parameters for evaluations; only set for a train step
     quick: bool = False
 
     @property
     def peak(self) -> int:
-        """Bytes of a device's HBM that the step needs at most."""
+        """Peak HBM of a device in bytes."""
         return self.memory.peak if self.memory else self.needed_bytes or 0
 
 
 STEP: Final = pydantic.TypeAdapter(CompiledStep)
-# Files of a process that compiles, in its folder.
+# Names of the files in the folder of a compiling process.
 REQUEST: Final = "request.json"
 RESULT: Final = "result.json"
 LOG: Final = "log"
-_LONGEST: Final = 500  # characters of a reason: the compiler names operands and results
+_LONGEST: Final = 500  # maximum characters of a reason; the compiler lists all operands
 
 
 def quick_refusal() -> str | None:
@@ -90,7 +93,7 @@ def quick_refusal() -> str | None:
     try:
         installed = importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
-        return None  # the caller says what to install
+        return None  # the caller raises an error
     if installed == known.libtpu:
         return None
     return (
@@ -102,12 +105,13 @@ def quick_refusal() -> str | None:
 def compile_step(request: CompileRequest) -> CompiledStep:
     """Compiles a step for its topology and reads the result.
 
-    Give it a process of its own and end that soon: after a quick step the compiler continues.
+    Run it in a separate process and end the process soon: after a quick step, the compiler
+    continues in a thread.
 
     Raises:
-        UserError: topology, mesh, batch and model do not fit together.
+        UserError: if topology, mesh, batch and model do not fit together.
     """
-    # Not removed here, since the compiler still writes to it. It is in the caller's own folder.
+    # Not removed here, because the compiler still writes to it. The caller removes TMPDIR.
     folder = Path(tempfile.mkdtemp(prefix="bert_jax_step_"))
     written, files = folder / "schedules", folder / "program"
     written.mkdir()
@@ -129,7 +133,7 @@ def compile_step(request: CompileRequest) -> CompiledStep:
         if (sizes := memory_refused(str(error))) is None:
             raise
         needed, available = sizes
-    needed += step.beside_bytes  # which the compiler does not know of
+    needed += step.beside_bytes  # unknown to the compiler
     result = CompiledStep(
         rows=step.rows,
         useful_flops=step.flops,
@@ -160,9 +164,9 @@ def compile_step(request: CompileRequest) -> CompiledStep:
 def main(folder: str) -> None:
     """Reads a request from a folder and writes ``{"step": …}`` into it.
 
-    ``{"refused": …}`` is a user's mistake, ``{"unable": …}`` a topology unknown to this libtpu: the
-    error's key, message and values. ``{"failed": …, "traceback": …}`` is another error, such as the
-    compiler's.
+    For a user's mistake, writes ``{"refused": …}`` with the error's key, message and values. For a
+    topology unknown to this libtpu, writes ``{"unable": …}`` with the same. For other errors, such
+    as the compiler's, writes ``{"failed": …, "traceback": …}``.
     """
     request = CompileRequest.model_validate_json(Path(folder, REQUEST).read_bytes())
     result: dict[str, Any] = {}
@@ -174,14 +178,14 @@ def main(folder: str) -> None:
     except Exception as error:
         result = {"failed": _reason(error), "traceback": traceback.format_exc()}
     Path(folder, RESULT).write_text(json.dumps(result, default=str), encoding="utf-8")
-    # After a quick step the compiler continues to generate code, and an exit waits for it.
+    # After a quick step, the compiler still generates code, and a normal exit would wait for it.
     os._exit(0)
 
 
 def _reason(error: Exception) -> str:
     """Returns the first line of an error, and the second if the first ends in a colon.
 
-    The compiler's errors end in an address or a dump, and may begin with a mere name:
+    The compiler's errors end with addresses or a dump, and the first line may be only a name:
     ``"RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: Ran out of memory in …"``.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
