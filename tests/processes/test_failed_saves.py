@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.train.writer import read_metrics
 from tests.processes.hosts import Host, Job, start
-from tests.processes.test_deaths import line_of
+from tests.project import keyed
 
 MANY = (
     "train.phases.0.steps=100000",
@@ -76,8 +76,8 @@ def test_all_processes_stop_if_one_cannot_save(config: Path, tmp_path: Path) -> 
         assert job.wait(timeout=SOON) == [1, 1], job.said()
         assert time.monotonic() - began < SOON
     for host in job:
-        line = line_of(host)
-        assert line.key == "checkpoint.not_saved"
+        (line,) = (line for line in host.err.splitlines() if line.startswith("bert-jax: "))
+        assert keyed(line).key == "checkpoint.not_saved"
         assert re.search(r"process 1 \(.*\): File too large\)", line)
 
 
