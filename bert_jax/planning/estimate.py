@@ -80,7 +80,7 @@ class Plan:
     topology: TpuTopology  # topology of one slice
     slices: int
     phases: Sequence[PhasePlan]
-    notes: tuple[str, ...] = ()  # limits of the figures, for the reader
+    notes: tuple[str, ...] = ()  # remarks on the figures for the reader
     suggestions: tuple[Suggestion, ...] = ()  # settings that fit, fastest first
 
     @property

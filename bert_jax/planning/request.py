@@ -30,7 +30,7 @@ class CompileRequest(Section):
     kind: StepKind = "train"
     phase: int = pydantic.Field(default=0, ge=0)  # index of the phase
     vocab_size: int = pydantic.Field(ge=1)  # pieces of the tokenizer, which is not read
-    model: ModelSection  # configured section with `unroll` resolved
+    model: ModelSection
     objective: ObjectiveSection
     mesh: MeshSection  # includes the number of slices
     optimizer: OptimizerSection

@@ -2,8 +2,8 @@
 
 The compiler estimates the cycles of one execution of each scheduled operation. The estimate is
 multiplied by the trips of all enclosing loops. For operations without an estimate (random bits,
-gathers, sorts), the cycles are their bytes divided by the HBM bandwidth, with a separate sum. The
-cycles of Pallas kernels come from their schedules, see `kernels`.
+gathers, sorts), the cycles are their bytes divided by the HBM bandwidth, and `by_bytes` is the sum
+of these cycles. The cycles of Pallas kernels come from their schedules, see `kernels`.
 """
 
 import dataclasses
