@@ -100,8 +100,8 @@ def read_conll(
         if labelled and label_at == token_at:
             raise UserError(
                 "tokens.same_column",
-                "token_column {token} and label_column {label} are the same of {columns} columns. "
-                "Set two different columns.",
+                "token_column {token} and label_column {label} are the same column (of {columns})."
+                " Set two different columns.",
                 place=place,
                 token=token,
                 label=label,
