@@ -228,7 +228,7 @@ def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
     """Prints a line on standard error and ends the process, without exit handlers.
 
     It may be called from any thread. Exit handlers would wait for other processes. The other
-    processes learn of the end first. With `printed`, the line is only for them.
+    processes learn of the end first. If `printed` is True, the line is only sent to them.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process

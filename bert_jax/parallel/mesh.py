@@ -192,7 +192,7 @@ def _gpu_platforms() -> str | None:
 
 
 def _only_cpus_here() -> bool:
-    """Returns whether this host has no accelerator, and no plugin but libtpu could find one.
+    """Returns whether the host has only CPUs: no accelerator, TPU variable or JAX plugin.
 
     An installed libtpu would still search for a TPU and print five lines of errors.
     """

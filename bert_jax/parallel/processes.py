@@ -86,7 +86,7 @@ def is_first() -> bool:
 
 def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
     """Joins the coordination service; raises PeerLost if a process died after its report."""
-    # Without this option, JAX aborts all processes if one dies. With it, ours print a line.
+    # Without this option, JAX aborts all processes if one dies. With it, they end with a line.
     jax.config.update("jax_enable_recoverability", True)
     # The service would replace our handler of SIGTERM, ignore Ctrl-C and wait for compilations.
     jax.config.update("jax_enable_preemption_service", False)

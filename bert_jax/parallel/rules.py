@@ -1,7 +1,7 @@
 """THE table from logical axes to mesh axes, and the only way to apply it.
 
-Model code names the *meaning* of an axis (`embed`, `heads`, `vocab`). Only this package knows over
-which mesh axes it is split.
+Model code names the *meaning* of an axis (`embed`, `heads`, `vocab`). Only this package maps a
+meaning to mesh axes.
 """
 
 import functools

@@ -56,7 +56,7 @@ class RunSettings:
     mesh: MeshSection
     config: Mapping[str, Any]  # whole configuration as plain values, for config.yaml
     allow_data_change: bool = False  # whether the data of an interrupted run may change
-    started: float = dataclasses.field(default_factory=time.time)  # seconds since 1970
+    started: float = dataclasses.field(default_factory=time.time)  # start, in seconds since 1970
 
 
 def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:

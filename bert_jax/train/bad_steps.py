@@ -1,10 +1,10 @@
 """Bad steps: detection and response.
 
-If loss or gradient norm of a step is not finite, or a spike that the settings withhold, the step
-leaves the state unchanged and freezes it (`bert_jax.train.step`). The host reads the metrics one
-step late and decides here: skip the step, roll back to the last checkpoint and skip the data since
-then, or stop. The limits for step N use the steps up to N−2, even if the metrics of step N−1 are
-known. So a resumed run decides like an uninterrupted one.
+If the loss or gradient norm of a step is not finite, or is a spike and spikes are withheld, the
+step leaves the state unchanged and freezes it (`bert_jax.train.step`). The host reads the metrics
+one step late and decides here: skip the step, roll back to the last checkpoint and skip the data
+since then, or stop. The limits for step N use the steps up to N−2, even if the metrics of step N−1
+are known. So a resumed run decides like an uninterrupted one.
 """
 
 import dataclasses

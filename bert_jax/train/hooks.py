@@ -101,14 +101,14 @@ def replica_error(found: list[Deviation]) -> RunStopped:
     if outvoted:
         return RunStopped(
             "replicas.outvoted",
-            "the replicas on {devices} differ from the majority in {count} arrays, first in "
+            "the replicas on {devices} differ from the majority. Differing arrays: {count}, first "
             "{array}.",
             **values,
         )
     return RunStopped(
         "replicas.no_majority",
-        "the replicas on {devices} differ in {count} arrays, first in {array}. No majority shows "
-        "which one is right.",
+        "the replicas on {devices} differ, and no majority shows which one is right. Differing "
+        "arrays: {count}, first {array}.",
         **values,
     )
 

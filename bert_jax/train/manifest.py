@@ -48,7 +48,7 @@ class Manifest:
     """The files and the score of a checkpoint."""
 
     step: int
-    files: Mapping[str, FileRecord]  # records by path below the checkpoint, with /
+    files: Mapping[str, FileRecord]  # records by path relative to the checkpoint
     score: SelectionScore | None
 
     @property

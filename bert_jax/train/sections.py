@@ -179,7 +179,7 @@ class TrainSection(Section):
         return sizes
 
     def evaluation_rows(self, phase: PhaseSection) -> int:
-        """Returns the rows per batch of evaluation in a phase, over all devices and hosts.
+        """Returns the rows per evaluation batch in a phase, over all devices and hosts.
 
         The default is the size of a microbatch, because training takes more memory than evaluation.
         """
