@@ -86,7 +86,7 @@ def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst
     )
     remarks = [] if len(shown) == len(finite) else [f"{len(shown):,} of {len(finite):,} points."]
     if len(finite) < len(values):
-        remarks.append(f"{len(values) - len(finite):,} that are not finite are left out.")
+        remarks.append(f"Omitted {len(values) - len(finite):,} that are not finite.")
     label = f"{title}: {len(finite):,} points, {y_label} against {x_label}"
     return Chart(title, label, spec, remarks)
 
@@ -150,7 +150,7 @@ def _readable(series: Series) -> tuple[Series, list[str]]:
     points = [point for point in series.points if math.isfinite(point[1])]
     remarks = []
     if missing := len(series.points) - len(points):
-        remarks.append(f"{series.name}: {missing:,} values that are not finite are left out.")
+        remarks.append(f"{series.name}: omitted {missing:,} values that are not finite.")
     if len(points) > POINTS and not series.marks_best:
         size = math.ceil(len(points) / POINTS)
         groups = [points[start : start + size] for start in range(0, len(points), size)]

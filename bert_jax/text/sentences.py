@@ -13,8 +13,8 @@ _LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[a-z]{2,8})*")
 def split_sentences(text: str, *, language: str) -> list[str]:
     """Splits a paragraph: ``"Dr. Smith came. He left." -> ["Dr. Smith came.", "He left."]``.
 
-    A line end always ends a sentence. Sentences are in order, not empty, and have no white space
-    around them. All other characters of ``text`` are in some sentence.
+    A line end always ends a sentence. Sentences are in order and not empty. Only the white space
+    around sentences is dropped.
     """
     # Imported late: every configuration imports this module, but only the extra `data` installs it.
     import sentencex

@@ -68,7 +68,7 @@ class WordPieceTokenizer(Tokenizer):
         return decoders.WordPiece(prefix=CONTINUATION, cleanup=True).decode(self.pieces(kept))
 
     def save(self, directory: epath.PathLike) -> None:
-        """Writes ``vocab.txt`` and ``tokenizer_config.json``. Hugging Face can open them."""
+        """Writes ``vocab.txt`` and ``tokenizer_config.json``, which Hugging Face can open too."""
         vocabulary = "".join(f"{piece}\n" for piece in self._vocabulary)
         settings = {
             "type": "wordpiece",

@@ -35,7 +35,7 @@ def test_nonfinite_values_are_omitted_and_reported() -> None:
         "Loss", [Series("a", points_, marks_best=True), Series("b", [(1, nan), (2, 2.0)])]
     )
     assert points(made.spec) == [(1, 1), (3, 0.5), (2, 2)]
-    assert "a: 2 values that are not finite are left out." in made.remarks
+    assert "a: omitted 2 values that are not finite." in made.remarks
     assert best(made)[0]["text"] == "best 1.0000"
 
 

@@ -61,7 +61,7 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
     Building the index reads every byte and checks every record. The index of local files is cached
     beside them, in a directory whose name begins with ``.bert_jax_index``. Without write permission
     there, and for ``gs://``, the index is rebuilt each time. Raises UserError if a file cannot be
-    read, is damaged or contains something else.
+    read, is damaged, or has records of another kind.
     """
     cache = _cache_of(paths)
     if cache is not None and (cached := _read(cache, paths)) is not None:

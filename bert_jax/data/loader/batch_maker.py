@@ -108,5 +108,5 @@ class EvaluationBatch:
 
 
 def _rows(step: int, batch_size: int, share: HostShare) -> range:
-    """Returns the numbers of this host's rows of batch ``step``, from the start of the phase."""
+    """Returns the numbers, within the phase, of this host's rows of batch ``step``."""
     return range(step * batch_size, (step + 1) * batch_size)[share.part(batch_size)]

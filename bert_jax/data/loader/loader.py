@@ -37,8 +37,9 @@ _ORDER = ("dataset", "seed", "phase", "packing", "packing.max_examples")
 
 _WORKER_DIED = "Worker process was terminated unexpectedly"  # Grain's message
 # A worker that is killed while it sends a batch leaves half of the batch in the pipe. Grain then
-# waits forever for the rest, in `next` and in `close`. The loader checks its workers this often.
-_DEAD_SECONDS = 3.0
+# waits forever for the rest, in `next` and in `close`. So the loader checks its workers at this
+# interval.
+_CHECK_SECONDS = 3.0
 _START_SECONDS = 10.0  # time limit for Grain to start its processes
 _STEPS = 2**40  # steps of an "endless" stream: no run reaches the end
 
@@ -120,7 +121,7 @@ class Batches(Iterator[T]):
         result: concurrent.futures.Future[R] = concurrent.futures.Future()
         # A daemon thread instead of a pool: at exit the interpreter would wait for a pool's thread.
         threading.Thread(target=_resolve, args=(result, call), daemon=True).start()
-        while not concurrent.futures.wait([result], timeout=_DEAD_SECONDS).done:
+        while not concurrent.futures.wait([result], timeout=_CHECK_SECONDS).done:
             if any(worker.exitcode for worker in self._workers):
                 raise _WorkerDied
         return result.result()
