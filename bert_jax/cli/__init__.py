@@ -1,7 +1,7 @@
 """The verbs: ``bert-jax VERB CONFIG.yaml [key=value …]``.
 
-Every verb imports its libraries when it runs. So ``--help``, error messages for typing mistakes and
-the first line of a run appear at once.
+Every verb imports its libraries when it runs. So ``--help``, messages about wrong commands and the
+first line of a run appear immediately.
 """
 
 import signal
@@ -19,8 +19,8 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         from bert_jax.parallel.stop_signal import STOP
 
-        # Listen before slow imports. Hold signals until the configuration is read: it decides
-        # whether to inform other processes.
+        # Install the handler before slow imports. Hold signals until the configuration is read,
+        # which determines whether other processes must be informed.
         STOP.listen(owns_process=True, hold=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     from bert_jax.cli.base import exit_code
@@ -30,12 +30,14 @@ def main() -> None:
     try:
         cli()
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # in a job, this ends all processes
+        sys.excepthook(
+            type(error), error, error.__traceback__
+        )  # in a job, the hook ends all processes
         sys.exit(exit_code(error) or UNCAUGHT)
     except SystemExit as end:
         patience = sys.modules.get("bert_jax.files.patience")
         if patience is not None and patience.OUTAGE.given_up() and isinstance(end.code, int):
             from bert_jax.parallel.channel import end_now
 
-            end_now(end.code)  # exit handlers would wait for threads that retry saves
+            end_now(end.code)  # exit handlers would wait for threads that retry
         raise

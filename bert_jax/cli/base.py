@@ -1,4 +1,4 @@
-"""Common parts of all verbs: their group, shared options, and exit codes of errors."""
+"""Parts that verbs share: the group, options, and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 # Other exceptions exit with `UNCAUGHT`, the watchdog with 43 (`bert_jax.train.watchdog`).
 EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
-# Client libraries of storage and hubs. Their errors concern credentials, names and responses.
+# Client libraries of storage and hubs. The user can fix most of their errors: exit code 2.
 _CLIENTS: Final = {
     *("aiobotocore", "aiohttp", "azure", "botocore"),
     *("httpx", "httpx2", "huggingface_hub"),
 }
-# Verbs that print progress to standard output. Others print only results there, for pipes.
+# These verbs print progress to standard output. Other verbs print only their result there.
 _REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
 
 class PathType(click.ParamType):
-    """A path argument. `verb` checks it before the verb runs."""
+    """Type of path arguments. `verb` checks them before the verb runs."""
 
     name = "path"
 
     def __init__(self, *, hub: str = "") -> None:
-        """`hub`: prefix of a hub's names, which are also allowed."""
+        """If `hub` is given, names on a hub with this prefix are also allowed."""
         self.hub = hub
 
 
@@ -58,10 +58,10 @@ debug_option = click.option("--debug", is_flag=True, help="Show the traceback of
 checkpoint_option = click.option(
     "--checkpoint",
     default="auto",
-    help="last, best, or a step. [default: the best of a fine-tuned run, else the last]",
+    help="last, best, or a step. [default: best for a fine-tuned run, otherwise last]",
 )
 batch_size_option = click.option(
-    "--batch-size", type=int, help="Rows per batch, at least 1; does not change the figures."
+    "--batch-size", type=int, help="Rows per batch, at least 1. Does not change the scores."
 )
 data_change_option = click.option(
     "--allow-data-change",
@@ -81,7 +81,7 @@ mesh_option = click.option(
     "mesh_settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Setting of the section mesh, such as distributed.enabled=true on every host of a pod.",
+    help="Setting of the section mesh, such as distributed.enabled=true on the hosts of a pod.",
 )
 
 
@@ -95,7 +95,7 @@ def cli() -> None:
 
 
 def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
-    """Returns the section `mesh` from --platform and --mesh."""
+    """Returns the section `mesh` for the options --platform and --mesh."""
     from bert_jax.config import parse_config
 
     overrides = [f"mesh.{setting}" for setting in settings]
@@ -103,10 +103,11 @@ def mesh_section(platform: str, settings: Sequence[str]) -> MeshSection:
 
 
 def first_process_only(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --mesh to a verb for one process: the first process runs, the others exit at once.
+    """Adds --mesh to a verb that runs only in the first process. Other processes exit at once.
 
-    The processes compare their commands, but do not join JAX, which would wait for all of them. The
-    first process computes on the CPU, because a TPU of several hosts needs all their processes.
+    The processes compare their commands but do not initialise distributed JAX, which would wait for
+    all processes. The first process computes on the CPU, because a TPU slice with several hosts
+    needs the processes of all hosts.
     """
 
     @mesh_option
@@ -131,7 +132,7 @@ def first_process_only(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds --debug, and turns expected errors into one line and an exit code."""
+    """Adds --debug to a verb, and turns expected errors into one line and an exit code."""
 
     @debug_option
     @functools.wraps(function)
@@ -181,7 +182,7 @@ def exit_code(error: Exception) -> int | None:
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
-    """Returns a configuration. Shows a progress line, since imports take about a second."""
+    """Returns a configuration. Shows a progress line, because imports take about a second."""
     from bert_jax.narration import current_console, doing
 
     with doing(f"reading {config}", at_once=not current_console().stderr):
@@ -196,8 +197,9 @@ def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
 
 
 def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
-    """Raises UserError if a directory is not a run; does not import JAX."""
-    if mesh is not None and mesh.distributed.enabled:  # checked after joining, or others would wait
+    """Raises UserError if a directory is not a run. Does not import JAX."""
+    # With several processes, the check runs after they have joined, or other processes would wait.
+    if mesh is not None and mesh.distributed.enabled:
         return
     from etils import epath
 
@@ -214,7 +216,7 @@ def progress_console() -> Console:
 
 
 def process_started() -> float:
-    """Returns the start time of this process in seconds since 1970, before Python's start."""
+    """Returns the time in seconds since 1970 at which the system started this process."""
     import psutil
 
     return psutil.Process().create_time()

@@ -1,4 +1,4 @@
-"""Verbs for checkpoints, and for checks of this machine."""
+"""Verbs for checkpoints and for checks of this machine."""
 
 import sys
 from pathlib import Path
@@ -16,13 +16,13 @@ from bert_jax.cli import base
     "--tokenizer",
     type=base.PATH,
     metavar="DIR",
-    help="Tokenizer directory, for a checkpoint without one.",
+    help="Tokenizer directory, if the checkpoint has no tokenizer.",
 )
 @click.option(
     "--uncased/--cased",
     "lower_case",
     default=None,
-    help="Casing of a vocab.txt that has no tokenizer_config.json.",
+    help="Casing of a vocab.txt without a tokenizer_config.json.",
 )
 @base.force_option
 @base.verb
@@ -53,7 +53,7 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     "--as",
     "kind",
     metavar="CLASS",
-    help="Hugging Face class. [default: the one that covers most of the heads]",
+    help="Hugging Face class. [default: the class with most of the heads]",
 )
 @click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload OUTPUT to a hub.")
@@ -84,12 +84,12 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Dtype of activations. [default: the run's]",
+    help="Dtype of activations. [default: that of the run]",
 )
 @base.platform_option
 @base.verb
 def replay(dump: str, dtype: Any, platform: str) -> None:
-    """Repeat a bad step from its dump: show the first gradient that is not finite."""
+    """Repeat a bad step from its dump, and show the first gradient that is not finite."""
     with base.starting_jax():
         from bert_jax.verbs.replay import replay as run
     run(dump, dtype=dtype, mesh=base.mesh_section(platform, ()))

@@ -44,12 +44,12 @@ def finetune(
     metavar="FILE",
     help="Input file. [default: the task's test files]",
 )
-@click.option("--submission", is_flag=True, help="Write the benchmark's own files to OUTPUT.")
+@click.option("--submission", is_flag=True, help="Write the files of the benchmark to OUTPUT.")
 @click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")
 @click.option(
     "--on-error",
     type=click.Choice(["stop", "skip"]),
-    help="Action at malformed rows of a table. [default: the run's finetune.task.on_error]",
+    help="Action for malformed rows of a table. [default: finetune.task.on_error of the run]",
 )
 @base.checkpoint_option
 @base.batch_size_option
@@ -77,18 +77,22 @@ def predict(
 @click.option(
     "--layers",
     metavar="NAME",
-    help="embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; numbers like "
-    "3,5 (0: embeddings); or mix, with weights of --probe. [default: concat-last-four; last for a "
-    "model with fewer than four layers]",
+    help="embeddings, second-to-last, last, sum-last-four, concat-last-four or sum-all; numbers "
+    "like 3,5 (0: embeddings); or mix, with weights that --probe learns. [default: "
+    "concat-last-four, or last for a model with fewer than four layers]",
 )
 @click.option(
     "--level",
     type=click.Choice(["token", "word", "sentence"]),
     default="sentence",
     show_default=True,
-    help="Unit of text per vector.",
+    help="Unit of text for each vector.",
 )
-@click.option("--pool", type=click.Choice(["cls", "mean"]), help="Sentence vector. [default: mean]")
+@click.option(
+    "--pool",
+    type=click.Choice(["cls", "mean"]),
+    help="How a sentence vector is computed. [default: mean]",
+)
 @click.option("--column", metavar="NAME", help="Table column with the texts.")
 @click.option("--pair-column", metavar="NAME", help="Table column with the second texts.")
 @click.option(

@@ -1,4 +1,4 @@
-"""The group of all verbs: help in the order of a workflow, and one-line usage errors."""
+"""The group of all verbs, with help in the order of a workflow and one-line usage errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STAGES: Final = {
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor", "replay"),
 }
-# Sections of a verb: their settings are suggested before settings of the same name elsewhere.
+# Sections of each verb. Their settings are preferred in suggestions.
 _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
 _PRETRAINING: Final = ("train", "optimizer", "model")
 
@@ -29,7 +29,7 @@ def exit_with(error: Exception, code: int, line: str) -> NoReturn:
 
 
 class Verb(click.Command):
-    """A verb. For an unknown option, its error suggests a setting."""
+    """A verb. The error for an unknown option suggests a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the command line. Exits with one line if it is invalid."""
@@ -75,7 +75,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the verb of a name. Exits with one line if the name is unknown."""
+        """Returns the verb with a name. Exits with one line if the name is unknown."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -111,7 +111,7 @@ class VerbGroup(click.Group):
 
 
 def _describe(error: click.UsageError, verb: str) -> UserError:
-    """Returns click's error with the name of the option or argument as its place."""
+    """Returns our error for an error of click. The place is the option or argument."""
     place, text = verb or "bert-jax", error.format_message().removesuffix(".")
     see = " ".join(filter(None, ("bert-jax", verb, "--help")))
     if isinstance(error, click.BadParameter) and (param := error.param) is not None:
@@ -126,7 +126,7 @@ def _describe(error: click.UsageError, verb: str) -> UserError:
 
 
 def _value(option: str, given: Sequence[str]) -> str:
-    """Returns the value of an option on a command line, or ``VALUE`` if it has none."""
+    """Returns the value of an option in a command line, or ``VALUE`` if it has no value."""
     for index, word in enumerate(given):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]

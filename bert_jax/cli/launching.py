@@ -39,18 +39,21 @@ cluster_option = click.option("--cluster", help="Name of the GKE cluster.")
     "--on",
     multiple=True,
     metavar="NAME",
-    help="v5litepod-16, v5e:4x4, v4-32 …, or local. Several: tried in order.",
+    help="v5litepod-16, v5e:4x4, v4-32 …, or local. If repeated, tried in order.",
 )
 @click.option("--hosts", type=int, help="Number of processes with --on local.")
-@click.option("--slices", type=int, multiple=True, help="Slices of each topology.")
+@click.option("--slices", type=int, multiple=True, help="Number of slices of each topology.")
 @click.option(
-    "--bucket", type=base.PATH, metavar="gs://BUCKET", help="Bucket of the job; local: a directory."
+    "--bucket",
+    type=base.PATH,
+    metavar="gs://BUCKET",
+    help="Bucket of the job, or a directory with --on local.",
 )
 @project_option
-@click.option("--zone", multiple=True, help="Zone. Several: tried in order.")
+@click.option("--zone", multiple=True, help="Zone. If repeated, tried in order.")
 @click.option("--spot", is_flag=True, help="Use cheaper, preemptible machines.")
 @cluster_option
-@click.option("--launcher", metavar="NAME", help="queued-resources or gke.")
+@click.option("--launcher", metavar="NAME", help="Launcher: queued-resources or gke.")
 @click.option("--name", help="Name of the job. [default: from the run directory]")
 @click.option("--max-cost", type=float, metavar="DOLLARS", help="Stop the job at this cost.")
 @click.option("--no-limit", is_flag=True, help="Allow any cost, without --max-cost.")
@@ -68,7 +71,9 @@ cluster_option = click.option("--cluster", help="Name of the GKE cluster.")
 @click.option("--no-plan", is_flag=True, help="Skip the estimate of memory and cost.")
 @click.option("--dry-run", is_flag=True, help="Print cost and limits only; no network.")
 @click.option("--full", is_flag=True, help="With --dry-run: also print files and requests.")
-@click.option("--watch", is_flag=True, help="Replace lost machines, delete all at the end.")
+@click.option(
+    "--watch", is_flag=True, help="Replace lost machines, and delete all machines at the end."
+)
 @yes_option
 @base.verb
 def submit(
@@ -86,8 +91,9 @@ def submit(
 ) -> None:
     """Run a configuration on new machines: Cloud TPU, GKE or this machine.
 
-    Exit codes: 0 done, or requested without --watch; 1 the run failed or reached a limit; 2 wrong
-    settings; 3 interrupted. With --watch, deletes all machines unless you choose to keep them.
+    Exit codes: 0 done, or machines requested without --watch; 1 the run failed or reached a limit;
+    2 wrong settings; 3 interrupted. With --watch, deletes all machines unless you choose to keep
+    them.
     """
     from bert_jax.verbs.submit import dry_run_text
 
@@ -192,7 +198,7 @@ def logs(target: str, bucket: str | None, worker: int, attempt: int | None, foll
 
 
 def _as_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Returns options as settings ``submit.KEY=VALUE`` with JSON values."""
+    """Turns options into overrides ``submit.KEY=VALUE`` with JSON values."""
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if given.pop("spot", False):
         given["provisioning"] = "spot"
@@ -202,5 +208,5 @@ def _as_overrides(options: Mapping[str, Any]) -> list[str]:
 
 
 def _confirm(question: str) -> bool:
-    """Asks the user at a terminal. Without a terminal, the answer is no."""
+    """Asks the user a question. Without a terminal, the answer is no."""
     return sys.stdin.isatty() and click.confirm(question, err=True)

@@ -17,18 +17,24 @@ from bert_jax.cli import base
     multiple=True,
     required=True,
     metavar="NAME",
-    help="v3:4x4, v5litepod-16, v4-32 …. Several: a plan for each.",
+    help="v3:4x4, v5litepod-16, v4-32 …. If repeated, plans each.",
 )
-@click.option("--slices", type=click.IntRange(1), help="Slices of each. [default: mesh.slices]")
-@click.option("--vocab-size", type=click.IntRange(6), help="Size of a tokenizer to be trained.")
+@click.option(
+    "--slices", type=click.IntRange(1), help="Slices of each topology. [default: mesh.slices]"
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(6),
+    help="Vocabulary size, if the tokenizer is not trained yet.",
+)
 @click.option("--prices", type=base.PATH, metavar="FILE", help="Your own price list.")
-@click.option("--exact", is_flag=True, help="Also generate code: exact cycles, takes minutes.")
+@click.option("--exact", is_flag=True, help="Also generate code, for exact cycles. Takes minutes.")
 @click.option("--fresh", is_flag=True, help="Ignore cached results.")
 @click.option("--details", is_flag=True, help="Print all: memory, work, collectives, cycles.")
 @click.option(
     "--suggest/--no-suggest",
     default=None,
-    help="Search for settings that fit. [default: if the run does not fit]",
+    help="Search for settings that fit. [default: only if the run does not fit]",
 )
 @click.option("--html", type=base.PATH, metavar="FILE", help="Write a page with charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

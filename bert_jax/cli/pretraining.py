@@ -18,7 +18,7 @@ def new(kind: str, path: str | None, force: bool) -> None:
     """Write a commented configuration to start from, to KIND.yaml or FILE."""
     from bert_jax.verbs.new import new as run
 
-    click.echo(f"{run(kind, path, force=force)}: change what is yours in it")
+    click.echo(f"{run(kind, path, force=force)}: written. Edit it for your data.")
 
 
 @base.cli.command()
@@ -58,7 +58,7 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
 def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
     """Make a dataset: text + tokenizer → two-span examples. With options: report on it, export it.
 
-    If the dataset already exists, it is kept, and the text is not needed.
+    If the dataset exists already, it is kept, and the text is not read.
     """
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.examples import ExtraOutputs
@@ -96,8 +96,13 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 
 @base.cli.command()
 @click.argument("run_dir", type=base.PATH)
-@click.option("--dataset", type=base.PATH, metavar="DIR", help="Dataset. [default: the run's own]")
-@click.option("--split", help="Split; of a fine-tuned run: dev or test. [default: validation; dev]")
+@click.option(
+    "--dataset", type=base.PATH, metavar="DIR", help="Dataset. [default: that of the run]"
+)
+@click.option(
+    "--split",
+    help="Split: validation, or for a fine-tuned run dev or test. [default: validation or dev]",
+)
 @base.checkpoint_option
 @base.batch_size_option
 @base.platform_option
@@ -144,7 +149,7 @@ def fill_mask(run_dir: str, texts: tuple[str, ...], **options: Any) -> None:
 )
 @base.verb
 def demo(overrides: tuple[str, ...], directory: str) -> None:
-    """Run the whole workflow in minutes on a laptop, with this Python's documentation as text."""
+    """Run the whole workflow in minutes on a laptop, with Python's documentation as text."""
     with base.starting_jax():
         from bert_jax.verbs.demo import demo as run
     run(directory, overrides=overrides, console=base.progress_console())

@@ -1,4 +1,4 @@
-"""Texts through the model, in batches of few shapes, back in their order."""
+"""Extracts features of texts in their order, with few batch shapes."""
 
 import dataclasses
 import itertools
@@ -23,41 +23,41 @@ from bert_jax.train.state import ModelDefinition
 Level = Literal["token", "word", "sentence"]
 Pool = Literal["cls", "mean"]
 
-# Texts are sorted by length within a window, whose results are in memory together.
+# Texts are sorted by length within a window. The results of a window are in memory together.
 WINDOW_BATCHES: Final = 64
 WINDOW_VALUES: Final = 1 << 26  # float32 numbers: 256 MiB
 
 MIX: Final = "mix"
 LAST_FOUR: Final = "concat-last-four"
-DEFAULT_MAX_LENGTH: Final = 512  # pieces, where the model has more positions
+DEFAULT_MAX_LENGTH: Final = 512  # pieces; less if the model has fewer positions
 
 
 class LayerSelection(NamedTuple):
-    """States of a model (0 is the embeddings' output) that become one vector."""
+    """The hidden states that are combined to one vector. State 0 is the embeddings' output."""
 
     name: str
     states: tuple[int, ...]
-    summed: bool = False  # otherwise concatenated
+    summed: bool = False  # whether states are summed; otherwise they are concatenated
 
     def width(self, hidden_size: int) -> int:
-        """Numbers in a vector."""
+        """Returns the width of a vector."""
         return hidden_size if self.summed else hidden_size * len(self.states)
 
     def combine(self, states: jax.Array) -> jax.Array:
-        """Returns one vector [..., width] from states [layers + 1, ..., D], in float32."""
+        """Combines states [layers + 1, ..., D] to vectors [..., width] in float32."""
         chosen = states[jnp.asarray(self.states)].astype(jnp.float32)
         return chosen.sum(axis=0) if self.summed else jnp.concatenate(list(chosen), axis=-1)
 
 
 def select_layers(text: str | None, *, depth: int) -> LayerSelection:
-    """Returns the layers that a name or a list of numbers means.
+    """Returns the layers for a name or a list of numbers.
 
-    ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11, 12, concatenated, lowest
-    first. The names are the rows of arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all
-    12 layers" with equal weights. ``"0,3"`` concatenates the embeddings' output and the third
-    layer's. ``"mix"`` is every state, for a probe that learns their weights. Default: the best
-    row of the table that `depth` layers allow. Raises UserError: an unknown name
-    or layer.
+    ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11 and 12, concatenated in this
+    order. The names are from arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all 12
+    layers" with equal weights. ``"0,3"`` concatenates the outputs of the embeddings and the third
+    layer. ``"mix"`` selects all states, for a probe that learns their weights. The default is
+    "concat-last-four", or "last" for a model with fewer than four layers. Raises UserError for an
+    unknown name or layer.
     """
     text = text or (LAST_FOUR if depth >= 4 else "last")
     last_four = tuple(range(depth - 3, depth + 1))
@@ -107,7 +107,7 @@ def select_layers(text: str | None, *, depth: int) -> LayerSelection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtractionSettings:
-    """Which vectors of a text are computed."""
+    """Settings of an extraction."""
 
     layers: LayerSelection
     level: Level = "sentence"
@@ -125,10 +125,11 @@ def settings_for(
     max_length: int | None,
     batch_size: int,
 ) -> ExtractionSettings:
-    """Returns the settings for a model. The default pool is the mean.
+    """Returns the settings for a model.
 
-    The default length is the model's positions, at most 512; for layers see `select_layers`. Raises
-    UserError: layers or a length that the model does not have; a batch size below 1.
+    Defaults: `pool` is "mean", `max_length` the model's positions, at most 512. For `layers`, see
+    `select_layers`. Raises UserError if the model does not have the layers or the length, or the
+    batch size is below 1.
     """
     check_batch_size(batch_size)
     for name, value, allowed in (("level", level, Level), ("pool", pool or "mean", Pool)):
@@ -160,47 +161,50 @@ def settings_for(
 
 
 class TextFeatures(NamedTuple):
-    """The vectors of one text."""
+    """The features of one text."""
 
     source: InputText
-    vectors: np.ndarray  # float32 [units, width]; one unit at sentence level
-    units: list[str]  # the pieces or words; none at sentence level
-    spans: list[int]  # 0 or 1 for each unit: the first text or the second
+    vectors: np.ndarray  # float32 [units, width]; a sentence is one unit
+    units: list[str]  # pieces or words; empty at sentence level
+    spans: list[int]  # span of each unit: 0 for the first text, 1 for the second
 
 
 @dataclasses.dataclass
 class ExtractionCounts:
-    """Running totals of an extraction."""
+    """Totals of an extraction so far."""
 
     texts: int = 0
-    cut: int = 0  # texts longer than allowed
+    cut: int = 0  # number of truncated texts
     empty_lines: list[int] = dataclasses.field(default_factory=list)
     pieces: int = 0
-    positions: int = 0  # of all batches
+    positions: int = 0  # tokens of all batches, padding included
 
     @property
     def padding(self) -> float:
-        """Share of the positions that held no piece."""
+        """Share of padding in all batches."""
         return 1 - self.pieces / self.positions if self.positions else 0.0
 
     def add_texts(self, texts: Sequence[EncodedText]) -> None:
-        """Counts cut and empty texts."""
+        """Counts truncated and empty texts."""
         self.cut += sum(text.cut for text in texts)
         self.empty_lines += [text.source.line for text in texts if not len(text.text_positions)]
 
 
 class FeatureExtractor:
-    """Computes features of texts, which depend on the text alone, up to rounding.
+    """Computes features of texts. They do not depend on other texts, except for rounding.
 
     Attributes:
-        width: numbers in a vector.
-        counts: running totals.
+        width: width of a vector.
+        counts: totals so far.
     """
 
     def __init__(
         self, settings: ExtractionSettings, model: InferenceModel, *, few_texts: bool = False
     ) -> None:
-        """Compiles nothing yet: the first text of each length does. The heads do not matter."""
+        """Compiles nothing. The first batch of each shape is compiled when it runs.
+
+        With `few_texts`, few texts use smaller batches. Heads are not used.
+        """
         loaded = model.loaded
         self.width = settings.layers.width(model.architecture.hidden_size)
         self.counts = ExtractionCounts()
@@ -213,9 +217,9 @@ class FeatureExtractor:
         )
 
     def __call__(self, texts: Iterable[InputText]) -> Iterator[TextFeatures]:
-        """Yields the features of each text, in order, reading no further than a window ahead.
+        """Yields the features of each text, in order. Reads at most one window ahead.
 
-        Raises UserError: a feature is not a finite number.
+        Raises UserError if a feature is not finite.
         """
         for window in self._windows(iter(texts)):
             yield from self._extract(window)
@@ -259,9 +263,9 @@ class FeatureExtractor:
         return [features[row] for row in range(len(window))]
 
     def _features(self, text: EncodedText, vectors: np.ndarray) -> TextFeatures:
-        """Returns a text's features from its row of a batch: [width], or [length, width]."""
+        """Returns the features of a text from its outputs: [width] or [length, width]."""
         level, at = self._settings.level, text.text_positions
-        # Copies: a view would keep the whole padded batch in memory.
+        # Copy, because a view would keep the whole padded batch in memory.
         vectors = vectors[None].copy() if level == "sentence" else vectors[at]
         if not np.isfinite(vectors).all():
             raise UserError(
@@ -289,7 +293,7 @@ class FeatureExtractor:
 def _forward(
     settings: ExtractionSettings, definition: ModelDefinition
 ) -> Callable[[Any, Batch], jax.Array]:
-    """Returns ``(params, batch) -> vectors``: [B, width], below sentence level [B, L, width]."""
+    """Returns a function of params and batch: vectors [B, width], or [B, L, width] for tokens."""
 
     def forward(params: Any, batch: Batch) -> jax.Array:
         model = nnx.merge(definition.graphdef, params)
@@ -307,6 +311,6 @@ def _first(x_BLD: jax.Array) -> jax.Array:
 
 def _mean_over(segment_ids: jax.Array) -> Callable[[jax.Array], jax.Array]:
     real_BL1 = (segment_ids > 0).astype(jnp.float32)[..., None]
-    # A filler row has no pieces; its mean is not used.
+    # Avoid a division by zero for padding rows, whose mean is not used.
     counts_B1 = jnp.maximum(real_BL1.sum(axis=1), 1.0)
     return lambda x_BLD: (x_BLD.astype(jnp.float32) * real_BL1).sum(axis=1) / counts_B1

@@ -1,4 +1,4 @@
-"""Sentence features and logistic regression, cross-validated; layers mixed by learned weights."""
+"""Scores sentence features by cross-validated logistic regression."""
 
 import functools
 import warnings
@@ -14,11 +14,11 @@ from bert_jax.errors import UserError
 
 FOLDS: Final = 5
 ITERATIONS: Final = 1000
-STEPS: Final = 100  # of L-BFGS
+STEPS: Final = 100  # steps of L-BFGS
 
 
 class ProbeScore(NamedTuple):
-    """Figures of a linear classifier on the features; mean and deviation over the folds."""
+    """Scores of a linear classifier on features: means and standard deviations over the folds."""
 
     texts: int
     labels: tuple[str, ...]
@@ -27,7 +27,7 @@ class ProbeScore(NamedTuple):
     macro_f1: float
     macro_f1_deviation: float
     most_frequent_share: float  # accuracy of always predicting the most frequent label
-    folds: tuple[float, ...]  # accuracy of each
+    folds: tuple[float, ...]  # accuracy of each fold
     converged: bool
     mix: tuple[float, ...] | None  # weight of each layer, learned on all texts
 
@@ -44,9 +44,10 @@ class ProbeScore(NamedTuple):
 def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> ProbeScore:
     """Scores logistic regression on features by stratified 5-fold cross-validation.
 
-    scikit-learn's with its defaults (L2, C = 1), on unscaled features, float32 [texts, width]. With
-    `mix`, the features are [texts, states, D], and each fold's training part gives the weights.
-    Raises UserError: one label only, or a label with fewer texts than folds.
+    Uses scikit-learn's defaults (L2, C = 1). The features, float32 [texts, width], are not scaled.
+    With `mix`, the features are [texts, states, D], and the weights of the states are learned on
+    the training part of each fold. Raises UserError if there is only one label, or a label has
+    fewer texts than folds.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -64,7 +65,7 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
             features = mixed(vectors, weights)
         model = LogisticRegression(max_iter=ITERATIONS)
         with warnings.catch_warnings():
-            # Reported once, in the score, not by each fold.
+            # `converged` of the score reports this for all folds.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(features[train], classes[train])
         iterations.append(int(np.max(model.n_iter_)))
@@ -87,12 +88,12 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
 
 
 def mixed(states: np.ndarray, weights: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns float32 [texts, D], the weighted sum of states [texts, states, D]."""
+    """Returns the weighted sum of states [texts, states, D], float32 [texts, D]."""
     return np.einsum("nsd,s->nd", states, np.asarray(weights, np.float32))
 
 
 def _classes(labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, float]:
-    """Returns the sorted label names, each text's index into them, and the largest share."""
+    """Returns the sorted label names, the label index of each text, and the largest share."""
     names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise UserError(
@@ -118,11 +119,11 @@ def _classes(labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, float]
 def learn_mix(x_NSD: jax.Array, y_N: jax.Array, *, classes: int) -> jax.Array:
     """Returns the weight of each state, float32 [states], positive and summing to 1.
 
-    The weights are the softmax of one parameter per state, learned jointly with a softmax
-    classifier on the mixed features by full-batch L-BFGS. The classifier's L2 penalty is that of
-    scikit-learn's logistic regression at C = 1. Source: Peters et al., arXiv 1802.05365, equation
-    1; a linear classifier absorbs its factor γ. The states are float32 [texts, states, D], the
-    labels int [texts], 0 to classes − 1.
+    The weights are the softmax of one parameter per state. Full-batch L-BFGS learns them jointly
+    with a softmax classifier on the mixed features. The classifier has the L2 penalty of
+    scikit-learn's logistic regression with C = 1. Source: Peters et al., arXiv 1802.05365, equation
+    1, without the factor γ, which a linear classifier absorbs. The states are float32 [texts,
+    states, D], and the labels int [texts], 0 to classes − 1.
     """
     count, depth, width = x_NSD.shape
 

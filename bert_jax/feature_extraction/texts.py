@@ -1,4 +1,4 @@
-"""Texts from a file, one at a time, and their token ids."""
+"""Reads texts from a file, and encodes them."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ SUFFIXES: Final = (".txt", *TABLES)
 
 
 class TextColumns(NamedTuple):
-    """The columns of a table to read; a .txt has none."""
+    """The columns to read from a table. A .txt has no columns."""
 
     text: str | None = None
     pair: str | None = None
@@ -24,13 +24,13 @@ class TextColumns(NamedTuple):
 
     @property
     def asked(self) -> dict[str, str]:
-        """The columns that were given, by command-line option."""
+        """The given columns, by command-line option."""
         options = {"--column": self.text, "--pair-column": self.pair, "--probe": self.label}
         return {option: name for option, name in options.items() if name is not None}
 
 
 class InputText(NamedTuple):
-    """A text, or a pair of them, with the number of the line it ends in."""
+    """A text or a pair of texts, with the number of its last line."""
 
     line: int
     text: str
@@ -43,8 +43,8 @@ class EncodedText(NamedTuple):
 
     source: InputText
     ids: list[int]
-    second: int  # where B begins; the length without one
-    cut: bool  # whether pieces were left out
+    second: int  # position where B begins; without B, the length
+    cut: bool  # whether the text was truncated
 
     @property
     def text_positions(self) -> np.ndarray:
@@ -53,9 +53,10 @@ class EncodedText(NamedTuple):
         return np.asarray([at for at in range(len(self.ids)) if at not in special], np.intp)
 
     def word_starts(self, is_continuation: np.ndarray) -> np.ndarray:
-        """Returns which of `text_positions` begin a word, as a span's first does: bool [pieces].
+        """Returns which of `text_positions` begin a word, bool [pieces].
 
-        `is_continuation` is the tokenizer's, bool [vocabulary].
+        The first piece of a span always begins a word. `is_continuation` is that of the tokenizer,
+        bool [vocabulary].
         """
         at = self.text_positions
         starts = ~is_continuation[np.asarray(self.ids)[at]]
@@ -77,7 +78,7 @@ def wrong_suffix(path: Path, allowed: Sequence[str]) -> UserError:
 def encode(
     texts: Sequence[InputText], tokenizer: Tokenizer, *, max_length: int
 ) -> list[EncodedText]:
-    """Returns each text's ids; the longer of a pair loses its last piece until both fit."""
+    """Encodes texts. Truncates the longer text of a pair piece by piece until both fit."""
     special = tokenizer.special
     firsts = tokenizer.encode_batch([source.text for source in texts])
     seconds = tokenizer.encode_batch([source.pair or "" for source in texts])
@@ -89,10 +90,10 @@ def encode(
 
 
 def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
-    """Yields the texts of a file in its order: of a .txt the lines, else rows of `read_table`.
+    """Yields the texts of a file in order: the lines of a .txt, or the rows of a table.
 
-    Raises UserError: no such file, suffix or column; a ragged line; not JSON; not UTF-8; a missing
-    label.
+    Raises UserError if the file or a column is missing, the suffix is unknown, the file is
+    malformed, or a label is missing.
     """
     if path.suffix not in SUFFIXES:
         raise wrong_suffix(path, SUFFIXES)

@@ -1,4 +1,4 @@
-"""Features to a file, streamed aside and renamed into place once it is whole."""
+"""Writes features to a temporary file, which is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bert_jax.feature_extraction.extractor import Level, TextFeatures
 from bert_jax.feature_extraction.texts import wrong_suffix
 from bert_jax.files.atomic import output_exists, unwritable
 
-ROW_GROUP_VALUES: Final = 1 << 22  # numbers in a Parquet row group: 16 MiB
+ROW_GROUP_VALUES: Final = 1 << 22  # numbers per Parquet row group, 16 MiB
 UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Raises UserError: a suffix without a writer, no directory, or a file that is there."""
+    """Raises UserError if the suffix is unknown, the directory is missing or the file exists."""
     if path.suffix not in WRITERS:
         raise wrong_suffix(path, list(WRITERS))
     if path.is_dir() or (path.exists() and not force):
@@ -41,9 +41,9 @@ def check_output(path: Path, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWriter]:
-    """Gives a writer of vectors of `width` numbers; its file appears if the block succeeds.
+    """Yields a writer of vectors of `width` numbers. The file appears if the block succeeds.
 
-    Raises UserError: the place cannot be written to.
+    Raises UserError if the file cannot be written.
     """
     try:
         with (
@@ -51,7 +51,7 @@ def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWrit
             contextlib.ExitStack() as files,
         ):
             aside = Path(directory) / path.name
-            # `files` closes what a writer leaves open after an error.
+            # After an error, `files` closes the files of the writer.
             writer = WRITERS[path.suffix](aside, files, level, width)
             yield writer
             writer.close()
@@ -61,9 +61,10 @@ def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWrit
 
 
 class JsonlWriter:
-    """A line per text: ``{"index": 0, "vector": […]}``, or ``tokens``, ``spans``, ``vectors``.
+    """Writes a line per text: ``{"index": 0, "vector": […]}``.
 
-    Nine digits tell any two float32 apart.
+    For pieces and words, a line has ``tokens`` or ``words``, ``spans`` and ``vectors`` instead of
+    ``vector``. Numbers have nine digits, so that different float32 values stay different.
     """
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
@@ -87,12 +88,12 @@ class JsonlWriter:
         self._index += 1
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._file.close()
 
 
 class ParquetWriter:
-    """A row per text: `index`, and `vector`, or `tokens`, `spans`, `vectors`."""
+    """Writes a row per text: `index` and `vector`, or `index`, `tokens`, `spans` and `vectors`."""
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
         self._level: Level = level
@@ -115,13 +116,13 @@ class ParquetWriter:
     def add(self, features: TextFeatures) -> None:
         """Buffers features until a row group is full."""
         self._buffered.append(features)
-        # Texts without units count too, or a file of them would be buffered whole.
+        # Empty texts add 64, so that a file of empty texts is not buffered whole.
         self._values += features.vectors.size + 64
         if self._values >= ROW_GROUP_VALUES:
             self._flush()
 
     def close(self) -> None:
-        """Writes the last row group and the file's end."""
+        """Writes the last row group and closes the file."""
         if self._buffered:
             self._flush()
         self._writer.close()
@@ -146,10 +147,10 @@ class ParquetWriter:
 
 
 class NpzWriter:
-    """`vectors` float32 [units, width]; for pieces and words `offsets`, `spans` and the units.
+    """Writes `vectors`, float32 [units, width], and for pieces and words `offsets`, `spans`, units.
 
-    Text n has the units ``offsets[n]`` to ``offsets[n + 1]``. Vectors go to a temporary file until
-    their count, which the array's header holds, is known.
+    Text n has the units ``offsets[n]`` to ``offsets[n + 1]``. Vectors are first written to a
+    temporary file, because the header of the array needs their number.
     """
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
@@ -159,7 +160,7 @@ class NpzWriter:
         self._offsets, self._spans, self._units = [0], bytearray(), list[str]()
 
     def add(self, features: TextFeatures) -> None:
-        """Appends to the arrays."""
+        """Appends the features of a text."""
         self._vectors.write(np.ascontiguousarray(features.vectors, np.float32).tobytes())
         self._offsets.append(self._offsets[-1] + len(features.vectors))
         self._spans += bytes(features.spans)

@@ -1,4 +1,4 @@
-"""Inference over rows of different lengths: few batch shapes, each compiled once."""
+"""Inference over rows of different lengths, with few batch shapes, each compiled once."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -34,32 +34,33 @@ def check_batch_size(rows: int | None) -> None:
 
 
 class ComputedBatch(NamedTuple):
-    """The outputs of one batch, without its filler rows."""
+    """The outputs of a batch, without padding rows."""
 
     rows: np.ndarray  # int64 [n]: indices of the input rows
-    length: int  # positions of a row, padding included
-    outputs: Any  # the results of the forward function, as host arrays [n, ...]
+    length: int  # tokens of a row, padding included
+    outputs: Any  # results of the forward function, as host arrays [n, ...]
 
 
 class MakeBatch(Protocol):
-    """Collates rows."""
+    """A function that collates rows."""
 
     def __call__(
         self, rows: np.ndarray, *, batch_size: int, length: int
     ) -> Mapping[str, np.ndarray]:
-        """Returns arrays ``[batch_size, ...]`` of some rows (int64 indices), the rest padding."""
+        """Returns arrays ``[batch_size, ...]`` of the rows with these indices, and padding rows."""
         ...
 
 
 class BucketedInference:
     """Runs rows of different lengths through a model, each row once.
 
-    A row's outputs depend on the row alone, up to rounding. It is padded to one of a few lengths,
-    chosen for the rows of each call (`choose_lengths`). If rows come in several passes, the lengths
-    are the same in all of them, so that a resumed run has the figures of an undisturbed one.
+    The outputs of a row do not depend on other rows, except for rounding. Each row is padded to one
+    of a few lengths, which `choose_lengths` chooses for the rows of each call. If the same rows are
+    computed in several passes, all passes use the same lengths, so a resumed run reproduces the
+    figures of an uninterrupted run.
 
     Attributes:
-        batch_size: rows of a batch, on all hosts.
+        batch_size: rows of a batch on all hosts together.
     """
 
     def __init__(
@@ -72,35 +73,40 @@ class BucketedInference:
         few_rows: bool = False,
         cost: ShapeCost,
     ) -> None:
-        """Compiles nothing yet: the first batch of each length does.
+        """Compiles nothing. The first batch of each shape is compiled when it runs.
 
-        Every output of `forward` has the batch's rows in front; one that was `made_once` compiles
-        once for all that use it. `batch_size` is rounded up to a multiple of the mesh's
-        data-parallel size; no row is longer than `max_length`. With `few_rows`, a call of few rows
-        runs in batches of the next power of two.
+        Args:
+            forward: function of parameters and batch. The first axis of its outputs is the batch
+                axis. If the function is `made_once`, all its users share the compiled programs.
+            mesh: devices.
+            batch_size: rows of a batch. Rounded up to a multiple of the mesh's data-parallel size.
+            max_length: maximum tokens of a row.
+            few_rows: whether calls with fewer rows use smaller batches, of a power of two rows.
+            cost: cost of compiling a program.
         """
         parts = batch_parts(mesh)
         self.batch_size = -(-batch_size // parts) * parts
         self._parts, self._few_rows = parts, few_rows
         self._mesh, self._share = mesh, process_share(mesh)
         self._max_length, self._cost = max_length, cost
-        self._seen = 0  # rows of earlier calls
-        self._met: set[tuple[int, int]] = set()  # shapes that were compiled
+        self._seen = 0  # number of rows of all calls so far
+        self._met: set[tuple[int, int]] = set()  # compiled shapes: (rows, length)
         self._forward = _jit_forward(forward, mesh)
 
     def __call__(
         self, params: Any, lengths: Sequence[int] | np.ndarray, make_batch: MakeBatch
     ) -> Iterator[ComputedBatch]:
-        """Yields the outputs of every row once, shortest rows first, on all hosts.
+        """Yields the outputs of every row once, shortest rows first. Every host gets all outputs.
 
-        `lengths`: tokens of each row, [rows]; `make_batch` collates this host's rows of a batch.
+        `lengths` are the tokens of each row, [rows]. `make_batch` collates this host's rows of a
+        batch.
         """
         pending: tuple[np.ndarray, int, Any] | None = None
         size = self._size(len(lengths))
         for rows, length in self._plan(np.asarray(lengths), size):
             STOP.between_batches()
             outputs = self._dispatch(params, rows, (size, length), make_batch)
-            # Read the previous batch only now, so that the devices work while the host unpacks.
+            # Fetch the previous batch after dispatching this one, so that the devices never wait.
             if pending is not None:
                 yield _fetch(*pending)
             pending = rows, length, outputs
@@ -117,7 +123,7 @@ class BucketedInference:
         if not len(lengths):
             return
         program, slack = self._cost.program / self._cost.passes, 0.0
-        if self._cost.passes == 1:  # as many rows as before may come once more
+        if self._cost.passes == 1:  # expect as many rows again as so far
             self._seen += len(lengths)
             slack = program / self._seen
             program = slack * len(lengths)
@@ -158,9 +164,9 @@ def _fetch(rows: np.ndarray, length: int, outputs: Any) -> ComputedBatch:
 
 
 class InferenceModel(NamedTuple):
-    """A model's parameters on devices, of a run or of another program, with its tokenizer."""
+    """A model with parameters on devices, from a run or another program, and its tokenizer."""
 
-    name: str  # its directory, for messages
+    name: str  # directory of the model, for messages
     tokenizer: Tokenizer
     architecture: Architecture
     heads: HeadsSection
@@ -174,7 +180,7 @@ class InferenceModel(NamedTuple):
         max_length: int,
         few_rows: bool,
     ) -> BucketedInference:
-        """Returns what runs `forward` over texts of this model; see `BucketedInference`."""
+        """Returns the `BucketedInference` of a forward function with this model."""
         mesh = self.loaded.mesh
         cost = inference_cost(self.architecture, mesh, max_length=max_length)
         return BucketedInference(
@@ -188,6 +194,6 @@ class InferenceModel(NamedTuple):
 
 
 def model_of_run(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> InferenceModel:
-    """Reads one of a run's checkpoints, see `load_params`."""
+    """Loads a checkpoint of a run; see `load_params`."""
     loaded = load_params(run, checkpoint=checkpoint, mesh=mesh)
     return InferenceModel(str(run.directory), run.tokenizer, run.architecture, run.heads, loaded)

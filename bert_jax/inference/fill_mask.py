@@ -1,4 +1,4 @@
-"""The most probable pieces for each [MASK] of a text."""
+"""Predicts the most probable pieces for each [MASK] of a text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -29,17 +29,17 @@ class Candidate(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A text and, for each of its masks, the candidates, best first."""
+    """A text, and the candidates for each of its masks, best first."""
 
     text: str
     masks: list[list[Candidate]]
 
 
 class MaskFiller:
-    """Finds candidates for every [MASK]; compiles once for each shape that it meets."""
+    """Predicts candidates for every [MASK]. Compiles once for each new shape of a batch."""
 
     def __init__(self, model: InferenceModel, *, top_k: int) -> None:
-        """Compiles nothing yet; UserError: no such head, or more candidates than pieces."""
+        """Compiles nothing. Raises UserError without an MLM head, or if `top_k` is too large."""
         require_mlm_head(model.heads, name=model.name)
         if not 1 <= top_k <= model.tokenizer.vocab_size:
             raise UserError(
@@ -62,7 +62,7 @@ class MaskFiller:
     def __call__(self, texts: Sequence[str]) -> list[Filled]:
         """Returns the candidates for every [MASK] of every text, in order.
 
-        Raises UserError: a text without [MASK], or with more pieces than the model has positions.
+        Raises UserError if a text has no [MASK], or more pieces than the model has positions.
         """
         encoded = [_encode(text, self._tokenizer) for text in texts]
         longest = max(map(len, encoded), default=0)
@@ -75,7 +75,7 @@ class MaskFiller:
                 allowed=self._positions,
             )
         masks = [np.flatnonzero(np.equal(ids, self._tokenizer.special.mask)) for ids in encoded]
-        # Room for masks: the next power of two, so that few numbers are compiled for.
+        # Pad the number of masks to a power of two, so that few shapes are compiled.
         most = 1 << (max(map(len, masks), default=1) - 1).bit_length()
 
         def make_batch(rows: np.ndarray, *, batch_size: int, length: int) -> Row:
@@ -110,7 +110,7 @@ def _forward(
         bert = nnx.merge(model.graphdef, params)
         hidden = bert.hidden(batch, dropout_key=None)
         logits = bert.mlm_logits(hidden, batch["masked_lm_positions"])
-        # No text contains the special pieces, or the rows beyond the tokenizer's pieces.
+        # Exclude special pieces, and rows of the table without a piece.
         logits = logits[..., :pieces].at[..., jnp.asarray(special)].set(-jnp.inf)
         return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
 
@@ -118,7 +118,7 @@ def _forward(
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Returns ``[CLS] text [SEP]``; the tokenizer itself would take [MASK] for ordinary text."""
+    """Returns the ids of ``[CLS] text [SEP]``. The tokenizer alone would split [MASK] as text."""
     parts = split_at_masks(text)
     ids = [tokenizer.special.cls, *tokenizer.encode(parts[0])]
     for part in parts[1:]:

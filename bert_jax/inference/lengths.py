@@ -1,4 +1,4 @@
-"""Which lengths rows are padded to, in training and inference: padding against compilation."""
+"""Chooses the lengths to which rows are padded, as a trade-off of padding and compile time."""
 
 import bisect
 import itertools
@@ -9,40 +9,43 @@ import numpy as np
 
 BUCKETS: Final = (8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512)
 
-# A program must save this share of the computation: so there are at most six in most cases.
+# Minimum share of the computation that another program must save. In most cases this gives at most
+# six programs.
 LEAST_SAVING: Final = 0.05
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
-    """Returns the buckets for rows of at most ``max_length``: ``100`` → ``(8, …, 96, 100)``."""
+    """Returns the buckets for rows of up to ``max_length``: ``100`` → ``(8, …, 96, 100)``."""
     return (*(size for size in BUCKETS if size < max_length), max_length)
 
 
 def bucket_of(length: int, buckets: Sequence[int]) -> int:
-    """Returns the smallest bucket that holds ``length`` tokens, of buckets in ascending order."""
+    """Returns the smallest of the sorted buckets that is at least ``length``."""
     return buckets[bisect.bisect_left(buckets, length)]
 
 
 def fitting(lengths: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-    """Returns `bucket_of` each of ``lengths``: int64 [rows]."""
+    """Returns `bucket_of` for each of ``lengths``, int64 [rows]."""
     return np.asarray(chosen, np.int64)[np.searchsorted(chosen, lengths)]
 
 
 def choose_lengths(lengths: np.ndarray, *, max_length: int, program: float) -> list[int]:
-    """Returns the few buckets to pad rows to, so that padding and compiling cost least.
+    """Returns the buckets that minimise the total cost of padding and compilation.
 
-    Three rows of 8 tokens, 40 of 16 and one of 32 → ``[16, 32]`` where a program costs more than
-    padding three rows by 8. Exact, by dynamic programming over the buckets, the shortest first.
+    Example: three rows of 8 tokens, 40 of 16 and one of 32 → ``[16, 32]``, if compiling a program
+    costs more than padding three rows by 8 tokens. The result is exact, by dynamic programming.
 
     Args:
         lengths: tokens of each row, int [rows].
-        max_length: tokens of the longest row that is allowed.
-        program: the number of positions that cost as much as compiling for one more length.
+        max_length: maximum tokens of a row.
+        program: number of tokens whose computation costs as much as compiling for another length.
     """
     used, counts = np.unique(fitting(lengths, buckets_up_to(max_length)), return_counts=True)
     price = max(program, LEAST_SAVING * float(np.sum(lengths)))
     rows = [0, *itertools.accumulate(counts.tolist())]
-    best: list[tuple[float, list[int]]] = [(0.0, [])]  # by the number of buckets served
+    best: list[tuple[float, list[int]]] = [
+        (0.0, [])
+    ]  # [n]: lowest cost for the rows of the n shortest buckets
     for end, bucket in enumerate(used.tolist(), 1):
         best.append(
             min(
@@ -54,9 +57,9 @@ def choose_lengths(lengths: np.ndarray, *, max_length: int, program: float) -> l
 
 
 def reuse(chosen: Sequence[int], compiled: Collection[int], *, slack: float = 0.0) -> list[int]:
-    """Replaces each length by the shortest compiled one that is near enough.
+    """Replaces each length by the shortest compiled length that is long enough, if it is close.
 
-    It is at most twice as long, or longer by no more than `slack`.
+    A compiled length is close if it is at most twice as long or at most `slack` longer.
     """
 
     def nearest(length: int) -> int:

@@ -1,16 +1,16 @@
-"""`fused` attention: scores, softmax, dropout and the sum over values in one kernel, in VMEM.
+"""Fused attention: one kernel computes scores, softmax, dropout and the sum over values in VMEM.
 
-No [length, length] array reaches HBM. All keys and values of a head are in VMEM; long rows come in
-tiles of queries, so that softmax sees all scores of a query. The kernel multiplies dropout's words
-from `random_bits`, and its backward pass does so again: `fused` and `xla` drop the same elements.
-Held to `bert_jax.model.xla_attention`.
+No [length, length] array is written to HBM. All keys and values of a head are in VMEM. The queries
+of long rows are processed in tiles, so that the softmax sees all scores of a query. Both passes
+compute the dropout mask with `random_bits`, so `fused` and `xla` drop the same elements. Tests
+compare the results with `bert_jax.model.xla_attention`.
 
-Several heads narrower than the 128 lanes of a vector register are side by side in one block, as
-they come out of the projections: no transpose. A product for one head runs over all lanes; the
-matrix unit pads to 128 in any case. The lanes of the other heads hold segments, so that the product
-which makes the scores masks them as well: no element is compared or replaced.
+If heads are narrower than the 128 lanes of a vector register, a block has several heads side by
+side, in the layout of the projections, so nothing is transposed. The product of a head uses all
+lanes, since the matrix unit pads to 128 anyway. The lanes of the other heads contain encoded
+segments. So the same product computes and masks the scores, and no elementwise mask is needed.
 
-The kernels are in `attention_kernels`, their blocks in `attention_shape`.
+The kernels are in `attention_kernels`, and their block shapes in `attention_shape`.
 """
 
 import functools
@@ -28,12 +28,12 @@ from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
 
-# Added to a score for every bit in which the segments of query and key differ: softmax gives 0.
+# Added to a score for each bit in which the segments of query and key differ, so the softmax is 0.
 _MASKED: Final = -(2.0**15)
-_CODE: Final = 32  # lanes that a segment is written in, two a bit
+_CODE: Final = 32  # lanes of an encoded segment, two per bit
 
 _Triple: TypeAlias = tuple[Array, Array, Array]
-# Arrays of the kernels, and what their axes mean: `heads` are split over devices, or lanes.
+# Logical axes of the arrays of the kernels. `heads` is an axis of heads or of their columns.
 _AXES: Final[dict[str, LogicalAxes]] = {
     **dict.fromkeys(("query_words", "key_words"), ("batch", "heads", "length")),
     **dict.fromkeys(("query_segments", "key_segments"), ("batch", "length")),
@@ -42,7 +42,7 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
 }
-# Operands of both kernels, see `Read`.
+# Names in `_AXES` of the operands of both kernels; see `Read`.
 _READ: Final = (
     *("query_words", "key_words", "query_segments", "key_segments"),
     *("queries", "keys", "keys"),
@@ -61,19 +61,18 @@ def fused_attention(
 ) -> Array:
     """Returns softmax(q·kᵀ/√columns) · v for each head, with dropout: [B, Q, heads · columns].
 
-    Biases are added here because the backward kernel sums their gradients while they are on the
-    chip. On a TPU the kernels run compiled, elsewhere interpreted, for tests.
+    Biases are added here, so that the backward kernel can sum their gradients in VMEM. Kernels are
+    compiled on a TPU, and interpreted elsewhere, which is for tests.
 
     Args:
         qkv_BLW: queries [B, Q, heads · columns], keys and values [B, L, heads · columns] without
-            their biases. Their gradients are parts of one array; with fewer queries than keys, the
-            gradients of keys and values are.
-        bias_3W: float32 [3, heads · columns].
-        segment_ids: int32 [B, L]; a token attends to its own segment alone.
-        seeds: seeds of dropout, int32 [2, B, heads]; None: no dropout.
-        columns: columns of a head.
-        rate: share of probabilities dropped.
-        queries_BQ: tokens of the queries, int32; None: all tokens in order.
+            their biases.
+        bias_3W: biases of queries, keys and values, float32 [3, heads · columns].
+        segment_ids: int32 [B, L]. A token attends only to tokens in its segment.
+        seeds: seeds of dropout, int32 [2, B, heads]. If None, nothing is dropped.
+        columns: width of a head.
+        rate: dropout rate of probabilities.
+        queries_BQ: positions of the queries, int32. If None, every token is a query.
     """
     if seeds is None:
         seeds = jnp.zeros((2, len(segment_ids), bias_3W.shape[1] // columns), jnp.int32)
@@ -86,15 +85,15 @@ def fused_attention(
 
 
 class _Tokens(NamedTuple):
-    """Tokens of queries and keys, int32."""
+    """Positions and segments of queries and keys, int32."""
 
-    positions: Array  # of queries in their row, [B, Q] or [1, Q]
-    of_queries: Array  # segments, [B, Q]
-    of_keys: Array  # segments, [B, L]
+    positions: Array  # positions of queries in their row, [B, Q] or [1, Q]
+    of_queries: Array  # segments of queries, [B, Q]
+    of_keys: Array  # segments of keys, [B, L]
 
 
 def _padded(x: Array, tokens: _Tokens, *, keys: bool = False) -> Array:
-    """Returns an array [B, tokens, …] of as many queries, or keys, as the kernels have."""
+    """Pads an array [B, tokens, …] of queries or keys to the size in the kernels."""
     queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
     most = padded(length) if keys else padded_queries(queries, length=length)
     missing = most - x.shape[1]
@@ -114,7 +113,7 @@ def _forward(
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
     with_bias[0] *= scale(columns)
     q, k, v = (x.astype(qkv[0].dtype) for x in with_bias)
-    # Padding is a segment of its own, since tokens may read other padding: 0.
+    # Segment 0 is then the padding of the kernel. The caller's padding becomes segment 1.
     of_queries = _padded(tokens.of_queries + 1, tokens)
     of_keys = _padded(tokens.of_keys + 1, tokens, keys=True)
     positions = _padded(tokens.positions, tokens)
@@ -153,9 +152,10 @@ _attend.defvjp(_forward, _backward)
 
 
 def _coded(segments: Array, shape: Shape, dtype: Any, *, of_keys: bool) -> Array:
-    """Returns segments [B, L] of queries or of keys as the kernels have them, [B, L, lanes].
+    """Encodes segments [B, L] of queries or keys for the kernels, [B, L, lanes].
 
-    A bit takes two lanes. If the bits of query and key differ, the product of one lane is not zero.
+    Each bit takes two lanes. If the bits of query and key differ, the product of one of the lanes
+    is `_MASKED`; otherwise both products are zero.
     """
     lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
     bits = (segments[..., None] >> (lane // 2)) + lane & 1
@@ -172,10 +172,9 @@ def _run(
     columns: int,
     rate: float,
 ) -> tuple[Array, ...]:
-    """Returns a kernel's results, by name; a device runs it for its own rows and groups of heads.
+    """Runs a kernel on each device, for its own rows and heads. Returns the named results.
 
-    Each operand has its name in `_AXES`, and a gradient the name of its array. The first operands
-    are words and segments.
+    `names` and `results` are names in `_AXES`. A gradient has the name of its array.
     """
     forward = body is forward_kernel
 

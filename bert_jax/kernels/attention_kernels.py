@@ -1,9 +1,9 @@
-"""The attention kernels themselves: one run works on the rows, heads and queries of a block.
+"""The attention kernels. Each invocation processes the rows, heads and queries of a block.
 
-Scores are [keys, queries]: softmax then works across registers and not inside of them, and numbers
-of queries are along lanes. Every operation is written for all heads of a stage before the next one:
-the compiler keeps the order of operations of different heads, and operations of one head wait for
-each other.
+Scores are [keys, queries], with queries along lanes. So the reductions of the softmax combine whole
+registers instead of the lanes of a register. Each operation is written for all heads of a stage
+before the next operation. The operations of one head depend on each other, and the compiler does
+not reorder the operations of different heads, so this order keeps the units busy.
 """
 
 import math
@@ -19,18 +19,18 @@ from bert_jax.kernels.launch import LANES
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 
 Array = jax.Array
-Head = tuple[int, int]  # its row in the block, its number there
+Head = tuple[int, int]  # row in the block, and number of the head in the row
 
 _FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ
 
 
 def scale(columns: int) -> float:
-    """Returns the scale of queries; exponentials have base two, as in the hardware."""
+    """Returns the scale of queries for exponentials with base two, as in the hardware."""
     return columns**-0.5 * math.log2(math.e)
 
 
 class Read(NamedTuple):
-    """Operands of both kernels: refs to a block of rows and heads, with a tile of the queries."""
+    """Operands of both kernels: refs to blocks of rows, heads and a tile of queries."""
 
     query_words: Any
     key_words: Any
@@ -45,7 +45,11 @@ _READ: Final = len(Read._fields)
 
 
 def forward_kernel(*refs: Any, shape: Shape) -> None:
-    """Sums over values are [columns, queries] up to the end: half the work of whole registers."""
+    """Writes the attended values and the logarithms of the softmax sums.
+
+    Sums over values are [columns, queries] until the end, which halves the work for heads of 64
+    columns.
+    """
     read, (out, logs) = Read(*refs[:_READ]), refs[_READ:]
     attended: dict[int, list[Array]] = {row: [] for row in range(shape.rows)}
     for heads in shape.stages():
@@ -56,8 +60,8 @@ def forward_kernel(*refs: Any, shape: Shape) -> None:
         log_sums = [jnp.log2(each.sum(axis=0, keepdims=True)) for each in weights]
         weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
         v_WL = {row: jnp.transpose(read.v[row]) for row, _ in heads}
-        # Dividing the sum over values is cheaper than dividing every weight, and taking the power
-        # again cheaper than an exact quotient.
+        # Divide the sum over values, because dividing every weight would cost more. Multiply by a
+        # power of two, because an exact division would cost more.
         inverse = [jnp.exp2(-math.log2(1 - shape.rate) - each) for each in log_sums]
         for at, (row, head) in enumerate(heads):
             first = head * shape.columns
@@ -69,7 +73,7 @@ def forward_kernel(*refs: Any, shape: Shape) -> None:
 
 
 def backward_kernel(*refs: Any, shape: Shape) -> None:
-    """Two of three products with scores on the left need no transpose of them."""
+    """Writes the gradients of queries, keys, values and biases."""
     read, (out, logs, gradient, *made) = Read(*refs[:_READ]), refs[_READ:]
     slopes_of_qkv, (sums, *running) = _slopes(made, shape)
     q, k, v = read[-3:]
@@ -108,7 +112,7 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
             inside = _lanes_of(head, shape)
             pairs = zip(found, before, strict=True)
             total[row] = tuple(jnp.where(inside, new, old) for new, old in pairs)
-    # Queries came scaled.
+    # The operand `q` is already scaled.
     factors = (scale(shape.columns) * _FROM_BASE_TWO, _FROM_BASE_TWO, 1.0)
     for row, of_three in total.items():
         for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
@@ -122,14 +126,15 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
 
 
 def _so_far(running: Any, at: tuple[int, int], of_tile: Array) -> Array:
-    """Returns the sum over the tiles of a row up to this one."""
+    """Adds this tile to the sum over earlier tiles of the row."""
     return of_tile + jnp.where(pl.program_id(2) == 0, 0.0, running[at])
 
 
 def _slopes(made: Sequence[Any], shape: Shape) -> tuple[list[tuple[Any, int, Any]], Sequence[Any]]:
-    """Returns the array, place and tokens of each gradient of q, k and v; and the other results.
+    """Returns (array, index, tokens) for the gradients of q, k and v, and the other results.
 
-    If one array has all three gradients, its block has whole rows, and a tile's queries are a part.
+    If one array has all three gradients, its block has whole rows, and the gradients of a tile of
+    queries are a slice.
     """
     if shape.queries != shape.length:
         of_q, of_kv, *others = made
@@ -142,7 +147,7 @@ def _slopes(made: Sequence[Any], shape: Shape) -> tuple[list[tuple[Any, int, Any
 
 
 def _scores(read: Read, head: Head, shape: Shape) -> Array:
-    """Returns the scores of one head, [keys, queries]."""
+    """Returns the masked scores of a head, [keys, queries]."""
     row, number = head
     of_keys, of_queries = (
         _beside(x[row], segments[row], number, shape)
@@ -152,10 +157,11 @@ def _scores(read: Read, head: Head, shape: Shape) -> Array:
 
 
 def centred_keys(k_LW: Array) -> Array:
-    """Returns keys [..., L, W] without their mean over the tokens of a row.
+    """Subtracts from keys [..., L, W] their mean over the tokens of a row.
 
-    Slopes of scores sum to zero over the keys, so that the gradient of a query is the same. Rounded
-    slopes do not: a vector that all keys share would come back as an error as many times as large.
+    The gradients of a query's scores sum to zero over the keys, so the mean does not change the
+    gradient of the query. But rounded gradients of scores do not sum to zero exactly, and a large
+    mean would multiply this error.
     """
     wide = k_LW.astype(jnp.float32)
     mean = wide.sum(axis=-2, keepdims=True) * (1 / wide.shape[-2])
@@ -163,7 +169,7 @@ def centred_keys(k_LW: Array) -> Array:
 
 
 def _taken_off(out: Any, gradient: Any, heads: Any, shape: Shape) -> list[Array]:
-    """Returns Σ weights · their gradients for each query and head, which softmax subtracts."""
+    """Returns Σ weight · gradient for each query and head, a term of the softmax gradient."""
     product_WL = {
         row: jnp.transpose(gradient[row].astype(jnp.float32) * out[row].astype(jnp.float32))
         for row, _ in heads
@@ -181,25 +187,28 @@ def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 
 
 def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
-    """Returns one head, with segments in the lanes of the others; one alone has more lanes."""
+    """Returns the columns of a head and encoded segments, in the lanes of the other heads.
+
+    If a block has one head, the segments are in additional lanes.
+    """
     if shape.group == 1:
         return jnp.concatenate([x_LW, segments], axis=1)
     return _where_inside(head, shape, x_LW, segments)
 
 
 def _where_inside(head: int, shape: Shape, x_LW: Array, other_LW: Array) -> Array:
-    """Returns a head's columns of one array, and the other columns of another."""
+    """Returns the columns of a head from `x_LW`, and other columns from `other_LW`."""
     return jnp.where(_lanes_of(head, shape), x_LW, other_LW)
 
 
 def _lanes_of(head: int, shape: Shape) -> Array:
-    """Returns a head's columns in a block, bool [1, width]."""
+    """Returns the mask of a head's columns in a block, bool [1, width]."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, shape.width), 1)
     return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)
 
 
 def _across(x: Array, tile: int) -> Array:
-    """Returns numbers of keys, the same in all lanes [keys, 128], for the lanes of a tile."""
+    """Repeats [keys, 128] with equal lanes for all queries of a tile."""
     return x[:, :tile] if tile < LANES else jnp.concatenate([x] * (tile // LANES), axis=1)
 
 
@@ -208,9 +217,10 @@ def _where(keep: Array | None, x: Array) -> Array:
 
 
 def _keep(read: Read, head: Head, shape: Shape) -> Array | None:
-    """Returns which probabilities stay: a query is a row of the tile, as in `dropout`.
+    """Returns the dropout mask, [keys, queries], or None without dropout.
 
-    The words of keys are turned when they fill a register, which spreads them too.
+    Queries are the rows, and keys the columns of the hash in `random_bits`. The words of keys are
+    broadcast to whole registers before the transpose.
     """
     if not shape.rate:
         return None

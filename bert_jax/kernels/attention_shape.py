@@ -1,4 +1,4 @@
-"""The blocks of the attention kernels and the order of their work."""
+"""Block shapes of the attention kernels, and the order in which they process heads."""
 
 import dataclasses
 import itertools
@@ -13,30 +13,33 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.launch import LANES, PACKED
 
-# Scores that are worked on at a time, of one head with all of its keys at least: arrays of as many
-# numbers must fit into VMEM, 16 MiB on v4. Forward there are fewer such arrays.
+# Maximum number of scores per stage. Several arrays of this size must fit into VMEM, which has
+# 16 MiB on v4. The forward kernel needs fewer such arrays than the backward kernel.
 _FORWARD: Final = 2**20
 _BACKWARD: Final = 9 * 2**16
-# Scores of all short rows of a block: more fill the units of the core no better, and add code.
+# Maximum number of scores of the short rows in a block. More do not run faster, but add code.
 _SCORES_OF_ROWS: Final = 2**19
 _MOST_ROWS: Final = 8
-# Tokens from which on rows are padded to two registers: tiles of one alone cost a quarter more.
+# Rows longer than this are padded to two registers, because tiles of one register are 25% slower.
 _WIDE: Final = 768
-# Tokens from which on VMEM has no second buffer for the next keys and values.
+# For rows longer than this, VMEM has no space to prefetch the next keys and values.
 _BUFFERED_ONCE: Final = 1536
-# Tokens of the longest rows. Keys and values of longer rows do not fit into VMEM beside scores, and
-# lines of dropout's words repeat.
+# Maximum length of rows. Keys and values of longer rows do not fit into VMEM together with scores,
+# and the words of dropout repeat after 2,048 lines.
 LONGEST: Final = 2048
-# The same where a block is not two heads in 128 lanes: spilled registers of every head fill VMEM.
+# Maximum length for blocks other than two heads in 128 lanes, whose spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
-# Heads × tokens of two bytes in wider blocks.
+# Maximum heads × tokens in blocks wider than 128 lanes, for dtypes of two bytes.
 _MOST_TOKENS: Final = 3072
 
 
 def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
-    """Returns the tokens of the longest rows that fit into VMEM, by what compiles for v4.
+    """Returns the maximum length of rows in tokens that compiles for v4.
 
-    `heads`: of a device; `columns`: of a head; `itemsize`: bytes of an activation.
+    Args:
+        heads: number of heads on a device.
+        columns: width of a head.
+        itemsize: bytes of an activation.
     """
     group = _block_width(heads, columns) // columns
     if group * columns > LANES:
@@ -46,22 +49,25 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
 
 
 def _block_width(heads: int, columns: int) -> int:
-    """Returns the lanes of a block: whole heads, and whole registers or all that there is."""
+    """Returns the number of lanes of a block: the least common multiple of head and register.
+
+    If that does not divide the heads of a device, a block has all heads.
+    """
     whole = math.lcm(columns, LANES)
     return whole if heads * columns % whole == 0 else heads * columns
 
 
 def padded(length: int) -> int:
-    """Returns the tokens of a row in the kernels: whole vector registers of them."""
+    """Returns the length of a row in the kernels, padded to whole vector registers."""
     whole = LANES if length <= _WIDE else 2 * LANES
     return -(-length // whole) * whole
 
 
 def padded_queries(queries: int, *, length: int) -> int:
-    """Returns the queries of a row in the kernels.
+    """Returns the number of queries of a row in the kernels.
 
-    Few queries are padded to a register's rows and not to its lanes: empty lanes cost nothing, but
-    padding in HBM does.
+    Up to 128 queries are padded to 16, the rows of a register, and not to 128 lanes. Empty lanes
+    cost nothing, but padding in HBM costs bandwidth.
     """
     if queries == length or queries > LANES:
         return padded(queries)
@@ -70,30 +76,30 @@ def padded_queries(queries: int, *, length: int) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes and settings that a kernel is compiled for."""
+    """Sizes and settings of a kernel on one device."""
 
-    batch: int  # rows of a device
-    length: int  # tokens of a row, as the caller has them
-    queries: int  # tokens of a row that attend
-    heads: int  # of a device
-    columns: int  # of a head
-    rate: float  # of dropout; 0 draws nothing
-    forward: bool  # else backward
-    composes: bool  # the device makes words of dropout out of other operations
+    batch: int  # rows on a device
+    length: int  # tokens of a row before padding
+    queries: int  # queries of a row before padding
+    heads: int  # heads on a device
+    columns: int  # width of a head
+    rate: float  # dropout rate; 0 disables dropout
+    forward: bool  # whether this is the forward kernel
+    composes: bool  # whether the device emulates int32 products; see `composes_words`
 
     @property
     def padded(self) -> int:
-        """Tokens of a row in the kernel."""
+        """Tokens of a row, padding included."""
         return padded(self.length)
 
     @property
     def padded_queries(self) -> int:
-        """Queries of a row in the kernel."""
+        """Queries of a row, padding included."""
         return padded_queries(self.queries, length=self.length)
 
     @property
     def tile(self) -> int:
-        """Queries of a row that are worked on at a time, all if they fit."""
+        """Queries of a tile: all queries of a row, if they fit."""
         if self.padded_queries <= LANES:
             return self.padded_queries
         most = self._scores // self.padded
@@ -101,7 +107,7 @@ class Shape:
 
     @property
     def tiles(self) -> int:
-        """Tiles of a row, one after the other."""
+        """Number of tiles of a row."""
         return self.padded_queries // self.tile
 
     @property
@@ -111,32 +117,33 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Heads of a block."""
+        """Number of heads in a block."""
         return self.width // self.columns
 
     @property
     def rows(self) -> int:
-        """Rows of a block: as many short rows as keep the core's units busy.
+        """Number of rows in a block.
 
-        The operations of one head wait for each other. Other heads and rows fill the gaps.
+        A block has several short rows, because the operations of one head depend on each other,
+        and operations of other heads and rows keep the units busy meanwhile.
         """
-        # Forward on v4 more are slower.
+        # In the forward kernel on v4, more rows are slower.
         scores = 2 * _SCORES_OF_ROWS if self.forward and not self.composes else _SCORES_OF_ROWS
         most = min(_MOST_ROWS, scores // (self.group * self.padded * self.padded_queries))
         return max(n for n in range(1, max(most, 1) + 1) if self.batch % n == 0)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Blocks of rows, of heads, and of queries."""
+        """Numbers of blocks: of rows, of heads, and of queries."""
         return self.batch // self.rows, self.heads // self.group, self.tiles
 
     @property
     def lanes_of_segments(self) -> int:
-        """Lanes of a block of segments; one head alone has additional lanes for them."""
+        """Lanes of encoded segments: those of the block, or additional lanes for a single head."""
         return self.width if self.group > 1 else LANES
 
     def stages(self) -> Sequence[Sequence[tuple[int, int]]]:
-        """Returns (row, head) of a block, those together that are worked on side by side."""
+        """Returns the (row, head) pairs of a block, grouped by the stage that processes them."""
         heads = list(itertools.product(range(self.rows), range(self.group)))
         together = self._scores // (self.padded * self.tile)
         return [heads[first : first + together] for first in range(0, len(heads), together)]
@@ -147,7 +154,7 @@ class Shape:
 
     @property
     def running(self) -> Sequence[Any]:
-        """Scratch of the backward kernel: sums of gradients of keys and values over tiles."""
+        """Scratch arrays of the backward kernel: sums over tiles of key and value gradients."""
         if self.forward or self.tiles == 1:
             return ()
         return (pltpu.VMEM((2, self.rows, self.padded, self.width), jnp.float32),)
@@ -167,7 +174,7 @@ class Shape:
         return jax.ShapeDtypeStruct(sizes[name], jnp.float32 if exact else dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
-        """Returns the block of an array: rows, a group of heads, and a tile of the queries."""
+        """Returns the block of an array: some rows, a group of heads, and a tile of queries."""
         rows, lanes, whole, tile = self.rows, self.lanes_of_segments, self.padded, self.tile
         blocks = {
             "query_words": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
@@ -182,7 +189,7 @@ class Shape:
             "logs": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
             "sums": ((3, rows, 1, self.width), lambda b, t, _: (0, b, 0, t)),
         }
-        # All heads of a row have the same segments.
+        # One buffer suffices for segments, which all heads of a row share.
         once = self.tiles > 1 and name == "key_segments"
         once |= self.padded > _BUFFERED_ONCE and name == "keys"
         return pl.BlockSpec(*blocks[name], pipeline_mode=pl.Buffered(1) if once else None)

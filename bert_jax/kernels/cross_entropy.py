@@ -1,13 +1,14 @@
-"""The decoder over a vocabulary with softmax and loss, in two Pallas kernels.
+"""Decoder, softmax and loss over a vocabulary, in two Pallas kernels.
 
-The forward kernel writes the logits and, while the matrix units make the next ones, finds the
-largest logit, the sum of exponentials and the label's logit. The backward kernel reads the logits
-once for the gradients of rows, table and bias. Rows come in groups that are in VMEM. The backward
-kernel is called for each group, and adds to the table's gradient. Held to
-`bert_jax.model.cross_entropy`, which has the derivative.
+The forward kernel writes the logits. While the matrix units compute the next logits, it computes
+the largest logit, the sum of exponentials and the label's logit. The backward kernel reads the
+logits once to compute the gradients of rows, table and bias. Rows are processed in groups that fit
+into VMEM. The backward kernel is called once per group, and adds to the table's gradient. Tests
+compare the results with `bert_jax.model.cross_entropy`.
 
-Maxima and sums are kept for every lane, and joined outside: in a step nothing crosses lanes. Blocks
-are in `cross_entropy_shape`. Shape suffixes: N rows, D columns, V pieces.
+Maxima and sums are computed separately for every lane, because operations across lanes are slow.
+They are combined after the kernel. Block shapes are in `cross_entropy_shape`. Shape suffixes: N
+rows, D hidden size, V pieces.
 """
 
 import functools
@@ -26,9 +27,9 @@ from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
 
-# A logit that never wins nor weighs in a softmax.
+# The logit of padding. Its softmax is zero.
 NO_PIECE: Final = -1e9
-_NO_LABEL: Final = -1  # of a row whose label other devices have, or that is padding
+_NO_LABEL: Final = -1  # label of padding rows, and of rows whose label is on another device
 
 _ROWS: Final[LogicalAxes] = ("batch", "hidden")
 _TABLE: Final[LogicalAxes] = ("vocab", "hidden")
@@ -40,9 +41,9 @@ _EACH: Final[LogicalAxes] = ("batch",)
 class Decoded(NamedTuple):
     """Statistics of the logits of each row, float32 [N]."""
 
-    log_total: Array  # the logarithm of the sum of exponentials
-    largest: Array  # logit
-    picked: Array  # the label's logit
+    log_total: Array  # logarithm of the sum of exponentials
+    largest: Array  # largest logit
+    picked: Array  # logit of the label
 
 
 def decode(
@@ -50,10 +51,11 @@ def decode(
 ) -> tuple[Decoded, Array]:
     """Returns statistics of ``rows · tableᵀ + bias``, and the logits for `decode_backward`.
 
-    The logits include each device's padding of rows and pieces. On a TPU the kernels run compiled,
-    elsewhere interpreted, for tests.
+    The logits include the padding of rows and pieces on each device. Kernels are compiled on a TPU,
+    and interpreted elsewhere, which is for tests.
 
-    `rows_ND` and `table_VD`: in the dtype of the product; `bias_V`: float32; `labels_N`: int32.
+    The dtype of `rows_ND` and `table_VD` is that of the product. `bias_V` is float32 and `labels_N`
+    is int32.
     """
     run = per_shard(
         _forward,
@@ -61,7 +63,7 @@ def decode(
         results=(("vocab", "rest", "batch"), _LOGITS),
     )
     found, logits = run(rows_ND, table_VD, bias_V, _numbers(table_VD), labels_N)
-    # Each device that has pieces of its own says what it found of them.
+    # Combine the statistics of devices with different pieces.
     largest, total, picked = found[:, 0], found[:, 1], found[:, 2]
     most = largest.max(axis=0)
     total = (total * jnp.exp(largest - most)).sum(axis=0)
@@ -78,7 +80,7 @@ def decode_backward(
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of rows, table and bias of ``Σ gradient · (log_total − picked)``.
 
-    The table's gradient is each device's share, float32 [S, V, D] for S parts of the rows.
+    The gradient of the table is not summed over devices: float32 [S, V, D] for S parts of the rows.
     """
     run = per_shard(
         _backward,
@@ -88,20 +90,20 @@ def decode_backward(
     of_rows, of_table, of_bias = run(
         rows_ND, table_VD, _numbers(table_VD), labels_N, log_total_N, gradient_N, logits
     )
-    # Not `sum`, which would have devices exchange float32.
+    # Not `sum`, with which devices would exchange float32.
     of_rows = jax.lax.reduce(of_rows, jnp.zeros((), of_rows.dtype), jax.lax.add, (0,))
     return of_rows, of_table, of_bias.sum(axis=0)
 
 
 def _numbers(table_VD: Array) -> Array:
-    """Returns the numbers of the pieces: the first number of a device's pieces is its offset."""
+    """Returns the ids of all pieces. Sharded, the first id on a device is its offset."""
     return jnp.arange(len(table_VD), dtype=jnp.int32)
 
 
 def _forward(
     rows: Array, table: Array, bias: Array, numbers: Array, labels: Array
 ) -> tuple[Array, ...]:
-    """Returns a device's statistics of its pieces [1, 3, N], and their logits."""
+    """Returns the statistics [1, 3, N] and the logits of the pieces on one device."""
     shape = _shape(rows, table, forward=True)
     bias = jnp.pad(bias, (0, shape.width - len(bias)), constant_values=NO_PIECE)[None]
     labels = _padded(_own(labels, numbers), shape, _NO_LABEL)[:, None]
@@ -123,10 +125,10 @@ def _backward(
     gradient: Array,
     logits: Array,
 ) -> tuple[Array, ...]:
-    """Returns a device's shares of the gradients, [1, …]."""
+    """Returns the gradients of one device before the sums over devices, [1, …]."""
     shape = _shape(rows, table, forward=False)
     facts = jnp.stack([log_total, gradient, _own(labels, numbers).astype(jnp.float32)], axis=1)
-    facts = _padded(facts, shape)  # of padding the gradient is zero
+    facts = _padded(facts, shape)  # the gradient of padding is zero
     operands = {"rows": _padded(rows, shape), "table": table, "logits": logits, "facts": facts}
 
     def add(of_table: Array, group: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -141,13 +143,13 @@ def _backward(
 
 
 def _own(labels: Array, numbers: Array) -> Array:
-    """Returns labels as numbers of the device's own pieces."""
+    """Returns labels relative to the first piece on the device, or −1 for other pieces."""
     found = labels - numbers[0]
     return jnp.where((found >= 0) & (found < len(numbers)), found, _NO_LABEL)
 
 
 def _shape(rows: Array, table: Array, *, forward: bool) -> Shape:
-    """Returns what a kernel is compiled for, on one device."""
+    """Returns the sizes and settings of a kernel on one device."""
     hidden, pieces, itemsize = rows.shape[1], len(table), rows.dtype.itemsize
     groups, each = groups_of(len(rows), hidden=hidden, pieces=pieces, itemsize=itemsize)
     return Shape(
@@ -162,7 +164,7 @@ def _shape(rows: Array, table: Array, *, forward: bool) -> Shape:
 
 
 def _padded(x: Array, shape: Shape, value: float = 0) -> Array:
-    """Returns an array of rows with as many as all groups have."""
+    """Pads an array of rows to the rows of all groups."""
     missing = shape.groups * shape.rows - len(x)
     widths = [(0, missing), *[(0, 0)] * (x.ndim - 1)]
     return jnp.pad(x, widths, constant_values=value) if missing else x
@@ -171,10 +173,10 @@ def _padded(x: Array, shape: Shape, value: float = 0) -> Array:
 def _call(
     body: Callable[..., None], operands: Mapping[str, Array], shape: Shape, *, group: int | Array
 ) -> tuple[Array, ...]:
-    """Returns the results of one call, which begins at a group.
+    """Calls a kernel, starting at a group. Returns its results.
 
-    `operands`: by their names in `Shape.block`; `so_far` is the table's gradient, added to in its
-    place.
+    `operands` are arrays by their names in `Shape.block`. The kernel adds to the operand `so_far`,
+    the gradient of the table, in place.
     """
     names = [name.replace("so_far", "table") for name in operands]
     results = ("logits", "statistics") if shape.forward else ("of_rows", "table", "bias")
@@ -187,7 +189,7 @@ def _call(
         *(jnp.full((1,), group, jnp.int32), *operands.values()),
         name="cross_entropy_forward" if shape.forward else "cross_entropy_backward",
         made=[shape.array(name, jnp.float32) for name in results],
-        # Each core has a part of the grid; groups and tiles follow one another.
+        # Cores process parts in parallel. Groups and tiles are processed in order.
         order=("parallel", "arbitrary", "arbitrary"),
         flops=(1 if shape.forward else 2) * 2 * elements * shape.hidden,
         transcendentals=elements,
@@ -203,13 +205,13 @@ def _call(
 
 
 def _cores() -> int:
-    """Returns how many cores a device of the mesh has."""
+    """Returns the number of cores per device of the mesh."""
     device: Any = jax.sharding.get_abstract_mesh().abstract_device
     return 1 if device is None else cores(device)
 
 
 def _forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
-    """Writes a tile's logits, and adds them to the statistics of softmax and loss."""
+    """Writes the logits of a tile, and updates the statistics of softmax and loss."""
     rows, table, bias, labels, logits, out, kept = refs
     tile, first = _tile(table, shape), _first_piece(shape)
     starts = pl.program_id(2) == 0
@@ -236,9 +238,9 @@ def _forward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
 
 
 def _backward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
-    """Writes a tile's gradients, and adds to the rows' gradient.
+    """Writes the gradients of table and bias for a tile, and adds to the gradient of rows.
 
-    Both products have the same factor, which is computed once.
+    Both products use the gradient of the logits, which is computed once.
     """
     rows, table, logits, facts, *so_far, of_rows, of_table, of_bias, kept, slopes = refs
     tile, first = _tile(table, shape), _first_piece(shape)
@@ -261,12 +263,12 @@ def _backward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
 
 
 def _first_piece(shape: Shape) -> Array:
-    """Returns the first piece of this step's tile."""
+    """Returns the first piece of the tile of this grid step."""
     return shape.tile_number(pl.program_id(0), pl.program_id(2)) * shape.tile
 
 
 def _tile(table: Any, shape: Shape) -> Array:
-    """Returns the tile, with zeros behind the table's end, where the memory may hold NaN."""
+    """Returns a tile with zeros after the end of the table, where memory may contain NaN."""
     tile = table[...]
     if shape.pieces % shape.tile == 0:
         return tile
@@ -275,7 +277,7 @@ def _tile(table: Any, shape: Shape) -> Array:
 
 
 def _write_at_the_end(kept: Any, out: Any, shape: Shape) -> None:
-    """Copies what was kept over all tiles of a part; as a block it would be in VMEM twice."""
+    """Copies the results to HBM after the last tile. An output block would be in VMEM twice."""
     part, group = pl.program_id(0), pl.program_id(1)
 
     @pl.when(pl.program_id(2) == shape.grid[2] - 1)

@@ -1,4 +1,4 @@
-"""The blocks of the kernels of the masked pieces' loss, and the groups that rows come in."""
+"""Block shapes of the cross-entropy kernels, and the groups of rows that fit into VMEM."""
 
 import dataclasses
 import itertools
@@ -10,94 +10,95 @@ from jax.experimental import pallas as pl
 
 from bert_jax.kernels.launch import LANES, PACKED
 
-# Pieces of a tile. Backward less of them fit beside the gradients.
+# Pieces per tile. In the backward kernel, gradients leave less space in VMEM.
 _FORWARD: Final = 512
 _BACKWARD: Final = 256
-# Rows that are worked on at a time: the product of some runs while the softmax of others waits.
-# Forward fewer are a quarter slower on v6e, backward more a tenth on v5e.
+# Rows per strip. The product of one strip overlaps with the softmax of another. In the forward
+# kernel, smaller strips are 25% slower on v6e. In the backward kernel, larger strips are 10% slower
+# on v5e.
 _FORWARD_STRIP: Final = 256
 _BACKWARD_STRIP: Final = 128
-# Bytes of what a kernel holds. VMEM is 16 MiB on v4, and as much is given elsewhere unasked.
+# Maximum bytes of a kernel in VMEM. v4 has 16 MiB, which is the default limit on other chips.
 _VMEM: Final = 14 * 2**20
 _F32: Final = 4
-# Registers of rows that fit whatever the rest is: beyond, the search ends.
+# Upper limit of the search for the rows of a group, in registers.
 _MOST: Final = 256
 
-# Statistics of the forward kernel for each row and lane: the largest logit, the sum of exponentials
-# relative to it, the label's logit.
+# Number of statistics per row and lane in the forward kernel: the largest logit, the sum of
+# exponentials relative to it, and the label's logit.
 STATISTICS: Final = 3
-# Operands of the backward kernel for each row: log-sum-exp, the loss's gradient, the label.
+# Numbers per row in the backward kernel: log-sum-exp, the gradient of the loss, and the label.
 FACTS: Final = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes and settings that a kernel is compiled for.
+    """Sizes and settings of a kernel on one device.
 
-    All rows of a group are in VMEM while tiles of pieces pass by. The grid of the forward kernel
-    has all groups; a call of the backward kernel has one group.
+    All rows of a group stay in VMEM while the kernel iterates over tiles of pieces. A call of the
+    forward kernel processes all groups, and a call of the backward kernel one group.
     """
 
-    rows: int  # of a group
-    groups: int
+    rows: int  # rows of a group
+    groups: int  # number of groups
     hidden: int  # columns of the table
-    pieces: int  # rows of the table, of a device
+    pieces: int  # rows of the table on a device
     itemsize: int  # bytes of an activation
-    cores: int  # of a device, which share the grid
-    forward: bool  # else backward
+    cores: int  # cores of a device
+    forward: bool  # whether this is the forward kernel
 
     @property
     def tile(self) -> int:
-        """Pieces that are worked on at a time."""
+        """Pieces per tile."""
         return min(_FORWARD if self.forward else _BACKWARD, self.width)
 
     @property
     def width(self) -> int:
-        """Pieces of the logits, whole tiles of both kernels."""
+        """Columns of the logits: pieces padded to whole tiles of both kernels."""
         whole = LANES if self.pieces <= _BACKWARD else _FORWARD
         return -(-self.pieces // whole) * whole
 
     @property
     def tiles(self) -> int:
-        """Tiles of the table; the last one may reach beyond its end."""
+        """Number of tiles of the table. The last tile may extend beyond its end."""
         return -(-self.pieces // self.tile)
 
     @property
     def parts(self) -> int:
-        """Parts of the grid, one for each core if they can be the same."""
+        """Number of parts of the grid: one per core, if the tiles divide equally."""
         return self.cores if self.tiles % self.cores == 0 else 1
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Parts, groups of rows, and tiles of a part."""
+        """Numbers of parts, of groups of rows, and of tiles per part."""
         return self.parts, self.groups if self.forward else 1, self.tiles // self.parts
 
     def tile_number(self, part: Any, step: Any) -> Any:
-        """Returns which tile of the table a step of the grid sees."""
+        """Returns the number of the tile for a step of the grid."""
         return part * self.grid[2] + step
 
     def strips(self) -> Sequence[tuple[int, int]]:
-        """Returns (first, number) of the rows that are worked on together."""
+        """Returns (first row, number of rows) of each strip."""
         size = _FORWARD_STRIP if self.forward else _BACKWARD_STRIP
         firsts = range(0, self.rows, size)
         return [(first, min(size, self.rows - first)) for first in firsts]
 
     @property
     def held(self) -> int:
-        """Bytes in VMEM, all buffers and what is kept from step to step."""
+        """Bytes in VMEM: all buffers and scratch arrays."""
         of_tile = self.tile * self.hidden
-        facts = LANES * _F32  # a row's few numbers fill a register's lanes
+        facts = LANES * _F32  # a few numbers per row take all lanes of a register
         if self.forward:
             of_row = self.hidden * self.itemsize + 2 * self.tile * _F32
             return self.rows * (of_row + (1 + STATISTICS) * facts) + 2 * of_tile * self.itemsize
         of_row = self.hidden * (self.itemsize + _F32) + self.tile * (2 * _F32 + self.itemsize)
-        # Of several groups each adds to the table's gradient.
+        # With several groups, the previous gradient of the table is an operand.
         of_tiles = of_tile * 2 * (self.itemsize + _F32 * (2 if self.groups > 1 else 1))
         return self.rows * (of_row + facts) + of_tiles
 
     @property
     def kept(self) -> Sequence[tuple[int, ...]]:
-        """Sizes of what is kept from step to step, float32."""
+        """Shapes of the scratch arrays that persist between grid steps, float32."""
         return [(STATISTICS, self.rows, LANES)] if self.forward else [(self.rows, self.hidden)]
 
     def array(self, name: str, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -113,11 +114,11 @@ class Shape:
         return jax.ShapeDtypeStruct(sizes[name], dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
-        """Returns the block of an array; a gradient has the block of its array.
+        """Returns the block of an array. A gradient has the block of its array.
 
-        The kernels' first operand is the number of the first group of a call.
+        The first operand of a kernel is the number of the first group of a call.
         """
-        if name in ("statistics", "of_rows"):  # written once for a group
+        if name in ("statistics", "of_rows"):  # copied to HBM by the kernel
             return pl.BlockSpec(memory_space=pl.ANY)
         at = self.tile_number
         of_rows = {"rows": self.hidden, "labels": 1, "facts": FACTS}
@@ -136,9 +137,9 @@ class Shape:
 
 
 def groups_of(rows: int, *, hidden: int, pieces: int, itemsize: int) -> tuple[int, int]:
-    """Returns how many groups rows come in and how many rows each has, as many as VMEM allows.
+    """Returns (number of groups, rows per group), with as many rows per group as fit into VMEM.
 
-    Their product is `rows` or more; what is more is padding. `hidden` is at most `widest`.
+    Their product is at least `rows`; the excess is padding. `hidden` must be at most `widest`.
     """
 
     def fits(registers: int, groups: int) -> bool:
@@ -152,10 +153,10 @@ def groups_of(rows: int, *, hidden: int, pieces: int, itemsize: int) -> tuple[in
 
 
 def widest(*, pieces: int, itemsize: int) -> int:
-    """Returns the largest hidden size that the kernels take, a multiple of 128.
+    """Returns the largest hidden size that the kernels support, a multiple of 128.
 
-    A strip of rows of that size still fits into VMEM beside a tile of the table. Groups of fewer
-    rows would read the table so often that XLA's product is many times as fast.
+    At this size, one strip of rows fits into VMEM together with a tile of the table. Smaller groups
+    would read the table too often, and XLA's product would be many times faster.
     """
     sizes = itertools.count(LANES, LANES)
     fitting = itertools.takewhile(

@@ -1,8 +1,8 @@
-"""The gradient of GELU behind a product, in the product that gives it: ``(g · kᵀ) · gelu'(x)``.
+"""A product and the gradient of GELU in one kernel: ``(g · kᵀ) · gelu'(x)``.
 
-And its sum over rows, the gradient of a bias. XLA schedules GELU's slope and the sum beside the
-product for half as many cycles again; here the vector units work while the matrix unit does. Held
-to `bert_jax.model.elementwise`.
+The kernel also computes its sum over rows, the gradient of a bias. With XLA, the slope of GELU and
+the sum add 50% to the cycles of the product. In this kernel, the vector units compute them while
+the matrix unit computes the product. Tests compare the results with `bert_jax.model.elementwise`.
 """
 
 import functools
@@ -18,10 +18,10 @@ from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
 
-# Rows and columns of a product, beside which another product's epilogue fits.
+# Rows and columns of one product. The epilogue of the previous product overlaps with it.
 _ROWS: Final = 256
 _COLUMNS: Final = (256, LANES)
-# Sizes of a block. Each of its four arrays is in VMEM twice.
+# Maximum sizes of a block, and bytes of its four arrays, each of which is in VMEM twice.
 _MOST_ROWS: Final = 1024
 _MOST_COLUMNS: Final = 768
 _BYTES: Final = 6 * 2**20
@@ -35,25 +35,25 @@ _AXES: Final[dict[str, LogicalAxes]] = {
 
 
 def fits(*, inputs: int, outputs: int) -> bool:
-    """Returns whether the kernel takes a device's matrix of `inputs` rows, `outputs` columns."""
+    """Returns whether the kernel supports a matrix [inputs, outputs] on a device."""
     smallest = LANES * (inputs + outputs) + 2 * LANES * LANES
     return inputs % LANES == outputs % LANES == 0 and 2 * smallest <= _BYTES
 
 
 class _Blocks(NamedTuple):
-    """How a device's product is cut: rows and columns of each."""
+    """Sizes of products and blocks: (rows, columns)."""
 
-    product: tuple[int, int]  # multiplied at a time
-    block: tuple[int, int]  # seen by one run of the kernel
-    grid: tuple[int, int]  # blocks of columns, and of rows
-    padded: int  # rows in the kernel
+    product: tuple[int, int]  # size of one product
+    block: tuple[int, int]  # size of the block of one invocation
+    grid: tuple[int, int]  # numbers of blocks: of columns, and of rows
+    padded: int  # rows, padding included
 
 
 def _blocks(*, rows: int, width: int, inner: int, itemsize: int) -> _Blocks:
-    """Returns blocks with as many rows as fit, rows before columns.
+    """Returns the largest blocks that fit into VMEM. Prefers more rows to more columns.
 
-    `rows` × `width` is the size of a gradient; GELU was taken of `inner` columns of `itemsize`
-    bytes.
+    The gradient is [rows, width]. The input of GELU is [rows, inner] with `itemsize` bytes per
+    number.
     """
     down = min(_ROWS, -(-rows // PACKED) * PACKED)
     across = next(count for count in _COLUMNS if inner % count == 0)
@@ -75,10 +75,10 @@ def gelu_product(
     """Returns ``(gradient · kernelᵀ) · slope(x)`` [N, F] and its sum over rows, float32 [F].
 
     Args:
-        gradient: [N, D], of the product ``gelu(x) · kernel``.
+        gradient: gradient [N, D] of the product ``gelu(x) · kernel``.
         kernel: [F, D].
-        x: [N, F]; all three in one dtype, which is the result's.
-        slope: the derivative of GELU, of float32.
+        x: input of GELU, [N, F]. All arrays have the same dtype.
+        slope: derivative of GELU for float32.
     """
     found, sums = on_each_device(
         functools.partial(_call, slope=slope),
@@ -95,7 +95,7 @@ def _call(
 ) -> tuple[Array, ...]:
     (rows, width), inner = gradient.shape, len(kernel)
     cut = _blocks(rows=rows, width=width, inner=inner, itemsize=x.dtype.itemsize)
-    # Rows of zeros have gradients of zeros, and add nothing to sums.
+    # The gradients of padding rows are zero, so they do not change sums.
     gradient, x = (jnp.pad(each, ((0, cut.padded - rows), (0, 0))) for each in (gradient, x))
     of_rows, of_columns = cut.block
     made = (
@@ -134,7 +134,7 @@ def _body(
     cut: _Blocks,
     slope: Callable[[Array], Array],
 ) -> None:
-    """Products are written out one after the other: so the compiler fills one with another."""
+    """Computes the products of a block. The unrolled loop lets the compiler overlap them."""
     rows, columns = cut.product
     for first in range(0, cut.block[1], columns):
         across = slice(first, first + columns)

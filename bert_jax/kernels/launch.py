@@ -1,4 +1,4 @@
-"""How kernels are called: compiled on a TPU, interpreted elsewhere, for tests."""
+"""Calls kernels: compiled on a TPU, interpreted elsewhere, which is for tests."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +11,10 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_jax.parallel.rules import LogicalAxes, per_shard
 
 Array = jax.Array
-# Whether cores may share an axis of the grid.
+# Whether cores may process an axis of the grid in parallel.
 Order = Literal["parallel", "arbitrary"]
 
-# Vector registers, which blocks are cut for: the same on v4, v5e, v5p and v6e.
+# Sizes of vector registers, equal on v4, v5e, v5p and v6e. Block shapes are multiples of them.
 LANES: Final = 128  # columns of a register
 SUBLANES: Final = 8  # rows of a register of float32
 PACKED: Final = 16  # rows of a register of bfloat16
@@ -28,9 +28,9 @@ def on_each_device(
     arguments: Sequence[str],
     results: Sequence[str],
 ) -> tuple[Array, ...]:
-    """Returns the results of `run`, called on every device of the mesh with its operands.
+    """Calls `run` on every device of the mesh with its part of the operands.
 
-    `arguments` and `results`: the names in `axes` of each array.
+    `arguments` and `results` are the names of the arrays in `axes`.
     """
     of_arguments, of_results = ([axes[name] for name in names] for names in (arguments, results))
     return per_shard(run, arguments=of_arguments, results=of_results)(*operands)
@@ -46,11 +46,17 @@ def launch(
     transcendentals: int,
     **options: Any,
 ) -> tuple[Array, ...]:
-    """Returns the results of a kernel, of the shapes and dtypes `made`.
+    """Calls a kernel.
 
-    Plans and traces show `name`; `order` is of each axis of the grid. `flops` are of products,
-    `transcendentals` of elements: exponentials, roots and the like. `options` are the rest of
-    `pl.pallas_call`: the grid, blocks and scratch.
+    Args:
+        body: function of the kernel.
+        arrays: operands.
+        name: name of the kernel in plans and traces.
+        made: shapes and dtypes of the results.
+        order: whether cores may split each axis of the grid.
+        flops: FLOPs of products.
+        transcendentals: number of exponentials, roots and similar operations.
+        options: other arguments of `pl.pallas_call`, such as grid, blocks and scratch.
     """
     call = functools.partial(
         pl.pallas_call,

@@ -1,11 +1,12 @@
-"""LayerNorm as kernels: one reading of the input, forward and backward.
+"""LayerNorm kernels that read their input once, forward and backward.
 
-Backward, dropout of a term and the sums over tokens are in the same pass: XLA makes four of it.
-Forward, the input is left to XLA, which computes it in the epilogue of the product before. Held to
-`bert_jax.model.elementwise` and `bert_jax.model.dropout`.
+The backward kernel also computes dropout of a term and the sums over tokens. XLA would make four
+passes. The forward kernel does not compute its input, because XLA fuses that into the epilogue of
+the preceding product. Tests compare the results with `bert_jax.model.elementwise` and
+`bert_jax.model.dropout`.
 
-A loop over chunks of tokens: numbers of a chunk stay in registers from reading to writing, and sums
-along a token, which take long to come, are computed for many tokens at once.
+The kernels loop over chunks of tokens. A chunk stays in registers from reading to writing. Sums
+along a token have a long latency, so they are computed for many tokens at once.
 """
 
 import dataclasses
@@ -23,20 +24,20 @@ from bert_jax.kernels.random_bits import Factors, kept
 from bert_jax.parallel.rules import LogicalAxes
 
 Array = jax.Array
-Chunk: TypeAlias = tuple[Any, Any]  # its row in the block, its tokens there
+Chunk: TypeAlias = tuple[Any, Any]  # row in the block, and tokens in the row
 
-# Bytes of a block of one array: backward four of them are in VMEM twice.
+# Maximum bytes of a block. The backward kernel has four blocks in VMEM, each twice.
 _BLOCK: Final = 2**20
-# Tokens of a block from which on more hide nothing: of short rows several make one.
+# Maximum tokens of a block. More tokens do not hide more latency.
 _TOKENS: Final = 512
-_CHUNK: Final = PACKED  # tokens that are worked on at a time
-# Chunks that are written out one after the other, for statistics of some to be made while others
-# are multiplied: more spill.
+_CHUNK: Final = PACKED  # tokens per chunk
+# Maximum number of unrolled chunks. The statistics of one chunk overlap with products of other
+# chunks. More chunks would spill registers.
 _SIDE_BY_SIDE: Final = 8
-# Numbers of the longest token: a block has tokens of float32 to fill a register's lanes.
+# Maximum width of a token in float32, so that a block has at least 128 tokens.
 MOST_NUMBERS: Final = _BLOCK // 4 // LANES
 
-# Arrays of the kernels, and what their axes mean.
+# Logical axes of the arrays of the kernels.
 _AXES: Final[dict[str, LogicalAxes]] = {
     "tokens": ("batch", "length", "hidden"),
     "vector": ("rest", "hidden"),
@@ -47,32 +48,32 @@ _AXES: Final[dict[str, LogicalAxes]] = {
 
 
 class Dropped(NamedTuple):
-    """Dropout's factors, as `random_bits.kept` takes them, of arrays [B, L] and [B, D]."""
+    """Dropout of a term: arguments of `random_bits.kept`, [B, L] and [B, D]."""
 
     rows: Factors
     columns: Factors
-    scale_up: float  # of kept elements
+    scale_up: float  # scale of kept elements
 
 
 class NormGradients(NamedTuple):
-    """Gradients around LayerNorm of a sum, one of whose terms went through dropout."""
+    """Gradients of LayerNorm(residual + dropout(term))."""
 
-    of_sum: Array  # [B, L, D]
-    of_term: Array  # the same through dropout
-    of_scale: Array  # float32 [D], as the two below
-    of_bias: Array
-    of_term_bias: Array  # the sum of `of_term` over tokens
+    of_sum: Array  # gradient of the sum, [B, L, D]
+    of_term: Array  # gradient of the term before dropout, [B, L, D]
+    of_scale: Array  # float32 [D]
+    of_bias: Array  # float32 [D]
+    of_term_bias: Array  # sum of `of_term` over tokens, float32 [D]
 
 
 def fits(width: int) -> bool:
-    """Returns whether the kernels take tokens of `width` numbers: whole registers."""
+    """Returns whether the kernels support a hidden size."""
     return width % LANES == 0 and width <= MOST_NUMBERS
 
 
 def normalised(x: Array, scale: Array, bias: Array, *, eps: float) -> Array:
     """Returns ``(x − mean) / √(variance + eps) · scale + bias`` over the last axis.
 
-    `x`: [B, L, D], and so the result in its dtype; `scale` and `bias`: float32 [D].
+    `x` is [B, L, D]. The result has its shape and dtype. `scale` and `bias` are float32 [D].
     """
     operands = [("tokens", x), ("vector", scale[None]), ("vector", bias[None])]
     (out,) = _run(_forward_kernel, operands, ("tokens",), eps=eps, dropped=None)
@@ -82,9 +83,10 @@ def normalised(x: Array, scale: Array, bias: Array, *, eps: float) -> Array:
 def norm_gradients(
     gradient: Array, x: Array, scale: Array, *, eps: float, dropped: Dropped | None
 ) -> NormGradients:
-    """Returns the gradients of `normalised` of a sum.
+    """Returns the gradients of `normalised`, applied to a sum `x`.
 
-    `gradient` and `x`: [B, L, D]; `dropped`: dropout of the term, None in evaluation.
+    `gradient` and `x` are [B, L, D]. `dropped` is the dropout of a term of the sum, or None without
+    dropout.
     """
     operands = [("tokens", gradient), ("tokens", x), ("vector", scale[None])]
     results = ("tokens", "sums")
@@ -104,7 +106,7 @@ def _run(
     eps: float,
     dropped: Dropped | None,
 ) -> tuple[Array, ...]:
-    """Returns a kernel's results, by name; every device runs it for its own rows."""
+    """Runs a kernel on each device, for its own rows. Returns the named results."""
     names, arrays = zip(*operands, strict=True)
 
     def run(*arrays: Array) -> tuple[Array, ...]:
@@ -116,7 +118,7 @@ def _run(
             scale_up=1.0 if dropped is None else dropped.scale_up,
             eps=eps,
         )
-        # Tokens of zeros have gradients of zeros, and add nothing to sums.
+        # The gradients of padding tokens are zero, so they do not change sums.
         sizes = {"tokens": (1, shape.padded), "down": (2, shape.words)}
         padded = [
             _padded(each, *sizes[name]) if name in sizes else each
@@ -151,25 +153,25 @@ def _padded(x: Array, axis: int, size: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Shape:
-    """Sizes and settings that a kernel is compiled for."""
+    """Sizes and settings of a kernel on one device."""
 
-    batch: int  # rows of a device
-    length: int  # tokens of a row, as the caller has them
-    width: int  # numbers of a token
+    batch: int  # rows on a device
+    length: int  # tokens of a row before padding
+    width: int  # hidden size
     itemsize: int  # bytes of a number
-    factors: int  # arrays that words of rows come as, if dropout draws any
-    scale_up: float  # of elements that dropout keeps
-    eps: float
+    factors: int  # number of row factors of dropout; 0 without dropout
+    scale_up: float  # scale of elements that dropout keeps
+    eps: float  # constant added to the variance
 
     @property
     def padded(self) -> int:
-        """Tokens of a row in the kernel: whole registers, or whole tiles."""
+        """Tokens of a row, padded to whole registers or tiles."""
         whole = _CHUNK if self.length <= self._fitting else LANES
         return -(-self.length // whole) * whole
 
     @property
     def tile(self) -> int:
-        """Tokens of a row in a block, all if they fit."""
+        """Tokens of a tile: all tokens of a row, if they fit into a block."""
         if self.padded <= self._fitting:
             return self.padded
         tiles = range(LANES, self._fitting + 1, LANES)
@@ -177,38 +179,38 @@ class _Shape:
 
     @property
     def rows(self) -> int:
-        """Rows of a block: several short ones."""
+        """Number of rows in a block. Short rows share a block."""
         most = max(self._fitting // self.tile, 1) if self.tile == self.padded else 1
         return max(n for n in range(1, most + 1) if self.batch % n == 0)
 
     @property
     def chunks(self) -> int:
-        """Chunks of a block, all rows of it."""
+        """Number of chunks in a block."""
         return self.rows * self.tile // _CHUNK
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Blocks of rows, and of tokens."""
+        """Numbers of blocks: of rows, and of tokens."""
         return self.batch // self.rows, self.padded // self.tile
 
     @property
     def _fitting(self) -> int:
-        """Tokens of the largest block."""
+        """Maximum number of tokens in a block."""
         return min(_BLOCK // (self.width * self.itemsize), _TOKENS) // _CHUNK * _CHUNK
 
     @property
     def across(self) -> int:
-        """Arrays that words of columns come as."""
+        """Number of column factors of dropout."""
         return self.factors + 1 if self.factors else 0
 
     @property
     def words(self) -> int:
-        """Tokens that words of dropout are drawn for: whole registers, turned in the kernel."""
+        """Tokens with words of dropout: padded to whole registers for the transpose."""
         return self.padded if self.tile < self.padded else -(-self.padded // LANES) * LANES
 
     @property
     def turned(self) -> list[Any]:
-        """Scratch of the backward kernel: the words of a block's tokens, one in all lanes."""
+        """Scratch arrays of the backward kernel: a word per token, repeated in all lanes."""
         tokens = self.words // self.grid[1]
         dtype = jnp.int32 if self.factors == 1 else jnp.float32
         return [pltpu.VMEM((self.rows, tokens, LANES), dtype)] * self.factors
@@ -220,7 +222,7 @@ class _Shape:
         return jax.ShapeDtypeStruct((self.batch, self.padded, self.width), dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
-        """Returns the part of an array that one run of a kernel sees."""
+        """Returns the block of an array for one invocation of a kernel."""
         rows, tile, width = self.rows, self.tile, self.width
         blocks = {
             "tokens": ((rows, tile, width), lambda b, i: (b, i, 0)),
@@ -233,7 +235,7 @@ class _Shape:
 
 
 def _forward_kernel(x: Any, scale: Any, bias: Any, out: Any, *, shape: _Shape) -> None:
-    """Mean and variance are computed as in `bert_jax.model.elementwise`."""
+    """Writes the normalised tokens of a block."""
 
     def of_chunk(at: Chunk, _: None) -> None:
         centred, inverse = _statistics(x[at], shape)
@@ -243,9 +245,10 @@ def _forward_kernel(x: Any, scale: Any, bias: Any, out: Any, *, shape: _Shape) -
 
 
 def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shape) -> None:
-    """Sums are over all tokens of a block: gradients of scale and bias, and of the term's bias.
+    """Writes the gradients of a block, and their sums over its tokens for scale and biases.
 
-    `refs`: dropout's factors, of rows and of columns; results; and a place for turned factors.
+    `refs` are the row and column factors of dropout, the results, and scratch arrays for transposed
+    row factors.
     """
     count = shape.factors
     down, across, refs = refs[:count], refs[count:][: shape.across], refs[count + shape.across :]
@@ -278,7 +281,7 @@ def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shap
 
 
 def _for_each_chunk(body: Callable[[Chunk, Any], Any], start: Any, shape: _Shape) -> Any:
-    """Folds `body` over the chunks of a block; it takes a chunk's place and its last result."""
+    """Folds ``body(chunk, carried)`` over the chunks of a block."""
     of_row = shape.tile // _CHUNK
 
     def one(number: Array, carried: Any) -> Any:
@@ -291,7 +294,7 @@ def _for_each_chunk(body: Callable[[Chunk, Any], Any], start: Any, shape: _Shape
 
 
 def _statistics(x: Array, shape: _Shape) -> tuple[Array, Array]:
-    """Returns the tokens without their means, float32, and the inverses of their deviations."""
+    """Returns the centred tokens, float32, and their inverse standard deviations."""
     wide = x.astype(jnp.float32)
     centred = wide - _mean(wide)
     return centred, jax.lax.rsqrt(_mean(jnp.square(centred)) + shape.eps)
@@ -302,5 +305,5 @@ def _mean(x: Array) -> Array:
 
 
 def _folded(x: Array) -> Array:
-    """Returns sums over whole registers; sums inside a register are left to the end."""
+    """Adds whole registers. The sum within a register is computed once, at the end."""
     return x.reshape(-1, SUBLANES, x.shape[-1]).sum(axis=0)

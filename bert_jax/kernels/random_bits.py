@@ -1,14 +1,16 @@
-"""Random words as a function of an element's place: the same in XLA, in a kernel, on any mesh.
+"""Random words of array elements, equal in XLA, in kernels and on any mesh.
 
-A tile is the matrix that the last two axes of an array make up. It has two random seeds, which make
-a random word of each of its rows and of each of its columns: `low`, odd and of 10 bits, and `high`,
-of 12. An element's word, which has 12 bits, is ``low · high + high · low`` of its row and its
-column. In one int32 the two lie so that this is the upper end of a single product modulo 2³²: one
-operation an element, where a hash of the element's own number takes ten. Where a chip has to put
-that product together from others, it takes some twenty, and float32 gives the sum exactly in four.
+A tile is the matrix of the last two axes of an array. From two random seeds of the tile, each row
+and each column gets a random word with two parts: `low`, which is odd and has 10 bits, and `high`,
+which has 12 bits. The 12-bit word of an element is ``low · high + high · low`` of its row and its
+column. The parts are packed into one int32 so that this sum is the upper 12 bits of one product
+modulo 2³². So an element takes one operation, where a hash of its position would take ten. Some
+chips emulate int32 products with about twenty operations. They compute the sum exactly in float32,
+with four operations.
 
-Of two columns the words are points of a lattice that fills the plane evenly, but for few pairs in a
-million; of rows likewise. No two lines of up to 2,048 have the same `low` and `high`.
+For almost all pairs of columns, the words are points of a lattice that fills the plane evenly; the
+exceptions are a few pairs in a million. The same holds for rows. Up to 2,048 lines all differ in
+`low` and `high`.
 """
 
 from typing import Final, TypeAlias
@@ -21,8 +23,8 @@ from bert_jax.parallel.accelerators import composes_int32
 
 Array = jax.Array
 
-# `triple32` (github.com/skeeto/hash-prospector), made for counters: every bit of its input turns
-# over every bit of its output with a probability within 0.02% of one half.
+# Hash function `triple32` (github.com/skeeto/hash-prospector), designed for counters. Each input
+# bit flips each output bit with a probability within 0.02% of one half.
 _ROUNDS: Final = (
     (17, np.int32(0xED5AD4BB - 2**32)),
     (11, np.int32(0xAC4C1B51 - 2**32)),
@@ -30,40 +32,41 @@ _ROUNDS: Final = (
 )
 _LAST_SHIFT: Final = 14
 
-# Bits of a line's word, from the lowest: 1, 9 and 2 of the line's number after the tile's own
-# permutation, 8 empty ones between, so that `low · low` stays below `high`, and 10 of a hash.
+# Bits of a line's word. The tile permutes the numbers of its lines. `low` is a 1 bit and 9 bits of
+# the permuted number. `high` is 2 bits of the permuted number and 10 bits of a hash. The empty bits
+# between them keep `low · low` below `high`.
 _PLACES: Final = 2**11 - 1
-_TURNS: Final = ((6, 0), (5, 8), (6, 16))  # shifts of the number, and of the seed
-_DRAWN: Final = 9  # bits of `low`, which is odd
-_HIGH: Final = 20  # where `high` begins
+_TURNS: Final = ((6, 0), (5, 8), (6, 16))  # shifts of the number and of the seed, per round
+_DRAWN: Final = 9  # random bits of `low`
+_HIGH: Final = 20  # position of the lowest bit of `high`
 _HASHED: Final = np.int32(-(2**22))
 
-# Factors of a product of lines: one int32 each, or `low` and `high` as float32. Columns also have
-# the least word that is kept.
+# Words of lines: one int32 array, or `low` and `high` as float32 arrays. For columns, an additional
+# array has the smallest word of a kept element.
 Factors: TypeAlias = tuple[Array, ...]
-# The last binary place of a float32 of this size is 1, so that a sum with it shows whole numbers.
+# The lowest mantissa bit of a float32 of this size is 1, so a sum with it has an integer mantissa.
 _WHOLE: Final = np.float32(2**23)
 
 
 def tile_seeds(key: Array, tiles: tuple[int, ...]) -> Array:
-    """Returns two random words for every tile, of its rows and of its columns: int32 [2, *tiles].
+    """Returns the seeds of rows and columns for every tile, int32 [2, *tiles].
 
-    `key`: of threefry, the same on every backend and mesh; `tiles`: all axes but the last two.
+    `key` is a threefry key, whose bits are equal on every backend and mesh. `tiles` are the sizes
+    of all axes except the last two.
     """
     return jax.random.bits(key, (2, *tiles)).astype(jnp.int32)
 
 
 def line_words(line: Array, seed: Array) -> Array:
-    """Returns random int32 for rows or columns, of the operands' common shape.
+    """Returns the random words of rows or columns, int32, in the broadcast shape of the arguments.
 
-    An element's word is the upper 12 bits of its row's times its column's.
-    `line`: the number of each in its tile; `seed`: of `tile_seeds`.
+    `line` is the number of each row or column in its tile. `seed` is from `tile_seeds`.
     """
     word = line + seed
     for shift, multiplier in _ROUNDS:
         word = (word ^ jax.lax.shift_right_logical(word, shift)) * multiplier
     word ^= jax.lax.shift_right_logical(word, _LAST_SHIFT)
-    # A permutation of 2,048 numbers: every operation can be undone.
+    # A permutation of 2,048 numbers, since every operation is invertible.
     place = line
     for shift, bits in _TURNS:
         more = jax.lax.shift_right_logical(seed, bits)
@@ -74,13 +77,13 @@ def line_words(line: Array, seed: Array) -> Array:
 
 
 def composes_words() -> bool:
-    """Returns whether the devices of the mesh make a product of words out of other operations."""
+    """Returns whether the devices of the mesh emulate int32 products."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device is not None and composes_int32(device)
 
 
 def row_factors(words: Array) -> Factors:
-    """Returns the words of rows as `kept` takes them on the devices of the mesh."""
+    """Returns the words of rows in the form of `kept` for the devices of the mesh."""
     if not composes_words():
         return (words,)
     low, high = words & (2 ** (_DRAWN + 1) - 1), jax.lax.shift_right_arithmetic(words, _HIGH)
@@ -88,10 +91,10 @@ def row_factors(words: Array) -> Factors:
 
 
 def column_factors(words: Array, rate: float) -> Factors:
-    """Returns the words of columns, and the least word that is kept at a rate of dropout.
+    """Returns the words of columns, and the smallest word of kept elements.
 
-    Words have 12 bits, so a column has one of the two numbers next to the rate: its `low` decides
-    which one. On average over columns the rate is met to 2⁻²².
+    Words have 12 bits, so the rate of a column is one of the two multiples of 2⁻¹² next to `rate`.
+    The `low` of the column decides which. The mean over columns is within 2⁻²² of `rate`.
     """
     least, share = divmod(min(rate, 1 - 2**-12) * 2 ** (32 - _HIGH), 1)
     more = (words & (2**_DRAWN - 1) << 1) < round(share * 2**_DRAWN) << 1
@@ -101,7 +104,7 @@ def column_factors(words: Array, rate: float) -> Factors:
 
 
 def kept(rows: Factors, columns: Factors) -> Array:
-    """Returns which elements stay, bool; arrays of rows and of columns broadcast."""
+    """Returns the mask of kept elements, bool. Arrays of rows and columns are broadcast."""
     reached = columns[-1]
     if len(rows) == 1:
         return rows[0] * columns[0] >= reached

@@ -1,7 +1,7 @@
 """The end of each half of an encoder layer: bias, dropout, residual sum and LayerNorm.
 
-With our kernels LayerNorm is one pass over the sum, and all gradients are another. The compiler
-computes bias, dropout and sum at no cost, as the product before them leaves the matrix unit.
+With our kernels, LayerNorm is one pass over the sum, and all gradients together are another pass.
+Bias, dropout and sum cost no pass: XLA fuses them into the epilogue of the preceding product.
 """
 
 from typing import NamedTuple
@@ -27,8 +27,8 @@ def add_norm(
 ) -> Array:
     """Returns ``norm(residual + dropout(product + bias))``, [B, L, D], in the execution's dtype.
 
-    `product_BLD` is the product of `dense` without its bias. `dropout_key` is of threefry, None in
-    evaluation. `lines` are as in `tile_factors`.
+    `product_BLD` is the product of `dense` without its bias. `dropout_key` is a threefry key, or
+    None in evaluation. For `lines`, see `tile_factors`.
     """
     if not norm.fused:
         y_BLD = dropout(dense.with_bias(product_BLD), rate, dropout_key, lines=lines)
@@ -41,7 +41,7 @@ def add_norm(
 
 
 class _Vectors(NamedTuple):
-    """Parameters [D] around a LayerNorm, in float32, and their gradients."""
+    """Parameters of LayerNorm and the bias before it, or their gradients: float32 [D]."""
 
     term_bias: Array
     scale: Array

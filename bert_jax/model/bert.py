@@ -1,4 +1,4 @@
-"""The encoder with the heads of a checkpoint."""
+"""The model: an encoder with heads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bert_jax.parallel.compiling import made_once
 def bert_builder(
     architecture: Architecture, execution: Execution, heads: HeadsSection
 ) -> Callable[[], Bert]:
-    """Returns what makes the model, as `define_model` takes it."""
+    """Returns a function that builds the model, for `define_model`."""
 
     def build() -> Bert:
         return Bert(architecture=architecture, execution=execution, heads=heads)
@@ -34,17 +34,17 @@ def bert_builder(
 
 
 class PretrainingScores(NamedTuple):
-    """Results of both pretraining heads for a batch with labels."""
+    """Results of both pretraining heads for a batch."""
 
-    mlm: Scored  # of its predictions
+    mlm: Scored  # losses of the masked pieces
     next_sentence: Float[Array, "batch examples 2"]  # float32 logits
 
 
 class Bert(nnx.Module):
-    """An encoder and the heads that a section names.
+    """An encoder with the heads of a `HeadsSection`.
 
-    A tensor has the same path in every checkpoint that has it: ``encoder``, ``pooler``, ``mlm``,
-    ``next_sentence``, ``task``.
+    The paths of tensors do not depend on the set of heads. They begin with ``encoder``, ``pooler``,
+    ``mlm``, ``next_sentence`` or ``task``.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Bert(nnx.Module):
         """Returns the last layer's hidden states.
 
         Args:
-            batch: `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L]; with several
-                examples in a row also `position_ids`.
-            words_BLD: embeddings of `input_ids`, if the caller has looked them up.
-            queries_BQ: tokens whose states are computed, None for all.
-            dropout_key: None in evaluation.
+            batch: `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L]. Packed rows also
+                need `position_ids`.
+            words_BLD: word embeddings of `input_ids`. If None, they are looked up.
+            queries_BQ: positions of the computed states. If None, all states are computed.
+            dropout_key: threefry key, or None in evaluation.
         """
         return self.encoder(
             batch,
@@ -98,9 +98,9 @@ class Bert(nnx.Module):
     def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> PretrainingScores:
         """Returns the MLM scores and the next-sentence logits of a batch in pretraining.
 
-        The batch is as for `hidden`, with `masked_lm_positions` and `masked_lm_ids` int32 [B, P]
-        and `cls_positions` int32 [B, E]. The last layer computes only the states that the heads
-        read. A kernel that scores keeps the MLM logits to itself.
+        In addition to the arrays for `hidden`, the batch has `masked_lm_positions` and
+        `masked_lm_ids`, int32 [B, P], and `cls_positions`, int32 [B, E]. The last layer computes
+        only the states that the heads read.
         """
         words_BLD, shares_SVD = self.encoder.embeddings.look_up(batch["input_ids"])
         masked, cls = batch["masked_lm_positions"], batch["cls_positions"]
@@ -116,11 +116,12 @@ class Bert(nnx.Module):
     def task_logits(
         self, hidden_BLD: Float[Array, "batch length hidden"], *, dropout_key: Array | None = None
     ) -> Float[Array, "batch ..."]:
-        """Returns the task head's float32 logits.
+        """Returns the float32 logits of the task head.
 
-        [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels] for token
-        classification, [B, L, 2] (start, end) for question answering. `dropout_key` is for the
-        head's own dropout, None in evaluation; question answering has no such dropout.
+        The shape is [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels]
+        for token classification, and [B, L, 2] (start, end) for question answering. `dropout_key`
+        is the key of the dropout before the head, or None in evaluation. Question answering has no
+        dropout there.
         """
         read = self.pooler(hidden_BLD[:, :1]) if self.heads.reads_pooled else hidden_BLD
         if self.heads.task != "question_answering":
@@ -132,12 +133,12 @@ class Bert(nnx.Module):
 def attention_maps(
     model: Bert, batch: Mapping[str, Array]
 ) -> Float[Array, "layers batch heads length length"]:
-    """Returns the attention probabilities of every layer and head: float32, no dropout.
+    """Returns the attention probabilities of every layer and head, float32, without dropout.
 
-    ``maps[layer, row, head, query, key]`` is the share of `key`'s value in `query`. It sums to 1
-    over the tokens of the query's segment; padding has 0, as query and as key. Queries and keys are
-    in the execution's dtype, as in training. All maps are in memory together, layers · B · heads ·
-    L² numbers: enough for a few sentences. The batch is as for `Bert.hidden`.
+    ``maps[layer, row, head, query, key]`` is the weight of `key` for `query`. The weights of a
+    query sum to 1 over the tokens of its segment. Weights of padding are 0, both as query and as
+    key. Queries and keys are computed in the execution's dtype, as in training. The result has
+    layers · B · heads · L² numbers, so pass only a few sentences. For the batch, see `Bert.hidden`.
     """
     entering_NBLD = model.encoder.every_layer(batch)[:-1]
     attention_def, stacked = nnx.split(model.encoder.layers.attention)
@@ -155,7 +156,7 @@ def _weights(
     x_BLD: Float[Array, "batch length hidden"],
     segment_ids: Int[Array, "batch length"],
 ) -> Float[Array, "batch heads length length"]:
-    """The probabilities within `xla_attention`, which keeps them to itself."""
+    """Returns the probabilities that `xla_attention` computes internally."""
     q_BLHK, k_BLHK, _ = attention.projected(x_BLD)
     visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
     scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)

@@ -1,4 +1,4 @@
-"""The model's settings: what it is (architecture) and how it is computed (execution)."""
+"""Settings of the model: its architecture, its execution and its heads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
-# By the compiler's own code, or by one of our kernels.
+# Plain JAX compiled by XLA, or one of our kernels.
 Implementation = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
 ]
 ProblemName = Literal["single_label", "multi_label", "regression"]
 
-# Layers, hidden size, heads: the released sizes (arXiv 1810.04805 and, for the small ones,
-# arXiv 1908.08962). The FFN is 4 hidden sizes wide and a head 64 columns.
+# Layers, hidden size and heads of the released models (arXiv 1810.04805 and 1908.08962). The FFN is
+# 4 hidden sizes wide, and a head has 64 columns.
 SIZES: Final[dict[str, tuple[int, int, int]]] = {
     "tiny": (2, 128, 2),
     "mini": (4, 256, 4),
@@ -37,48 +37,48 @@ SIZES: Final[dict[str, tuple[int, int, int]]] = {
 
 VOCAB_MULTIPLE: Final = 128
 
-# The name "gelu" in a 2018 bert_config.json means what modeling.py computes: the tanh form.
+# For "gelu" in a bert_config.json of 2018, modeling.py computes the tanh approximation.
 GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
 
 
 class Architecture(Section):
-    """Sizes and settings that determine the parameters and the function they compute."""
+    """Sizes and settings that determine the parameters and the function of the model."""
 
-    # The upper bounds are far beyond any BERT: they refuse a mistyped or hostile size at once.
+    # The upper bounds reject mistyped or hostile sizes. They are far larger than any BERT.
     vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
-    """Rows of the embedding table: one for each piece of the tokenizer, or more. The softmax of
-    the MLM head includes all rows."""
+    """Number of rows of the embedding table, at least the number of pieces of the tokenizer. The
+    softmax of the MLM head includes all rows."""
     hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
-    """Columns of every hidden state."""
+    """Width of hidden states."""
     num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
-    """Layers of the encoder."""
+    """Number of layers of the encoder."""
     num_attention_heads: int = pydantic.Field(ge=1, le=1 << 10)
-    """Heads of each layer; they divide `hidden_size`."""
+    """Number of attention heads per layer. It must divide `hidden_size`."""
     intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
-    """Columns inside the FFN."""
+    """Width of the hidden layer of the FFN."""
     max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)
-    """Positions with an embedding: the longest row."""
+    """Number of position embeddings, and so the maximum length of a row."""
     type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
-    """Token types; with 1 both spans have the same."""
+    """Number of token types. With 1, both spans have the same type."""
     hidden_act: Activation = "gelu_tanh"
-    """Of FFN and MLM head. `gelu_tanh` is what google-research/bert computes for `gelu`."""
+    """Activation of the FFN and the MLM head. google-research/bert calls `gelu_tanh` "gelu"."""
     hidden_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
-    """Of embeddings and of the output of attention and FFN."""
+    """Dropout rate of embeddings and of the outputs of attention and FFN."""
     attention_probs_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
-    """Of attention weights."""
+    """Dropout rate of attention weights."""
     initializer_range: float = pydantic.Field(default=0.02, gt=0)
-    """Standard deviation of the truncated normal that parameters start from."""
+    """Standard deviation of the truncated normal distribution of initial parameters."""
     layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
-    """Added to the variance in LayerNorm."""
+    """Constant that is added to the variance in LayerNorm."""
 
     @property
     def head_dim(self) -> int:
-        """Columns of one attention head."""
+        """Width of an attention head."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding table: a multiple of 128, for matrix units and tensor axes."""
+        """Rows of the table with padding to a multiple of 128, for matrix units and sharding."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @pydantic.model_validator(mode="after")
@@ -94,81 +94,85 @@ class Architecture(Section):
         return self
 
     def with_dropout(self, rate: float) -> Architecture:
-        """Returns the architecture with one rate for hidden states and attention."""
+        """Returns the architecture with the same dropout rate for hidden states and attention."""
         rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
         return self.model_copy(update=rates)
 
 
 class Execution(Section):
-    """How the function is computed. A checkpoint stays valid if these settings change."""
+    """How the model is computed. A checkpoint stays valid if these settings change."""
 
     dtype: Dtype = "bfloat16"
-    """Of activations. Parameters, softmax, LayerNorm and loss are float32 in any case."""
+    """Dtype of activations. Parameters, softmax, LayerNorm and loss are always float32."""
     gradient_dtype: Dtype = "float32"
-    """Dtype of the sums of gradients over devices; parameters are float32."""
+    """Dtype in which gradients are summed over devices."""
     attention: Implementation = "auto"
-    """`xla`: plain JAX, anywhere. `fused`: one kernel on v4, v5e, v5p and v6e, for rows of up to
-    2,048 tokens where a device has pairs of heads of 64 in bfloat16, of up to 512 with most others.
-    `auto`: in training `fused` where it can run, else `xla`; `bert-jax doctor` says which."""
+    """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
+    v5p and v6e. It supports rows of up to 2,048 tokens for pairs of 64-column heads in bfloat16,
+    and of up to 512 tokens for most other heads. `auto`: `fused` in training if possible, otherwise
+    `xla`. `bert-jax doctor` shows the choice."""
     norm: Implementation = "auto"
-    """LayerNorm of the sums in an encoder layer. `xla`: plain JAX, anywhere. `fused`: a kernel, and
-    one for its gradient and dropout's, on v4, v5e, v5p and v6e, where 128 divides the hidden size.
-    `auto`: in training `fused` where it can run, else `xla`."""
+    """Implementation of LayerNorm in encoder layers. `xla`: plain JAX on any device. `fused`: a
+    kernel, and another for the gradients of LayerNorm and dropout, on v4, v5e, v5p and v6e. The
+    hidden size must be a multiple of 128. `auto`: `fused` in training if possible, otherwise
+    `xla`."""
     loss: Implementation = "auto"
-    """Of masked pieces in pretraining. `xla`: plain JAX, anywhere. `fused`: the product with the
-    vocabulary's table and its softmax in one kernel, on v4, v5e, v5p and v6e, for hidden sizes up
-    to 2,304 in bfloat16, 1,920 in float32. `auto`: `fused` where it can run, else `xla`."""
+    """Implementation of the MLM loss. `xla`: plain JAX on any device. `fused`: a kernel for both
+    the product with the vocabulary's table and the softmax, on v4, v5e, v5p and v6e, for hidden
+    sizes up to 2,304 in bfloat16 and 1,920 in float32. `auto`: `fused` if possible, otherwise
+    `xla`."""
     ffn: Implementation = "auto"
-    """GELU's gradient in the FFN. `xla`: plain JAX, anywhere. `fused`: in a kernel with the product
-    before it, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh` in bfloat16 where 128 divides
-    the widths of a device. `auto`: in training `fused` where it can run, else `xla`."""
+    """Implementation of the gradient of GELU in the FFN. `xla`: plain JAX on any device. `fused`: a
+    kernel together with the preceding product, on v4, v5e, v5p and v6e, for
+    `hidden_act: gelu_tanh` in bfloat16. The widths on a device must be multiples of 128. `auto`:
+    `fused` in training if possible, otherwise `xla`."""
     remat: Remat = "none"
-    """Arrays that the backward pass computes again: attention weights, all but products, or whole
-    layers."""
+    """What the backward pass recomputes. `attention`: attention weights. `dots`: everything except
+    products. `full`: whole layers."""
     unroll: int | None = pydantic.Field(default=None, ge=1)
-    """Layers per trip of the loop over layers. Default: all of up to 24 in training on a TPU, all
-    of up to 4 elsewhere, else one."""
+    """Number of layers per iteration of the loop over layers. Default: all layers of a model with
+    up to 24 in training on a TPU, or up to 4 elsewhere; otherwise 1."""
 
     def elsewhere(self) -> Execution:
-        """Returns the settings for other devices: `fused` becomes `auto`.
+        """Returns the settings for other devices than the run's: `fused` becomes `auto`.
 
-        Without it a CPU would interpret the kernels that a run had on its own devices.
+        With `fused`, a CPU would interpret the kernels, which is slow.
         """
         kernels = self.model_dump(include={"attention", "norm", "loss", "ffn"})
         return self.model_copy(update={key: "auto" for key in kernels if kernels[key] == "fused"})
 
 
 class HeadsSection(Section):
-    """The heads on the encoder. Pretraining needs its three; an imported model may lack some."""
+    """The heads of the model. Pretraining needs `pooler`, `mlm` and `next_sentence`."""
 
     pooler: bool = True
-    """tanh of a dense layer on [CLS]."""
+    """Whether the model has the pooler: a dense layer with tanh on [CLS]."""
     mlm: bool = True
-    """The masked language model's head."""
+    """Whether the model has the MLM head."""
     next_sentence: bool = True
-    """The pair task's head."""
+    """Whether the model has the head of the pair task."""
     task: TaskName | None = None
-    """A fine-tuned head."""
+    """The task of a fine-tuned head."""
     labels: tuple[str, ...] = ()
-    """Names of its outputs."""
+    """Names of the outputs of the task head."""
     problem: ProblemName | None = None
-    """Of sequence classification. None: not known."""
+    """Kind of sequence classification. If null, it is unknown."""
     task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
-    """Before the task's head. None: `hidden_dropout_prob`."""
+    """Dropout rate before the task head. Default: `hidden_dropout_prob`."""
 
     @property
     def pretraining(self) -> bool:
-        """Whether both pretraining objectives can be computed."""
+        """Whether the model has all heads of pretraining."""
         return self.pooler and self.mlm and self.next_sentence
 
     @property
     def reads_pooled(self) -> bool:
-        """Whether the task head reads the pooled [CLS] and not every token."""
+        """Whether the task head reads the pooled [CLS] instead of every token."""
         return self.task in ("sequence_classification", "multiple_choice")
 
     @property
     def outputs(self) -> int:
-        """Columns of the task head."""
+        """Number of outputs of the task head."""
         fixed = {"question_answering": 2, "multiple_choice": 1}
         return fixed.get(self.task or "", len(self.labels))
 
@@ -190,7 +194,7 @@ class HeadsSection(Section):
 if TYPE_CHECKING:
 
     class ArchitectureChanges(Section):
-        """Values of an architecture, each optional."""
+        """Values of an architecture. Each is optional."""
 
         vocab_size: int | None = None
 
@@ -199,7 +203,7 @@ else:
         "ArchitectureChanges",
         __base__=Section,
         **{
-            # `Annotated` needs an argument: the name stands for no constraints.
+            # `Annotated` requires metadata, so pass the name, which pydantic ignores.
             name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
             for name, field in Architecture.model_fields.items()
         },
@@ -207,23 +211,23 @@ else:
 
 
 class ModelSection(Section):
-    """A named size or a `bert_config.json`, other values of the architecture, and execution.
+    """The model: sizes from a name or a `bert_config.json`, other settings, heads and execution.
 
     ``model: {size: tiny, architecture: {hidden_dropout_prob: 0.0}, execution: {dtype: float32}}``
     """
 
     size: Size | None = None
-    """Layers × hidden size × heads: tiny 2 × 128 × 2, mini 4 × 256 × 4, small 4 × 512 × 8, medium 8
-    × 512 × 8, base 12 × 768 × 12, large 24 × 1024 × 16."""
+    """A named size. Layers × hidden size × heads: tiny 2 × 128 × 2, mini 4 × 256 × 4, small 4 × 512
+    × 8, medium 8 × 512 × 8, base 12 × 768 × 12, large 24 × 1024 × 16."""
     bert_config: PathText | None = None
-    """A `bert_config.json` of google-research/bert, or a `config.json` of Hugging Face."""
+    """Path of a `bert_config.json` of google-research/bert, or a `config.json` of Hugging Face."""
     architecture: ArchitectureChanges = ArchitectureChanges()
-    """The whole architecture, or values beside `size` or `bert_config`: dropout, positions and
-    others. Layers, widths and heads come from one place."""
+    """The whole architecture, or values in addition to `size` or `bert_config`, such as dropout and
+    positions. Layers, widths and heads must come from one source."""
     execution: Execution = Execution()
-    """How it is computed; a checkpoint stays valid if this changes."""
+    """How the model is computed. A checkpoint stays valid if these settings change."""
     heads: HeadsSection = HeadsSection()
-    """The heads on the encoder."""
+    """The heads of the model."""
 
     @pydantic.model_validator(mode="after")
     def _one_source(self) -> ModelSection:
@@ -242,20 +246,23 @@ class ModelSection(Section):
     def of(
         cls, architecture: Architecture, *, pieces: int, execution: Execution, heads: HeadsSection
     ) -> ModelSection:
-        """Returns the section that spells out an architecture, without `vocab_size` if implied."""
+        """Returns the section with all sizes of an architecture.
+
+        Omits `vocab_size` if it equals `pieces`, the number of pieces of the tokenizer.
+        """
         implied = {"vocab_size"} if architecture.vocab_size == pieces else set[str]()
         sizes = architecture.model_dump(exclude=implied)
         return cls(architecture=ArchitectureChanges(**sizes), execution=execution, heads=heads)
 
 
 def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architecture:
-    """Returns the architecture a section describes, for a tokenizer of `vocab_size` pieces.
+    """Returns the architecture of a section, for a tokenizer with `vocab_size` pieces.
 
-    The embedding has one row for each piece, or `architecture.vocab_size` rows if that is set.
+    The embedding has one row per piece, or `architecture.vocab_size` rows if that is set.
 
     Raises:
-        UserError: sizes missing or contradictory, fewer rows than pieces, heads that do not divide
-            the hidden size, an unreadable or foreign `bert_config.json`.
+        UserError: Sizes are missing or contradictory, there are fewer rows than pieces, the heads
+            do not divide the hidden size, or the `bert_config.json` is unreadable or unsupported.
     """
     rows = section.architecture.vocab_size or vocab_size
     if rows < vocab_size:
@@ -293,7 +300,7 @@ def resolve_architecture(section: ModelSection, *, vocab_size: int) -> Architect
 
 
 def _sizes_of(size: Size) -> dict[str, int]:
-    """Returns the four values of a named size."""
+    """Returns the layers, hidden size, heads and FFN width of a named size."""
     layers, hidden, heads = SIZES[size]
     return {
         "num_hidden_layers": layers,
@@ -306,7 +313,7 @@ def _sizes_of(size: Size) -> dict[str, int]:
 def _refuse_other_sizes(
     key: str, found: str, sizes: Mapping[str, object], architecture: ArchitectureChanges
 ) -> None:
-    """Raises SettingError if an architecture changes one of a size's or file's four values."""
+    """Raises SettingError if an architecture contradicts the sizes of a name or a file."""
     changed = architecture.model_dump(exclude_none=True)
     for name in _sizes_of("base"):
         if name in changed and sizes.get(name, changed[name]) != changed[name]:
@@ -324,10 +331,10 @@ def _refuse_other_sizes(
 
 
 def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
-    """Reads a file of google-research/bert and translates its "gelu"."""
+    """Reads a `bert_config.json` and translates "gelu" to our name."""
     try:
         values = read_json_object(epath.Path(path))
-        # The multilingual and Chinese files have pooler_* and directionality, which nothing reads.
+        # Delete unused keys of the multilingual and Chinese models.
         for key in [key for key in values if key.startswith("pooler_") or key == "directionality"]:
             del values[key]
         activation = str(values.get("hidden_act", "gelu"))

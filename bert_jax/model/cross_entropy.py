@@ -1,6 +1,6 @@
-"""Losses over logits: of classes, and of a vocabulary's pieces by a kernel or on one CPU.
+"""Cross-entropy of logits, and of a product with the vocabulary's table.
 
-Shape suffixes: N rows, D their columns, V pieces, S devices that share the batch.
+Shape suffixes: N rows, D hidden size, V pieces, S devices that share the batch.
 """
 
 from typing import Final, NamedTuple
@@ -12,14 +12,14 @@ from jaxtyping import Array, Float, Int
 from bert_jax.kernels.cross_entropy import decode, decode_backward
 from bert_jax.model.layers import placed
 
-# `cpu_cross_entropy`: pieces side by side. XLA then adds the bias as it reads for a maximum over an
-# outer axis; for one over the last axis it would write the sums.
+# `cpu_cross_entropy` takes the maximum first over an outer axis of vectors of 128 pieces. XLA then
+# adds the bias while it reads the logits. For a maximum over the last axis it would write the sums.
 _LANES: Final = 128
-_LINES: Final = 8  # a product of one row is a loop of scalars
+_LINES: Final = 8  # rows of a product: XLA's CPU compiler makes a product of one row a scalar loop
 
 
 class Scored(NamedTuple):
-    """How predictions compare with their labels."""
+    """Losses and hits of predictions."""
 
     loss: Float[Array, "batch items"]  # −log p(label), nats
     right: Float[Array, "batch items"]  # 1 where no class has a higher logit than the label
@@ -30,10 +30,10 @@ def cross_entropy(
 ) -> Scored:
     """Returns −log p(label) in float32, and whether the label is the most probable class.
 
-    The largest logit decides whether the label won: an argmax would read all logits once more.
-    The gradient is written out and reads the logits once. JAX's own would write two arrays of
-    their size. Rows are one axis, as in the product that makes the logits: another shape of 77
-    predictions a row would be a copy.
+    The label's logit is compared with the largest logit, because an argmax would read all logits
+    once more. The hand-written gradient reads the logits once; the gradient of JAX would write two
+    arrays of their size. Rows are flattened to one axis, as in the product that makes the logits,
+    because another shape would require a copy.
     """
     flat = _cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
     return Scored(*(each.reshape(labels.shape) for each in flat))
@@ -56,15 +56,15 @@ def _cross_entropy_backward(kept: tuple[Array, ...], gradient: Scored) -> tuple[
 
 
 def _compared(logits: Array, labels: Array) -> Array:
-    """Returns the labels' logits by comparing with an iota, in the pass that reads all logits.
+    """Returns the labels' logits by comparison with an iota, in the pass that reads all logits.
 
-    If the classes are split over devices, each device compares its own and one sum joins them.
+    If the classes are sharded, each device compares its own classes, and the results are summed.
     """
     return jnp.where(_is_label(logits, labels), logits, 0.0).sum(axis=-1)
 
 
 def _indexed(logits: Array, labels: Array) -> Array:
-    """Returns the same by indexing: XLA's CPU compiler would write every comparison."""
+    """Returns the labels' logits by indexing. XLA's CPU compiler would write all comparisons."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
 
 
@@ -83,10 +83,10 @@ def decoded_cross_entropy(
     bias_V: Float[Array, "vocab"],
     labels_N: Int[Array, "rows"],
 ) -> Scored:
-    """Returns `cross_entropy` of the logits ``rows · tableᵀ + bias``, by a kernel.
+    """Returns `cross_entropy` of the logits ``rows · tableᵀ + bias``, computed by a kernel.
 
-    The table's gradient goes to its shares (`bert_jax.model.tied`), not to the table. `rows_ND` is
-    in the dtype of the product; `table_VD` and `bias_V` are float32.
+    The gradient of the table is returned through `shares_SVD`; see `bert_jax.model.tied`. The dtype
+    of `rows_ND` is the dtype of the product. `table_VD` and `bias_V` are float32.
     """
     return _decoded(rows_ND, table_VD, shares_SVD, bias_V, labels_N)
 
@@ -124,12 +124,13 @@ def cpu_cross_entropy(
     bias_V: Float[Array, "vocab"],
     labels_N: Int[Array, "rows"],
 ) -> Scored:
-    """Returns the same in float32 on one CPU, with half the passes over the logits.
+    """Returns `cross_entropy` of ``rows · tableᵀ + bias`` in float32, on one CPU.
 
-    XLA's CPU compiler writes logits with their bias beside logits without, and reads them once for
-    each reduction. This function writes the logits without their bias, and their exponentials once.
-    The softmax's divisor and a row's weight in the loss multiply the rows of the products instead.
-    The vocabulary is a multiple of 128 pieces.
+    XLA's CPU compiler would write the logits both with and without their bias, and read them once
+    for each reduction. This function makes half as many passes. It writes the logits without their
+    bias, and their exponentials once. The divisor of the softmax and the weight of a row in the
+    loss are applied to the rows of the products instead of the logits. The vocabulary must be a
+    multiple of 128 pieces.
     """
     return _on_cpu_forward(rows_ND, table_VD, shares_SVD, bias_V, labels_N)[0]
 
@@ -153,7 +154,7 @@ def _on_cpu_backward(
     kept: tuple[Array, ...], gradient: Scored
 ) -> tuple[Array, None, Array, Array, None]:
     rows, table, labels, powers, total = kept
-    # The gradient of the logits would be factor · (powers − total at the label).
+    # The gradient of the logits is factor · (powers − total at the label).
     factor = gradient.loss / total
     slopes = powers.at[jnp.arange(len(rows)), labels].add(-total)
     of_rows = factor[:, None] * jnp.matmul(slopes, table)

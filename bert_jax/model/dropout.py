@@ -1,8 +1,9 @@
-"""Dropout that computes its bits in the forward and in the backward pass and stores none.
+"""Dropout that computes its mask in both the forward and the backward pass, and stores none.
 
-An element's bits depend on the key and its place in the global array. So a mask is the same on
-every mesh, a device computes the bits of its own elements, and the compiler fuses them into their
-reader. With a TPU's hardware generator every chip would draw and keep the bits of the whole batch.
+The random bits of an element depend only on the key and the position in the global array. So a mask
+is the same on every mesh, each device computes the bits of its own elements, and the compiler fuses
+them into the operation that uses them. With the hardware generator of a TPU, every chip would draw
+and store the bits of the whole batch.
 """
 
 from typing import TypeAlias
@@ -22,13 +23,14 @@ from bert_jax.kernels.random_bits import (
 )
 
 Array = jax.Array
-TileFactors: TypeAlias = tuple[Factors, Factors]  # of rows, of columns
+TileFactors: TypeAlias = tuple[Factors, Factors]  # factors of rows and of columns
 
 
 def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = None) -> Array:
-    """Returns `x` [*tiles, rows, width] with elements dropped at `rate` and the rest scaled up.
+    """Drops elements of `x` [*tiles, rows, width] at `rate`, and scales up the others.
 
-    `key`: a threefry key, or None in evaluation, without dropout. `lines`: as in `tile_factors`.
+    `key` is a threefry key. If it is None, as in evaluation, nothing is dropped. For `lines`, see
+    `tile_factors`.
     """
     if key is None or rate == 0.0:
         return x
@@ -40,8 +42,9 @@ def tile_factors(
 ) -> TileFactors:
     """Returns the row and column hash factors of an array [*tiles, rows, width].
 
-    `lines` are the numbers of the rows in the whole tile, int32, broadcast to [*tiles, rows]; None:
-    all in order. So a part of a tile's rows has the same bits as in the whole tile.
+    If the array has only some rows of each tile, `lines` are the numbers of these rows in the whole
+    tile: int32, broadcast to [*tiles, rows]. The rows then get the same bits as in the whole tile.
+    If `lines` is None, the array has all rows in order.
     """
     *tiles, rows, width = shape
     first, second = tile_seeds(key, tuple(tiles))
@@ -53,26 +56,26 @@ def tile_factors(
     row_words = line_words(of_rows, first[..., None])
     column_words = line_words(numbered(width), second[..., None])
 
-    # The barrier makes them arrays: otherwise XLA hashes a row's number for each of its elements.
+    # Optimization barrier: without it XLA would hash the number of a row for each of its elements.
     return jax.lax.optimization_barrier(
         (row_factors(row_words), column_factors(column_words, rate))
     )
 
 
 def kept_elements(factors: TileFactors) -> Array:
-    """Returns which elements of the array are kept, bool."""
+    """Returns the mask of kept elements, bool."""
     rows, columns = factors
     down, across = (each[..., :, None] for each in rows), (each[..., None, :] for each in columns)
     return kept(tuple(down), tuple(across))
 
 
 def scale_up(rate: float, dtype: DTypeLike) -> float:
-    """Returns the factor of kept elements, rounded to their dtype."""
+    """Returns the scale of kept elements, 1 / (1 − rate), rounded to a dtype."""
     return float(np.asarray(1 / (1 - rate), dtype))
 
 
 def masked(x: Array, factors: TileFactors, rate: float) -> Array:
-    """Returns `x` [*tiles, rows, width] with elements dropped and the rest scaled up."""
+    """Drops elements of `x` [*tiles, rows, width], and scales up the others."""
     return jnp.where(kept_elements(factors), x * scale_up(rate, x.dtype), 0)
 
 

@@ -1,7 +1,7 @@
-"""GELU and LayerNorm with gradients of their own, computed in float32 for any input.
+"""GELU and LayerNorm with hand-written gradients, computed in float32 for inputs of any dtype.
 
-A written-out gradient takes a third of the operations of JAX's own, and LayerNorm's reads its input
-once instead of three times. The compiler fuses them into products: only reads cost time.
+The gradients take a third of the operations of JAX's gradients. The gradient of LayerNorm reads its
+input once instead of three times, which matters because reads dominate the time.
 """
 
 import functools
@@ -38,14 +38,14 @@ def _gelu_forward(x: Array) -> tuple[Array, Array]:
 
 
 def gelu_slope(wide: Array) -> Array:
-    """Returns the derivative of `gelu_tanh`, of float32."""
+    """Returns the derivative of `gelu_tanh` at float32 values."""
     share = 0.5 + 0.5 * _tanh(wide)
     # d tanh(u) = (1 − tanh²) u' = 4 · share · (1 − share) · u'
     return share * (1 + (1 - share) * (wide * (2 * _LINEAR + 6 * _CUBIC * (wide * wide))))
 
 
 def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
-    # Without the barrier XLA keeps tanh: writing and reading it costs more than computing it again.
+    # Optimization barrier: without it XLA would store tanh, which costs more than to recompute it.
     x = jax.lax.optimization_barrier(x)
     slope = gelu_slope(x.astype(jnp.float32))
     return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
@@ -68,7 +68,7 @@ def _norm_forward(
 ) -> tuple[Array, tuple[Array, ...]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
-    # In a second pass: a difference of two means of squares cancels if the mean is large.
+    # A second pass: if the mean is large, E[x²] − E[x]² would cancel.
     variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(variance + eps)
     y = (wide - mean) * inverse * scale + bias

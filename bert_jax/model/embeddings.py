@@ -15,7 +15,7 @@ from bert_jax.parallel.rules import constrain
 
 
 class Embeddings(nnx.Module):
-    """Ids to vectors: LayerNorm(word + position + type), then dropout.
+    """Computes dropout(LayerNorm(word + position + type)) for token ids.
 
     Source: google-research/bert `modeling.py`, `embedding_postprocessor`.
     """
@@ -23,7 +23,7 @@ class Embeddings(nnx.Module):
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = architecture.hidden_size
         normal = TruncatedNormal(architecture.initializer_range)
-        # Rows beyond the vocabulary are zero, never looked up and never trained.
+        # The padding rows after the vocabulary are zero and are never trained.
         pieces = dataclasses.replace(normal, rows=architecture.vocab_size)
         self.word = param((architecture.padded_vocab_size, width), ("vocab", "embed"), pieces)
         self.position = param(
@@ -35,7 +35,7 @@ class Embeddings(nnx.Module):
         self.dropout_rate = architecture.hidden_dropout_prob
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
-        """Returns the tokens' rows of the table, and its shares, see `tied`."""
+        """Returns the word embeddings of tokens, and the shares for the decoder; see `tied`."""
         table_VD = self.word[...]
         return looked_up(table_VD, shares_of(table_VD, self.gradient_dtype), input_ids)
 
@@ -48,11 +48,14 @@ class Embeddings(nnx.Module):
         words_BLD: Float[Array, "batch length hidden"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch length hidden"]:
-        """Returns the first layer's input.
+        """Returns the input of the first layer.
 
-        Token types are 0 in the first span, 1 in the second; ignored with one type. Positions are
-        within each packed example, None for 0 … length−1. `words_BLD` are the tokens' rows, if the
-        caller has looked them up. `dropout_key` is None in evaluation.
+        Args:
+            input_ids: token ids.
+            token_type_ids: 0 in the first span, 1 in the second. Ignored if there is one type.
+            position_ids: positions within each packed example. Default: 0 to length − 1.
+            words_BLD: word embeddings of `input_ids`. If None, they are looked up.
+            dropout_key: threefry key, or None in evaluation.
         """
         x_BLD = self.look_up(input_ids)[0] if words_BLD is None else words_BLD
         if position_ids is None:
@@ -60,12 +63,12 @@ class Embeddings(nnx.Module):
         else:
             x_BLD += self.position[...][position_ids]
         types = self.type[...]
-        if types.shape[0] == 1:  # both spans have the one type
+        if types.shape[0] == 1:  # every token has this type
             x_BLD += types[None]
         else:
-            # A product with a one-hot is cheaper than a gather of two rows and its gradient.
+            # A product with a one-hot matrix is cheaper than a gather and its gradient.
             one_hot = jnp.equal(token_type_ids[..., None], jnp.arange(types.shape[0]))
-            # Rows as one axis: see `project`.
+            # Flatten the rows to one axis; see `project`.
             rows = one_hot.astype(types.dtype).reshape(-1, types.shape[0])
             x_BLD += jnp.matmul(rows, types).reshape(x_BLD.shape)
         x_BLD = constrain(self.norm(x_BLD), "batch", "length", "hidden")

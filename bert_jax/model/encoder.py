@@ -1,4 +1,4 @@
-"""The stack of layers: their parameters lie along a leading axis, and a scan runs over them."""
+"""The encoder: a scan over layers, whose parameters are stacked along a leading axis."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
 from bert_jax.parallel.rules import constrain, gathered
 
-# Arrays of a layer that are kept for the backward pass: all, all outside attention's core (see
-# attention.py), the results of matrix products with parameters, or only the layer's input.
+# What a layer stores for the backward pass. `none`: all arrays. `attention`: all but attention
+# weights, see attention.py. `dots`: products with parameters. `full`: only the input of the layer.
 REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
     "none": lambda layer: layer,
     "attention": lambda layer: layer,
@@ -30,8 +30,7 @@ REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "full": jax.checkpoint,
 }
 
-
-# Parameters, and keys of dropout [3], None in evaluation; of several layers with a leading axis.
+# Parameters and dropout keys [3], stacked for several layers. No keys in evaluation.
 _Layers: TypeAlias = tuple[Any, Array | None]
 
 
@@ -58,9 +57,9 @@ class EncoderLayer(nnx.Module):
         dropout_keys: Array | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the states of `queries_BQ`, None for all tokens; they attend to all tokens.
+        """Returns the states at the positions `queries_BQ`, or all states if it is None.
 
-        `dropout_keys` are [3], or None in evaluation.
+        Every query attends to all tokens. `dropout_keys` [3] is None in evaluation.
         """
         core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
         attended = self.attention(x_BLD, segment_ids, dropout_key=core_key, queries_BQ=queries_BQ)
@@ -78,13 +77,13 @@ class EncoderLayer(nnx.Module):
         return constrain(x_BQD, "batch", "length", "hidden")
 
     def _fed(self, x_BLD: Array) -> Array:
-        """Returns the FFN's output without its last bias, see `add_norm`."""
+        """Returns the output of the FFN without its last bias, which `add_norm` adds."""
         if self.fused_ffn:
             y_BLF = constrain(self.intermediate.without_bias(x_BLD), "batch", "length", "mlp")
             kernel = self.output.kernel[...]
             return gelu_project(y_BLF, self.intermediate.bias[...], kernel, use=self.output.use)
         inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
-        # In bfloat16, so on a chip, computing the activation again costs less than reading it.
+        # On a chip (bfloat16), recomputing the activation is cheaper than reading it.
         again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
         return again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
 
@@ -92,8 +91,7 @@ class EncoderLayer(nnx.Module):
 class Encoder(nnx.Module):
     """Embeddings and layers.
 
-    To the compiler an unrolled scan is a row of layers: fewer cycles, for a compile time that grows
-    with depth.
+    An unrolled scan takes fewer cycles, but its compile time grows with the number of layers.
     """
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
@@ -113,10 +111,10 @@ class Encoder(nnx.Module):
         queries_BQ: Int[Array, "batch queries"] | None = None,
         dropout_key: Array | None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the last layer's hidden states of `queries_BQ`, None for all tokens.
+        """Returns the last layer's states at the positions `queries_BQ`, or all states if None.
 
-        The last layer computes nothing for other tokens; the result is the same, dropout included.
-        The arguments are as for `Bert.hidden`.
+        The last layer computes only the queries. Their states, dropout included, do not depend on
+        which other queries are computed. For the arguments, see `Bert.hidden`.
         """
         x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
         segment_ids = batch["segment_ids"]
@@ -125,7 +123,7 @@ class Encoder(nnx.Module):
             return self._scan(x_BLD, segment_ids, layers)[0]
         wanted = queries_BQ.shape[1]
         if self.fused:
-            # Otherwise every kernel would pad its input and cut its output.
+            # Pad once here: otherwise every kernel would pad its input and slice its output.
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
         params, keys = layers
         first, last = _all_but_last(params)
@@ -140,10 +138,11 @@ class Encoder(nnx.Module):
         *,
         read: Callable[[Array], Array] = lambda x_BLD: x_BLD,
     ) -> Float[Array, "states batch *rest"]:
-        """Returns what `read` keeps of the embeddings' output and of every layer's, no dropout.
+        """Returns `read` of the embeddings' output and of every layer's output, without dropout.
 
-        `read` takes a state [B, L, D]; all states are [layers + 1, B, L, D]. With a mean over L the
-        whole states are never in memory together. The batch is as for `Bert.hidden`.
+        The results are stacked: [layers + 1, B, L, D] by default. With a reducing `read`, such as a
+        mean over L, the complete states of only one layer are in memory. For the batch, see
+        `Bert.hidden`.
         """
         x_BLD = self._embedded(batch, dropout_key=None)
         _, read_layers = self._scan(x_BLD, batch["segment_ids"], self._layers(None), read=read)
@@ -160,14 +159,14 @@ class Encoder(nnx.Module):
         return self.embeddings(*ids, words_BLD=words_BLD, dropout_key=dropout_key)
 
     def _layers(self, dropout_key: Array | None) -> _Layers:
-        """Returns the layers' parameters, gathered for use, and their keys."""
+        """Returns the parameters of all layers, gathered for use, and their dropout keys."""
         params = nnx.state(self.layers)
         if self.unroll < self.depth:
             params = jax.tree.map(
                 lambda one: one.replace(gathered(one[...], one.logical)), params, is_leaf=_is_param
             )
         layers_key = subkey(dropout_key, 1)
-        # All keys at once: XLA takes long to compile each operation that makes keys.
+        # Split all keys in one operation, because XLA compiles each such operation slowly.
         keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
         return params, keys
 
@@ -179,7 +178,7 @@ class Encoder(nnx.Module):
         *,
         read: Callable[[Array], Array | None] = lambda _: None,
     ) -> tuple[Array, Any]:
-        """Returns the last layer's output, and what `read` keeps of each layer's, stacked."""
+        """Returns the output of the last layer, and `read` of each layer's output, stacked."""
 
         def layer(x: Array, of_layer: _Layers) -> tuple[Array, Array | None]:
             x = self._layer(x, segment_ids, of_layer)
@@ -194,7 +193,7 @@ class Encoder(nnx.Module):
         of_layer: _Layers,
         queries_BQ: Array | None = None,
     ) -> Array:
-        """Returns a layer's output, at the queries if there are any."""
+        """Returns the output of a layer, at the queries or for all tokens."""
 
         def layer(x_BLD: Array, of_layer: _Layers) -> Array:
             params, dropout_keys = of_layer
@@ -205,7 +204,7 @@ class Encoder(nnx.Module):
 
 
 def _stacked(layer: EncoderLayer, *, depth: int) -> EncoderLayer:
-    """Returns one layer's module whose every parameter carries all layers along a leading axis."""
+    """Returns the module of a layer with the parameters of all layers along a leading axis."""
     graphdef, state = nnx.split(layer)
 
     def stack(one: nnx.Variable) -> nnx.Variable:
@@ -220,7 +219,7 @@ def _is_param(node: Any) -> bool:
 
 
 def _all_but_last(params: Any) -> tuple[Any, Any]:
-    """Returns the stacked parameters of all layers but the last, and the last layer's."""
+    """Splits stacked parameters into all layers but the last, and the last layer."""
     leaves, structure = jax.tree.flatten(params)
     first, last = zip(*map(_cut, leaves), strict=True)
     return structure.unflatten(first), structure.unflatten(last)
@@ -228,7 +227,10 @@ def _all_but_last(params: Any) -> tuple[Any, Any]:
 
 @jax.custom_vjp
 def _cut(x: Array) -> tuple[Array, Array]:
-    """The gradient concatenates the two: JAX would add two arrays, each padded with zeros."""
+    """Splits off the last layer. The gradient is a concatenation.
+
+    The gradient of JAX would be a sum of two arrays that are padded with zeros.
+    """
     return x[:-1], x[-1]
 
 

@@ -1,4 +1,4 @@
-"""Resolves `auto` and omitted settings of an execution for the devices of a mesh."""
+"""Resolves `auto` and unset settings of an execution for the devices of a mesh."""
 
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -16,21 +16,22 @@ from bert_jax.parallel.rules import axis_parts
 
 Part = Literal["attention", "norm", "loss", "ffn"]  # settings of `Execution`
 
-# Layers. On a TPU a scan of them costs half as many cycles again and twice the temporaries; on a
-# CPU a fifth of a step, and unrolled a deep model takes minutes to compile.
+# Maximum number of layers that are unrolled by default. On a TPU, a scan takes 50% more cycles and
+# twice the memory for temporaries. On a CPU, a scan is 20% slower, but a deep unrolled model takes
+# minutes to compile.
 UNROLLED_ON_TPU: Final = 24
 UNROLLED: Final = 4
 
 
 class Choice(NamedTuple):
-    """How a train step computes a part, and why."""
+    """The implementation of a part of the train step, and the reason."""
 
     name: Implementation
     why: str
 
 
 def default_unroll(depth: int, *, on_tpu: bool) -> int:
-    """Returns how many layers of a model are unrolled without a setting."""
+    """Returns the default of `unroll` for a model with `depth` layers."""
     return depth if depth <= (UNROLLED_ON_TPU if on_tpu else UNROLLED) else 1
 
 
@@ -43,10 +44,10 @@ def choose(
     mesh: Mesh,
     longest: int,
 ) -> Choice:
-    """Returns what the setting of a part comes to: ``("fused", "one kernel on TPU v5 lite")``.
+    """Resolves the setting of a part: ``("fused", "one kernel on TPU v5 lite")``.
 
-    `device` is one of those that the step will run on, `longest` the tokens of the longest rows.
-    Raises UserError if the setting is `fused` and the kernel cannot run.
+    `device` is a device of the mesh, and `longest` the length of the longest rows in tokens. Raises
+    UserError if the setting is `fused` and the kernel cannot run.
     """
     key, asked = f"model.execution.{part}", getattr(execution, part)
     if asked == "xla":
@@ -80,7 +81,7 @@ def choose(
 def _obstacle(
     part: Part, execution: Execution, architecture: Architecture, mesh: Mesh, longest: int
 ) -> tuple[str, str]:
-    """Returns what a part's kernel cannot compute and what it can; nothing if it fits."""
+    """Returns the unsupported size of a kernel and the supported sizes, or empty texts."""
     width, itemsize = architecture.hidden_size, jnp.dtype(execution.dtype).itemsize
     if part == "attention":
         heads = architecture.num_attention_heads
@@ -109,9 +110,9 @@ def _obstacle(
 def resolve_execution(
     execution: Execution, *, architecture: Architecture, mesh: Mesh, longest: int
 ) -> Execution:
-    """Returns how a train step is executed on a mesh, with nothing left to choose.
+    """Returns the execution of a train step on a mesh, without `auto` and unset settings.
 
-    `longest` is the tokens of the longest rows. Raises UserError as `choose`.
+    `longest` is the length of the longest rows in tokens. Raises UserError as `choose`.
     """
     device = mesh.devices.flat[0]
     chosen: dict[str, Any] = {

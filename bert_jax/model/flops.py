@@ -1,11 +1,11 @@
-"""Model FLOPs: the matrix products of the mathematics, without what the program recomputes."""
+"""Model FLOPs: the matrix products of the model, without recomputation."""
 
 from typing import Final
 
 from bert_jax.model.config import Architecture
 
 TRAINING: Final = 3
-"""Forward passes that a forward and a backward pass cost."""
+"""FLOPs of a training step, in forward passes: one forward, two for the backward pass."""
 
 
 def forward_flops(
@@ -18,16 +18,16 @@ def forward_flops(
 ) -> float:
     """Returns the FLOPs of one row's forward pass through encoder and pretraining heads.
 
-    A product of [m, k] with [k, n] counts 2·m·k·n. Lookups, softmax, LayerNorm and GELU count
-    nothing, as in PaLM's definition of MFU (arXiv 2204.02311, appendix B).
+    A product of [m, k] with [k, n] has 2·m·k·n FLOPs. Lookups, softmax, LayerNorm and GELU are not
+    included, as in PaLM's definition of MFU (arXiv 2204.02311, appendix B).
 
     Args:
-        architecture: of the model.
+        architecture: sizes of the model.
         seq_length: tokens of the row, padding included.
-        read: tokens whose states the heads read, None for all. The last layer computes only keys
-            and values of the others.
-        predictions: masked positions.
-        examples: [CLS] tokens.
+        read: number of tokens whose states the heads read. Default: all. For other tokens, the last
+            layer computes only keys and values.
+        predictions: number of masked positions.
+        examples: number of [CLS] tokens.
     """
     width, inner = architecture.hidden_size, architecture.intermediate_size
 

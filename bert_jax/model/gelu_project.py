@@ -1,4 +1,4 @@
-"""The second half of an FFN, GELU and the product behind it, with one kernel for its gradient."""
+"""The second half of an FFN: GELU and a product, with a kernel for the gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ Array = jax.Array
 def gelu_project(y: Array, bias: Array, kernel: Array, *, use: ParamUse) -> Array:
     """Returns ``gelu_tanh(y + bias) · kernel``, in the dtype of `y`.
 
-    The gradient computes GELU again: on a chip that costs less than reading it. `y` is [..., F],
-    `bias` float32 [F] and `kernel` float32 [F, D].
+    The gradient recomputes GELU, which on a chip is cheaper than reading it. `y` is [..., F];
+    `bias` [F] and `kernel` [F, D] are float32.
     """
     out: Array = _project(y, bias, kernel, use)
     return out
@@ -23,7 +23,7 @@ def gelu_project(y: Array, bias: Array, kernel: Array, *, use: ParamUse) -> Arra
 def _forward(
     y: Array, bias: Array, kernel: Array, use: ParamUse
 ) -> tuple[Array, tuple[Array, Array]]:
-    # In the shape of the product before: XLA makes it that product's epilogue.
+    # Keep the shape of the preceding product, so that XLA fuses the sum into its epilogue.
     x = y + bias.astype(y.dtype)
     kernel = placed(kernel, x.dtype, use.axes)
     rows = gelu_tanh(_rows(x))

@@ -1,4 +1,4 @@
-"""The two pretraining heads: masked language model and next sentence."""
+"""The heads: masked language model, pooler, next sentence, and task."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ from bert_jax.parallel.rules import constrain, on_one_cpu, parts_in_use
 
 
 class MlmHead(nnx.Module):
-    """Dense, activation, LayerNorm, then the embedding table as the decoder: an argument."""
+    """Dense, activation, LayerNorm and decoder. The decoder is the embedding table, an argument."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width, parts = (
@@ -42,7 +42,7 @@ class MlmHead(nnx.Module):
         hidden_BPD: Float[Array, "batch predictions hidden"],
         table_VD: Float[Array, "vocab hidden"],
     ) -> Float[Array, "batch predictions vocab"]:
-        """Returns float32 logits over the padded vocabulary; padding pieces hold −1e9."""
+        """Returns float32 logits over the padded vocabulary. Logits of padding are −1e9."""
         return self._logits(hidden_BPD, table_VD, shares_of(table_VD, self.gradient_dtype))
 
     def scored(
@@ -52,7 +52,7 @@ class MlmHead(nnx.Module):
         shares_SVD: Float[Array, "devices vocab hidden"],
         labels_BP: Int[Array, "batch predictions"],
     ) -> Scored:
-        """Returns `cross_entropy` of the logits, in a kernel or not; for the shares see `tied`."""
+        """Returns `cross_entropy` of the logits. For the shares, see `tied`."""
         core = self._core()
         if core is None:
             return cross_entropy(self._logits(hidden_BPD, table_VD, shares_SVD), labels_BP)
@@ -62,7 +62,7 @@ class MlmHead(nnx.Module):
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
 
     def _core(self) -> Callable[[Array, Array, Array, Array, Array], Scored] | None:
-        """Returns a function that decodes and scores at once, if this run has one."""
+        """Returns the function that computes both logits and losses, or None for plain JAX."""
         if self.loss == "fused":
             return decoded_cross_entropy
         if self.dtype == "float32" and on_one_cpu() and parts_in_use("vocab") == 1:
@@ -71,22 +71,22 @@ class MlmHead(nnx.Module):
 
     def _logits(self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
         logits_NV = add_bias(decoded(self._rows(hidden_BPD), table_VD, shares_SVD), self._bias())
-        # Any operation between this shape and the loss's shape would copy both.
+        # Reshape last: an operation between this reshape and that of the loss would cause copies.
         return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
 
     def _rows(self, hidden_BPD: Array) -> Array:
-        """Returns the rows that the table multiplies, [N, D]."""
+        """Returns the input of the decoder, [N, D]."""
         x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
         return x_BPD.reshape(-1, x_BPD.shape[-1])
 
     def _bias(self) -> Array:
-        """Returns the bias, with −1e9 for the rows that pad the vocabulary: they never win."""
+        """Returns the bias, with −1e9 for the padding of the vocabulary."""
         is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
         return jnp.where(is_piece, self.bias[...], NO_PIECE)
 
 
 class Pooler(nnx.Module):
-    """The tanh layer over a [CLS] token."""
+    """A dense layer with tanh on a [CLS] token."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         size, axes = (architecture.hidden_size,) * 2, ("embed", "pooled")
@@ -100,11 +100,11 @@ class Pooler(nnx.Module):
 
 
 class NextSentenceHead(nnx.Module):
-    """Two classes over a pooled vector: 0 = the second span follows, 1 = it is random."""
+    """Classifies a pooled vector. Class 0: the second span follows; class 1: it is random."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
-        # Two columns cost nothing in float32. In bf16 the bias's gradient, a sum of terms that
-        # nearly cancel, is a fifth off.
+        # float32, because the terms of the bias's gradient nearly cancel: in bfloat16 the gradient
+        # is 20% off. Two columns cost no time.
         precise = execution.model_copy(update={"dtype": "float32"})
         size, axes = (architecture.hidden_size, 2), ("embed", "classes")
         self.classifier = Dense(size, axes, architecture=architecture, execution=precise)
@@ -117,7 +117,7 @@ class NextSentenceHead(nnx.Module):
 
 
 class TaskHead(Dense):
-    """A fine-tuned head: one affine map in float32, as in google-research/bert and Hugging Face."""
+    """The head of a task: a dense layer in float32, as in google-research/bert and Hugging Face."""
 
     def __init__(self, *, outputs: int, architecture: Architecture, execution: Execution) -> None:
         size, axes = (architecture.hidden_size, outputs), ("embed", "classes")

@@ -1,7 +1,8 @@
 """Initial values of parameters.
 
-``values(shape, seed=…, name=…)`` returns float32 numbers that depend on the arguments alone: the
-shape with all layers, the run's seed, the parameter's name (``encoder/layers/output/kernel``).
+``values(shape, seed=…, name=…)`` returns float32 numbers that depend only on the arguments: the
+shape of all layers together, the seed of the run, and the name of the parameter, such as
+``encoder/layers/output/kernel``.
 """
 
 import dataclasses
@@ -13,37 +14,38 @@ import numpy as np
 
 from bert_jax.data.rng import stream
 
-# Numbers of one random stream: threads draw the streams of a large parameter in parallel.
+# Numbers per random stream. Threads draw the streams of a large parameter in parallel.
 _BLOCK: Final = 1 << 20
-_CUT: Final = 2.0  # deviations
+_CUT: Final = 2.0  # limit in standard deviations
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """One value everywhere."""
+    """The same value for all elements."""
 
     value: float
 
     def values(self, shape: tuple[int, ...], *, seed: int, name: str) -> np.ndarray:
-        """Returns an array of the value."""
+        """Returns an array filled with the value."""
         del seed, name
         return np.full(shape, self.value, np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNormal:
-    """A normal distribution cut at two standard deviations.
+    """A normal distribution truncated at two standard deviations.
 
-    Like `tf.truncated_normal_initializer(stddev=0.02)` of google-research/bert it does not rescale
-    the rest: the parameters' deviation is 0.88 of the given one. The host draws: a program that
-    draws would be compiled for every model and mesh, to run once.
+    The values are not rescaled, as in google-research/bert, which uses
+    `tf.truncated_normal_initializer(stddev=0.02)`. So their standard deviation is 0.88 of
+    `deviation`. The host draws the values: on devices, each model and mesh would compile a program
+    that runs once.
     """
 
-    deviation: float  # before truncation
-    rows: int | None = None  # to draw, None for all; further rows are zero
+    deviation: float  # standard deviation before truncation
+    rows: int | None = None  # number of drawn rows; other rows are zero. Default: all rows
 
     def values(self, shape: tuple[int, ...], *, seed: int, name: str) -> np.ndarray:
-        """Returns the truncated normal's values, by blocks of one stream each."""
+        """Draws the values. Each block of the array has its own random stream."""
         values = np.zeros(shape, np.float32)
         drawn = values[: self.rows].reshape(-1)  # a view
 

@@ -1,6 +1,6 @@
-"""The parts of every block: parameters with named axes, products, LayerNorm.
+"""Parts of the model: parameters with named axes, dense layers, LayerNorm.
 
-Shape suffixes: B batch, L length, Q tokens of a row whose states are computed, D hidden size, F FFN
+Shape suffixes: B batch, L length, Q queries of a row, D hidden size, F FFN
 width, H heads, K head columns, P masked positions, E examples per row, V padded vocabulary.
 """
 
@@ -31,28 +31,28 @@ ACTIVATIONS: Final[dict[Activation, Callable[[Array], Array]]] = {
 
 
 def param(shape: Sequence[int], axes: LogicalAxes, initial: Initial) -> nnx.Param:
-    """Returns an abstract float32 parameter: shape, logical axes and initial values."""
+    """Returns an abstract float32 parameter with a shape, logical axes and initial values."""
     abstract = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
     return nnx.Param(abstract, logical=axes, initial=initial)
 
 
 class ParamUse(NamedTuple):
-    """How a computation uses a parameter, stored in float32 and split over devices."""
+    """How a parameter is stored and how its gradient is summed."""
 
-    stored: LogicalAxes
-    gradient_dtype: Dtype  # of the sum over devices
+    stored: LogicalAxes  # axes between steps, sharded over devices
+    gradient_dtype: Dtype  # dtype of the sum over devices
 
     @property
     def axes(self) -> LogicalAxes:
-        """The axes where it is used."""
+        """Axes of the parameter in a computation."""
         return whole(self.stored)
 
 
 class Dense(nnx.Module):
-    """An affine map from the last axes of an activation to axes of its own.
+    """An affine map from the last axes of an activation to new axes.
 
-    Parameters are float32; the product is computed in the execution's dtype. The kernel is always a
-    matrix, [inputs, outputs]: with a head's 64 columns as its last axis a TPU would store it
+    Parameters are float32. The product is computed in the execution's dtype. The kernel is always a
+    matrix, [inputs, outputs]. If its last axis were the 64 columns of a head, a TPU would store it
     transposed, and transpose it for every use and update.
     """
 
@@ -65,10 +65,15 @@ class Dense(nnx.Module):
         architecture: Architecture,
         execution: Execution,
     ) -> None:
-        """Gives the kernel and the bias their shapes.
+        """Creates the abstract parameters.
 
-        `shape` and `axes` are sizes and logical axes of the inputs and then of the `outputs` last
-        axes, which have a bias. The kernel has the first axis of the inputs and of the outputs.
+        Args:
+            shape: sizes of the input axes, followed by the output axes.
+            axes: logical axes of `shape`. The kernel is sharded along the first input axis and the
+                first output axis.
+            outputs: number of output axes. The bias has their shape.
+            architecture: sizes of the model.
+            execution: dtypes.
         """
         self.inputs = len(shape) - outputs
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
@@ -79,11 +84,11 @@ class Dense(nnx.Module):
         self.dtype: Dtype = execution.dtype
 
     def __call__(self, x: Array) -> Array:
-        """Returns the map of `x` [..., inputs] as [..., outputs], in the execution's dtype."""
+        """Maps `x` [..., inputs] to [..., outputs], in the execution's dtype."""
         return self.with_bias(self.without_bias(x))
 
     def without_bias(self, x: Array) -> Array:
-        """Returns the product alone, [..., outputs], with one axis for all outputs."""
+        """Returns the product without the bias. All output axes are flattened to one."""
         x = x.astype(self.dtype)
         flat = x.reshape(*x.shape[: x.ndim - self.inputs], -1)
         return project(flat, self.kernel[...], use=self.use)
@@ -91,7 +96,7 @@ class Dense(nnx.Module):
     def with_bias(self, y: Array) -> Array:
         """Returns a product with the bias added.
 
-        The cast of the spread bias comes last: its gradient is then summed in the dtype of
+        The bias is broadcast before it is cast, so that its gradient is summed in the dtype of
         gradients.
         """
         y = y.reshape(*y.shape[:-1], *self.bias.shape)
@@ -102,10 +107,10 @@ class Dense(nnx.Module):
 def project(x: Array, kernel: Array, *, use: ParamUse) -> Array:
     """Returns ``x · kernel`` in the dtype of `x` [..., I], for a float32 kernel [I, O].
 
-    It is a product of two matrices: if a gradient contracts batch and length as two axes, XLA's CPU
-    compiler transposes its operands element by element, four tenths of the FFN's time. The product
-    of the kernel's gradient has a dtype of its own. JAX's own gradient has the dtype of the rows,
-    and the sum over devices would be in bfloat16: XLA sums before it casts.
+    Batch and length are flattened to one axis. If a gradient contracted two axes, XLA's CPU
+    compiler would transpose the operands element by element, which takes 40% of the time of the
+    FFN. The gradient of the kernel is computed in `use.gradient_dtype`. With JAX's gradient, in the
+    dtype of `x`, XLA would sum over devices in bfloat16, because it sums before it casts.
     """
     y: Array = _product(x.reshape(-1, x.shape[-1]), kernel, use)
     return y.reshape(*x.shape[:-1], -1)
@@ -131,9 +136,9 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
-    """Returns the gradient of `project`'s kernel, float32 [I, O].
+    """Returns the gradient of the kernel of `project`, float32 [I, O].
 
-    `rows` are its operand [N, I], `gradient` is the product's [N, O].
+    `rows` [N, I] is the operand of the product, and `gradient` [N, O] the gradient of the product.
     """
 
     def share(rows: Array, gradient: Array) -> Array:
@@ -148,9 +153,9 @@ def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
 
 
 def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:
-    """Returns a parameter for use; it is cast first, so that half the bytes are gathered."""
+    """Returns a parameter for use. Casts it before the gather, which then moves half the bytes."""
     if param.dtype != dtype:
-        # The barrier keeps the cast out of the product, which would cast for every tile.
+        # Optimization barrier: without it XLA would fuse the cast into the product, for each tile.
         param = jax.lax.optimization_barrier(param.astype(dtype))
     return constrain(param, *axes)
 
@@ -159,8 +164,8 @@ def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:
 def project_each(x: Array, kernels: tuple[Array, ...], use: ParamUse) -> tuple[Array, ...]:
     """Returns ``x · kernel`` for `x` [B, L, I] and each kernel, float32 [I, O].
 
-    The backward pass is one product of all gradients, stacked in front. So the gradient of `x` is
-    one sum over devices, and not one for every kernel.
+    The backward pass stacks the gradients along a leading axis for one product. So the gradient of
+    `x` needs one sum over devices instead of one per kernel.
     """
     return _project_each_forward(x, kernels, use)[0]
 
@@ -188,7 +193,7 @@ def _project_each_backward(
     inputs, outputs = use.axes
     arguments = ("batch", inputs), ("rest", "batch", outputs)
     shares = device_shares(share, rows, stacked, arguments=arguments, axes=("rest", *use.axes))
-    # One by one: a sum that is cut along another axis than the first would be an all-reduce.
+    # Sum each kernel separately: a reduce-scatter needs the sharded axis to be the first.
     of_kernels = (summed_shares(shares[:, at], use.stored) for at in range(len(kernels)))
     return of_rows.reshape(x.shape), tuple(each.astype(jnp.float32) for each in of_kernels)
 
@@ -197,11 +202,11 @@ project_each.defvjp(_project_each_forward, _project_each_backward)
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation over the last axis, its statistics in float32 (arXiv 1607.06450)."""
+    """Layer normalisation over the last axis with float32 statistics (arXiv 1607.06450)."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = (architecture.hidden_size,)
-        # Not "embed": splitting a few hundred numbers costs more than it saves.
+        # Not the sharded axis "embed": sharding so few numbers costs more than it saves.
         self.scale = param(width, ("hidden",), Constant(1.0))
         self.bias = param(width, ("hidden",), Constant(0.0))
         self.eps = architecture.layer_norm_eps
@@ -209,7 +214,7 @@ class LayerNorm(nnx.Module):
         self.fused = execution.norm == "fused"
 
     def __call__(self, x: Array) -> Array:
-        """Returns `x` [..., D] normalised, in the execution's dtype."""
+        """Normalises `x` [..., D]. Returns the execution's dtype."""
         return layer_norm(x, self.scale[...], self.bias[...], self.eps, self.dtype)
 
 
@@ -217,8 +222,9 @@ class LayerNorm(nnx.Module):
 def add_bias(y: Array, bias: Array) -> Array:
     """Returns ``y + bias`` for `y` [N, V] and `bias` [V].
 
-    The bias's gradient is a product with ones: for a vocabulary, XLA's sum over rows takes a CPU as
-    long as the projection. The ones have eight rows, because a TPU's compiler makes one row a sum.
+    The gradient of the bias is a product with ones, because for a vocabulary XLA's sum over rows
+    takes a CPU as long as the projection. The ones have eight rows, because the TPU compiler turns
+    a product with one row into a sum.
     """
     return y + bias
 
@@ -243,5 +249,5 @@ def gather_positions(
 
 
 def subkey(key: Array | None, index: int) -> Array | None:
-    """Returns the `index`-th key derived from `key`; None stays None."""
+    """Derives the `index`-th key from `key`. Returns None for None."""
     return None if key is None else jax.random.fold_in(key, index)

@@ -1,4 +1,4 @@
-"""How much computation compiling for one more shape is worth, roughly."""
+"""Estimates the time to compile for one more shape, compared with the time per token."""
 
 from typing import Final, NamedTuple
 
@@ -10,30 +10,31 @@ from bert_jax.model.config import Architecture
 from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.parallel.accelerators import peak_flops
 
-# Seconds to compile for rows of one length: at once, and for each layer. On a CPU as measured with
-# MiniLM on two cores, where a forward pass over scanned layers compiles as fast for twelve as for
-# six; on accelerators what the compiler for TPUs takes on as many, of layers that are unrolled.
+# Seconds to compile a program for one length: a constant, and seconds per layer. Values for the CPU
+# were measured with MiniLM on two cores, where the scan makes the forward pass nearly independent
+# of the number of layers. Values for accelerators were measured with the TPU compiler on two cores
+# and unrolled layers.
 _CPU_STEP: Final = (1.5, 0.9)
 _CPU_FORWARD: Final = (1.0, 0.1)
 _ACCELERATOR_STEP: Final = (18.0, 3.6)
-_ACCELERATOR_FORWARD: Final = (6.0, 1.2)  # a third, as of the FLOPs
-# FLOP/s of a core in a step, and the share of its peak that an accelerator reaches.
+_ACCELERATOR_FORWARD: Final = (6.0, 1.2)  # a third of a step, as for FLOPs
+# FLOP/s of a CPU core in a step, and the share of peak FLOP/s that an accelerator reaches.
 _CORE_FLOPS: Final = 60e9
 _SHARE_OF_PEAK: Final = 0.3
-_UNKNOWN_PEAK: Final = 100e12  # of an accelerator
+_UNKNOWN_PEAK: Final = 100e12  # assumed peak FLOP/s of an unknown accelerator
 
 
 class ShapeCost(NamedTuple):
-    """What a program costs."""
+    """The cost of compiling a program."""
 
-    program: float  # positions of rows that are computed in the time of a compilation
-    passes: int = 1  # how often every row is computed
+    program: float  # tokens that are computed in the time of one compilation
+    passes: int = 1  # number of times that each row is computed
 
 
 def training_cost(
     architecture: Architecture, mesh: Mesh, *, max_length: int, epochs: int
 ) -> ShapeCost:
-    """Returns the cost of a shape of a fine-tuning run's batches; wrong by half costs seconds."""
+    """Returns the cost of compiling a train step. An error of 50% costs only seconds."""
     flops = TRAINING * forward_flops(architecture, seq_length=max_length) / max_length
     seconds = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
     return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, epochs)
@@ -42,7 +43,7 @@ def training_cost(
 def inference_cost(
     architecture: Architecture, mesh: Mesh, *, max_length: int, passes: int = 1
 ) -> ShapeCost:
-    """Returns the cost of a length of a forward pass; a run computes each row `passes` times."""
+    """Returns the cost of compiling a forward pass. Each row is computed `passes` times."""
     flops = forward_flops(architecture, seq_length=max_length) / max_length
     seconds = _CPU_FORWARD if _on_cpu(mesh) else _ACCELERATOR_FORWARD
     return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, passes)
@@ -58,7 +59,7 @@ def _on_cpu(mesh: Mesh) -> bool:
 
 
 def _speed(mesh: Mesh) -> float:
-    """Returns the FLOP/s of all devices: on every host the same, as the shapes must be."""
+    """Returns the FLOP/s of all devices. Equal on all hosts, which must choose equal shapes."""
     if _on_cpu(mesh):
         return _CORE_FLOPS * (available_cores() if jax.process_count() == 1 else mesh.size)
     return (peak_flops(mesh.devices.flat[0]) or _UNKNOWN_PEAK) * _SHARE_OF_PEAK * mesh.size

@@ -1,9 +1,10 @@
-"""The gradient of the vocabulary's table, which both the lookup and the decoder read.
+"""The gradient of the vocabulary's table, which both the embedding lookup and the decoder use.
 
-The decoder's gradient covers the table, the lookup's a few rows. Two gradients would be two arrays
-of the table's size, and their sum a third. Instead the decoder passes its gradient to the lookup's
-backward pass as `shares`, one per device, which are zeros forward. The lookup adds to the shares,
-and only then they are summed over devices.
+The gradient of the decoder covers the whole table, and the gradient of the lookup a few rows. Two
+separate gradients would be two arrays of the table's size, and their sum a third. Instead, the
+decoder passes its gradient to the backward pass of the lookup, as the gradient of `shares`: an
+array with a part for each device, which is zero in the forward pass. The lookup adds its rows to
+the shares. Only then are the shares summed over devices.
 
 Shape suffixes: S devices that share the batch, V pieces, D hidden size, B batch, L length.
 """
@@ -25,7 +26,7 @@ _SHARES = ("batch", *_TABLE)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def shares_of(table_VD: Float[Array, "vocab hidden"], dtype: Dtype) -> Array:
-    """Returns unread zeros [S, V, D], whose gradient is the table's; it is summed in `dtype`."""
+    """Returns zeros [S, V, D] whose gradient, summed over S in `dtype`, is that of the table."""
     del dtype
     shape = (parts_in_use("batch"), *table_VD.shape)
     return constrain(jnp.zeros(shape, jnp.float32), *_SHARES)
@@ -48,11 +49,11 @@ def looked_up(
     shares_SVD: Float[Array, "devices vocab hidden"],
     input_ids: Int[Array, "batch length"],
 ) -> tuple[Array, Array]:
-    """Returns the table's rows [B, L, D], and the shares for the decoder.
+    """Returns the embeddings [B, L, D], and the shares for the decoder.
 
-    The gradient goes to the shares alone.
+    The gradient is returned through the shares, not the table.
     """
-    # Whole rows: under fsdp this gathers the table.
+    # Under fsdp this gathers the table, because a lookup needs whole rows.
     return constrain(table_VD, *_TABLE)[input_ids], shares_SVD
 
 
@@ -68,9 +69,9 @@ def _looked_up_backward(
     of_rows, shares = gradient
 
     def share(shares: Array, numbers: Array, ids: Array, of_rows: Array) -> Array:
-        """Adds on one device, and drops the rows of other devices' pieces."""
+        """Adds the rows of this device's pieces to its share, and drops other rows."""
         own = ids.reshape(-1) - numbers[0]
-        own = jnp.where(own >= 0, own, len(numbers))  # a negative one would count from the end
+        own = jnp.where(own >= 0, own, len(numbers))  # a negative index would wrap around
         of_rows = of_rows.reshape(-1, of_rows.shape[-1])
         return shares[0].at[own].add(of_rows, mode="drop")
 
@@ -93,7 +94,7 @@ def decoded(
     table_VD: Float[Array, "vocab hidden"],
     shares_SVD: Float[Array, "devices vocab hidden"],
 ) -> Array:
-    """Returns ``rows · tableᵀ``, float32 [N, V]; the table's gradient goes to its shares."""
+    """Returns ``rows · tableᵀ``, float32 [N, V]. The shares receive the table's gradient."""
     return _decoded_forward(rows_ND, table_VD, shares_SVD)[0]
 
 

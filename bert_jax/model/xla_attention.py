@@ -1,7 +1,8 @@
-"""Attention in plain JAX: the reference for every other implementation.
+"""Attention in plain JAX, the reference for the fused kernel.
 
-Its gradient is written out. One number holds a probability and its dropout: negative if dropped,
-otherwise scaled up. So no mask is made twice, scores are not kept, and only scores are float32.
+The gradient is hand-written. The forward pass stores each probability with its dropout in one
+number: negative if it is dropped, otherwise scaled up. So the backward pass needs neither the mask
+nor the scores, and only scores are float32.
 """
 
 import functools
@@ -15,10 +16,10 @@ from bert_jax.kernels.attention_kernels import centred_keys
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
 from bert_jax.parallel.rules import on_one_cpu
 
-# Finite: a row without a visible key gives a uniform average and no NaN.
+# Finite, so that a query without a visible key gets a uniform average instead of NaN.
 MASKED: Final = -1e9
 
-# On a CPU: as many parts as most machines have cores, of at least this many scores each.
+# Parts of a batch on a CPU: at most as many as most machines have cores, each with enough scores.
 _MOST_PARTS: Final = 8
 _LEAST_SCORES: Final = 2**17
 
@@ -33,13 +34,14 @@ def xla_attention(
     dropout_key: Array | None,
     queries_BQ: Int[Array, "batch queries"] | None = None,
 ) -> Float[Array, "batch queries heads head_dim"]:
-    """Bidirectional attention.
+    """Returns softmax(q·kᵀ/√K)·v, bidirectional, with dropout of the probabilities.
 
-    softmax(q·kᵀ/√K) in float32 over the keys of the query's own segment, dropout on the
-    probabilities, times v (google-research/bert `modeling.py`, `attention_layer`).
+    The softmax is in float32, over the keys in the segment of the query. Source:
+    google-research/bert `modeling.py`, `attention_layer`.
 
-    `segment_ids` number a row's packed examples 1, 2, …; padding is 0. `queries_BQ` are the tokens
-    of the queries, None for all in order. `dropout_key` is None in evaluation.
+    `segment_ids` are 1, 2, … for the packed examples of a row, and 0 for padding. `queries_BQ` are
+    the positions of the queries; if None, every token is a query. `dropout_key` is None in
+    evaluation.
     """
     batch, length, heads, _ = k_BLHK.shape
     of_queries, lines = segment_ids, None
@@ -61,7 +63,7 @@ def xla_attention(
 
 
 class _Segments(NamedTuple):
-    """The packed example of each token, [B, Q] and [B, L]."""
+    """Segment ids of queries [B, Q] and keys [B, L]."""
 
     of_queries: Array
     of_keys: Array
@@ -76,18 +78,17 @@ def _attended(
     *,
     rate: float,
 ) -> Array:
-    # Heads first: a head's product is then one of whole matrices, which is faster on CPUs. TPU
-    # programs are the same either way.
+    # Heads first: then each head is a product of contiguous matrices, which is faster on CPUs. TPU
+    # programs do not change.
     q, k, v = (each.swapaxes(1, 2) for each in (q_BQHK, k_BLHK, v_BLHK))
     out: Array = _attend(q, k, v, segments, factors, 0.0 if factors is None else rate)
     return out.swapaxes(1, 2)
 
 
 def _parts(q_BQHK: Array, k_BLHK: Array) -> int:
-    """Returns how many parts of a batch are computed separately.
+    """Returns the number of parts of a batch that are computed separately.
 
-    XLA's CPU client runs a product of many small matrices on one core, and independent products
-    side by side.
+    XLA's CPU client computes a batched product on one core, but independent products in parallel.
     """
     if not on_one_cpu():
         return 1
@@ -97,13 +98,13 @@ def _parts(q_BQHK: Array, k_BLHK: Array) -> int:
 
 
 def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
-    """Returns q·kᵀ/√K where a key is visible, [B, H, Q, L] float32."""
+    """Returns q·kᵀ/√K, float32 [B, H, Q, L], with `MASKED` for invisible keys."""
     scores_BHQL = jnp.einsum("bhqk,bhlk->bhql", q_BHQK, k_BHLK, preferred_element_type=jnp.float32)
     return jnp.where(visible, scores_BHQL * _scale(q_BHQK), MASKED)
 
 
 def same_segment(of_queries: Array, of_keys: Array) -> Array:
-    """Returns which keys are in a query's segment: [B, Q] and [B, L] → bool [B, 1, Q, L]."""
+    """Compares the segments of queries and keys: [B, Q] and [B, L] → bool [B, 1, Q, L]."""
     return of_queries[:, None, :, None] == of_keys[:, None, None, :]
 
 
@@ -126,7 +127,7 @@ def _backward(
     rate: float, saved: tuple[Array, ...], gradient: Array
 ) -> tuple[Array, Array, Array, None, None]:
     q, k, v, signed, out = saved
-    # Σ weights · their gradients, for each query and head: softmax subtracts it.
+    # Σ weight · gradient for each query and head, a term of the softmax gradient.
     taken_off = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
     kept = jnp.maximum(signed, 0)
     slopes = jnp.einsum("bhqk,bhlk->bhql", gradient, v, preferred_element_type=jnp.float32)
