@@ -10,11 +10,11 @@ import nbformat
 
 from tests.project import ROOT, environment
 
-# No dropout: a step without it compiles in half the time.
+# Without dropout, a step compiles in half the time.
 SMALL = """{"architecture": {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 64, "max_position_embeddings": 64, "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0}}"""
-# Smaller, and with worker processes wherever possible.
+# Replacements that make the script smaller and use worker processes wherever possible.
 CHANGES = (
     ('"steps": 500', '"steps": 3'),
     ('"batch_size": 32', '"batch_size": 8'),
@@ -23,7 +23,7 @@ CHANGES = (
     ('write_python_docs("corpus")', 'write_python_docs("corpus", max_bytes=250_000)'),
     ('"size": 2000', '"size": 640'),
     ('{"size": "tiny"}', SMALL),
-    # So small a model needs more and larger steps, and knows only sentences like its training data.
+    # A small model needs more and larger steps, and a sentence similar to its training data.
     ('"epochs": 20', '"epochs": 20, "batch_size": 8'),
     ('"learning_rate": 1e-3', '"learning_rate": 3e-3'),
     ('"what a good book"', '"a good book"'),
@@ -65,7 +65,7 @@ def test_the_script_of_the_documentation_runs_once(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-# Lines of a run's output, in this order.
+# Patterns of lines that the script prints, in this order.
 TOLD = (
     r"tokenised part 1 of",
     r"compiling the step \(8 × 64 tokens\) …",

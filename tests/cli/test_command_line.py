@@ -1,4 +1,4 @@
-"""Command-line mistakes get one line with a suggestion; help; exit codes of errors."""
+"""The command line: one-line errors with suggestions, help, and exit codes."""
 
 import importlib
 import re

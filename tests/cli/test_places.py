@@ -1,4 +1,4 @@
-"""Every path setting and path argument refuses addresses of another kind."""
+"""Every path setting and path argument refuses unsupported addresses."""
 
 import importlib.util
 import socket
@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "finetune": {"init_from": "runs/b", "task": TABLE},
     "submit": {},
 }
-# The verb that reads a setting, and the setting's key.
+# Verbs, and the keys of settings that they read.
 SETTINGS = [
     *(("vocab", "vocab.input"), ("vocab", "vocab.output"), ("examples", "examples.input")),
     *(("examples", "examples.tokenizer"), ("examples", "examples.output")),
@@ -53,7 +53,7 @@ TASKS: list[tuple[dict[str, Any], str]] = [
     *(({"kind": "token_classification"}, role) for role in ("train", "dev", "test")),
     *(({"kind": "multiple_choice"}, role) for role in ("train", "dev", "test")),
 ]
-# @ is replaced by the address; the name before the colon is the refused argument.
+# Commands in which @ is replaced by the address, by the name of the refused argument.
 ARGUMENTS = {
     "CONFIG": ["pretrain @", "finetune @", "vocab @", "examples @", "plan @ --topology v5e:4x4"],
     "[FILE]": ["new table @"],
@@ -104,7 +104,7 @@ def check(config: Path, words: list[str], address: str, *, name: str) -> None:
     """Asserts that the address is refused in one line and no file is written."""
     told = ADDRESSES[address]
     if name in MODELS and address.startswith("hf://"):
-        return  # a model name
+        return  # it is the name of a model
     line = refused(*(str(config) if word == "CONFIG" else word for word in words))
     assert line.values["place"].endswith(name), line
     assert line.values["found"] == address
@@ -117,7 +117,7 @@ def check(config: Path, words: list[str], address: str, *, name: str) -> None:
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_path_settings_refuse_other_addresses(config: Path, address: str) -> None:
     for verb, key in SETTINGS:
-        # For a list of paths the message names the entry.
+        # For a list of paths, the message names the item.
         name = f"{key}.0" if key.endswith(".files") else key
         check(config, [verb, "CONFIG", f"{key}={address}"], address, name=name)
     for task, role in TASKS:

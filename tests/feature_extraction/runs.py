@@ -1,4 +1,4 @@
-"""A run imported from a random checkpoint, and its hidden states by Hugging Face."""
+"""Imports a random checkpoint, and computes its hidden states with Hugging Face."""
 
 import json
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def make_run(directory: Path, *, layers: int = 5) -> tuple[Path, BertModel]:
 
 
 def texts(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
-    """Texts of whole and of split words, 1 to `longest` pieces, not sorted by length."""
+    """Returns random texts of 1 to `longest` pieces, with whole and split words."""
     rng = np.random.default_rng(seed)
     made = []
     for size in rng.integers(1, longest // 2 + 1, count):
@@ -43,7 +43,7 @@ def texts(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
 
 
 def pieces_of(text: str) -> list[str]:
-    """The pieces of a text from `texts`, split by hand."""
+    """Splits a text of `texts` into pieces, without the tokenizer."""
     found = []
     for word in text.split():
         head, _, tail = word.partition("x")
@@ -52,7 +52,7 @@ def pieces_of(text: str) -> list[str]:
 
 
 def reference_states(model: BertModel, text: str, pair: str | None = None) -> np.ndarray:
-    """Hugging Face's hidden states of one text alone: [layers + 1, pieces with special, D]."""
+    """Returns the hidden states of a text by Hugging Face: [layers + 1, pieces with special, D]."""
     first = ["[CLS]", *pieces_of(text), "[SEP]"]
     second = [] if pair is None else [*pieces_of(pair), "[SEP]"]
     ids = torch.tensor([[IDS[piece] for piece in [*first, *second]]])
@@ -68,5 +68,5 @@ def write_lines(path: Path, lines: Sequence[str]) -> Path:
 
 
 def features(*arguments: object) -> Result:
-    """Runs the verb as a user would."""
+    """Runs the verb `features`."""
     return invoke("features", *arguments)

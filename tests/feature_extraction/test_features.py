@@ -1,4 +1,4 @@
-"""`bert-jax features` against Hugging Face's hidden states and against its other formats."""
+"""Compares `bert-jax features` with hidden states of Hugging Face, and its formats."""
 
 import json
 from pathlib import Path
@@ -30,10 +30,10 @@ from tests.feature_extraction.runs import (
 )
 from tests.support import relative_error
 
-FEW = [*texts(3), "w1x1", "w59"]  # every length of text needs a program
+FEW = [*texts(3), "w1x1", "w59"]  # each length compiles a program
 
 
-# Written out by hand for five layers, independently of the tested code.
+# Selections for five layers, written independently of the tested code.
 CHOSEN: dict[str, Any] = {
     "embeddings": lambda s: s[0],
     "second-to-last": lambda s: s[4],
@@ -56,7 +56,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def extract(run: Path, tmp_path: Path, lines: list[str], *options: object) -> dict[str, np.ndarray]:
-    """Features of texts, through the command line and an .npz."""
+    """Returns the features of texts, computed by the command line and read from an .npz."""
     source = write_lines(tmp_path / "in.txt", lines)
     result = features(run, source, tmp_path / "out.npz", "--force", *options)
     assert result.exit_code == 0, (result.output, result.exception)
@@ -108,7 +108,7 @@ def test_every_level_is_computed_from_hugging_faces_states(
 
 
 def word_means(text: str, states: np.ndarray) -> np.ndarray:
-    """The mean over each word's pieces, word by word."""
+    """Returns the mean over the pieces of each word."""
     means, at = [], 1
     for word in text.split():
         size = 2 if "x" in word else 1
@@ -131,7 +131,7 @@ def test_pairs_have_spans_and_longest_first_truncation(
     assert "1 texts cut at 12 pieces" in result.output
     assert "extracting: 2 texts: " in result.stderr
     found = load(tmp_path / "o.npz")
-    # 12 pieces less three special ones: seven of the first text, both of the second.
+    # 12 pieces, of which three are special, seven of the first text and two of the second.
     assert found["words"].tolist() == [
         *("w1x2", "w3", "w4", "w5x6"),
         *(f"w{number}" for number in range(7)),
@@ -168,7 +168,7 @@ def test_formats_hold_the_same_features(
 
 
 def as_float32(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a .jsonl with its numbers read as float32."""
+    """Returns a row of a .jsonl with numbers as float32."""
     vectors = {
         name: np.asarray(row[name], np.float32).tolist()
         for name in ("vector", "vectors")
@@ -197,14 +197,14 @@ def settings(**changes: Any) -> ExtractionSettings:
 
 
 def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) -> np.ndarray:
-    """Mean features of the last layer."""
+    """Returns settings for the mean of the last layer."""
     model = model_of_run(run, checkpoint="last", mesh=open_mesh(one_device=one_device))
     assert model.loaded.mesh.size == (1 if one_device else 8)
     extractor = FeatureExtractor(settings(batch_size=batch_size, max_length=40), model)
     sources = [InputText(number, line, None, None) for number, line in enumerate(lines, start=1)]
     made = list(extractor(sources))
     assert [feature.source for feature in made] == sources
-    # For three texts a program for 8 positions is not worth its compilation.
+    # For three texts, compiling a program for length 8 is not worth it.
     assert extractor.counts.positions % 12 == 0
     return np.concatenate([feature.vectors for feature in made])
 

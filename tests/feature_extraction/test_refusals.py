@@ -1,4 +1,4 @@
-"""Refusals of `bert-jax features`: one line, exit code 2, no output file."""
+"""Mistakes in `bert-jax features`: one line, exit code 2, no output file."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Logs of JSON lines: intact after a kill, damaged lines set aside. Full disk: tests/train."""
+"""Logs of JSON lines survive kills and damaged lines. For full disks, see tests/train."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_only_damaged_and_foreign_lines_are_set_aside(tmp_path: Path, line: byte
     aside = tmp_path / "log.damaged"
     assert aside.read_bytes() == line + b"\n"
     assert said == [f"{path}: moved 1 damaged or foreign line to {aside}"]
-    assert reopen(path, 2)[1] == []  # once
+    assert reopen(path, 2)[1] == []  # reported only once
 
 
 @given(

@@ -37,7 +37,7 @@ def holder(tmp_path: Path):
 
 
 def test_refusal_of_a_lock_names_its_holder(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    for _ in range(2):  # a refusal leaves the holder's text in the file
+    for _ in range(2):  # a failed attempt does not change the file
         lock = LocalLock(tmp_path / "lock")
         assert not lock.take()
         assert lock.holder == f"{os.uname().nodename} {holder.pid}"
@@ -59,7 +59,7 @@ def test_a_released_lock_leaves_no_file(tmp_path: Path) -> None:
     for _ in range(2):
         assert first.take()
         assert not second.take()
-        second.give_back()  # not ours: no effect
+        second.give_back()  # no effect: `second` does not hold the lock
         assert not second.take()
         first.give_back()
         assert not (tmp_path / "lock").exists()

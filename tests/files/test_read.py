@@ -1,4 +1,4 @@
-"""Limits on files: their kind, size, nesting depth and length of numbers."""
+"""Limits on files: kind, size, depth of nesting and length of numbers."""
 
 import json
 import os

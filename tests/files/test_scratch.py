@@ -1,4 +1,4 @@
-"""Temporary directories are removed with their process, even if exit handlers do not run."""
+"""Temporary directories are removed at exit, even if exit handlers do not run."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Files with their own checksum: every flipped bit is detected or changes no value."""
+"""Files with a seal: every flipped bit is detected or does not change a value."""
 
 import itertools
 import json
@@ -38,14 +38,14 @@ def test_every_flipped_bit_is_detected_or_harmless(
     path, whole = epath.Path(tmp_path / "file"), text.encode()
     path.write_bytes(whole)
     assert read(path) == VALUES
-    # Every third bit covers each byte and each position in a byte.
+    # Flip every third bit, which covers each byte and each position in a byte.
     for at, bit in itertools.islice(itertools.product(range(len(whole)), range(8)), 0, None, 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
         try:
             found = read(path)
         except UserError:
             continue
-        # A flip in the word "sha256" adds a key; another turns 1e-12 into 1E-12.
+        # Harmless flips: one in the word "sha256" adds a key, another turns 1e-12 into 1E-12.
         assert {key: found.get(key) for key in VALUES} == VALUES
 
 

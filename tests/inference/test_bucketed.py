@@ -1,4 +1,4 @@
-"""Runs rows of different lengths through a compiled function, each once."""
+"""`BucketedInference` runs rows of different lengths, each once."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ MAX_LENGTH = 100
 
 
 class Recorder:
-    """Collates rows of n ones, and records the requested rows and shapes."""
+    """Collates rows of ones, and records the requested rows and shapes."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
@@ -35,7 +35,7 @@ class Recorder:
 
 
 def forward(params: Any, batch: Any) -> dict[str, jax.Array]:
-    """Each row's length and its tokens, times the parameter."""
+    """Returns the length and the tokens of each row, times the parameter."""
     return {"sum": params * batch["input_ids"].sum(axis=1), "tokens": batch["input_ids"]}
 
 

@@ -1,4 +1,4 @@
-"""`fill_mask` on an imported model against the original PyTorch model."""
+"""Compares `fill_mask` of an imported model with the original PyTorch model."""
 
 import json
 
@@ -18,9 +18,9 @@ POSITIONS = 100
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMaskedLM]:
-    """A run of an MLM with 100 positions, not a multiple of 8.
+    """A run with an MLM head and 100 positions, which is not a multiple of 8.
 
-    The embedding has five more rows than the tokenizer has pieces, and they are most probable.
+    The embedding has five unused rows, which have the highest logits.
     """
     directory = tmp_path_factory.mktemp("mlm")
     config = hf_config(
@@ -36,7 +36,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMask
 
 
 def reference(model: BertForMaskedLM, text: str) -> np.ndarray:
-    """Probabilities at each mask: [masks, rows], without special pieces and unused rows."""
+    """Returns probabilities at masks: [masks, rows], without special pieces and unused rows."""
     ids = torch.tensor([[IDS[piece] for piece in ["[CLS]", *text.split(), "[SEP]"]]])
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0].numpy()[np.asarray(ids[0]) == IDS["[MASK]"]]
@@ -50,7 +50,7 @@ def test_candidates_equal_hugging_faces_at_every_position(
 ) -> None:
     run, model = imported
     texts = [
-        " ".join(["w1"] * (POSITIONS - 3) + ["[MASK]"]),  # every position
+        " ".join(["w1"] * (POSITIONS - 3) + ["[MASK]"]),  # uses every position
         "w3 [MASK] w5 [MASK] w7",
         "[MASK] w9",
     ]

@@ -1,4 +1,4 @@
-"""Choice of padded lengths: few if compiling costs more than padding."""
+"""Rows are padded to few lengths if compiling costs more than padding."""
 
 import itertools
 from collections.abc import Sequence

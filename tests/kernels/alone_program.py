@@ -1,8 +1,8 @@
-"""``python -m tests.kernels.alone_program '{"v4:2x2x1": [["norm", {…}]], …}'``: compiles kernels.
+"""``python -m tests.kernels.alone_program '{"v4:2x2x1": [["norm", {…}]], …}'`` compiles kernels.
 
-It uses the functions of `benchmarks.kernels_alone`; ``["finetuning", {}]`` is a classifier's step
-as in `finetune`. Prints the names of the kernels in the programs of each topology, as JSON.
-test_alone_compile.py runs it in a process of its own.
+The functions are those of `benchmarks.kernels_alone`. In addition, ``["finetuning", {}]`` is the
+step of a classifier, as in `finetune`. The program prints the names of the kernels for each
+topology as JSON. test_alone_compile.py runs it in a separate process.
 """
 
 import json
@@ -23,9 +23,9 @@ from tests.support import small_architecture
 
 
 def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """The kernels in the lowered programs, after compiling them.
+    """Compiles programs, and returns the names of their kernels.
 
-    They read from the mesh which operations the chip composes and how many cores share a grid.
+    The kernels depend on the chip of the mesh: on its emulated operations and its cores.
     """
     devices = open_devices(parse_topology(topology), slices=1)
     names: list[str] = []

@@ -47,9 +47,9 @@ def loss(rows: int, hidden: int, pieces: int, dtype: str) -> list[Program]:
 
 SHORT = [
     *attention(128),
-    *layer(1, 768, "bfloat16"),  # [CLS] alone, as a classifier reads the last layer
+    *layer(1, 768, "bfloat16"),  # only [CLS], as in the last layer of a classifier
     *layer(77, 768, "bfloat16"),
-    *loss(77, 768, 7648, "bfloat16"),  # a quarter per device: not a multiple of 128
+    *loss(77, 768, 7648, "bfloat16"),  # a quarter of the vocabulary, not a multiple of 128
     *loss(12, 64, 256, "float32"),
 ]
 LONG = [
@@ -57,18 +57,18 @@ LONG = [
     layer(512, 2048, "float32"),
     layer(1000, 1024, "bfloat16"),
     layer(4096, 768, "bfloat16"),
-    # The most rows that fit, in one and several groups, with partly filled registers.
+    # The maximum rows that fit, in one and in several groups, with partly filled registers.
     loss(1232, 1024, 30592, "bfloat16"),
     loss(5000, 312, 30592, "float32"),
     loss(5000, 2048, 119552, "bfloat16"),
-    # The widest model for which `auto` selects them.
+    # The widest model for which `auto` selects the kernels.
     loss(1232, 2304, 30592, "bfloat16"),
     loss(1232, 1920, 30592, "float32"),
 ]
 
 
 def compiled(wanted: dict[str, list[Program]]) -> dict[str, list[str]]:
-    """The names of the kernels in the programs of each topology."""
+    """Returns the names of the kernels in the programs of each topology."""
     printed = compile_for_tpus("tests.kernels.alone_program", json.dumps(wanted))
     found: dict[str, list[str]] = json.loads(printed.splitlines()[-1])
     return found
@@ -79,8 +79,8 @@ def expected(wanted: list[Program]) -> set[str]:
 
 
 def test_kernels_compile_alone_and_in_a_fine_tuning_step() -> None:
-    """A classifier's last layer computes only [CLS], with kernels of its own."""
-    few = ("v4:2x2x1", "v6e:2x2")  # `make chaos` compiles for all four
+    """The last layer of a classifier computes only [CLS], with separate kernels."""
+    few = ("v4:2x2x1", "v6e:2x2")  # `make chaos` compiles for all four topologies
     found = compiled(dict.fromkeys(few, SHORT) | {"v5e:2x2": [("finetuning", {})]})
     in_step = found.pop("v5e:2x2")
     assert {name: set(kernels) for name, kernels in found.items()} == dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Fused decoder losses against `cross_entropy` of logits."""
+"""Compares the fused losses with `cross_entropy` of logits."""
 
 import functools
 from typing import Any
@@ -32,14 +32,14 @@ def on_a_cpu(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
 
 
 def xla(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
-    """The loss as `MlmHead` computes it on accelerators without the kernels."""
+    """Returns the loss as `MlmHead` computes it on accelerators without kernels."""
     logits = add_bias(decoded(rows, table, shares_of(table, "float32")), bias)
     return Scored(*(each[0] for each in cross_entropy(logits[None], labels[None])))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def score(core: Any, rows: Any, table: Any, bias: Any, labels: Any, weights: Any) -> Any:
-    """Loss and correctness, and the gradients of the weighted loss."""
+    """Returns losses and hits, and the gradients of the weighted loss."""
 
     def value(rows: Any, table: Any, bias: Any) -> tuple[Any, Any]:
         found = core(rows, table, bias, labels)
@@ -51,7 +51,7 @@ def score(core: Any, rows: Any, table: Any, bias: Any, labels: Any, weights: Any
 def drawn(
     rows: int, hidden: int, pieces: int, *, vocab_size: int | None = None, size: float = 1.0
 ) -> list[Any]:
-    """Rows, a padded table, its bias, labels with the first and last piece, weights."""
+    """Returns rows, a padded table, a bias, weights, and labels with the first and last piece."""
     rng = np.random.default_rng(0)
     used = vocab_size or pieces
     x = size * rng.standard_normal((rows, hidden))
@@ -98,7 +98,7 @@ def test_it_equals_the_loss_of_logits(
 def test_rows_beyond_vmem_are_split_into_groups(
     cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table's gradient accumulates over groups; two cores each hold part of the table."""
+    """The gradient of the table is summed over groups. Two cores process parts of the table."""
     monkeypatch.setattr(kernels, "groups_of", lambda rows, **sizes: (3, 16))
     monkeypatch.setattr(kernels, "_cores", lambda: cores)
     arrays = drawn(41, 24, 1024)

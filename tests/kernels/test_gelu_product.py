@@ -1,4 +1,7 @@
-"""`gelu_project`'s kernel, interpreted, against plain JAX; see also test_alone_compile.py."""
+"""Compares the kernel of `gelu_project`, interpreted, with plain JAX.
+
+test_alone_compile.py compiles it for TPUs.
+"""
 
 import functools
 from typing import Any
@@ -29,7 +32,7 @@ def xla(y: Any, bias: Any, kernel: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def fed(core: Any, y: Any, bias: Any, kernel: Any, weights: Any) -> Any:
-    """The output, and the gradients of its weighted sum."""
+    """Returns the output, and the gradients of its weighted sum."""
 
     def value(*arrays: Any) -> tuple[Any, Any]:
         out = core(*arrays)
@@ -106,6 +109,6 @@ def test_a_models_loss_and_gradients_equal_xlas(part: str, remat: str) -> None:
     expected, expected_gradients = loss_and_gradients(**{part: "xla"})
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
     for each in (gradients, expected_gradients):
-        each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero but for rounding
+        each["encoder"]["layers"]["attention"]["key"].pop("bias")  # zero except for rounding
     pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True)
     assert max(relative_error(*pair) for pair in pairs) < 1e-5

@@ -1,4 +1,4 @@
-"""Helpers of the model tests: fresh parameters, and a model built from them."""
+"""Helpers for tests of the model."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from bert_jax.train.state import abstract_params, define_model, draw_params
 
 
 def fresh_params(task: BertObjective, *, seed: int = 0) -> dict[str, Any]:
-    """A model's first parameters as numpy arrays."""
+    """Returns the initial parameters of a model as numpy arrays."""
     model, mesh = define_model(task.build), make_mesh(MeshSection(data=1), jax.devices()[:1])
     return jax.device_get(draw_params(model, abstract_params(model, mesh), seed=seed))
 
 
 def model_of(task: BertObjective, params: Any) -> Bert:
-    """The task's model with these parameters."""
+    """Returns the model of a task with these parameters."""
     return nnx.merge(define_model(task.build).graphdef, jax.tree.map(jnp.asarray, params))

@@ -20,7 +20,7 @@ from tests.interop.hf_checkpoints import (
     torch_inputs,
 )
 
-LAYERS, HEADS = 5, 4  # too deep to be fully unrolled
+LAYERS, HEADS = 5, 4  # too many layers to be unrolled
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def imported(theirs: BertModel, tmp_path_factory: pytest.TempPathFactory) -> Imp
 
 
 def maps(model: Bert, batch: dict[str, Any]) -> np.ndarray:
-    """The maps of one compiled program, as in real use."""
+    """Returns the attention maps, computed by one compiled program."""
     graphdef, params = nnx.split(model)
     compute = jax.jit(lambda params, batch: attention_maps(nnx.merge(graphdef, params), batch))
     return np.asarray(compute(params, batch))
@@ -56,7 +56,7 @@ def test_the_maps_equal_hugging_faces(theirs: BertModel, imported: Imported) -> 
     rows, length = batch["input_ids"].shape
     assert found.shape == (LAYERS, rows, HEADS, length, length)
     assert found.dtype == np.float32
-    # Padding queries average over the sentence there, and are zero here.
+    # Padding queries: Hugging Face averages over the sentence, ours are zero.
     tokens = batch["segment_ids"][None, :, None, :, None] > 0
     np.testing.assert_allclose(found, np.where(tokens, expected, 0), atol=2e-6)
     assert expected.std() > 0.02  # the maps are not uniform

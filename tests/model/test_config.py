@@ -1,4 +1,4 @@
-"""From a section to an architecture: named sizes, released files, refusals."""
+"""Architectures from sections: named sizes, released files, mistakes."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ from bert_jax.model.config import (
 from bert_jax.validation import validate
 from tests.project import refuses
 
-# bert_config.json of uncased_L-12_H-768_A-12, key by key; the multilingual and Chinese files add
-# `directionality` and the pooler_* keys.
+# The bert_config.json of uncased_L-12_H-768_A-12. The multilingual and Chinese files also have
+# `directionality` and pooler_* keys.
 RELEASED: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",

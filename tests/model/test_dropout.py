@@ -22,7 +22,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.rules import partition_spec
 from bert_jax.parallel.section import MeshSection
 
-SIGMAS = 5.0  # bound on a normal deviate, even among hundreds
+SIGMAS = 5.0  # bound of a normal deviate among hundreds
 ROWS, WIDTH = 2048, 512
 
 
@@ -54,7 +54,7 @@ def test_dropped_elements_get_no_gradient() -> None:
 
 
 def masks(rate: float, *, seed: int = 0) -> np.ndarray:
-    """float64 [ROWS, WIDTH] of mean 0 and deviation 1."""
+    """Returns float64 [ROWS, WIDTH] with mean 0 and standard deviation 1."""
     kept = np.asarray(dropout(jnp.ones((ROWS, WIDTH)), rate, jax.random.key(seed))) > 0
     return (kept - (1 - rate)) / np.sqrt(rate * (1 - rate))
 
@@ -68,7 +68,7 @@ def test_neighbours_rows_and_columns_are_independent(rate: float) -> None:
             assert abs(deviates) < SIGMAS, lag
     for of, count in ((mask.T, ROWS), (mask[:512], WIDTH)):
         products = (of @ of.T)[np.triu_indices(len(of), 1)] / np.sqrt(count)
-        # For independent masks its variance is 1, over 130,000 effective draws.
+        # For independent masks, its variance is 1, estimated from 130,000 effective draws.
         assert abs(products.var() - 1) < SIGMAS * np.sqrt(4 / products.size)
 
 
@@ -88,7 +88,7 @@ def test_tiles_of_rows_and_heads_have_independent_masks() -> None:
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_four_corners_of_a_rectangle_are_independent(rate: float) -> None:
-    """The words of four corners are products of a and b with c and d."""
+    """The words of four elements are products of rows a and b with columns c and d."""
     mask = masks(rate)
     rows, columns = ROWS // 2, WIDTH // 2
     for down, across in ((1, 1), (1, 8), (rows, columns), (rows // 2, 3)):
@@ -99,7 +99,7 @@ def test_four_corners_of_a_rectangle_are_independent(rate: float) -> None:
 
 def test_every_bit_of_a_word_is_fair() -> None:
     drawn = drawn_words(jax.random.key(3), ROWS, WIDTH)
-    for bit in range(20, 32):  # a word has twelve
+    for bit in range(20, 32):  # a word has 12 bits
         deviates = (((drawn >> bit) & 1).mean() - 0.5) * 2 * np.sqrt(drawn.size)
         assert abs(deviates) < SIGMAS, bit
 

@@ -27,7 +27,7 @@ def chosen(
     dtype: str = "bfloat16",
     **changes: Any,
 ) -> Choice:
-    """The resolved setting of a part on a kind of chip."""
+    """Returns the resolved setting of a part on a kind of chip."""
     return choose(
         part,
         Execution.model_validate({part: setting, "dtype": dtype}),

@@ -1,4 +1,7 @@
-"""`fused` attention, interpreted, against `xla`; test_alone_compile.py compiles it for TPUs."""
+"""Compares `fused` attention, interpreted, with `xla`.
+
+test_alone_compile.py compiles the kernels for TPUs.
+"""
 
 import functools
 import itertools
@@ -18,7 +21,7 @@ from tests.support import relative_error
 
 
 def segments_of(rows: int, length: int) -> jax.Array:
-    """Packed rows: two or three examples each, then padding; the last row is all padding."""
+    """Returns rows with two or three examples and padding. The last row is only padding."""
     ids = np.zeros((rows, length), np.int32)
     for row in range(rows - 1):
         cuts = [0, length // 3, length // 2 + row % 3, length - 5 * (row % 3) - 1]
@@ -30,7 +33,7 @@ def segments_of(rows: int, length: int) -> jax.Array:
 def fused(
     q: Any, k: Any, v: Any, bias: Any, segments: Any, *, rate: float, queries: Any = None
 ) -> Any:
-    """The kernel, called as `SelfAttention` calls it."""
+    """Calls the kernel as `SelfAttention` does."""
     rows, _, heads, columns = k.shape
     merged = [x.reshape(*x.shape[:2], -1) for x in (q, k, v)]
     seeds = tile_seeds(jax.random.key(3), (rows, heads))
@@ -60,7 +63,7 @@ def xla(
 def attend(
     core: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float, queries: Any = None
 ) -> Any:
-    """The output, and all gradients of its weighted sum, with the biases'."""
+    """Returns the output, and the gradients of its weighted sum for all inputs and biases."""
     segments = segments_of(*k.shape[:2])
     bias = jnp.linspace(-0.5, 0.5, 3 * q.shape[2] * q.shape[3]).reshape(3, *q.shape[2:])
 
@@ -72,7 +75,7 @@ def attend(
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """A key's bias has only rounding as its gradient: its error is relative to other biases."""
+    """Compares arrays. Biases are one array, because the key bias's gradient is only rounding."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert relative_error(one, other) < 2e-5
 
@@ -92,7 +95,7 @@ def assert_same(found: Any, expected: Any) -> None:
     ],
 )
 def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: float) -> None:
-    """Dropout on: the very same elements are dropped, forward and backward."""
+    """With dropout, both drop the same elements in the forward and backward pass."""
     drawn = np.random.default_rng(0).standard_normal((4, rows, length, heads, columns))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     assert_same(attend(fused, *arrays, rate=rate), attend(xla, *arrays, rate=rate))
@@ -100,7 +103,7 @@ def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: f
 
 @pytest.mark.parametrize("core", [fused, xla])
 def test_a_vector_shared_by_all_keys_costs_no_precision(core: Any) -> None:
-    """Softmax cancels it. Keys share a vector of five deviations, values one of one deviation."""
+    """The softmax cancels the common part: five deviations of keys, one deviation of values."""
     rng = np.random.default_rng(1)
     q, k, v, weights = rng.standard_normal((4, 1, 128, 2, 64))
     k, v = (x + by * rng.standard_normal((1, 1, 2, 64)) for x, by in ((k, 5), (v, 1)))
@@ -137,7 +140,7 @@ def test_selected_queries_equal_the_full_result(
     (of_q, *of_others), out = attend(xla, q, k, v, jnp.zeros_like(q).at[at].add(weights), rate=0.1)
     for core in (xla, fused):
         (found, *others), read = attend(core, q[at], k, v, weights, rate=0.1, queries=places)
-        # Queries that occur twice share their gradient.
+        # A query that occurs twice gets the sum of both gradients.
         assert_same(jnp.zeros_like(q).at[at].add(found), of_q)
         assert_same((read, *others), (out[at], *of_others))
 
@@ -159,7 +162,7 @@ def test_bfloat16_error_is_no_larger_than_xlas() -> None:
 
 
 def test_a_mesh_splits_rows_and_heads() -> None:
-    """Of six heads of 64 two make a block, but a device's three heads are one block."""
+    """On one device, two of six heads form a block. With three heads per device, all three do."""
     drawn = np.random.default_rng(2).standard_normal((4, 4, 128, 6, 64))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     expected = attend(xla, *arrays, rate=0.2)

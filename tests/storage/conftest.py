@@ -1,3 +1,3 @@
-"""Makes the bucket available to every test here."""
+"""Provides the fixture `cloud` to the tests in this folder."""
 
 from tests.storage.cloud import _calm, _server, cloud  # noqa: F401

@@ -1,4 +1,4 @@
-"""A proxy in front of a bucket with seeded, counted failures like a real bucket's."""
+"""A proxy that injects seeded failures like those of a real bucket, and counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-# Headers of one connection, not of the message.
+# Headers of a single connection, which a proxy must not forward.
 _OWN: Final = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
 
 SLOW_SECONDS: Final = 0.2
@@ -20,30 +20,30 @@ SLOW_SECONDS: Final = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """Kinds of failures, as shares of all requests."""
+    """Shares of requests that fail, by kind of failure."""
 
-    refused: float = 0.0  # answered with 429 or 503 instead of executed
-    reset: float = 0.0  # executed, but the connection is closed instead of an answer
-    cut: float = 0.0  # a download whose connection closes in mid-answer
-    slow: float = 0.0  # answered after a fifth of a second
+    refused: float = 0.0  # not executed, answered with 429 or 503
+    reset: float = 0.0  # executed, but the connection is closed without an answer
+    cut: float = 0.0  # executed, but the connection is closed in the middle of a download
+    slow: float = 0.0  # answered after 0.2 s
     seed: int = 0
-    answered: int | None = None  # number of answered requests; all later ones are refused
+    answered: int | None = None  # number of requests after which all others are refused
 
     @classmethod
     def share(cls, share: float, *, seed: int = 0) -> Faults:
-        """Returns all kinds in equal shares."""
+        """Returns faults in which all kinds have equal shares."""
         return cls(refused=share / 4, reset=share / 4, cut=share / 4, slow=share / 4, seed=seed)
 
 
 class Proxy:
-    """Forwards requests to a server, with failures.
+    """Forwards requests to a server, and injects failures.
 
     Attributes:
         url: address of the proxy.
         failed: number of requests that failed, by kind.
         requests: number of requests, by method and path.
-        down: while true every request is refused.
-        forbidden: while true every request is answered with 403, which clients do not retry.
+        down: whether every request is refused.
+        forbidden: whether every request is answered with 403, which clients do not retry.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -83,7 +83,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        # Each array of a checkpoint is one request, with a body of any length.
+        # Unlimited, because each array of a checkpoint is sent in one request.
         application = web.Application(client_max_size=1 << 40)
         application.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
@@ -143,7 +143,7 @@ class Proxy:
 
 
 async def _half(request: web.Request, answer: web.Response) -> None:
-    """Sends half of an answer and closes."""
+    """Sends half of an answer, and closes the connection."""
     content = answer.body
     assert isinstance(content, bytes)
     begun = web.StreamResponse(status=answer.status, headers=answer.headers)

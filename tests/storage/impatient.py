@@ -1,6 +1,6 @@
-"""``python -m tests.storage.impatient GIVE_UP STOPPING VERB …``: the command line, less patient.
+"""``python -m tests.storage.impatient GIVE_UP STOPPING VERB …`` runs a verb with short limits.
 
-Both numbers are seconds: the limit of an outage, and its limit after a signal.
+GIVE_UP is the limit of an outage in seconds, and STOPPING the limit after a signal.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Failed bucket requests are retried; errors that a user can fix are one line."""
+"""Failed bucket requests are retried. Errors that a user can fix are one line."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from tests.storage.faults import Faults
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of milliseconds."""
+    """Shortens pauses to milliseconds."""
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.setattr(client, "LONGEST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(client, "_HASTY_PAUSE_SECONDS", 0.01)
@@ -49,7 +49,9 @@ def test_an_unreachable_bucket_ends_a_run_in_one_line(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.5)
-    monkeypatch.setattr(patience._log, "disabled", False)  # import-linter, in another test
+    monkeypatch.setattr(
+        patience._log, "disabled", False
+    )  # another test runs import-linter, which disables it
     monkeypatch.setattr(patience, "_QUIET_SECONDS", 0.1)
     monkeypatch.setattr(patience, "_logged_at", [-1e9])
     bucket = cloud.make_bucket()

@@ -1,4 +1,4 @@
-"""The lock in a bucket, under failures."""
+"""The lock in a bucket works despite failures."""
 
 import os
 import threading
@@ -80,7 +80,7 @@ def test_a_lost_answer_does_not_lose_the_lock(cloud: Cloud) -> None:
 
 
 class HeartbeatsWait(CloudObject):
-    """An object whose heartbeats are retried, as in an outage, until it is over."""
+    """An object whose heartbeats wait until `over` is set, as in an outage."""
 
     over: threading.Event
 
@@ -126,7 +126,7 @@ def test_a_long_outage_keeps_an_untaken_lock(cut_off: ObjectLock) -> None:
     before = cut_off._generation
     time.sleep(0.4)
     cut_off.check()
-    assert cut_off._generation != before  # other processes see that the holder is alive
+    assert cut_off._generation != before  # renewed, so other processes see that the holder is alive
     assert raw_at(cut_off) == cut_off._raw
 
 
@@ -139,14 +139,14 @@ def test_an_unverifiable_lock_ends_the_run(
     with refuses("bucket.no_answer", kind=RunStopped, place=cut_off._object._path):
         cut_off.check()
     cloud.proxy.down = False
-    cut_off.check()  # still ours
+    cut_off.check()  # still held
 
 
 @pytest.mark.parametrize("counts", ["since boot", "of day"])
 def test_a_paused_machine_checks_the_lock_before_writing(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, counts: str
 ) -> None:
-    """One clock counts the sleep of a machine, the other the pause of a virtual machine."""
+    """Each clock includes one kind of pause: a sleeping machine, or a paused virtual machine."""
     held = CloudObject(f"{cloud.make_bucket()}/run.lock")
     first = ObjectLock(held, say=lambda line: None, heartbeat_seconds=1000.0)
     assert first.take()

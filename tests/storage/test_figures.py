@@ -20,12 +20,12 @@ def test_metrics_upload_with_checkpoints_and_curves_once(cloud: Cloud) -> None:
     writer = RunWriter(run, resume_step=0)
     for step in range(1, REPORTS + 1):
         writer.write("train", step, {"loss": 1 / step, "learning_rate": 1e-4})
-        if step % 20 == 0:  # a checkpoint
+        if step % 20 == 0:  # as at a checkpoint
             writer.flush()
             assert [line["step"] for line in read_metrics(run)] == list(range(1, step + 1))
     writer.close()
     uploads = sum(count for name, count in cloud.proxy.requests.items() if name.startswith("POST"))
-    assert uploads == 1 + 2 * (REPORTS // 20)  # an empty file first
+    assert uploads == 1 + 2 * (REPORTS // 20)  # the first upload is an empty file
     assert len(list((run / "tensorboard").iterdir())) == REPORTS // 20
 
 
@@ -51,7 +51,7 @@ def test_tensorboard_reads_one_ordered_curve(cloud: Cloud) -> None:
 
 
 def steps_on_the_board(run: epath.Path) -> list[int]:
-    """The steps of all curves' points, in order."""
+    """Returns the steps of all points of the curves, sorted."""
     return sorted(
         event.step
         for path in (run / "tensorboard").iterdir()

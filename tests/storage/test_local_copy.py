@@ -1,4 +1,4 @@
-"""A fine-tuning task reads files in a bucket as on a disk; each is uploaded once."""
+"""Files of a fine-tuning task are uploaded to a bucket once, and read from it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Missing clients, credentials, permission or bucket: one line with the remedy."""
+"""Errors about missing clients, credentials, permissions or buckets name the remedy."""
 
 import sys
 from typing import Any
@@ -21,7 +21,7 @@ from tests.storage.cloud import Cloud, forget_clients
 
 @pytest.fixture
 def answer(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Forces a status on every request: the emulator itself accepts everybody."""
+    """Status of every answer. The emulator itself never refuses access."""
     held: list[int] = []
 
     async def send(self: GCSFileSystem, method: str, path: str, *args: str, **_: object) -> None:
