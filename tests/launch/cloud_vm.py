@@ -119,7 +119,7 @@ class Vm:
     ) -> subprocess.CompletedProcess[str]:
         """Runs the startup script with only the environment of a Cloud TPU VM."""
         with metadata_server(attributes) as address:
-            told = {
+            variables = {
                 # The Python of the tests comes first: a pyenv shim may fail here.
                 "PATH": f"{self._bin}:{sys.base_prefix}/bin:{os.environ['PATH']}",
                 "HOME": str(self.home),
@@ -132,10 +132,10 @@ class Vm:
                 "UV_PYTHON_DOWNLOADS": "never",
             }
             if storage:
-                told["STORAGE_EMULATOR_HOST"] = storage
+                variables["STORAGE_EMULATOR_HOST"] = storage
             return subprocess.run(
                 ["bash", str(STARTUP)],
-                env=told,
+                env=variables,
                 cwd=self._bin,
                 capture_output=True,
                 text=True,

@@ -58,13 +58,13 @@ def assert_done_as_undisturbed(
     jax.tree.map(np.testing.assert_array_equal, _params_of(run_dir), _params_of(undisturbed))
 
 
-def processes_told(value: str) -> list[str]:
+def processes_with(value: str) -> list[str]:
     """Returns the command lines of other processes with a text in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            told = value.encode() in (process / "environ").read_bytes()
-            if told and int(process.name) != os.getpid():
+            matches = value.encode() in (process / "environ").read_bytes()
+            if matches and int(process.name) != os.getpid():
                 found.append((process / "cmdline").read_text())
     return found
 

@@ -81,9 +81,9 @@ class HostProcess:
         path = self._files.host(1, self._worker)
         return HostStatus.model_validate_json(path.read_text()) if path.exists() else None
 
-    def until(self, told: Callable[[HostStatus], object]) -> HostStatus:
+    def until(self, condition: Callable[[HostStatus], object]) -> HostStatus:
         end = time.monotonic() + TIMEOUT
-        while (status := self.status) is None or not told(status):
+        while (status := self.status) is None or not condition(status):
             assert time.monotonic() < end, (status, self.log)
             assert self.process.poll() is None or status == self.status, (status, self.log)
             time.sleep(0.05)
@@ -110,7 +110,7 @@ def host(
         cwd: its working directory.
         variables: additional environment variables.
     """
-    told = {
+    settings = {
         "BERT_JAX_JOB": str(files.directory),
         "BERT_JAX_ATTEMPT": "1",
         "BERT_JAX_WORKER": str(worker),
@@ -120,7 +120,7 @@ def host(
     }
     process = subprocess.Popen(
         ["bash", str(STARTUP)],
-        env=environment() | told | variables,
+        env=environment() | settings | variables,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -138,7 +138,7 @@ class Provider(ScriptedLauncher):
         return seen
 
 
-class Said(list[str]):
+class Lines(list[str]):
     """Lines of a supervisor. A line on an unexpected error fails the test by default."""
 
     unexpected_allowed = False
@@ -174,7 +174,7 @@ class World:
         self.files = JobFiles(self.job.directory)
         self.files.directory.mkdir(parents=True)
         self.files.job.write_text(self.job.model_dump_json())
-        self.said = Said(self.clock)
+        self.said = Lines(self.clock)
         self.ended: set[int] = set()
         self.lock = lock_at(self.files.lease, say=self.said.append)
         assert self.lock.take()
@@ -192,7 +192,7 @@ class World:
         )
 
     def beat(
-        self, attempt: int, state: Any = "running", *, workers: Any = (0, 1), **told: Any
+        self, attempt: int, state: Any = "running", *, workers: Any = (0, 1), **report: Any
     ) -> None:
         """Writes heartbeats of hosts; a final heartbeat ends them."""
         if state in ("done", "failed"):
@@ -200,25 +200,25 @@ class World:
         for worker in workers:
             path = self.files.host(attempt, worker)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(HostStatus(state=state, at=self.clock.now, **told).model_dump_json())
+            path.write_text(HostStatus(state=state, at=self.clock.now, **report).model_dump_json())
 
-    def keep_beating(self, attempt: int, steps: Iterator[int] | None = None, **told: Any) -> None:
+    def keep_beating(self, attempt: int, steps: Iterator[int] | None = None, **report: Any) -> None:
         """Writes heartbeats at every poll while the machines are active."""
         found = self.launcher.machines.get(f"base-{attempt}")
         lives = found is not None and found.state is State.ACTIVE
         if lives and attempt not in self.ended:
-            self.beat(attempt, step=None if steps is None else next(steps), **told)
-            self.clock.after(PACE.poll, lambda: self.keep_beating(attempt, steps, **told))
+            self.beat(attempt, step=None if steps is None else next(steps), **report)
+            self.clock.after(PACE.poll, lambda: self.keep_beating(attempt, steps, **report))
 
     def activate(
-        self, attempt: int, *, after: float = 120, steps: Iterator[int] | None = None, **told: Any
+        self, attempt: int, *, after: float = 120, steps: Iterator[int] | None = None, **report: Any
     ) -> None:
         """Activates machines after a while; their hosts send heartbeats."""
 
         def start() -> None:
             if f"base-{attempt}" in self.launcher.machines:
                 self.launcher.become(f"base-{attempt}", State.ACTIVE)
-                self.keep_beating(attempt, steps, **told)
+                self.keep_beating(attempt, steps, **report)
 
         self.clock.after(after, start)
 

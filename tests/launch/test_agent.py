@@ -49,7 +49,7 @@ class Host:
         plan.write_text(json.dumps(endings))
         command = [sys.executable, "-S", "-c", PROGRAM, str(plan)]
         self._patch.setattr(Assignment, "command", property(lambda _: command))
-        told = read_environment(
+        settings = read_environment(
             {
                 "BERT_JAX_JOB": str(self.files.directory),
                 "BERT_JAX_ATTEMPT": "1",
@@ -58,7 +58,7 @@ class Host:
                 "BERT_JAX_PAUSE_SECONDS": self.pause_seconds,
             }
         )
-        code = run_agent(told, self._directory)
+        code = run_agent(settings, self._directory)
         assert json.loads(plan.read_text()) == []
         return code
 
@@ -77,8 +77,8 @@ def test_the_agent_restarts_the_run_and_records_reasons(host: Host) -> None:
     assert host.run(*endings) == 0
     status = host.status
     assert (status.state, status.step, status.loss, status.restarts) == ("done", 12, 1.5, 4)
-    told = [(ending.exit_code, ending.step, ending.message) for ending in status.endings]
-    assert told == [(code, step, "because") for code, step in endings]
+    reported = [(ending.exit_code, ending.step, ending.message) for ending in status.endings]
+    assert reported == [(code, step, "because") for code, step in endings]
     log = host.files.log(1, 0).read_text()
     assert log.count("bert-jax: because") == 5
     assert "exit code 43: because; restarting in 0.02 s" in log

@@ -13,7 +13,7 @@ from tests.storage.cloud import Cloud
 
 
 def assignment(
-    directory: Path, placement: JobPlacement, *, worker: int = 0, **told: str
+    directory: Path, placement: JobPlacement, *, worker: int = 0, **variables: str
 ) -> Assignment:
     config = {"run_dir": str(directory / "run"), "loader": {"cache": {}}}
     files = write_job(directory, config, hosts=3, placement=placement)
@@ -22,7 +22,7 @@ def assignment(
         "BERT_JAX_ATTEMPT": "1",
         "BERT_JAX_WORKER": str(worker),
     }
-    return read_assignment(read_environment(values | told))
+    return read_assignment(read_environment(values | variables))
 
 
 def test_a_tpu_gets_platform_slices_and_a_lasting_cache(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_jax_finds_compiled_programs_in_a_bucket(cloud: Cloud) -> None:
         "    jax.jit(lambda x: (x @ x).sum())(jax.numpy.ones((8, 8))).block_until_ready()\n"
         "    print(any('cache_hits' in name for name in hits))"
     )
-    told = {JAX_CACHE: str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    variables = {JAX_CACHE: str(compiled), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=os.environ | told | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | variables | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,

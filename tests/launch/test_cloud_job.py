@@ -27,7 +27,7 @@ from bert_jax.verbs import submit as submit_verb
 from tests.launch.interrupted import (
     TIMEOUT,
     assert_done_as_undisturbed,
-    processes_told,
+    processes_with,
     run_undisturbed,
     saved_often,
     wait_until,
@@ -50,14 +50,14 @@ class Hosts:
         directory.mkdir(parents=True)
         script = directory / "startup.sh"
         script.write_text(node.metadata["startup-script"])
-        told = {
+        variables = {
             "BERT_JAX_JOB": node.metadata["bert-jax-job"],
             "BERT_JAX_ATTEMPT": node.metadata["bert-jax-attempt"],
             "BERT_JAX_WORKER": "0",
             "BERT_JAX_PYTHON": sys.executable,
             "BERT_JAX_HOME": str(directory / "home"),
         }
-        LocalMachine(directory).start(0, script, self._environment | told, cwd=None)
+        LocalMachine(directory).start(0, script, self._environment | variables, cwd=None)
 
     def stop(self, name: str) -> None:
         """Ends a host as a preemption does: SIGTERM, then SIGKILL."""
@@ -155,4 +155,4 @@ def test_a_slice_preempted_in_mid_run_is_replaced(
 
     run_dir = bucket / "runs" / "base"
     assert_done_as_undisturbed(files, ["taken", "over"], run_dir, undisturbed, said=said())
-    assert not processes_told(f"BERT_JAX_HOME={tmp_path}")
+    assert not processes_with(f"BERT_JAX_HOME={tmp_path}")

@@ -126,8 +126,8 @@ def test_another_directorys_hosts_are_left_alone(
 DONE = """
 mkdir -p "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"
 cd "$BERT_JAX_JOB/attempts/$BERT_JAX_ATTEMPT"
-echo '{"state": "done", "exit_code": 0, "at": 1.0, "step": 7}' > "told-$BERT_JAX_WORKER"
-mv "told-$BERT_JAX_WORKER" "worker-$BERT_JAX_WORKER.json"
+echo '{"state": "done", "exit_code": 0, "at": 1.0, "step": 7}' > "report-$BERT_JAX_WORKER"
+mv "report-$BERT_JAX_WORKER" "worker-$BERT_JAX_WORKER.json"
 """
 
 

@@ -172,9 +172,9 @@ def test_slices_and_attempts_of_numbered_names_are_distinct(world: World) -> Non
 def test_slices_without_their_queued_resource_are_deleted(world: World) -> None:
     mine = world.attempt(name="bert", slices=4)
     zone = f"projects/{PROJECT}/locations/us-west4-a"
-    told = {"bert-jax-job": str(mine.job.directory)}
+    owner = {"bert-jax-job": str(mine.job.directory)}
     for name in ("nodes/bert-1-2", "nodes/bert-1-3"):
-        left = tpu_v2.Node(name=f"{zone}/{name}", labels={"bert-jax-job": "bert"}, metadata=told)
+        left = tpu_v2.Node(name=f"{zone}/{name}", labels={"bert-jax-job": "bert"}, metadata=owner)
         left.queued_resource = f"{zone}/queuedResources/bert-1"
         world.service.make_by_hand(left)
     world.launcher.delete(mine)

@@ -52,8 +52,8 @@ def test_a_vm_installs_the_wheel_once_and_starts_the_agent(cloud: Cloud, tmp_pat
     first = vm.boot(attributes, cloud.proxy.url)
     assert first.returncode == 0, first.stderr
     assert first.stdout.splitlines()[-1] == f"{job}|2|{WORKER}|{vm.home}"
-    told = json.loads((job / "attempts" / "2" / f"worker-{WORKER}.json").read_text())
-    assert told["state"] == "installing"
+    status = json.loads((job / "attempts" / "2" / f"worker-{WORKER}.json").read_text())
+    assert status["state"] == "installing"
 
     assert "/uv pip install" in vm.notes
     assert "--property=KillMode=mixed" in vm.notes
@@ -106,10 +106,10 @@ def test_it_installs_from_a_local_directory(tmp_path: Path) -> None:
     ],
 )
 def test_an_invalid_value_is_refused_and_never_run(tmp_path: Path, name: str, value: str) -> None:
-    told = {"BERT_JAX_JOB": "/nowhere", "BERT_JAX_ATTEMPT": "1", "BERT_JAX_PYTHON": "/bin/false"}
+    given = {"BERT_JAX_JOB": "/nowhere", "BERT_JAX_ATTEMPT": "1", "BERT_JAX_PYTHON": "/bin/false"}
     done = subprocess.run(
         ["bash", str(STARTUP)],
-        env={"PATH": os.environ["PATH"], **told, name: value},
+        env={"PATH": os.environ["PATH"], **given, name: value},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -140,10 +140,10 @@ def test_a_container_counts_hosts_over_all_slices(
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nprintf %s "$BERT_JAX_WORKER $*"\n')
     python.chmod(0o755)
-    told = {"BERT_JAX_JOB": "gs://b/jobs/tiny", "BERT_JAX_ATTEMPT": "1"}
+    given = {"BERT_JAX_JOB": "gs://b/jobs/tiny", "BERT_JAX_ATTEMPT": "1"}
     done = subprocess.run(
         ["bash", str(STARTUP)],
-        env={"PATH": os.environ["PATH"], "BERT_JAX_PYTHON": str(python), **told, **environment},
+        env={"PATH": os.environ["PATH"], "BERT_JAX_PYTHON": str(python), **given, **environment},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

@@ -102,10 +102,10 @@ def files(tmp_path: Path) -> JobFiles:
     hung = Ending(at=T0 + 2.2 * HOUR, exit_code=43, step=250, message="a step hangs")
     lost = Ending(at=T0 + 2.2 * HOUR, exit_code=4, step=250, message="process 1 is gone")
     for worker, ending in ((0, lost), (1, hung)):
-        told = HostStatus(state="running", at=T0 + 2.5 * HOUR, step=300, endings=(ending,))
+        report = HostStatus(state="running", at=T0 + 2.5 * HOUR, step=300, endings=(ending,))
         path = files.host(2, worker)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(told.model_dump_json())
+        path.write_text(report.model_dump_json())
     return files
 
 
