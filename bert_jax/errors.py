@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Self
 
 UNCAUGHT: Final = 70
-"""The exit code after an unhandled exception: a fault of program or machine."""
+"""Exit code after an unhandled exception, which is a fault of the program or the machine."""
 
 _LONGEST = 2000  # characters of a message
 _MOST_COMPARED = 200  # characters: the cost of comparing grows with their product

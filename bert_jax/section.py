@@ -39,7 +39,7 @@ def check_path(path: str, *, hub: str = "") -> str:
     if longest > _MAX_NAME or len(path.encode()) > _MAX_PATH:
         raise SettingError(
             "path.too_long",
-            'found "{found}", allowed: a path of {bytes} bytes, {between} between its slashes',
+            'found "{found}", allowed: up to {bytes} bytes, and {between} between two slashes',
             found=f"{path:.200}",
             bytes=_MAX_PATH,
             between=_MAX_NAME,

@@ -1,1 +1,1 @@
-"""Files: read with errors that name them, written atomically, locked; local or in a bucket."""
+"""Reads, writes, locks and downloads files, local or in a bucket."""

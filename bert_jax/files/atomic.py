@@ -100,7 +100,7 @@ class Attempts:
     def succeeds(self, write: Callable[[], object], *, otherwise: str) -> bool:
         """Calls `write` and returns whether it succeeded.
 
-        The line about a failure contains the reason and `otherwise`, the consequence.
+        At the first failure, prints the reason and the consequence `otherwise`.
         """
         reason = refusal_of(write)
         if reason is not None and not self._refused:

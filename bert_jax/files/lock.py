@@ -39,7 +39,7 @@ def _clocks() -> tuple[float, float]:
 
 
 def _age(then: tuple[float, float]) -> float:
-    """Returns the seconds since `then`. Too large if the time of day was set forward meanwhile."""
+    """Returns seconds since `then`, or more if the time of day was set forward meanwhile."""
     return max(now - before for now, before in zip(_clocks(), then, strict=True))
 
 
@@ -165,9 +165,9 @@ class CloudObject:
 class ObjectLock:
     """An object in a bucket, which the holder of the lock rewrites every 15 seconds.
 
-    If another process finds the object, it watches it for 45 seconds. Without a write in that time
-    the holder is dead. Each write specifies the generation that it replaces, so if two processes
-    write concurrently, one write fails.
+    Another process that finds the object watches it for 45 seconds. If it is not written in that
+    time, the holder is dead. Each write specifies the generation that it replaces, so if two
+    processes write concurrently, one write fails.
     """
 
     def __init__(
@@ -229,8 +229,8 @@ class ObjectLock:
         if held is not None:
             self.holder = held.raw.decode().strip()
             self._say(
-                f"locked by {self.holder}: waiting {self._timeout_seconds:.0f} s to see whether it "
-                "is alive"
+                f"locked by {self.holder}: waiting {self._timeout_seconds:.0f} s to see whether "
+                "that process is alive"
             )
             self._stop.wait(self._timeout_seconds)
             seen = self._object.read()

@@ -1,4 +1,4 @@
-"""Limits and pauses of retries, the time of an outage of buckets, and errors of Google Cloud."""
+"""Limits of retries and of outages of buckets, and errors of Google Cloud."""
 
 import concurrent.futures
 import logging

@@ -1,9 +1,9 @@
 """Fused attention: one kernel computes scores, softmax, dropout and the sum over values in VMEM.
 
-No [length, length] array is written to HBM. All keys and values of a head are in VMEM. The queries
-of long rows are processed in tiles, so that the softmax sees all scores of a query. Both passes
-compute the dropout mask with `random_bits`, so `fused` and `xla` drop the same elements. Tests
-compare the results with `bert_jax.model.xla_attention`.
+No [length, length] array is written to HBM. All keys and values of a head are in VMEM. Long rows
+are split into tiles of queries, not of keys, so that the softmax sees all scores of a query. Both
+passes compute the dropout mask with `random_bits`, so `fused` and `xla` drop the same elements.
+Tests compare the results with `bert_jax.model.xla_attention`.
 
 If heads are narrower than the 128 lanes of a vector register, a block has several heads side by
 side, in the layout of the projections, so nothing is transposed. The product of a head uses all
@@ -113,7 +113,7 @@ def _forward(
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
     with_bias[0] *= scale(columns)
     q, k, v = (x.astype(qkv[0].dtype) for x in with_bias)
-    # Segment 0 is then the padding of the kernel. The caller's padding becomes segment 1.
+    # Add 1, because segment 0 is the padding of the kernel. Padding of the caller is segment 1.
     of_queries = _padded(tokens.of_queries + 1, tokens)
     of_keys = _padded(tokens.of_keys + 1, tokens, keys=True)
     positions = _padded(tokens.positions, tokens)

@@ -96,7 +96,7 @@ def decode_backward(
 
 
 def _numbers(table_VD: Array) -> Array:
-    """Returns the ids of all pieces. Sharded, the first id on a device is its offset."""
+    """Returns the ids of all pieces. After sharding, the first id is the offset."""
     return jnp.arange(len(table_VD), dtype=jnp.int32)
 
 

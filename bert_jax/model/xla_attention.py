@@ -19,7 +19,7 @@ from bert_jax.parallel.rules import on_one_cpu
 # Finite, so that a query without a visible key gets a uniform average instead of NaN.
 MASKED: Final = -1e9
 
-# Parts of a batch on a CPU: at most as many as most machines have cores, each with enough scores.
+# Maximum number of parts of a batch on a CPU, and minimum number of scores per part.
 _MOST_PARTS: Final = 8
 _LEAST_SCORES: Final = 2**17
 
@@ -78,8 +78,8 @@ def _attended(
     *,
     rate: float,
 ) -> Array:
-    # Heads first: then each head is a product of contiguous matrices, which is faster on CPUs. TPU
-    # programs do not change.
+    # With heads first, each head is a product of contiguous matrices, which is faster on CPUs. On
+    # TPUs it makes no difference.
     q, k, v = (each.swapaxes(1, 2) for each in (q_BQHK, k_BLHK, v_BLHK))
     out: Array = _attend(q, k, v, segments, factors, 0.0 if factors is None else rate)
     return out.swapaxes(1, 2)

@@ -162,8 +162,11 @@ def test_remat_and_unrolling_change_no_gradient(execution: dict[str, Any]) -> No
 
 
 def test_bfloat16_stays_close_and_its_loss_is_float32() -> None:
-    """Compares all gradients together: a single bias's gradient is a small difference of large
-    numbers, and bfloat16 keeps little more than its sign."""
+    """Compares all gradients together.
+
+    The gradient of a single bias is a small difference of large numbers. In bfloat16, little more
+    than its sign is correct.
+    """
     (loss, gradients), (expected_loss, expected) = loss_and_gradients(dtype="bfloat16"), plain()
     assert loss.dtype == np.float32
     assert loss == pytest.approx(expected_loss, rel=1e-3)
