@@ -13,7 +13,7 @@ from typing import Final
 
 def prepare_worker(index: int, count: int) -> None:
     """Sets up a loader's worker so that it ends with its parent and never opens an accelerator."""
-    del index, count  # unused arguments of Grain
+    del index, count  # arguments from Grain that are not needed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends its workers
     os.environ["JAX_PLATFORMS"] = "cpu"
     if "jax" in sys.modules:  # Grain has imported JAX, which has read the environment

@@ -46,8 +46,8 @@ class WorkerRows(MaskingTransform):
             "initialised": xla_bridge.backends_are_initialized(),
             "leaves_interrupts": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         }
-        told = {name: np.full(len(records), fact) for name, fact in facts.items()}
-        return super().batch(records, rngs) | told
+        arrays = {name: np.full(len(records), fact) for name, fact in facts.items()}
+        return super().batch(records, rngs) | arrays
 
 
 def test_workers_give_equal_batches_without_accelerators(tmp_path, monkeypatch):

@@ -34,7 +34,7 @@ def token_dtype(vocab_size: int) -> TokenDtype:
 
 
 def shard_name(split: str, index: int, count: int) -> str:
-    """Returns ``"bert_examples-train.array_record-00003-of-00010"``, as TFDS names shards."""
+    """Returns a shard's name for TFDS: ``"bert_examples-train.array_record-00003-of-00010"``."""
     return f"{DATASET_NAME}-{split}.array_record-{index:05d}-of-{count:05d}"
 
 
