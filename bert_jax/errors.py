@@ -33,9 +33,7 @@ class KeyedError(Exception):
             in it is shown first.
     """
 
-    def __init__(self, key: str, message: str = "", /, **values: Any) -> None:
-        if not message:
-            key, message, values = "", "{text}", {"text": key}
+    def __init__(self, key: str, message: str, /, **values: Any) -> None:
         self.key, self.message = key, message
         self.values: dict[str, Any] = {
             name: os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -54,7 +52,7 @@ class KeyedError(Exception):
 
     def line(self) -> str:
         """Returns the message on one line, with the key in brackets at its end."""
-        return " ".join(str(self).split()) + (f" [{self.key}]" if self.key else "")
+        return f"{' '.join(str(self).split())} [{self.key}]"
 
     def located(self, place: object) -> Self:
         """Returns this error with another place before its place: ``model.bert_config: a.json``."""
@@ -75,9 +73,9 @@ class _Formatter(string.Formatter):
     """Formats lists as ``1, 2, 3``, or with ``{…:or}`` as ``1, 2 or 3``."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        if not isinstance(value, list | tuple):
+        if type(value) not in (list, tuple):  # a NamedTuple has a form of its own
             return super().format_field(value, format_spec)
-        names = [str(each) for each in value]
+        names = [str(each) for each in value] or ["none"]
         if format_spec and len(names) > 1:
             return f"{', '.join(names[:-1])} {format_spec} {names[-1]}"
         return ", ".join(names)
