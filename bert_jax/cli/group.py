@@ -118,10 +118,12 @@ def _describe(error: click.UsageError, verb: str) -> UserError:
         place = param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
         text = error.message.removesuffix(".")
         if isinstance(error, click.MissingParameter):
-            return UserError("command_line.missing", "missing. See {help}.", place=place, help=see)
+            return UserError(
+                "command_line.missing", "missing. See `{help}`.", place=place, help=see
+            )
     text = f"{text[:1].lower()}{text[1:]}"
     return UserError(
-        "command_line.usage", "{reason}. See {help}.", place=place, reason=text, help=see
+        "command_line.usage", "{reason}. See `{help}`.", place=place, reason=text, help=see
     )
 
 

@@ -133,7 +133,7 @@ def no_such_bucket(bucket: str) -> UserError:
     """Returns the error for a missing ``gs://bucket``."""
     return UserError(
         "bucket.missing",
-        "no such bucket. Create it with gcloud storage buckets create {bucket}.",
+        "no such bucket. Create it with `gcloud storage buckets create {bucket}`.",
         place=bucket,
         bucket=bucket,
     )

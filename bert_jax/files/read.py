@@ -60,7 +60,10 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
         raise _unreadable(path, error) from error
     if len(content) > limit:
         raise UserError(
-            "file.too_large", "found more than {allowed:,} bytes", place=path, allowed=limit
+            "file.too_large",
+            "larger than the limit of {allowed:,} bytes",
+            place=path,
+            allowed=limit,
         )
     return content  # pyright: ignore[reportReturnType] (typed as text by epath)
 
@@ -92,7 +95,7 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
                 if len(line) > limit:
                     raise UserError(
                         "file.line_too_long",
-                        "found more than {allowed:,} characters",
+                        "longer than the limit of {allowed:,} characters",
                         place=f"{path}: line {number}",
                         allowed=limit,
                     )
@@ -165,7 +168,9 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
 
 
 def _too_deep() -> UserError:
-    return UserError("json.depth", "found JSON nested deeper than {allowed}", allowed=MAX_DEPTH)
+    return UserError(
+        "json.depth", "JSON nested deeper than the limit of {allowed}", allowed=MAX_DEPTH
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -187,7 +192,7 @@ def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise UserError(
             "json.digits",
-            "found a number of {found:,} digits, allowed: {allowed}",
+            "found a number of {found:,} digits, allowed: at most {allowed}",
             found=len(digits),
             allowed=MAX_DIGITS,
         )

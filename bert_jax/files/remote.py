@@ -38,7 +38,7 @@ class _Absent(fsspec.AbstractFileSystem):
             raise not_installed(client, "hf://", extra="hub")
         raise UserError(
             "install.client",
-            "not installed, but {scheme}:// needs it. Run pip install {client}.",
+            "not installed, but {scheme}:// needs it. Run `pip install {client}`.",
             place=client,
             scheme=name,
             client=client,

@@ -72,7 +72,7 @@ class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues] (one of 
         if len(node.value) > MAX_DIGITS:
             raise UserError(
                 "yaml.digits",
-                "found a number of more than {allowed} digits",
+                "found a number with more than {allowed} digits, the limit",
                 place=_line(node),
                 allowed=MAX_DIGITS,
             )
@@ -108,7 +108,7 @@ def _check_events(text: str) -> None:
         if count == MAX_EVENTS:
             raise UserError(
                 "yaml.values",
-                "found more than {allowed:,} values",
+                "found more than {allowed:,} values, the limit",
                 place=_line(event),
                 allowed=MAX_EVENTS,
             )
@@ -131,7 +131,7 @@ def _check_events(text: str) -> None:
             if depth > MAX_DEPTH:
                 raise UserError(
                     "yaml.depth",
-                    "nested deeper than {allowed}",
+                    "nested deeper than the limit of {allowed}",
                     place=_line(event),
                     allowed=MAX_DEPTH,
                 )

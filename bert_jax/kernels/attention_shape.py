@@ -51,7 +51,7 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
 def _block_width(heads: int, columns: int) -> int:
     """Returns the number of lanes of a block: the least common multiple of head and register.
 
-    If that does not divide the heads of a device, a block has all heads.
+    If that does not divide the columns of a device, a block has all heads.
     """
     whole = math.lcm(columns, LANES)
     return whole if heads * columns % whole == 0 else heads * columns
@@ -66,7 +66,7 @@ def padded(length: int) -> int:
 def padded_queries(queries: int, *, length: int) -> int:
     """Returns the number of queries of a row in the kernels.
 
-    Up to 128 queries are padded to 16, the rows of a register, and not to 128 lanes. Empty lanes
+    Up to 128 queries are padded to a multiple of 16 rows, not to 128 lanes. Empty lanes
     cost nothing, but padding in HBM costs bandwidth.
     """
     if queries == length or queries > LANES:
