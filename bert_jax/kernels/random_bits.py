@@ -8,9 +8,9 @@ modulo 2³². So an element takes one operation, where a hash of its position wo
 chips emulate int32 products with about twenty operations. They compute the sum exactly in float32,
 with four operations.
 
-For almost all pairs of columns, the words are points of a lattice that fills the plane evenly; the
-exceptions are a few pairs in a million. The same holds for rows. Up to 2,048 lines all differ in
-`low` and `high`.
+For almost all pairs of columns, and of rows, the words are points of a lattice that fills the plane
+evenly. The exceptions are a few pairs in a million. Up to 2,048 lines all differ in `low` and
+`high`.
 """
 
 from typing import Final, TypeAlias

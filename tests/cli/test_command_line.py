@@ -75,17 +75,17 @@ def test_only_an_uncaught_exception_exits_with_70(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == code
-    said = capsys.readouterr().err
-    assert "it failed" in said
-    assert ("Traceback" in said) == (bool(debug) or code == 70)
+    printed = capsys.readouterr().err
+    assert "it failed" in printed
+    assert ("Traceback" in printed) == (bool(debug) or code == 70)
 
 
 def test_uncaught_exception_exits_with_70_in_a_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "excepthook", lambda *_: told.append("traceback"))
-    monkeypatch.setattr(processes, "end_now", lambda *told_of, printed: told.extend(told_of))
+    calls: list[object] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *_: calls.append("traceback"))
+    monkeypatch.setattr(processes, "end_now", lambda *given, printed: calls.extend(given))
     processes._report_errors(SimpleNamespace(explain=lambda: None))  # pyright: ignore
     sys.excepthook(RuntimeError, RuntimeError("it failed"), None)
-    assert told == ["traceback", 70, "RuntimeError: it failed"]
+    assert calls == ["traceback", 70, "RuntimeError: it failed"]

@@ -102,7 +102,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(config: Path, words: list[str], address: str, *, name: str) -> None:
     """Asserts that the address is refused in one line and no file is written."""
-    told = ADDRESSES[address]
+    expected = ADDRESSES[address]
     if name in MODELS and address.startswith("hf://"):
         return  # it is the name of a model
     line = refused(*(str(config) if word == "CONFIG" else word for word in words))
@@ -110,7 +110,7 @@ def check(config: Path, words: list[str], address: str, *, name: str) -> None:
     assert line.values["found"] == address
     if line.key != "path.not_local":
         assert line.key == "path.address"
-        assert told in line.values["allowed"]
+        assert expected in line.values["allowed"]
     assert [path.name for path in config.parent.iterdir()] == [config.name]
 
 
