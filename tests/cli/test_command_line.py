@@ -68,7 +68,7 @@ def test_only_an_uncaught_exception_exits_with_70(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(*args: object, **values: object) -> None:
-        raise error("it failed")
+        raise error("test.failed", "it failed")
 
     monkeypatch.setattr(importlib.import_module("bert_jax.verbs.status"), "status", fail)
     monkeypatch.setattr(sys, "argv", ["bert-jax", "status", "run", *debug])
