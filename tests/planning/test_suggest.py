@@ -73,7 +73,7 @@ def test_a_run_that_fits_also_tries_a_larger_batch() -> None:
 def test_incompatible_settings_are_left_out() -> None:
     def refuses_tensor(asked: CompileRequest, title: str) -> CompiledStep:
         if asked.mesh.tensor > 1:
-            raise UserError("mesh.tensor: no")
+            raise UserError("test.refused", "no", place="mesh.tensor")
         return FakeCompiler(10_000)(asked, title)
 
     found = find_fitting(request("v5e:4x4"), parse_topology("v5e:4x4"), compiled=refuses_tensor)

@@ -178,7 +178,7 @@ def test_a_sweep_without_a_good_run_writes_no_best_run(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def breaks(*_: Any, **__: Any) -> Any:
-        raise Diverged("step 3: loss not finite")
+        raise Diverged("test.diverged", "loss not finite", place="step 3")
 
     monkeypatch.setattr(sweep_verb, "run_finetuning", breaks)
     with refuses("sweep.no_score", kind=RunStopped, runs=2, path=tmp_path / "sweep.json"):
