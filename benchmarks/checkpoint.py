@@ -23,9 +23,9 @@ from benchmarks.train_step import architecture
 from bert_jax.model.config import Architecture
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.checkpoint_directory import CheckpointDirectory
-from bert_jax.train.manifest import read_manifest, write_manifest
+from bert_jax.train.checkpoint_manifest import read_manifest, write_manifest
+from bert_jax.train.checkpoint_retention import CheckpointDirectory
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from tests.support import small_task

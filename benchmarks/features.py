@@ -36,7 +36,7 @@ from bert_jax.feature_extraction.extractor import (
 from bert_jax.feature_extraction.probe import probe
 from bert_jax.feature_extraction.texts import InputText
 from bert_jax.inference.bucketed import model_of_run
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.run_directory import open_run
 from bert_jax.verbs.features import features
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 

@@ -28,7 +28,7 @@ from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.config import parse_config
 from bert_jax.data.rows.collate import count_tokens
 from bert_jax.optim.finetuning import make_schedule
-from bert_jax.parallel.rules import batch_sharding
+from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.tasks.training.setup import origin_params, prepare
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.prefetch import to_devices

@@ -30,8 +30,8 @@ from bert_jax.optim.optimizer import make_optimizer, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate, linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.train.bad_steps import BadStepGuard, StepHistory
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.goodput import Stopwatch

@@ -21,13 +21,13 @@ from jax.sharding import Mesh
 
 from benchmarks.report import report
 from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.model.execution import resolve_execution
+from bert_jax.model.kernel_choice import resolve_execution
 from bert_jax.optim.finetuning import make_finetune_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import FinetuneOptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.compiler_files import compile_exactly
 from bert_jax.planning.compilation.cycles import count_cycles

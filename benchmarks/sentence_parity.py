@@ -21,8 +21,8 @@ from flax import nnx
 
 from benchmarks.report import report
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
 from bert_jax.text import Tokenizer
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 

@@ -36,8 +36,8 @@ from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import batch_sharding
 from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec

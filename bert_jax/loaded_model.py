@@ -29,7 +29,7 @@ from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.places import MODELS
-from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.runs.settings import CONFIG, RUN_OR_CHECKPOINT, missing_run
 from bert_jax.task import Params
 from bert_jax.tasks.family import Record

@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from bert_jax.data.dataset.provenance import read_provenance
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 
 
 def main(demo_dir: str, output: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
-from bert_jax.parallel.rules import batch_sharding
+from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import HostBatch
 
 

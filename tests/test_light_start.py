@@ -135,7 +135,7 @@ from bert_jax.cli.commands import cli
 
 for verb in pkgutil.iter_modules(bert_jax.verbs.__path__, "bert_jax.verbs."):
     importlib.import_module(verb.name)
-from bert_jax.train.writer import RunWriter
+from bert_jax.train.metrics_writer import RunWriter
 
 writer = RunWriter(".", resume_step=0)
 writer.write("train", 1, {"loss": 1.0})

@@ -23,8 +23,8 @@ def main() -> None:
         # which determines whether other processes must be informed.
         STOP.listen(owns_process=True, hold=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    from bert_jax.cli.base import exit_code
     from bert_jax.cli.commands import cli
+    from bert_jax.cli.exit_codes import exit_code
     from bert_jax.errors import UNCAUGHT
 
     try:
@@ -35,7 +35,7 @@ def main() -> None:
         )  # in a job, the hook ends all processes
         sys.exit(exit_code(error) or UNCAUGHT)
     except SystemExit as end:
-        patience = sys.modules.get("bert_jax.files.patience")
+        patience = sys.modules.get("bert_jax.files.storage_retries")
         if patience is not None and patience.OUTAGE.given_up() and isinstance(end.code, int):
             from bert_jax.parallel.channel import end_now
 

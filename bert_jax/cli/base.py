@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bert_jax.cli.exit_codes import exit_code
 from bert_jax.cli.group import VerbGroup, exit_with
 from bert_jax.errors import (
     KeyedError,
     LoaderWorkerKilled,
-    PeerLost,
-    RunStopped,
     SettingError,
-    UserError,
 )
-from bert_jax.parallel.channel import PEER_LOST, current_channel, end_now
+from bert_jax.parallel.channel import current_channel, end_now
 from bert_jax.places import DATASETS, MODELS
 from bert_jax.verbs import starting_jax as starting_jax
 
@@ -27,13 +25,6 @@ if TYPE_CHECKING:
     from bert_jax.config import RunConfig
     from bert_jax.parallel.section import MeshSection
 
-# Other exceptions exit with `UNCAUGHT`, the watchdog with 43 (`bert_jax.train.watchdog`).
-EXIT_CODES: Final = {RunStopped: 1, UserError: 2, PeerLost: PEER_LOST}
-# Client libraries of storage and hubs. The user can fix most of their errors: exit code 2.
-_CLIENTS: Final = {
-    *("aiobotocore", "aiohttp", "azure", "botocore"),
-    *("httpx", "httpx2", "huggingface_hub"),
-}
 # These verbs print progress to standard output. Other verbs print only their result there.
 _REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
@@ -172,13 +163,6 @@ def _check_paths(context: click.Context) -> None:
             is_option = isinstance(parameter, click.Option)
             name = parameter.opts[0] if is_option else parameter.make_metavar(context)
             raise error.at(name) from None
-
-
-def exit_code(error: Exception) -> int | None:
-    """Returns the exit code of an expected error, or None for any other error."""
-    if type(error).__module__.partition(".")[0] in _CLIENTS:
-        return EXIT_CODES[UserError]
-    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), None)
 
 
 def read_config(config: str, overrides: Sequence[str]) -> RunConfig:

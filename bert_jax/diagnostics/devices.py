@@ -77,7 +77,7 @@ def check_kernels(
     pieces.
     """
     # Imported late, because it loads the kernels, which is slow.
-    from bert_jax.model.execution import choose
+    from bert_jax.model.kernel_choice import choose
 
     def chosen(part: Any) -> Any:
         sizes = {"architecture": architecture, "mesh": make_mesh(mesh), "longest": longest}

@@ -12,12 +12,12 @@ from bert_jax.diagnostics.findings import Finding, checked, ok, problem, warn
 from bert_jax.errors import UserError, differing
 from bert_jax.files.line_log import parse_lines
 from bert_jax.files.read import read_bytes
-from bert_jax.runs.directory import CHECKPOINTS, PROVENANCE, open_run, read_run_provenance
-from bert_jax.train.checkpoint_directory import CheckpointDirectory
-from bert_jax.train.manifest import foreign_files, read_manifest
+from bert_jax.runs.run_directory import CHECKPOINTS, PROVENANCE, open_run, read_run_provenance
+from bert_jax.train.checkpoint_manifest import foreign_files, read_manifest
+from bert_jax.train.checkpoint_retention import CheckpointDirectory
+from bert_jax.train.metrics_writer import METRICS, is_figures
 from bert_jax.train.restore import RollbackLog
 from bert_jax.train.time_account import describe_goodput, read_goodput
-from bert_jax.train.writer import METRICS, is_figures
 
 _TRAIN: Final = "train"
 

@@ -15,7 +15,7 @@ import urllib.parse
 from typing import Any, Final
 
 from bert_jax.errors import UserError, not_installed
-from bert_jax.files.patience import (
+from bert_jax.files.storage_retries import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     OUTAGE,
@@ -78,7 +78,7 @@ class Bucket(GCSFileSystem):
     Retries a request with growing pauses after status 429 or 5xx, a time-out, or a refused or
     broken connection. Every operation raises UserError if the bucket does not exist or credentials
     or permissions are missing, and RunStopped if the outage exceeds the limit in
-    `bert_jax.files.patience`.
+    `bert_jax.files.storage_retries`.
     """
 
     def __init__(self, *args: Any, hasty: bool = False, **kwargs: Any) -> None:

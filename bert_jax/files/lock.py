@@ -18,8 +18,8 @@ import fsspec
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files.patience import no_such_bucket
 from bert_jax.files.remote import is_remote
+from bert_jax.files.storage_retries import no_such_bucket
 
 LOCK: Final = ".lock"
 

@@ -13,10 +13,10 @@ from bert_jax.model.config import Architecture, HeadsSection
 from bert_jax.model.shape_cost import ShapeCost, inference_cost
 from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.mesh import process_share
-from bert_jax.parallel.rules import batch_parts, batch_sharding, replicated
+from bert_jax.parallel.sharding_rules import batch_parts, batch_sharding, replicated
 from bert_jax.parallel.stop_signal import STOP
-from bert_jax.runs.checkpoints import LoadedParams, load_params
-from bert_jax.runs.directory import Run
+from bert_jax.runs.open_checkpoints import LoadedParams, load_params
+from bert_jax.runs.run_directory import Run
 from bert_jax.task import Batch
 from bert_jax.text import Tokenizer
 from bert_jax.train.prefetch import to_devices

@@ -7,13 +7,13 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
-from bert_jax.interop.hf import is_hf, read_hf
-from bert_jax.interop.mapping import Pretrained
+from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sources import no_directory
+from bert_jax.interop.tensor_mapping import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution
-from bert_jax.runs.checkpoints import LoadedParams
+from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.train.state import abstract_params, define_model
 

@@ -10,7 +10,7 @@ side, in the layout of the projections, so nothing is transposed. The product of
 lanes, since the matrix unit pads to 128 anyway. The lanes of the other heads contain encoded
 segments. So the same product computes and masks the scores, and no elementwise mask is needed.
 
-The kernels are in `attention_kernels`, and their block shapes in `attention_shape`.
+The kernels are in `attention_kernels`, and their block shapes in `attention_tiles`.
 """
 
 import functools
@@ -21,10 +21,10 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.kernels.attention_kernels import backward_kernel, forward_kernel, scale
-from bert_jax.kernels.attention_shape import Shape, padded, padded_queries
+from bert_jax.kernels.attention_tiles import Shape, padded, padded_queries
 from bert_jax.kernels.launch import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words
-from bert_jax.parallel.rules import LogicalAxes
+from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.attention_shape import Shape
+from bert_jax.kernels.attention_tiles import Shape
 from bert_jax.kernels.launch import LANES
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 

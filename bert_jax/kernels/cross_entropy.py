@@ -23,7 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from bert_jax.kernels.cross_entropy_shape import FACTS, STATISTICS, Shape, groups_of
 from bert_jax.kernels.launch import LANES, launch
 from bert_jax.parallel.accelerators import cores
-from bert_jax.parallel.rules import LogicalAxes, per_shard
+from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
 

@@ -8,7 +8,7 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.parallel.rules import LogicalAxes, per_shard
+from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
 # Whether cores may process an axis of the grid in parallel.

@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.launch import LANES, PACKED, SUBLANES, launch, on_each_device
 from bert_jax.kernels.random_bits import Factors, kept
-from bert_jax.parallel.rules import LogicalAxes
+from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
 Chunk: TypeAlias = tuple[Any, Any]  # row in the block, and tokens in the row

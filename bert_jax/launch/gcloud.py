@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from bert_jax.files.patience import no_credentials
+from bert_jax.files.storage_retries import no_credentials
 from bert_jax.launch.section import SubmitSection
 
 # Setting: gcloud's section, and the environment variables in order of precedence.

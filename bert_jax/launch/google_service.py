@@ -15,7 +15,7 @@ from google.api_core import exceptions
 from google.rpc import error_details_pb2
 
 from bert_jax.errors import NoCredentials, UserError
-from bert_jax.files.patience import credentials_refused, reason_of
+from bert_jax.files.storage_retries import credentials_refused, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable, no_permission
 from bert_jax.launch.retries import Pace, persistently
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from bert_jax.errors import NoCredentials
-from bert_jax.files.patience import (
+from bert_jax.files.storage_retries import (
     FIRST_PAUSE_SECONDS,
     GIVE_UP_SECONDS,
     LONGEST_PAUSE_SECONDS,

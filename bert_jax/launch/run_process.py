@@ -14,7 +14,7 @@ from typing import Final, Literal
 from bert_jax.errors import UNCAUGHT
 from bert_jax.launch.job import Ending
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
-from bert_jax.train.writer import HEARTBEAT
+from bert_jax.train.metrics_writer import HEARTBEAT
 
 _ERROR_PREFIX: Final = "bert-jax: "  # prefix of the line with a verb's error
 _MAX_MESSAGE: Final = 500  # characters
@@ -100,7 +100,7 @@ class RunProcess:
 
 
 def read_heartbeat(path: Path) -> dict[str, object]:
-    """Reads the heartbeat of `bert_jax.train.writer`; empty before the first report."""
+    """Reads the heartbeat of `bert_jax.train.metrics_writer`; empty before the first report."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -15,8 +15,8 @@ from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement, read_job
 from bert_jax.launch.launcher import Launcher, Observation, State
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.section import Section
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.time_account import GOODPUT, KINDS
-from bert_jax.train.writer import read_metrics
 
 _RECENT_ATTEMPTS: Final = 3  # number of last attempts whose heartbeats are read
 _RECENT_SECONDS: Final = 3600.0  # window of the speed for the ETA

@@ -13,7 +13,7 @@ from bert_jax.kernels.random_bits import tile_seeds
 from bert_jax.model.config import Architecture, Execution, Implementation
 from bert_jax.model.layers import Dense, gather_positions, project_each
 from bert_jax.model.xla_attention import xla_attention
-from bert_jax.parallel.rules import constrain, parts_in_use
+from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 
 
 class SelfAttention(nnx.Module):

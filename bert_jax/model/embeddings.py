@@ -11,7 +11,7 @@ from bert_jax.model.dropout import dropout
 from bert_jax.model.initial import TruncatedNormal
 from bert_jax.model.layers import LayerNorm, param
 from bert_jax.model.tied import looked_up, shares_of
-from bert_jax.parallel.rules import constrain
+from bert_jax.parallel.sharding_rules import constrain
 
 
 class Embeddings(nnx.Module):

@@ -14,10 +14,10 @@ from bert_jax.model.add_norm import add_norm
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.execution import default_unroll
 from bert_jax.model.gelu_project import gelu_project
+from bert_jax.model.kernel_choice import default_unroll
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
-from bert_jax.parallel.rules import constrain, gathered
+from bert_jax.parallel.sharding_rules import constrain, gathered
 
 # What a layer stores for the backward pass. `none`: all arrays. `attention`: all but attention
 # weights, see attention.py. `dots`: products with parameters. `full`: only the input of the layer.

@@ -17,7 +17,7 @@ from bert_jax.model.cross_entropy import (
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
 from bert_jax.model.tied import decoded, shares_of
-from bert_jax.parallel.rules import constrain, on_one_cpu, parts_in_use
+from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
 
 
 class MlmHead(nnx.Module):

@@ -19,7 +19,7 @@ from bert_jax.model.config import Activation, Architecture, Dtype, Execution
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
-from bert_jax.parallel.rules import LogicalAxes, constrain, whole
+from bert_jax.parallel.sharding_rules import LogicalAxes, constrain, whole
 
 Array = jax.Array
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from bert_jax.model.config import Dtype
 from bert_jax.model.layers import placed
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
-from bert_jax.parallel.rules import constrain, parts_in_use
+from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 
 _TABLE = ("vocab", "hidden")
 _SHARES = ("batch", *_TABLE)

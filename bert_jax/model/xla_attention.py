@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.attention_kernels import centred_keys
 from bert_jax.model.dropout import TileFactors, kept_elements, tile_factors
-from bert_jax.parallel.rules import on_one_cpu
+from bert_jax.parallel.sharding_rules import on_one_cpu
 
 # Finite, so that a query without a visible key gets a uniform average instead of NaN.
 MASKED: Final = -1e9

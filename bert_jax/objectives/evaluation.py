@@ -15,12 +15,12 @@ from bert_jax.narration import doing
 from bert_jax.objectives.phases import open_source
 from bert_jax.objectives.registry import objective_of, objective_section
 from bert_jax.parallel.mesh import open_mesh, process_share
-from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import Run
+from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.evaluation import Evaluation
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import Run
 from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import define_model

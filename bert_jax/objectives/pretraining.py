@@ -21,15 +21,15 @@ from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.same_settings import require_same
-from bert_jax.runs.checkpoints import read_checkpoints, write_checkpoints
-from bert_jax.runs.directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
+from bert_jax.runs.open_checkpoints import read_checkpoints, write_checkpoints
+from bert_jax.runs.run_directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.task import Params
 from bert_jax.text import load_tokenizer
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpoint_manifest import PARAMS
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.loop import Outcome, train
-from bert_jax.train.manifest import PARAMS
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.objectives.section import ObjectiveName, ObjectiveSection
-from bert_jax.runs.directory import Run
+from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import describe
 from bert_jax.task import Objective
 from bert_jax.text.tokenizer import Tokenizer

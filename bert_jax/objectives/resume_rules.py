@@ -24,9 +24,9 @@ from rich.console import Console
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
-from bert_jax.runs.directory import Run, read_run_provenance
+from bert_jax.runs.run_directory import Run, read_run_provenance
 from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.sections import TrainSection
 

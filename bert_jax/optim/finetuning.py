@@ -27,7 +27,7 @@ from bert_jax.optim.optimizer import (
 from bert_jax.optim.schedule import Schedule, warmup_constant, warmup_linear
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.parallel.compiling import made_once
-from bert_jax.parallel.rules import LogicalAxes
+from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Axes = Any  # a nested dict of LogicalAxes
 

@@ -9,7 +9,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.optim.sections import AdamSection, OptimizerSection
 from bert_jax.parallel.compiling import made_once
-from bert_jax.parallel.rules import LogicalAxes
+from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Params = Any  # a nested dict of float32 arrays
 Axes = Any  # a nested dict of LogicalAxes

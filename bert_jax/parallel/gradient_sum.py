@@ -11,7 +11,7 @@ from typing import Final
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from bert_jax.parallel.rules import (
+from bert_jax.parallel.sharding_rules import (
     RULES,
     LogicalAxes,
     partition_spec,

@@ -20,8 +20,8 @@ from bert_jax.errors import UserError, first_line
 from bert_jax.narration import doing, hush
 from bert_jax.parallel.compiling import use_compilation_cache
 from bert_jax.parallel.processes import is_first, join
-from bert_jax.parallel.rules import FSDP, MESH_AXES, TENSOR
 from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape
+from bert_jax.parallel.sharding_rules import FSDP, MESH_AXES, TENSOR
 
 # Variables that do not indicate a TPU: JAX sets them, or users who compile without a TPU.
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}

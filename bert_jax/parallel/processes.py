@@ -17,7 +17,7 @@ from bert_jax.errors import UNCAUGHT, PeerLost, UserError, first_line
 from bert_jax.files.read import is_whole
 from bert_jax.parallel.channel import PEER_LOST, Channel, current_channel, end_now
 from bert_jax.parallel.compiling import quiet_cpp
-from bert_jax.parallel.meeting import Meeting, StopRequested, meet
+from bert_jax.parallel.rendezvous import Meeting, StopRequested, meet
 from bert_jax.parallel.same_settings import flatten
 from bert_jax.parallel.section import LAST_PORT, DistributedSection
 from bert_jax.parallel.stop_signal import STOP

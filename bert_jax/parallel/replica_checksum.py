@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.parallel.compiling import compiling
-from bert_jax.parallel.rules import replicated, split_over
+from bert_jax.parallel.sharding_rules import replicated, split_over
 
 
 class Deviation(NamedTuple):

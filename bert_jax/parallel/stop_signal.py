@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NoReturn, Self
 
 from bert_jax.errors import RunStopped, first_line
-from bert_jax.files.patience import OUTAGE
+from bert_jax.files.storage_retries import OUTAGE
 from bert_jax.parallel.channel import INTERRUPTED, Channel, end_now
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

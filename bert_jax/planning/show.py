@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bert_jax.parallel.accelerators import GIB
-from bert_jax.planning import rows
+from bert_jax.planning import summary
 from bert_jax.planning.compilation.step import CompiledStep
 from bert_jax.planning.estimate import Plan
 from bert_jax.planning.planning import QUICK_NOTE
 from bert_jax.planning.prices import Prices
-from bert_jax.planning.rows import NOTHING, dollars, duration, verdict
+from bert_jax.planning.summary import NOTHING, dollars, duration, verdict
 from bert_jax.report.charts import Chart, bar_chart
 from bert_jax.report.rendering import render_page
 
@@ -37,21 +37,21 @@ def show_plans(
         name = f"{found.name}: " if len(plans) > 1 else ""
         style = "bold green" if found.fits else "bold red"
         console.print(name + verdict(found, prices), style=style, markup=False, soft_wrap=True)
-    console.print(_table(rows.summary(plans, prices), narrow=True))
+    console.print(_table(summary.summary(plans, prices), narrow=True))
     shown = []
     if details:
-        shown += [rows.memory(plans), rows.work(plans, prices), rows.collectives(plans)]
-        shown += rows.cycles(plans)
+        shown += [summary.memory(plans), summary.work(plans, prices), summary.collectives(plans)]
+        shown += summary.cycles(plans)
     if details or suggestions:
-        shown.append(rows.suggestions(plans))
+        shown.append(summary.suggestions(plans))
     for each in shown:
         if each.rows:
             console.print(_table(each))
     if details:
         console.print(_sources(prices), style="dim", markup=False)
-        lines = rows.notes(plans)
+        lines = summary.notes(plans)
     else:
-        lines = [f"Compiled: memory. {rows.estimated(prices)}. --details shows the rest."]
+        lines = [f"Compiled: memory. {summary.estimated(prices)}. --details shows the rest."]
         notes = (line for found in plans for line in found.notes)
         lines += dict.fromkeys(line for line in notes if line != QUICK_NOTE)
     for line in lines:
@@ -60,10 +60,10 @@ def show_plans(
 
 def _sources(prices: Prices) -> str:
     compiled = "Compiled: memory, cycles of the core, bytes and kinds of collectives"
-    return f"{compiled}. {rows.estimated(prices)}, {prices.source}"
+    return f"{compiled}. {summary.estimated(prices)}, {prices.source}"
 
 
-def _table(of: rows.Rows, *, narrow: bool = False) -> Table:
+def _table(of: summary.Rows, *, narrow: bool = False) -> Table:
     """Returns a table to print. A narrow table has no column lines and fits 80 characters."""
     if narrow:
         table = Table(box=box.SIMPLE_HEAD, padding=0, collapse_padding=True, pad_edge=False)
@@ -82,13 +82,13 @@ class _Part(NamedTuple):
 
     title: str
     charts: Sequence[Chart]
-    tables: Sequence[rows.Rows]
+    tables: Sequence[summary.Rows]
 
 
 def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     """Returns a self-contained HTML page of the plans of a run. `plans` must not be empty."""
     times, memory = [], []  # bars of the charts
-    for found, at, phase in rows.each_phase(plans):
+    for found, at, phase in summary.each_phase(plans):
         if (held := phase.train.memory) is not None:
             name, unit = f"{found.name}, phase {at}", found.topology.accelerator.devices_per_chip
             parts = found.estimate(phase.train).parts
@@ -98,12 +98,12 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
     of_time = [bar_chart("Time of a step by kind of work", times, unit="ms")] if times else []
     of_memory = [bar_chart("HBM of a chip", memory, unit="GiB")] if memory else []
     sections = [
-        _Part("Summary", [], [rows.summary(plans, prices)]),
-        _Part("Time and cost", of_time, [rows.work(plans, prices)]),
-        _Part("Memory", of_memory, [rows.memory(plans)]),
-        _Part("Collectives", [], [rows.collectives(plans)]),
-        _Part("Settings that fit", [], [rows.suggestions(plans)]),
-        _Part("Cycles", [], list(rows.cycles(plans))),
+        _Part("Summary", [], [summary.summary(plans, prices)]),
+        _Part("Time and cost", of_time, [summary.work(plans, prices)]),
+        _Part("Memory", of_memory, [summary.memory(plans)]),
+        _Part("Collectives", [], [summary.collectives(plans)]),
+        _Part("Settings that fit", [], [summary.suggestions(plans)]),
+        _Part("Cycles", [], list(summary.cycles(plans))),
     ]
     return render_page(
         "plan.html",
@@ -112,7 +112,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
         figures=[tile for each in plans for tile in _tiles(each, prices, one=len(plans) == 1)],
         footer=_sources(prices),
         parts=[each for each in sections if any(table.rows for table in each.tables)],
-        notes=rows.notes(plans),
+        notes=summary.notes(plans),
     )
 
 

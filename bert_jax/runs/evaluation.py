@@ -14,7 +14,7 @@ import pydantic
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
-from bert_jax.runs.directory import Run
+from bert_jax.runs.run_directory import Run
 
 EVALUATION: Final = "evaluation.json"
 EVALUATIONS: Final = "evaluations"

@@ -6,8 +6,8 @@ from typing import Final
 from jax.sharding import Mesh
 
 from bert_jax.model.config import Architecture, Execution
-from bert_jax.model.execution import resolve_execution
-from bert_jax.parallel.rules import check_divides
+from bert_jax.model.kernel_choice import resolve_execution
+from bert_jax.parallel.sharding_rules import check_divides
 
 SLOWER: Final = (
     "activations in float32: bfloat16 is slower on a CPU (model.execution.dtype, finetune.dtype)"

@@ -6,7 +6,7 @@ from typing import Any, Final
 from bert_jax.data.memory_table import MemoryTable, Rows
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
-from bert_jax.runs.directory import Run
+from bert_jax.runs.run_directory import Run
 from bert_jax.runs.settings import describe
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Record

@@ -26,8 +26,14 @@ from bert_jax.files.atomic import why_not_written
 from bert_jax.files.remote import is_remote
 from bert_jax.parallel.channel import current_channel
 from bert_jax.train.agreement import failure_of, first_failure
-from bert_jax.train.checkpoint_directory import TEMPORARY
-from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore, write_manifest
+from bert_jax.train.checkpoint_manifest import (
+    OPTIMIZER,
+    PARAMS,
+    PROGRESS,
+    SelectionScore,
+    write_manifest,
+)
+from bert_jax.train.checkpoint_retention import TEMPORARY
 from bert_jax.train.state import named
 
 # Devices with copies of the same array each save a part of it. Slicing requires a compiled program

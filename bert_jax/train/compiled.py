@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.optim.schedule import Schedule
 from bert_jax.parallel.compiling import compiling, made_once
-from bert_jax.parallel.rules import replicated
+from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.task import Batch, Params, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 from bert_jax.train.step import (

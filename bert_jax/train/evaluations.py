@@ -13,15 +13,15 @@ from bert_jax.parallel.compiling import compiling
 from bert_jax.parallel.stop_signal import STOP, EvaluationCut
 from bert_jax.task import Params, Task
 from bert_jax.train import metrics as sums_of
+from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.compiled import describe_batch, lower_evaluation_step
 from bert_jax.train.hooks import Pause
-from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.metrics_writer import VALIDATION
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
 from bert_jax.train.progress import StepTracker
 from bert_jax.train.spec import HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
-from bert_jax.train.writer import VALIDATION
 
 
 def make_evaluation(

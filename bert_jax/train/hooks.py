@@ -9,7 +9,7 @@ from bert_jax.parallel.channel import current_channel
 from bert_jax.parallel.replica_checksum import Deviation, find_deviations
 from bert_jax.parallel.stop_signal import STOP
 from bert_jax.train.agreement import failure_of
-from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.output import Output
 from bert_jax.train.progress import DueActions, StepTracker
 from bert_jax.train.spec import Phase, TrainSpec

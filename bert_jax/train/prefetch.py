@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.data.loader.batch_maker import detach
 from bert_jax.data.rows.collate import count_tokens
-from bert_jax.parallel.rules import batch_sharding
+from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import Batch, HostBatch
 from bert_jax.train.goodput import Stopwatch
 

@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import batch_sharding, replicated
 from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.sharding_rules import batch_sharding, replicated
 from bert_jax.task import Task
 from bert_jax.train.dump import BATCH, STATE, DumpRecord, read_tensors
 from bert_jax.train.state import TrainState, define_model, named

@@ -15,16 +15,16 @@ from jax.sharding import Mesh
 from bert_jax.data.host_share import HostShare
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.optim.schedule import Schedule
-from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.section import check_batch
+from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train import sections
-from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
 if TYPE_CHECKING:  # the import loads Orbax
-    from bert_jax.train.checkpoint import Checkpointer
+    from bert_jax.train.checkpointer import Checkpointer
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
 Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → scores

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from bert_jax.model.initial import Initial
 from bert_jax.parallel.compiling import made_once
-from bert_jax.parallel.rules import parameter_sharding, replicated, trained_sharding
+from bert_jax.parallel.sharding_rules import parameter_sharding, replicated, trained_sharding
 from bert_jax.task import Params
 
 OptState: TypeAlias = optax.OptState

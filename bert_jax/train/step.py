@@ -13,7 +13,7 @@ from flax import nnx
 from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.parallel.compiling import made_once
-from bert_jax.parallel.rules import constrain, gathered
+from bert_jax.parallel.sharding_rules import constrain, gathered
 from bert_jax.task import Batch, Metrics, Params, Task
 from bert_jax.train.state import ModelDefinition, TrainState
 

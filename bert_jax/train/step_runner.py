@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.errors import Diverged, UserError
-from bert_jax.parallel.rules import replicated
+from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.train.bad_steps import BadStep, BadStepGuard, rollback_or_stop
 from bert_jax.train.dump import write_dump
 from bert_jax.train.metrics import to_host
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.output import Output, PhaseReports
 from bert_jax.train.prefetch import DeviceBatch
 from bert_jax.train.profile import StepProfile
@@ -20,7 +21,6 @@ from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, abstract_like
 from bert_jax.train.step import HEALTHY, StepFigures, StepLimits, TrainStep
 from bert_jax.train.watchdog import Watchdog
-from bert_jax.train.writer import read_metrics
 
 BAD_STEP: Final = "bad_step"  # kind of lines in metrics.jsonl
 

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.train.writer import GOODPUT, read_metrics
+from bert_jax.train.metrics_writer import GOODPUT, read_metrics
 
 # Kinds of time that become `lost` if a process is killed.
 LOSABLE: Final[tuple[str, ...]] = ("train", "input", "evaluate", "save")

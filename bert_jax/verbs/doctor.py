@@ -118,7 +118,7 @@ def _trained(config: RunConfig) -> _Trained | None:
     """Returns the model that a configuration trains, or None if it has no valid model."""
     from bert_jax.model.bert import bert_builder
     from bert_jax.model.config import resolve_architecture
-    from bert_jax.runs.directory import open_run
+    from bert_jax.runs.run_directory import open_run
     from bert_jax.text import load_tokenizer
 
     try:

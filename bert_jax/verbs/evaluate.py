@@ -11,8 +11,8 @@ from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.narration import narrator_of
 from bert_jax.objectives.evaluation import evaluate_objective
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import open_run
 from bert_jax.runs.evaluation import Evaluation, own_split, write_evaluation
+from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.training.evaluation import evaluate_task
 from bert_jax.train.progress_display import format_scores
 from bert_jax.verbs.same_command import join_same_command

@@ -1,7 +1,6 @@
 """`bert-jax export`: a run's checkpoint → Hugging Face, google-research/bert, StableHLO."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,21 +10,21 @@ from rich.console import Console
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory, write_whole
-from bert_jax.files.read import read_text
 from bert_jax.files.remote import is_remote
-from bert_jax.interop.hf import write_hf
-from bert_jax.interop.mapping import Pretrained
+from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
+from bert_jax.interop.tensor_mapping import Pretrained
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import load_moments, load_params
-from bert_jax.runs.directory import CONFIG, TOKENIZER, Run, open_run, read_run_provenance
-from bert_jax.runs.evaluation import Evaluation, read_evaluation
+from bert_jax.runs.evaluation import read_evaluation
 from bert_jax.runs.lock import hold_output
+from bert_jax.runs.open_checkpoints import load_moments, load_params
+from bert_jax.runs.run_directory import TOKENIZER, Run, open_run
 from bert_jax.runs.settings import describe
+from bert_jax.verbs.model_card import model_card
 
 Format = Literal["hf", "tf", "stablehlo"]
 
@@ -42,8 +41,6 @@ python run_classifier.py --init_checkpoint=bert_model.ckpt --bert_config_file=be
 ```
 
 Set `--do_lower_case` as in `tokenizer_config.json`."""
-
-FRONT_MATTER: Final = "---\nlibrary_name: transformers\ntags: [bert, bert-jax]\n---\n"
 
 
 def export(
@@ -151,7 +148,7 @@ def _write(
         chosen = write_hf(directory, model, kind=kind)
         usage, heads = HF_USAGE.format(kind=chosen, name=title), f"{heads} ({chosen})"
     written = f"step {loaded.step}"
-    card = _model_card(
+    card = model_card(
         run,
         title=title,
         text=f"BERT with {heads}, exported by bert-jax from {written} of the run.",
@@ -160,34 +157,3 @@ def _write(
     )
     write_whole(epath.Path(directory / "README.md"), card.encode())
     return f"{written}, {heads}"
-
-
-def _model_card(
-    run: Run, *, title: str, text: str, usage: str, evaluation: Evaluation | None
-) -> str:
-    """Returns a model card in Markdown, with the run's configuration and provenance files."""
-    parts = [
-        FRONT_MATTER,
-        f"# {title}\n",
-        f"{text}\n",
-        f"## Use\n\n{usage}\n",
-        f"## Architecture\n\n{_table(run.architecture.model_dump())}\n",
-    ]
-    if evaluation is not None:
-        scores = {name: f"{value:.6g}" for name, value in evaluation.scores.items()}
-        parts.append(
-            f"## Evaluation\n\nStep {evaluation.step}, {evaluation.examples} held-out "
-            f"examples of `{evaluation.dataset}`.\n\n{_table(scores)}\n"
-        )
-    # The configuration of an untrained import has only unused defaults.
-    if run.has("train") or run.is_fine_tuned:
-        config = read_text(run.directory / CONFIG).strip()
-        parts.append(f"## Training\n\n```yaml\n{config}\n```\n")
-    shown = json.dumps(read_run_provenance(run.directory), indent=2, ensure_ascii=False)
-    parts.append(f"## Provenance\n\n```json\n{shown}\n```\n")
-    return "\n".join(parts)
-
-
-def _table(values: Mapping[str, object]) -> str:
-    rows = "\n".join(f"| {key} | {value} |" for key, value in values.items())
-    return f"| | |\n|---|---|\n{rows}"

@@ -29,8 +29,8 @@ from bert_jax.inference.bucketed import model_of_run
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import hold_output
+from bert_jax.runs.run_directory import open_run
 
 PROBE: Final = "probe.json"
 _LINES_SHOWN: Final = 10

@@ -19,15 +19,15 @@ from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import user_cache
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.importing import read_checkpoint
-from bert_jax.interop.mapping import Params, Pretrained
 from bert_jax.interop.sources import fetch, identify, is_checkpoint, is_hub_name
+from bert_jax.interop.tensor_mapping import Params, Pretrained
 from bert_jax.model.config import Execution, ModelSection
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.places import MODELS
-from bert_jax.runs.checkpoints import write_checkpoints
-from bert_jax.runs.directory import CONFIG, write_run
 from bert_jax.runs.lock import hold_output, hold_run
+from bert_jax.runs.open_checkpoints import write_checkpoints
+from bert_jax.runs.run_directory import CONFIG, write_run
 from bert_jax.runs.settings import describe
 from bert_jax.train.progress import IMPORTED
 from bert_jax.train.state import TrainState, run_key

@@ -17,8 +17,8 @@ from bert_jax.inference.bucketed import check_batch_size
 from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import Run, open_run
 from bert_jax.runs.lock import hold_output
+from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import Record
 from bert_jax.tasks.predictor import score_splits

@@ -9,7 +9,7 @@ from bert_jax.model.config import Dtype
 from bert_jax.objectives.registry import objective_of
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import Run, open_run
+from bert_jax.runs.run_directory import Run, open_run
 from bert_jax.tasks.training.setup import task_of
 from bert_jax.train.dump import DumpRecord, read_record
 from bert_jax.train.replay import Replay, by_layer, by_module, replay_step

@@ -63,11 +63,6 @@ def text_lines(text: str) -> list[str]:
     return [line for raw in text.replace("\r", "\n").split("\n") if (line := raw.strip())]
 
 
-def is_validation(identity: str, *, fraction: float) -> bool:
-    """Returns whether a document is in the validation split. Its id decides, not the seed."""
-    return digest128(0, "validation", identity) < fraction * 2**128
-
-
 def document_key(identity: str, *, seed: int) -> int:
     """Returns the 128-bit key that decides a document's position and its random stream."""
     return digest128(seed, "document", identity)

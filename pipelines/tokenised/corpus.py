@@ -16,7 +16,7 @@ from bert_jax.files.remote import absolute, each, load_array
 from bert_jax.pipelines.cleaning.contamination import build_index
 from bert_jax.pipelines.cleaning.duplicates import find_duplicates, spill_part, unique_documents
 from bert_jax.pipelines.cleaning.rules import CorpusPart, corpus_documents
-from bert_jax.pipelines.sources.documents import document_key, document_sentences, is_validation
+from bert_jax.pipelines.sources.documents import document_key, document_sentences
 from bert_jax.pipelines.sources.sources import Source, cut_sources
 from bert_jax.pipelines.tally import TALLY, Tally, is_made, total
 from bert_jax.pipelines.tokenised.documents import (
@@ -27,6 +27,7 @@ from bert_jax.pipelines.tokenised.documents import (
     split_keys,
     starts_of,
 )
+from bert_jax.pipelines.tokenised.validation_split import is_validation
 from bert_jax.pipelines.workspace import DatasetBuild, UnusableText
 from bert_jax.text import Tokenizer, load_tokenizer
 

@@ -13,11 +13,11 @@ from bert_jax.objectives.registry import objective_of
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.checkpoints import open_checkpoints
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.open_checkpoints import open_checkpoints
+from bert_jax.runs.run_directory import open_run
 from bert_jax.train.example_log import read_example_log
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import TrainState, abstract_state, define_model
-from bert_jax.train.writer import read_metrics
 
 # Kinds of lines that measure time and differ between runs.
 TIMES = ("speed", "goodput")

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from bert_jax.runs.checkpoints import open_checkpoints
+from bert_jax.runs.open_checkpoints import open_checkpoints
 from bert_jax.train.example_log import read_example_log
-from bert_jax.train.writer import METRICS, read_metrics
+from bert_jax.train.metrics_writer import METRICS, read_metrics
 from tests.processes.hosts import Job, start
 from tests.project import DROPOUT, project_config, write_config
 

@@ -19,7 +19,7 @@ from bert_jax.feature_extraction.extractor import (
 from bert_jax.feature_extraction.texts import InputText, TextColumns, read_texts
 from bert_jax.inference.bucketed import model_of_run
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.run_directory import open_run
 from tests.feature_extraction.runs import (
     features,
     make_run,

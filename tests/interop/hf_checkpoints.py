@@ -14,16 +14,16 @@ from etils import epath
 from flax import nnx
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
-from bert_jax.interop.mapping import expand, their_tensors
-from bert_jax.interop.names import hf_names
+from bert_jax.interop.tensor_mapping import expand, their_tensors
+from bert_jax.interop.tensor_names import hf_names
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.parallel.mesh import make_mesh, open_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import CHECKPOINTS, Run, open_run, write_run
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import CHECKPOINTS, Run, open_run, write_run
 from bert_jax.text import Tokenizer
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import abstract_params, define_model, draw_params
 from bert_jax.verbs.import_checkpoint import import_checkpoint

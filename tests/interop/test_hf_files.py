@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from transformers import BertForPreTraining
 
-from bert_jax.interop.names import DECODER_BIAS, DECODER_WEIGHT, MLM_BIAS, WORDS
+from bert_jax.interop.tensor_names import DECODER_BIAS, DECODER_WEIGHT, MLM_BIAS, WORDS
 from tests.interop.hf_checkpoints import hf_config, hf_model, import_run, save, write_tokenizer
 
 Tensors = dict[str, torch.Tensor]

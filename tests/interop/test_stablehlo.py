@@ -19,8 +19,8 @@ from flax import nnx
 from jax import export
 from safetensors.numpy import load_file
 
-from bert_jax.interop.mapping import flatten
 from bert_jax.interop.stablehlo import USAGE, default_outputs, export_stablehlo
+from bert_jax.interop.tensor_mapping import flatten
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from tests.project import refuses

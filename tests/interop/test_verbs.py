@@ -10,8 +10,8 @@ import pytest
 import safetensors.numpy
 
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import load_moments, load_params
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.open_checkpoints import load_moments, load_params
+from bert_jax.runs.run_directory import open_run
 from bert_jax.train.progress import TrainProgress
 from tests.interop.tf1_writer import read_tf1
 from tests.project import MESH, invoke, ok, project_config, refused, write_config

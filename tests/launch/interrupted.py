@@ -12,8 +12,8 @@ import numpy as np
 
 from bert_jax.launch.attempts import read_state
 from bert_jax.launch.job import JobFiles
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
 from tests.processes.hosts import start
 from tests.project import project_config, write_config
 

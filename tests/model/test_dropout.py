@@ -19,8 +19,8 @@ from bert_jax.kernels.random_bits import (
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import subkey
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import partition_spec
 from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.sharding_rules import partition_spec
 
 SIGMAS = 5.0  # bound of a normal deviate among hundreds
 ROWS, WIDTH = 2048, 512

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ROOT, environment, project_config, refused, write_config
 
 

@@ -5,7 +5,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import (
+from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.sharding_rules import (
     MESH_AXES,
     RULES,
     batch_parts,
@@ -16,7 +17,6 @@ from bert_jax.parallel.rules import (
     partition_spec,
     trained_sharding,
 )
-from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import abstract_params, define_model
 from tests.golden.make_specs import GOLDEN, text
 from tests.project import refuses

@@ -13,7 +13,6 @@ from bert_jax.pipelines.sources.documents import (
     blank_line_documents,
     document_id,
     file_documents,
-    is_validation,
 )
 from bert_jax.pipelines.sources.files import (
     FilePart,
@@ -24,6 +23,7 @@ from bert_jax.pipelines.sources.files import (
     read_part,
 )
 from bert_jax.pipelines.sources.sources import iter_text
+from bert_jax.pipelines.tokenised.validation_split import is_validation
 from tests.project import refuses
 
 

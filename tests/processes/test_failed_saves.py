@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from tests.processes.hosts import Host, Job, start
 from tests.project import keyed
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from tests.processes.hosts import start, start_one
 from tests.processes.test_verbs import on_two
 from tests.project import write_config

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bert_jax.train.example_log import read_example_log
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from tests.processes.conftest import STEPS
 from tests.processes.hosts import start
 from tests.project import write_config

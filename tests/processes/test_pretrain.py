@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import open_run
-from bert_jax.train.writer import read_metrics
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
+from bert_jax.train.metrics_writer import read_metrics
 from tests.processes.hosts import start
 
 

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.runs.checkpoints import find_step, open_checkpoints, read_checkpoints
+from bert_jax.runs.open_checkpoints import find_step, open_checkpoints, read_checkpoints
 from bert_jax.task import Params
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpointer import Checkpointer
 from tests.project import refuses
 from tests.train.checkpoints import abstract, save_steps, state_at
 

@@ -17,7 +17,7 @@ import pytest
 from etils import epath
 from etils.epath import backend
 
-from bert_jax.files.patience import OUTAGE
+from bert_jax.files.storage_retries import OUTAGE
 from tests.storage.faults import Proxy
 
 # Start the binary of the package directly, because its `start` does not support a proxy.

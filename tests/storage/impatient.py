@@ -6,9 +6,9 @@ GIVE_UP is the limit of an outage in seconds, and STOPPING the limit after a sig
 import sys
 
 from bert_jax.cli import main
-from bert_jax.files import patience
+from bert_jax.files import storage_retries
 
 if __name__ == "__main__":
-    patience.GIVE_UP_SECONDS = float(sys.argv.pop(1))
-    patience.STOPPING_SECONDS = float(sys.argv.pop(1))
+    storage_retries.GIVE_UP_SECONDS = float(sys.argv.pop(1))
+    storage_retries.STOPPING_SECONDS = float(sys.argv.pop(1))
     main()

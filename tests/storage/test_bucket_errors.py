@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.errors import RunStopped
 from bert_jax.files import bucket as client
-from bert_jax.files import patience
+from bert_jax.files import storage_retries
 from bert_jax.files.lock import CloudObject
 from tests.project import refuses
 from tests.storage.cloud import Cloud
@@ -48,12 +48,12 @@ def test_operations_survive_half_of_requests_failing(cloud: Cloud, kind: str) ->
 def test_an_unreachable_bucket_ends_a_run_in_one_line(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.5)
+    monkeypatch.setattr(storage_retries, "GIVE_UP_SECONDS", 0.5)
     monkeypatch.setattr(
-        patience._log, "disabled", False
+        storage_retries._log, "disabled", False
     )  # another test runs import-linter, which disables it
-    monkeypatch.setattr(patience, "_QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(patience, "_logged_at", [-1e9])
+    monkeypatch.setattr(storage_retries, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(storage_retries, "_logged_at", [-1e9])
     bucket = cloud.make_bucket()
     cloud.proxy.down = True
     with refuses("bucket.no_answer", kind=RunStopped, place=bucket) as caught:
@@ -70,7 +70,7 @@ def test_an_unreachable_bucket_ends_a_run_in_one_line(
 def test_all_requests_of_an_outage_share_one_deadline(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 1.0)
+    monkeypatch.setattr(storage_retries, "GIVE_UP_SECONDS", 1.0)
     bucket = cloud.make_bucket()
     requests = (
         lambda: (bucket / "a").write_text("x"),

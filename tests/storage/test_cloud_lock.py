@@ -11,7 +11,7 @@ import pytest
 from bert_jax.errors import RunStopped
 from bert_jax.files import bucket as client
 from bert_jax.files import lock as lock_module
-from bert_jax.files import patience
+from bert_jax.files import storage_retries
 from bert_jax.files.lock import CloudObject, LockLost, ObjectLock
 from tests.project import refuses
 from tests.storage.cloud import Cloud
@@ -133,7 +133,7 @@ def test_a_long_outage_keeps_an_untaken_lock(cut_off: ObjectLock) -> None:
 def test_an_unverifiable_lock_ends_the_run(
     cloud: Cloud, cut_off: ObjectLock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.2)
+    monkeypatch.setattr(storage_retries, "GIVE_UP_SECONDS", 0.2)
     cloud.proxy.down = True
     time.sleep(0.4)
     with refuses("bucket.no_answer", kind=RunStopped, place=cut_off._object._path):

@@ -14,9 +14,9 @@ from etils import epath
 from bert_jax.files import bucket as client
 from bert_jax.files import download
 from bert_jax.launch import host_paths
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import open_run
-from bert_jax.train.writer import read_metrics
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs import submit as submit_verb
 from bert_jax.verbs import submit_checks
 from tests.launch.scripted import Clock, ScriptedLauncher

@@ -15,7 +15,7 @@ from bert_jax.data.dataset import cache as module
 from bert_jax.data.dataset.cache import CacheSection, DatasetCache
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.errors import RunStopped
-from bert_jax.files import download, patience
+from bert_jax.files import download, storage_retries
 from tests.project import refuses
 from tests.storage.cloud import Cloud
 from tests.storage.faults import Faults
@@ -79,7 +79,7 @@ def test_an_interrupted_copy_resumes(
     cloud: Cloud, source: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "_PIECE_BYTES", 1 << 16)
-    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr(storage_retries, "GIVE_UP_SECONDS", 0.0)
     cloud.proxy.inject(Faults(answered=16))
     with refuses("bucket.no_answer", kind=RunStopped):
         cache(tmp_path).local(str(source))

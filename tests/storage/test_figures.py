@@ -6,9 +6,9 @@ from tensorboardX.proto.event_pb2 import Event
 
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.files import bucket as client
-from bert_jax.files import patience
+from bert_jax.files import storage_retries
 from bert_jax.train.agreement import failure_of
-from bert_jax.train.writer import RunWriter, read_metrics
+from bert_jax.train.metrics_writer import RunWriter, read_metrics
 from tests.storage.cloud import Cloud
 
 REPORTS = 400
@@ -65,7 +65,7 @@ def steps_on_the_board(run: epath.Path) -> list[int]:
 def test_refused_metrics_wait_and_are_reported_once(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(patience, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(storage_retries, "GIVE_UP_SECONDS", 0.1)
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.02)
     run, said = cloud.make_bucket() / "run", []
     writer = RunWriter(run, resume_step=0, say=said.append)

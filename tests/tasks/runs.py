@@ -12,11 +12,11 @@ from etils import epath
 from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.directory import CHECKPOINTS, write_run
+from bert_jax.runs.run_directory import CHECKPOINTS, write_run
 from bert_jax.tasks.task import FinetuneTask
 from bert_jax.text import load_wordpiece
 from bert_jax.text.vocabulary import SPECIAL_PIECES
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import abstract_params, define_model, draw_params
 from tests.support import small_architecture

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.checkpoint_manifest import SelectionScore
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 

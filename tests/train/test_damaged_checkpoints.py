@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from bert_jax.files.seal import sealed, unsealed
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.manifest import MANIFEST
+from bert_jax.train.checkpoint_manifest import MANIFEST
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from tests.project import refuses
 from tests.train.checkpoints import STEPS, abstract, save_steps, state_at

@@ -19,16 +19,16 @@ from etils import epath
 from tensorboardX.proto.event_pb2 import Event
 
 from bert_jax.data.google_bert.tfrecord import scan_records
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpointer import Checkpointer
+from bert_jax.train.metrics_writer import METRICS, RunWriter, TensorBoard, read_metrics
 from bert_jax.train.sections import CheckpointSection
-from bert_jax.train.writer import METRICS, RunWriter, TensorBoard, read_metrics
 from tests.project import ROOT, invoke, project_config, write_config
 from tests.train.checkpoints import state_at
 
 PROGRAM = """
 import gc, pathlib, resource
 import jax, numpy as np
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 
 draw = np.random.default_rng(0).standard_normal

@@ -10,8 +10,8 @@ from etils import epath
 
 from bert_jax.train import goodput
 from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.metrics_writer import GOODPUT, RunWriter
 from bert_jax.train.time_account import KINDS, describe_goodput, read_goodput
-from bert_jax.train.writer import GOODPUT, RunWriter
 
 
 class FakeTime:

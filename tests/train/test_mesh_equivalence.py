@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.train.checkpoint import Checkpointer
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from tests.support import relative_error, small_batch
 from tests.train.harness import PEAK, Setting, first_state, trainer

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bert_jax.train.metrics_writer import GOODPUT, HEARTBEAT, Writer
 from bert_jax.train.output import Output
 from bert_jax.train.time_account import KINDS
-from bert_jax.train.writer import GOODPUT, HEARTBEAT, Writer
 from tests.train.test_full_disk import full
 
 

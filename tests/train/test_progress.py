@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.train import progress
-from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.progress import DueActions, StepTracker, TrainProgress
 from bert_jax.train.spec import Intervals, Phase
 

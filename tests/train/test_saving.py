@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.errors import RunStopped
 from bert_jax.train import checkpoint_orbax
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.checkpoint_directory import CheckpointDirectory
-from bert_jax.train.manifest import SelectionScore, write_manifest
+from bert_jax.train.checkpoint_manifest import SelectionScore, write_manifest
+from bert_jax.train.checkpoint_retention import CheckpointDirectory
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.sections import CheckpointSection
 from tests.project import refuses
 from tests.train.checkpoints import save_steps, state_at

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from bert_jax.train.metrics_writer import RunWriter, read_metrics
 from bert_jax.train.trackers import IDS, require_trackers
-from bert_jax.train.writer import RunWriter, read_metrics
 from tests.project import refuses
 
 

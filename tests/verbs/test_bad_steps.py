@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.train.compiled import StepPrograms
 from bert_jax.train.example_log import read_example_log, times_seen
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from tests.parallel.test_replica_checksum import corrupt
 from tests.project import DROPOUT, Refusal, invoke, ok, one_phase, refused, write_config
 from tests.tasks.runs import tiny_config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset.provenance import read_provenance
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from tests.corpus import original, write_tokenizer
 from tests.data.chinese import LEXICON
 from tests.project import ok, project_config, write_config

@@ -9,8 +9,8 @@ import pytest
 
 from bert_jax.data.dataset.reader import open_dataset
 from bert_jax.train.example_log import read_example_log, times_seen
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.time_account import read_goodput
-from bert_jax.train.writer import read_metrics
 from tests.project import MESH, ok, one_phase, project_config, refused, refuses, write_config
 
 

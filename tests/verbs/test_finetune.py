@@ -20,13 +20,13 @@ from bert_jax.config import load_config
 from bert_jax.errors import Diverged
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.stop_signal import INTERRUPTED
-from bert_jax.runs.checkpoints import LoadedParams, load_params
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.open_checkpoints import LoadedParams, load_params
+from bert_jax.runs.run_directory import open_run
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.training.evaluation import open_data
 from bert_jax.tasks.training.setup import prepare
 from bert_jax.train.example_log import times_seen
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.verbs.finetune import finetune_settings
 from tests.project import invoke, ok, refused, refuses, write_config
 from tests.tasks.runs import tiny_config, write_table

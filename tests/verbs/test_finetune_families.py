@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.train.writer import read_metrics
+from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ok, refused, write_config
 from tests.tasks.runs import BAD, FILLERS, GOOD, tiny_run
 from tests.tasks.sequences import write_lines

@@ -11,11 +11,11 @@ import pytest
 
 from bert_jax.files.lock import LocalLock, LockLost
 from bert_jax.parallel.stop_signal import STOP
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import open_run
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
 from bert_jax.train.goodput import Stopwatch
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.progress import StepTracker
-from bert_jax.train.writer import read_metrics
 from tests.project import invoke, ok, one_phase, refused, write_config
 
 

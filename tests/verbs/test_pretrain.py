@@ -14,9 +14,9 @@ from etils import epath
 from bert_jax.config import load_config
 from bert_jax.model.config import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import load_params, write_checkpoints
-from bert_jax.runs.directory import open_run, write_run
-from bert_jax.train.writer import read_metrics
+from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
+from bert_jax.runs.run_directory import open_run, write_run
+from bert_jax.train.metrics_writer import read_metrics
 from tests.project import ok, one_phase, refused, write_config
 
 STEPS = 12

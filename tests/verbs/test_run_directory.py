@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.data.dataset.provenance import read_provenance
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.checkpoints import load_params, write_checkpoints
-from bert_jax.runs.directory import open_run
 from bert_jax.runs.lock import LOCK, hold_output, hold_run
+from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
+from bert_jax.runs.run_directory import open_run
 from bert_jax.train.time_account import describe_goodput, read_goodput
 from tests.project import invoke, ok, one_phase, refused, write_config
 from tests.tasks.runs import tiny_config

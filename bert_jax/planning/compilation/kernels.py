@@ -30,8 +30,8 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.scratch import user_cache
 from bert_jax.parallel.accelerators import Accelerator
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.parallel.rules import replicated
 from bert_jax.parallel.section import MeshSection
+from bert_jax.parallel.sharding_rules import replicated
 from bert_jax.planning.compilation.compiler_files import compile_exactly, memory_refused
 from bert_jax.planning.compilation.hlo import parse_hlo
 from bert_jax.planning.compilation.program import Program

@@ -10,11 +10,11 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from bert_jax.model.config import Architecture, resolve_architecture
-from bert_jax.model.execution import resolve_execution
+from bert_jax.model.kernel_choice import resolve_execution
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
-from bert_jax.parallel.rules import batch_sharding, check_divides
+from bert_jax.parallel.sharding_rules import batch_sharding, check_divides
 from bert_jax.parallel.topology import TpuTopology
 from bert_jax.planning.request import CannotPlan, CompileRequest
 from bert_jax.task import Objective

@@ -28,9 +28,9 @@ from bert_jax.errors import Diverged, RunStopped, UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.files.seal import refuse_changed, sealed
-from bert_jax.runs.checkpoints import load_params, write_checkpoints
-from bert_jax.runs.directory import claim_run, open_run
 from bert_jax.runs.lock import hold_run
+from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
+from bert_jax.runs.run_directory import claim_run, open_run
 from bert_jax.runs.setting_changes import refuse_other_settings
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import FinetuneSettings
@@ -47,10 +47,10 @@ from bert_jax.tasks.training.evaluation import conclude, write_csv
 from bert_jax.tasks.training.run import FinishedRun, run_finetuning
 from bert_jax.tasks.training.setup import FREE, TrainingSetup, claim, prepare, show_data
 from bert_jax.train.agreement import from_first_process
+from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.loop import Outcome
-from bert_jax.train.manifest import SelectionScore
+from bert_jax.train.metrics_writer import copy_metrics
 from bert_jax.train.progress_display import format_scores
-from bert_jax.train.writer import copy_metrics
 
 SWEEP: Final = "sweep.json"
 TABLE: Final = "sweep.csv"

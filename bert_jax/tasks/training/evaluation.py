@@ -17,9 +17,9 @@ from bert_jax.narration import doing, narrator_of
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
-from bert_jax.runs.checkpoints import LoadedParams, load_params
-from bert_jax.runs.directory import Run
 from bert_jax.runs.evaluation import Evaluation, read_evaluation, write_evaluation
+from bert_jax.runs.open_checkpoints import LoadedParams, load_params
+from bert_jax.runs.run_directory import Run
 from bert_jax.tasks.family import DataRequest, Family, Record
 from bert_jax.tasks.predictor import Predictor, score_splits
 from bert_jax.tasks.scores import Baseline, baseline_of

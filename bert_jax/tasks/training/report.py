@@ -14,16 +14,16 @@ from bert_jax.model.bert import Bert, attention_maps
 from bert_jax.parallel.compiling import made_once
 from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.page import ReportInputs, render
-from bert_jax.runs.checkpoints import LoadedParams
-from bert_jax.runs.directory import Run
+from bert_jax.runs.open_checkpoints import LoadedParams
+from bert_jax.runs.run_directory import Run
 from bert_jax.task import Batch, Params
 from bert_jax.tasks.batches import collate_inputs
 from bert_jax.tasks.family import Family, Record, Split
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.squad.scores import overlap_f1
 from bert_jax.tasks.tokens.entities import entity_report
+from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import ModelDefinition
-from bert_jax.train.writer import read_metrics
 
 REPORT: Final = "report.html"
 

@@ -14,23 +14,23 @@ from rich.console import Console
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
 from bert_jax.model.config import Architecture, HeadsSection, ModelSection
-from bert_jax.model.execution import default_unroll
+from bert_jax.model.kernel_choice import default_unroll
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
 from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
 from bert_jax.parallel.mesh import initialise, make_mesh
-from bert_jax.parallel.rules import batch_parts
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import check_batch
-from bert_jax.runs.checkpoints import load_params
-from bert_jax.runs.directory import (
+from bert_jax.parallel.sharding_rules import batch_parts
+from bert_jax.runs.execution import SLOWER, execution_on
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import (
     Run,
     claim_run,
     open_run,
     read_run_provenance,
     write_run,
 )
-from bert_jax.runs.execution import SLOWER, execution_on
 from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
 from bert_jax.section import under
 from bert_jax.task import Params

@@ -13,10 +13,10 @@ from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.mesh import open_mesh
-from bert_jax.runs.directory import CHECKPOINTS, Run
+from bert_jax.runs.run_directory import CHECKPOINTS, Run
 from bert_jax.task import Params
-from bert_jax.train.checkpoint import Checkpointer
-from bert_jax.train.manifest import OPTIMIZER, PARAMS
+from bert_jax.train.checkpoint_manifest import OPTIMIZER, PARAMS
+from bert_jax.train.checkpointer import Checkpointer
 from bert_jax.train.progress_display import warn_aloud
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from bert_jax.errors import KeyedError, PeerLost, UserError
-from bert_jax.parallel import meeting as module
+from bert_jax.parallel import rendezvous as module
 from bert_jax.parallel.channel import Member
-from bert_jax.parallel.meeting import Meeting, Members, StopRequested, meet
+from bert_jax.parallel.rendezvous import Meeting, Members, StopRequested, meet
 from bert_jax.parallel.same_settings import difference_error, first_difference, flatten
 from tests.processes.hosts import free_port
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.files.patience import OUTAGE
 from bert_jax.files.remote import is_remote
+from bert_jax.files.storage_retries import OUTAGE
 from bert_jax.task import Params
-from bert_jax.train.checkpoint_directory import CheckpointDirectory
+from bert_jax.train.checkpoint_manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
 from bert_jax.train.checkpoint_orbax import OrbaxFiles, SaveFailed
-from bert_jax.train.manifest import OPTIMIZER, PARAMS, PROGRESS, SelectionScore
+from bert_jax.train.checkpoint_retention import CheckpointDirectory
 from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import TrainState
 

@@ -7,12 +7,12 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.kernels import gelu_product
-from bert_jax.kernels.attention_shape import longest_rows
+from bert_jax.kernels.attention_tiles import longest_rows
 from bert_jax.kernels.cross_entropy_shape import widest
 from bert_jax.kernels.norm import MOST_NUMBERS, fits
 from bert_jax.model.config import Architecture, Execution, Implementation
 from bert_jax.parallel.accelerators import takes_kernels
-from bert_jax.parallel.rules import axis_parts
+from bert_jax.parallel.sharding_rules import axis_parts
 
 Part = Literal["attention", "norm", "loss", "ffn"]  # settings of `Execution`
 
