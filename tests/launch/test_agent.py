@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.launch import host as host_module
+from bert_jax.files.atomic import write_whole
 from bert_jax.launch.assignment import Assignment, read_environment
 from bert_jax.launch.host import Agent, run_agent
 from bert_jax.launch.job import Ending, HostStatus, JobFiles
@@ -156,15 +156,15 @@ def test_sigterm_in_a_pause_ends_the_host_at_once(host: Host) -> None:
 def test_a_silent_bucket_delays_only_heartbeats(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written, tries = host_module.write_whole, []
+    tries: list[object] = []
 
     def fails_twice(*args: object, **kwargs: object) -> None:
         tries.append(args)
         if len(tries) < 3:
             raise OSError("no route to host")
-        written(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        write_whole(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr("bert_jax.launch.host.write_whole", fails_twice)
+    monkeypatch.setattr("bert_jax.launch.host_reports.write_whole", fails_twice)
     assert host.run((3, 2), (0, 4)) == 0
     assert host.status.state == "done"
     assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2
