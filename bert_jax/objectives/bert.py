@@ -1,8 +1,7 @@
-"""The objectives of BERT, ALBERT and RoBERTa: a masked language model, maybe with a pair task.
+"""The objectives of BERT, ALBERT and RoBERTa: masked language modelling and an optional pair task.
 
-BERT uses next sentence prediction as its pair task (arXiv 1810.04805, section 3.1), and ALBERT uses
-sentence order prediction (arXiv 1909.11942). RoBERTa has no pair task (arXiv 1907.11692).
-`MaskingSection` configures the masking.
+The pair task of BERT is next sentence prediction (arXiv 1810.04805, section 3.1), and that of
+ALBERT is sentence order prediction (arXiv 1909.11942). RoBERTa has none (arXiv 1907.11692).
 """
 
 import dataclasses
@@ -24,16 +23,16 @@ from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.task import Batch, Metrics, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
-# Added to the number of masked pieces in the divisor of the loss, as in run_pretraining.py of
-# google-research/bert.
+# Added to the loss's divisor, the number of masked pieces, as in google-research/bert
+# `run_pretraining.py`.
 MLM_EPSILON: Final = 1e-5
 
-# A loss within this relative distance of the entropy is on the plateau. In small runs the loss
-# varies by about this much.
+# A loss within this relative distance of the entropy is on the plateau. The noise of the loss in
+# small runs is about as large.
 TOLERANCE: Final = 0.02
-# Number of warm-up steps in the paper. With a good learning rate BERT has left the plateau by then.
+# Warm-up steps in the paper. With a good learning rate, BERT leaves the plateau during warm-up.
 PATIENCE_STEPS: Final = 10_000
-# Number of consecutive reports on the plateau before a warning.
+# Consecutive reports on the plateau before a warning.
 WINDOW: Final = 5
 
 PairTask = Literal["nsp", "sop"]
@@ -44,28 +43,28 @@ EVALUATION_MASKING: Final = MaskingSection()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertObjective:
-    """Loss = Σ(w·nll)/(Σw + 1e-5) over masked pieces + mean nll of the pair task, global batch.
+    """Loss = Σ(w·nll)/(Σw + 1e-5) over a batch's masked pieces + mean nll of its pair task.
 
-    Without a pair task, the loss has one term. The model still has a pooler and a next-sentence
-    head, so that a run can start from the checkpoint of another objective. These heads get no
-    gradient, and only weight decay changes them.
+    Without a pair task, the model still has a pooler and a next-sentence head, so that a run can
+    start from the checkpoint of another objective. These heads get no gradient, and only weight
+    decay changes them.
 
-    Fields with ``compare=False`` affect rows and reports, but neither the model nor the loss.
+    Fields with ``compare=False`` affect neither the model nor the loss.
     """
 
     architecture: Architecture
     execution: Execution
     masking: MaskingSection = dataclasses.field(compare=False)  # masking of training rows
     tokenizer: Tokenizer = dataclasses.field(compare=False)
-    pair: PairTask | None = "nsp"  # pair task; names its metrics: ``sop_accuracy``
+    pair: PairTask | None = "nsp"  # also the prefix of metrics: ``sop_accuracy``
     best_metric: str = dataclasses.field(default="loss", compare=False)
 
     def features(
         self, *, seq_length: int, max_predictions: int | None, evaluation: bool
     ) -> RowTransform:
-        """Returns the row transform. Evaluation always masks 15% of the tokens.
+        """Returns the row transform. Evaluation always uses `EVALUATION_MASKING`.
 
-        If `max_predictions` is None, `MaskingSection` determines it.
+        If `max_predictions` is None, `MaskingSection` computes it.
         """
         masking = EVALUATION_MASKING if evaluation else self.masking
         if max_predictions is not None and not evaluation:
@@ -93,7 +92,7 @@ class BertObjective:
         weights: Mapping[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the batch's part of the loss, and its metrics as (sum, count)."""
+        """Returns the batch's term of the loss, and its metrics as (sum, count)."""
         assert isinstance(model, Bert)
         found = model.scored(batch, dropout_key=dropout_key)
         metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
@@ -114,7 +113,7 @@ class BertObjective:
         )
 
     def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
-        """Returns the watch for the plateau at the unigram entropy."""
+        """Returns a watch that warns if the loss stays at the unigram entropy."""
         return PlateauWatch(
             unigram_entropy=unigram_entropy,
             vocab_size=self.architecture.vocab_size,
@@ -122,7 +121,7 @@ class BertObjective:
         )
 
     def score(self, sums: Sums) -> dict[str, float]:
-        """Returns the loss, and loss (in nats) and accuracy of each term, from summed metrics."""
+        """Returns the total loss, and each task's loss and accuracy, from summed metrics."""
         mlm_loss, mlm_count = sums["mlm_loss"]
         loss = mlm_loss / (mlm_count + MLM_EPSILON)
         scores = {"mlm_loss": loss, "mlm_accuracy": sums["mlm_accuracy"][0] / max(mlm_count, 1.0)}
@@ -153,7 +152,7 @@ class PlateauWatch:
     def __init__(
         self, *, unigram_entropy: float, vocab_size: int, patience: int = PATIENCE_STEPS
     ) -> None:
-        """Makes a watch that never warns before step `patience`. The entropy is in nats."""
+        """Never warns before step `patience`. The entropy is in nats."""
         self._entropy = unigram_entropy
         self._start = math.log(vocab_size)
         self._recent: deque[float] = deque(maxlen=WINDOW)
@@ -162,7 +161,7 @@ class PlateauWatch:
 
     @property
     def expectation(self) -> str:
-        """The line that is logged when a run starts."""
+        """The normal course of the loss, as a message for the start of a run."""
         return (
             f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary size), near "
             f"{self._entropy:.2f} (unigram entropy of this corpus) while the model ignores the "
@@ -170,7 +169,7 @@ class PlateauWatch:
         )
 
     def remark(self, scores: Mapping[str, float]) -> str:
-        """Returns the position of the MLM loss relative to the unigram entropy, in words."""
+        """Returns a comparison of the MLM loss with the unigram entropy, in words."""
         mlm_loss = scores["mlm_loss"]
         if mlm_loss > self._entropy * (1 + TOLERANCE):
             return "above the unigram entropy"
@@ -179,7 +178,7 @@ class PlateauWatch:
         return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
 
     def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
-        """Returns a warning the first time that the loss is on the plateau for too long."""
+        """Returns a warning once, when the loss has been on the plateau for too long."""
         mlm_loss = scores["mlm_loss"]
         self._recent.append(mlm_loss)
         stuck = len(self._recent) == WINDOW and all(

@@ -25,7 +25,7 @@ from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import define_model
 
-BATCH_SIZE: Final = 32  # default of imported runs
+BATCH_SIZE: Final = 32  # rows per batch of imported runs, which have no train section
 
 
 def evaluate_objective(
@@ -40,10 +40,10 @@ def evaluate_objective(
 ) -> Evaluation:
     """Evaluates a checkpoint of a pretrained or imported run.
 
-    See `bert_jax.evaluate` for the other arguments. While a dataset is copied from a bucket, `say`
-    is called with a line for the user. Raises UserError if the checkpoint, dataset or split does
-    not exist, an imported run is evaluated without a dataset, or an example is longer than the
-    model's positions.
+    See `bert_jax.evaluate` for the other arguments. `say` prints a message while a dataset is
+    copied from a bucket. Raises UserError if the checkpoint, dataset or split does not exist, an
+    imported run is evaluated without a dataset, or an example has more tokens than the model has
+    positions.
     """
     task = objective_of(run)
     phase, rows, cache = None, BATCH_SIZE, CacheSection()
@@ -97,7 +97,7 @@ def evaluate_objective(
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:
-    """Returns the run's row length, or for an imported run the bucket of the longest example."""
+    """Returns the row length; imported runs use the length bucket of the longest example."""
     if phase is not None:
         return phase.seq_length
     positions = run.architecture.max_position_embeddings

@@ -1,4 +1,4 @@
-"""Opens the data of a phase: our datasets, or TFRecords of google-research/bert."""
+"""Opens the data of a phase: a dataset of this package, or TFRecords of google-research/bert."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ VALIDATION: Final = "validation"
 
 @dataclasses.dataclass(frozen=True)
 class ExampleSource:
-    """A split whose examples fit the objective and the tokenizer."""
+    """An opened split, checked against the objective and the tokenizer."""
 
     dataset: Dataset | GoogleBertDataset
     tokenizer: Tokenizer
@@ -59,8 +59,8 @@ class ExampleSource:
     ) -> RowTransform:
         """Returns the row transform. See `Objective.features` for the arguments.
 
-        TFRecords contain their masks. Raises UserError if an example in a TFRecord has more
-        predictions than `max_predictions`.
+        TFRecords contain their masks. If one of their examples has more predictions than
+        `max_predictions`, raises UserError.
         """
         if isinstance(self.dataset, Dataset):
             return task.features(
@@ -95,19 +95,19 @@ def open_source(
     cache: DatasetCache,
     key: str,
 ) -> ExampleSource:
-    """Opens the split "train" or "validation", and checks that it fits the run.
+    """Opens a split and checks that it fits the run.
 
     Args:
         path: a dataset directory, or TFRecords: a file, a glob or a directory.
-        split: name of the split.
+        split: "train" or "validation".
         objective: objective that must fit the examples.
         tokenizer: tokenizer that must have the vocabulary of the examples.
         cache: local copies of datasets in a bucket.
-        key: setting that names the path, for messages.
+        key: key of the setting that contains the path, for messages.
 
     Raises:
-        UserError: if the path does not exist, a file is damaged, or the examples were made for
-            another objective or with another vocabulary.
+        UserError: the path does not exist, a file is damaged, or the examples were made for another
+            objective or with another vocabulary.
     """
     if is_google_bert(path):
         dataset = open_google_bert(path, split)
@@ -122,7 +122,7 @@ def open_source(
 def _check_google_bert(
     dataset: GoogleBertDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
 ) -> None:
-    """Raises UserError for rows made for another objective or with another vocabulary."""
+    """Raises UserError if examples were made for another objective or vocabulary."""
     if objective.name != "bert":
         raise UserError(
             "objective.tfrecords",
@@ -177,7 +177,7 @@ class PhaseOpener(NamedTuple):
     cache: DatasetCache
 
     def open(self, index: int) -> OpenedPhase:
-        """Opens a phase's data. Raises UserError if model, tokenizer or objective do not fit it."""
+        """Opens a phase. Raises UserError if its data do not fit model, tokenizer or objective."""
         section, key = self.settings.train.phases[index], f"train.phases.{index}"
         source_of = functools.partial(
             open_source,

@@ -38,14 +38,12 @@ from bert_jax.train.trackers import require_trackers
 
 
 def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
-    """Opens data and devices, checks that they fit, and trains to the last step.
-
-    If the run has a checkpoint, training resumes from the newest one.
+    """Trains to the last step; resumes from the newest checkpoint if there is one.
 
     Raises:
-        UserError: if settings, data, model and devices do not fit each other, or the run directory
+        UserError: settings, data, model and devices do not fit each other, or the run directory
             belongs to another run.
-        RunStopped: if training has bad steps, as in `bert_jax.train.bad_steps`.
+        RunStopped: a bad step or a failed save stops the run.
     """
     run, schedule = _prepare(settings, say=narrator_of(console).say)
     with doing("opening the datasets"):
@@ -79,7 +77,7 @@ def run_pretraining(settings: PretrainSettings, *, console: Console) -> Outcome:
 def _prepare(
     settings: PretrainSettings, *, say: Callable[[str], None]
 ) -> tuple[PhaseOpener, Schedule]:
-    """Opens devices and tokenizer, defines the model, and checks that these fit."""
+    """Opens devices and tokenizer, defines the model, and checks the settings against them."""
     section = settings.train
     require_trackers(section.trackers, key="train.trackers")
     schedule = linear_schedule(schedule_segments(section, settings.optimizer))
@@ -167,7 +165,7 @@ def _origin(
     *,
     console: Console,
 ) -> dict[str, Any]:
-    """Returns the entries of provenance.json. A run that resumes retains its old entries."""
+    """Returns the entries of provenance.json. A resumed run keeps its earlier entries."""
     data = DataFingerprints(
         datasets={found.dataset: found.training for found in opened},
         validation={found.dataset: found.validation for found in opened},
@@ -180,7 +178,7 @@ def _origin(
     return {**origin, **saved, **merged}
 
 
-# Parts of a pretraining model that an imported model may lack, with their names in log lines.
+# Modules of a pretraining model that an imported model may lack, and their names in messages.
 HEADS: Final = {
     "pooler": "the pooler",
     "mlm": "the MLM head",
@@ -191,11 +189,11 @@ HEADS: Final = {
 def _initial_params(
     run: PhaseOpener, console: Console, abstract: Params, draw: DrawParams
 ) -> Params:
-    """Returns the parameters of the run in `init_from`, on the mesh.
+    """Returns the initial parameters: those of the run in `init_from`, if it is set.
 
-    Parts that the other run lacks are randomly initialized. Without `init_from`, all parts are. Log
-    lines name the heads that are initialized, and the heads that are not loaded. Raises UserError
-    if the other run has no checkpoint, or another architecture or vocabulary.
+    Modules that the other run lacks are randomly initialized. Messages name the heads that are
+    initialized, and the other run's heads that are not loaded. Raises UserError if the other run
+    has no checkpoint, or another architecture or vocabulary.
     """
     run_dir, rows = run.settings.init_from, run.architecture.vocab_size
     if run_dir is None:

@@ -1,4 +1,4 @@
-"""The explicit registry of objectives."""
+"""The registry of objectives."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ from bert_jax.user_function import only_trusted
 
 class _Entry(NamedTuple):
     make: Callable[..., Objective]
-    pairings: tuple[PairingKind, ...]  # pairing kinds of suitable datasets
+    pairings: tuple[PairingKind, ...]  # allowed pairing kinds of datasets
 
 
 OBJECTIVES: Final[dict[ObjectiveName, _Entry]] = {
@@ -36,7 +36,7 @@ def make_objective(
     execution: Execution,
     tokenizer: Tokenizer,
 ) -> Objective:
-    """Returns the objective of a section, for a model and a tokenizer."""
+    """Returns the objective of a section."""
     return OBJECTIVES[section.name].make(
         masking=section.masking, architecture=architecture, execution=execution, tokenizer=tokenizer
     )
@@ -61,9 +61,10 @@ def objective_of(run: Run) -> Objective:
 
 
 def objective_section(run: Run) -> ObjectiveSection:
-    """Returns the objective section of a run directory, which may have an untrusted author.
+    """Returns the objective section of a run.
 
-    Raises UserError if the section names a function that is not trusted.
+    The run may come from an untrusted author, so a section with an untrusted function raises
+    UserError.
     """
     section = run.section("objective", ObjectiveSection, verb="evaluate")
     segmenter = section.masking.segmenter
@@ -72,7 +73,7 @@ def objective_section(run: Run) -> ObjectiveSection:
 
 
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
-    """Raises UserError if a dataset was made for another objective. `key` is its setting."""
+    """Raises UserError if a dataset was made for another objective. `key` is for the message."""
     kind = dataset.provenance.pairing.kind
     allowed = OBJECTIVES[section.name].pairings
     if kind not in allowed:

@@ -1,17 +1,16 @@
 """Checks which settings of a pretraining run have changed when it resumes.
 
-config.yaml describes the whole run, so there are four kinds of settings:
+There are four kinds of settings:
 
 - Settings that determined finished steps may not change: the objective's name, and the settings
   of finished phases.
-- Settings that determine future steps may change until the last step, for instance to continue a
-  run that diverged or to train longer: `optimizer`, `model.execution`, and the settings of the
-  current phase (as far as its data position allows) and of later phases. `provenance.json` lists
-  each change with its step.
+- Settings that determine only future steps may change until the last step: `optimizer`,
+  `model.execution`, and the settings of later phases and of the current phase, if its data position
+  remains valid. `provenance.json` lists each change with its step.
 - The seed, the masking and the contents of datasets may change only with --allow-data-change. The
   change affects future steps.
-- Reports, evaluations, checkpoints, mesh, loader and paths determine no number and may always
-  change.
+- Reports, evaluations, checkpoints, mesh, loader and paths do not affect training results and may
+  always change.
 """
 
 import dataclasses
@@ -46,10 +45,10 @@ def check_resume(
     data: DataFingerprints,
     console: Console,
 ) -> dict[str, Any]:
-    """Checks the settings of a run that resumes, logs the changes, and returns its provenance.
+    """Checks the settings of a resumed run, logs the changes, and returns its provenance.
 
-    The provenance includes the changes. It is empty if the run has no checkpoint. Raises UserError
-    for the first setting that may not change.
+    The provenance includes the changes. If the run has no checkpoint, it is empty. Raises UserError
+    for the first changed setting that may not change.
     """
     step = checkpoints.on_disk.newest()
     if step is None:
@@ -71,7 +70,7 @@ def check_resume(
     )
     made_with = DataFingerprints(
         provenance.get("datasets", {}),
-        # If the run has not yet used a dataset, its new fingerprint is compared with itself.
+        # For datasets without a stored fingerprint, use the new one, so that nothing differs.
         {**data.validation, **provenance.get("validation", {})},
     )
     old, new = _decisive(then, made_with), _decisive(settings, data)
@@ -99,7 +98,7 @@ def check_resume(
 
 
 def _next_phase(progress: TrainProgress, train: TrainSection) -> int:
-    """Returns the index of the first phase with steps left."""
+    """Returns the index of the first phase that has steps left."""
     ended = progress.phase_step >= train.phases[progress.phase].steps
     return progress.phase + ended
 
@@ -107,10 +106,9 @@ def _next_phase(progress: TrainProgress, train: TrainSection) -> int:
 def _is_free(
     key: str, progress: TrainProgress, train: TrainSection, *, data_may_change: bool
 ) -> bool:
-    """Returns whether a setting affects future steps only.
+    """Returns whether a setting may change; False if no steps are left.
 
-    False if no steps are left. With `data_may_change`, settings of the data of future steps are
-    free too.
+    `data_may_change` permits changes of seed, masking and datasets.
     """
     current, ahead = progress.phase, _next_phase(progress, train)
     if ahead == len(train.phases):
@@ -129,7 +127,7 @@ def _is_free(
 
 
 def _decisive(settings: PretrainSettings, data: DataFingerprints) -> dict[str, Any]:
-    """Returns the settings that determine a run's numbers, with fingerprints instead of paths."""
+    """Returns the settings that affect training results, with fingerprints instead of paths."""
     phases = {
         str(index): {
             **phase.model_dump(mode="json"),

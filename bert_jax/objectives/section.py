@@ -15,7 +15,7 @@ ObjectiveName = Literal["bert", "sop", "roberta"]
 
 
 class ObjectiveSection(Section):
-    """The loss and the masking, which combine freely.
+    """The loss and the masking. Any loss works with any masking.
 
     ``objective: {name: sop, masking: {unit: ngram}}`` is the objective of ALBERT.
 

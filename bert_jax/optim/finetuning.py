@@ -1,8 +1,8 @@
-"""The optimizer of fine-tuning: Adam with bias correction, learning rates by layer, frozen parts.
+"""The optimizer of fine-tuning: Adam with bias correction, learning rates by layer, freezing.
 
-The units of a model are, in order, its embeddings, each layer, its pooler and its heads. All
-parameters of a unit share a learning rate, and are frozen together. An array with the axis [units]
-has one entry per unit.
+The units of a model are, in order, the embeddings, each layer, the pooler, and all heads together.
+All parameters of a unit share a learning rate, and are frozen together. An array with the axis
+[units] has one entry per unit.
 """
 
 import math
@@ -59,11 +59,11 @@ def make_finetune_optimizer(
 def _make_optimizer(
     section: FinetuneOptimizerSection, axes: FlatAxes, *, depth: int
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns a flat chain, in which `find_moments` finds the moments.
+    """Returns a flat chain, because `find_moments` does not search nested chains.
 
     Zero frozen gradients → clip (by the norm of trained units) → Adam → decay → scale by layer →
     zero frozen updates. Transformations without effect are omitted. Frozen parameters stay
-    unchanged bit for bit, and their moments stay zero.
+    bitwise unchanged, and their moments stay zero.
     """
     nested = unflatten_dict(dict(axes))
     frozen = frozen_units(section.freeze, depth=depth)
@@ -89,10 +89,10 @@ def _make_optimizer(
 
 
 def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: int) -> Any:
-    """Returns a nested dict like the parameters, with True for wholly frozen parameters.
+    """Returns a nested dict like the parameters: True if a parameter is frozen in all layers.
 
-    With `jax.lax.stop_gradient` of these parameters, the backward pass ends at the lowest trained
-    unit. Raises UserError if `freeze` names a unit that no encoder of this depth has.
+    Apply `jax.lax.stop_gradient` to these parameters, so that the backward pass ends at the lowest
+    trained unit. Raises UserError if `freeze` names a unit that no encoder of this depth has.
     """
     frozen = frozen_units(section.freeze, depth=depth)
     units = _unit_of_parameters(axes, depth=depth)
@@ -156,7 +156,7 @@ def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:
 
     ``("embeddings", "layers.0-1")`` of three layers → ``[True, True, True, False, False, False]``
 
-    `FinetuneOptimizerSection.freeze` lists the allowed names. Raises UserError for another name.
+    Raises UserError for a name that `FinetuneOptimizerSection.freeze` does not allow.
     """
     frozen = np.zeros(depth + 3, np.bool_)
     for name in names:
@@ -178,7 +178,7 @@ def _span(name: str, depth: int) -> slice:
         last = int(match[2]) if match[2] is not None else first
         if first <= last < depth:
             return slice(first + 1, last + 2)
-    # If only the number is out of range, there is no name to suggest.
+    # If only the layer index is out of range, there is no name to suggest.
     near = "" if match else did_you_mean(name, (*named, *(f"layers.{at}" for at in range(depth))))
     raise UserError(
         "optimizer.freeze",

@@ -1,4 +1,4 @@
-"""AdamW as in BERT, and LAMB. Both use the same decay mask."""
+"""The optimizers of pretraining: AdamW as in BERT, and LAMB."""
 
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,11 +28,11 @@ class MomentsState(NamedTuple):
 
 
 def make_optimizer(section: OptimizerSection, axes: Axes) -> optax.GradientTransformationExtraArgs:
-    """Returns the chain: clip → moments → decay (→ trust ratio) → −learning rate.
+    """Returns the chain: clip → moments → decay → (LAMB: trust ratio) → −learning rate.
 
-    `update` has two additional arguments: `learning_rate` (see `scale_by_given_rate`) and,
-    optionally, `gradient_norm` (see `clip_by_given_norm`). LAMB needs `axes` to find the layers in
-    a stacked parameter.
+    `update` has an additional argument `learning_rate` (see `scale_by_given_rate`) and an optional
+    argument `gradient_norm` (see `clip_by_given_norm`). LAMB needs `axes` to find the layers in a
+    stacked parameter.
     """
     needed = tuple(flatten_dict(axes or {}).items()) if section.name == "lamb" else ()
     return _make_optimizer(without(section, "learning_rate", "warmup_steps"), needed)
@@ -67,8 +67,8 @@ def without(section: AnySection, *names: str) -> AnySection:
 def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Scales gradients to a global norm of at most `limit`.
 
-    A caller that knows the norm can give it: ``update(…, gradient_norm=norm)`` (float32 []).
-    Otherwise it is computed, which reads all gradients once more.
+    If the caller knows the norm, it can pass it to avoid another pass over all gradients:
+    ``update(…, gradient_norm=norm)`` (float32 []).
     Source: `tf.clip_by_global_norm` in google-research/bert `optimization.py`.
     """
 
@@ -84,9 +84,9 @@ def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
 
 
 def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:
-    """Multiplies updates by ``-learning_rate``, an argument of `update`, and counts them.
+    """Multiplies updates by ``-learning_rate``, an argument of `update`, and counts the updates.
 
-    Since the rate is an argument, all schedules share one compiled step. A schedule is evaluated at
+    Since the rate is an argument, all schedules share one compiled step. Compute the rate from
     `schedule_count` of the state before the update.
     """
 
@@ -106,7 +106,7 @@ def scale_by_given_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def decay_mask(params: Params) -> Any:
-    """Returns a tree with True for parameters that decay: all but biases and LayerNorm scales.
+    """Returns a tree: True for parameters with weight decay, False for biases and LayerNorm scales.
 
     Source: `exclude_from_weight_decay` in google-research/bert `optimization.py`.
     """
@@ -116,11 +116,11 @@ def decay_mask(params: Params) -> Any:
 def scale_by_bert_adam(
     beta1: float, beta2: float, eps: float
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam without bias correction: ``m / (√v + eps)``. Both moments start at zero.
+    """Adam without bias correction: ``m / (√v + eps)``.
 
-    ``update(…, applied=False)`` (bool [], traced) leaves the moments unchanged, for a bad step.
-    Choosing between old and new moments here lets XLA write the new ones in place. A choice after
-    the update would need memory for both.
+    For a bad step, ``update(…, applied=False)`` (bool [], traced) leaves the moments unchanged. The
+    selection happens here, so that XLA writes the moments in place. A selection after the update
+    would need memory for old and new moments.
     Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
     """
 
@@ -153,7 +153,7 @@ def find_moments(opt_state: Any) -> MomentsState | None:
 
 
 def schedule_count(opt_state: Any) -> jax.Array:
-    """Returns the number of updates in a state without skipped steps, int32 []."""
+    """Returns the number of applied updates, int32 []. Skipped steps do not count."""
     counts = (part.count for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
     return jnp.asarray(next(counts))
 
@@ -176,7 +176,7 @@ def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
 def scale_by_layer_trust_ratio(axes: Axes) -> optax.GradientTransformation:
     """Multiplies updates by LAMB's trust ratio ``‖parameter‖ / ‖update‖`` of each layer.
 
-    Parameters that do not decay have a ratio of 1, as in the authors' code.
+    Parameters without weight decay have a ratio of 1, as in the authors' code.
     Source: arXiv 1904.00962, algorithm 2, with φ the identity.
     """
 

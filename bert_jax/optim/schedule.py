@@ -20,10 +20,10 @@ class _Row(NamedTuple):
     """A segment of a schedule: a rise from 0 to the peak, then a linear decay to 0."""
 
     warmup: float  # number of steps of the rise
-    end: float  # last step of the decay; infinity for a constant rate after the rise
+    end: float  # steps until the decay ends; infinity for a constant rate after the rise
     fall: float  # number of steps of the decay from the peak to 0
     peak: float  # highest learning rate
-    begin: float = 0.0  # step of the run at which the segment starts
+    begin: float = 0.0  # first step of the segment, counted over the run
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
@@ -43,8 +43,8 @@ def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
 def linear_schedule(segments: Sequence[ScheduleSegment]) -> Schedule:
     """Returns google-research/bert's schedule: linear warm-up, then linear decay to zero.
 
-    The decay is a line from the peak at step 0 to 0 at the last step. Warm-up replaces the start of
-    the line, so the rate never reaches the peak: after warm-up it is ``peak · (1 − warmup/steps)``.
+    The decay runs from the peak at step 0 to 0 at the last step. Warm-up replaces the first steps
+    of the decay, so the rate never reaches the peak: its maximum is ``peak · (1 − warmup/steps)``.
     Source: `optimization.py`.
     """
     rows: list[_Row] = []

@@ -1,4 +1,4 @@
-"""Evaluations of a run's checkpoints on disk: one file per checkpoint and split.
+"""Stores the evaluations of a run's checkpoints: one file per checkpoint and split.
 
 ``evaluation.json`` has the evaluation of the checkpoint that ``auto`` selects, on the run's own
 held-out split. All other evaluations are in ``evaluations/<split>-<step>.json``.
@@ -24,14 +24,13 @@ class Evaluation(NamedTuple):
     """Metrics of one checkpoint on one split."""
 
     step: int
-    dataset: str  # path of the dataset; for a fine-tuned run, the task's split
+    dataset: str  # path of the dataset; for a fine-tuned run, equal to `split`
     split: str
     examples: int
     scores: Mapping[str, float]
-    # Score of the best constant answer, by the ranking metric on the first split; for fine-tuned
-    # runs only
+    # Fine-tuned runs: score of the best constant answer, by the ranking metric on the first split
     constant_score: float | None = None
-    failure: str | None = None  # reason if the run learnt nothing
+    failure: str | None = None  # why the run learnt nothing, or None
 
 
 _EVALUATION: Final = pydantic.TypeAdapter(Evaluation)
@@ -45,8 +44,8 @@ def own_split(run: Run) -> str:
 def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_data: bool) -> None:
     """Writes an evaluation into a run directory.
 
-    `selected` is whether ``auto`` selects the evaluated checkpoint. `own_data` is whether the
-    dataset is the run's own.
+    `selected`: whether ``auto`` selects the evaluated checkpoint. `own_data`: whether the dataset
+    is the one in the run's configuration.
     """
     if selected and own_data and evaluation.split == own_split(run):
         path = run.directory / EVALUATION
@@ -61,8 +60,8 @@ def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_da
 def read_evaluation(run: Run, *, step: int | None = None) -> Evaluation | None:
     """Returns the evaluation of a checkpoint on the run's own held-out split, or None.
 
-    If `step` is None, it is the checkpoint that ``auto`` selected last. Raises UserError if the
-    file is damaged.
+    If `step` is None, uses the checkpoint that ``auto`` selected at its last evaluation. Raises
+    UserError if the file is damaged.
     """
     for name in (EVALUATION, f"{EVALUATIONS}/{own_split(run)}-{step}.json"):
         path = run.directory / name

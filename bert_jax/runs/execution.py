@@ -1,4 +1,4 @@
-"""Chooses how to execute a model on a mesh, where the settings leave the choice open."""
+"""Chooses dtype and kernels for a model on a mesh, if the settings do not."""
 
 from collections.abc import Callable
 from typing import Final
@@ -23,18 +23,19 @@ def execution_on(
     chosen: bool,
     say: Callable[[str], None],
 ) -> tuple[Execution, Execution]:
-    """Returns an execution with a fast dtype for the devices, and the same with all choices made.
+    """Returns the execution with a dtype for the devices, and this execution with kernels chosen.
 
     Args:
         mesh: mesh of the run.
         execution: settings.
         architecture: architecture of the model.
-        longest: longest row, in tokens.
-        chosen: whether the settings name the dtype, which then does not change.
-        say: gets a line if the dtype changes.
+        longest: maximum row length in tokens.
+        chosen: whether the settings name the dtype. If so, it does not change.
+        say: prints a message if the dtype changes.
 
     Raises:
-        UserError: the mesh does not divide the model, or the devices cannot execute it.
+        UserError: the mesh does not divide the attention heads, or the devices cannot execute the
+            model.
     """
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     if not chosen and execution.dtype != "float32" and mesh.devices.flat[0].platform == "cpu":

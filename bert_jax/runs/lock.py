@@ -1,4 +1,4 @@
-"""Locks that allow one writer of a run directory or of a verb's output."""
+"""Locks that allow only one writer of a run directory or of a verb's output."""
 
 import contextlib
 import os
@@ -19,13 +19,13 @@ from bert_jax.train.progress_display import warn_aloud
 def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
     """Locks an existing run directory against other jobs during the block.
 
-    The first process of a job has the lock. If it is killed, the lock becomes free: at once on a
-    file system, after 45 seconds in a bucket. Raises UserError if another process has the lock.
+    The first process of a job holds the lock. If it is killed, the lock is released: at once on a
+    file system, after 45 seconds in a bucket. Raises UserError if another process holds the lock.
 
     Yields a function that every process calls before it writes. The function raises RunStopped on
-    all processes if another job has taken the lock, or the bucket does not answer. It raises
-    UserError if the bucket refuses the request. Another job can take the lock if the first process
-    was paused, or could not reach the bucket, for 45 seconds.
+    all processes if another job has taken the lock, or the bucket does not answer. If the bucket
+    refuses the request, it raises UserError. If the first process is paused or cannot reach the
+    bucket for 45 seconds, another job can take the lock.
     """
     with _hold(run_dir / LOCK, what=str(run_dir)) as lock:
         yield lambda: from_first_process(lock.check)
@@ -35,7 +35,7 @@ def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
 def hold_output(output: epath.PathLike) -> Iterator[Lock]:
     """Locks an output file or directory against other processes during the block.
 
-    Removes the unfinished files of killed processes. Raises UserError if another process has the
+    Removes the unfinished files of killed processes. Raises UserError if another process holds the
     lock.
     """
     with _hold(lock_beside(output), what=os.fspath(output)) as lock:

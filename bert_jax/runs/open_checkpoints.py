@@ -22,7 +22,7 @@ from bert_jax.train.sections import CheckpointSection
 from bert_jax.train.state import ModelDefinition, abstract_params, abstract_state, define_model
 
 DEFAULTS: Final = CheckpointSection()
-_READS: Final = 5  # attempts, if the run deletes checkpoints meanwhile
+_READS: Final = 5  # maximum attempts while the run deletes checkpoints
 Found = TypeVar("Found")
 
 
@@ -34,9 +34,8 @@ def open_checkpoints(run_dir: epath.PathLike) -> Checkpointer:
 def read_checkpoints(run_dir: epath.PathLike, read: Callable[[Checkpointer], Found]) -> Found:
     """Returns the result of `read` on a run's checkpoints.
 
-    If the run deletes a checkpoint while `read` reads it, `read` is called again. A job of several
-    processes does not retry. Raises UserError if the run deletes checkpoints faster than this
-    machine reads them. Errors of `read` are passed on.
+    If the run deletes a checkpoint while `read` reads it, `read` is called again; a job of several
+    processes does not retry. Raises UserError if all attempts fail for this reason.
     """
     for _ in range(_READS):
         with open_checkpoints(run_dir) as checkpoints:
@@ -60,7 +59,7 @@ def write_checkpoints(
     *,
     save_bytes: int | None = None,
 ) -> Checkpointer:
-    """Opens a run's checkpoints for writing, see `Checkpointer`; only one job may do so."""
+    """Opens a run's checkpoints for writing. At most one job may have them open for writing."""
     path = epath.Path(run_dir) / CHECKPOINTS
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)
 
@@ -80,7 +79,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
     Args:
         run: run directory.
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a fine-tuned
-            run and the last one of other runs.
+            run, and the last checkpoint of other runs.
         mesh: mesh for the parameters. If None, a mesh of all devices.
 
     Raises:
@@ -103,7 +102,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
-    """Returns the optimizer's moments of loaded parameters, or None if it was not AdamW."""
+    """Returns AdamW's moments for loaded parameters, or None if the checkpoint has none."""
     section = run.section("optimizer", OptimizerSection, verb="export")
 
     def read(checkpoints: Checkpointer) -> MomentsState | None:
@@ -125,7 +124,7 @@ def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:
 
 
 def find_step(checkpoints: Checkpointer, asked: str, *, where: str) -> int:
-    """Returns the step of `last`, `best` or a number.
+    """Returns the step of the checkpoint that `asked` names: `last`, `best` or a step.
 
     Raises UserError if there is no such checkpoint.
     """

@@ -1,4 +1,4 @@
-"""A run directory: the files that make it self-contained, written by one verb and read by all."""
+"""Reads and writes a run directory: configuration, tokenizer and provenance."""
 
 import json
 import platform
@@ -29,7 +29,7 @@ RunVerb = Literal["pretrain", "finetune"]
 
 
 class Run(NamedTuple):
-    """The content of a run directory, except checkpoints."""
+    """The content of a run directory without checkpoints."""
 
     directory: epath.Path
     tokenizer: Tokenizer
@@ -114,11 +114,10 @@ def write_run(
     tokenizer: Tokenizer,
     origin: Mapping[str, Any],
 ) -> None:
-    """Writes config.yaml, tokenizer/ and provenance.json, which make a run self-contained.
+    """Writes config.yaml, tokenizer/ and provenance.json.
 
     `settings` is the configuration as plain values. `origin` describes the origin of the
-    parameters: datasets, another run, or an import. Raises UserError if the directory cannot be
-    written.
+    parameters: datasets, another run, or an import. Raises UserError if a file cannot be written.
     """
     spelled_out = ModelSection.of(
         architecture, pieces=tokenizer.vocab_size, execution=model.execution, heads=model.heads
@@ -133,7 +132,7 @@ def write_run(
 def read_run_provenance(root: epath.Path) -> dict[str, Any]:
     """Returns a run's provenance.json, or ``{}`` if it is missing.
 
-    Raises UserError if it was changed.
+    Raises UserError if the file was changed.
     """
     return read_sealed(root / PROVENANCE) if (root / PROVENANCE).exists() else {}
 

@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 
 
 class SettingChange(NamedTuple):
-    """A setting whose value differs from the run's stored one."""
+    """A setting whose new value differs from the stored value."""
 
     key: str
     was: Any
@@ -36,7 +36,7 @@ def refuse_other_settings(
     with_flag: Collection[str] = (),
     what: str,
 ) -> None:
-    """Raises UserError if a run or sweep would resume with other settings than it started with.
+    """Raises UserError if new settings of a run or sweep differ from the stored settings.
 
     Args:
         root: run directory.
@@ -64,5 +64,5 @@ def refuse_other_settings(
 
 
 def _plain(value: Any) -> Any:
-    """Returns a list as text with brackets, so that an empty list is visible."""
+    """Converts a list to text with brackets, so that messages show an empty list."""
     return str(value) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""The settings in a run directory. Does not import JAX, so that errors appear at once."""
+"""Reads the settings in a run directory. Imports no JAX, so that errors appear quickly."""
 
 import dataclasses
 import time
@@ -56,11 +56,11 @@ class RunSettings:
     mesh: MeshSection
     config: Mapping[str, Any]  # whole configuration as plain values, for config.yaml
     allow_data_change: bool = False  # whether the data of an interrupted run may change
-    started: float = dataclasses.field(default_factory=time.time)  # start, in seconds since 1970
+    started: float = dataclasses.field(default_factory=time.time)  # Unix time of the start
 
 
 def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
-    """Returns the error for a directory that is not a run, with a hint at runs nearby."""
+    """Returns the error for a directory that is not a run; suggests runs nearby."""
     found = f"no {CONFIG} in it" if root.is_dir() else "no such directory"
     if root.exists() and not root.is_dir():
         found = "a file"
@@ -75,7 +75,7 @@ def missing_run(root: epath.Path, *, allowed: str = RUN) -> UserError:
 
 
 def describe(heads: HeadsSection) -> str:
-    """Returns the heads on an encoder in words: ``no head but a pooler``."""
+    """Returns the heads of a model in words, such as ``no head but a pooler``."""
     names = {"an MLM head": heads.mlm, "a next-sentence head": heads.next_sentence}
     found = [name for name, there in names.items() if there]
     if heads.task is not None:
@@ -98,7 +98,7 @@ def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
 
 
 def _other_runs(root: epath.Path) -> str:
-    """Returns a hint at runs in or beside a local directory; ``""`` if there are none."""
+    """Returns a hint with runs in or beside a local directory, or ``""`` if there are none."""
     if is_remote(root):
         return ""
     if (root.parent / CONFIG).is_file():

@@ -12,7 +12,7 @@ from bert_jax.parallel.error_json import error_from_json, error_to_json
 
 
 def from_first_process(find_out: Callable[[], Any]) -> Any:
-    """Returns the result of `find_out`, plain JSON, from the first process to all processes.
+    """Calls `find_out` on the first process; returns its result, plain JSON, on all processes.
 
     Every process must call it. If the first process raises UserError or RunStopped, all processes
     raise the same error.
@@ -32,7 +32,7 @@ def from_first_process(find_out: Callable[[], Any]) -> Any:
 
 
 def failure_of(write: Callable[[], None]) -> str | None:
-    """Calls `write` on all processes; returns the first reason of a failure, or None.
+    """Calls `write` on all processes; returns the reason of the first failed process, or None.
 
     Every process must call it.
     """
@@ -43,7 +43,7 @@ def failure_of(write: Callable[[], None]) -> str | None:
 
 
 def first_failure(reasons: Sequence[str | None]) -> str | None:
-    """Returns the first reason with its process, or None if no process failed."""
+    """Returns the first failed process and its reason, or None if no process failed."""
     failed = [index for index, reason in enumerate(reasons) if reason is not None]
     if not failed:
         return None

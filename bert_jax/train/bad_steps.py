@@ -1,10 +1,10 @@
 """Bad steps: detection and response.
 
-If the loss or gradient norm of a step is not finite, or is a spike and spikes are withheld, the
-step leaves the state unchanged and freezes it (`bert_jax.train.step`). The host reads the metrics
-one step late and decides here: skip the step, roll back to the last checkpoint and skip the data
-since then, or stop. The limits for step N use the steps up to N−2, even if the metrics of step N−1
-are known. So a resumed run decides like an uninterrupted one.
+If a step's loss or gradient norm is not finite or exceeds its limit, the step leaves the state
+unchanged and freezes it (`bert_jax.train.step`). The host reads the metrics one step late and
+chooses the response: skip the step, roll back to the last checkpoint and skip the data since then,
+or stop. The limits for step N use only steps up to N−2, so a resumed run makes the same decisions
+as an uninterrupted run.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ from bert_jax.train.step import HEALTHY, StepLimits
 
 Response = Literal["warn", "skip", "rollback", "stop"]
 
-# Standard deviation of normally distributed numbers, in median absolute deviations.
+# Standard deviation of a normal distribution, in median absolute deviations.
 MAD_TO_DEVIATION: Final = 1.4826
 
-# Smallest standard deviation, as a share of the median. So a spike is at least 1.5 medians.
+# Minimum standard deviation, as a fraction of the median: a spike is at least 1.5 × the median.
 LEAST_DEVIATION: Final = 0.05
 
-# Robust standard deviations above the median at which a spike begins. Healthy steps stay below 5.
+# A spike is this many robust standard deviations above the median. Healthy steps stay below 5.
 SPIKE_SCORE: Final = 10.0
 
-# Number of skips within the window, or of rollbacks to one checkpoint, before the run stops. More
-# indicate wrong settings, not bad data.
+# Maximum skips within the window, and maximum rollbacks to one checkpoint. The next bad step stops
+# the run, because so many indicate wrong settings, not bad data.
 LIMIT: Final = 3
 
 
@@ -40,7 +40,7 @@ class StepHistory:
 
     # (step, loss, gradient norm) of the last steps with an applied update
     applied: list[tuple[int, float, float]] = dataclasses.field(default_factory=list)
-    # Last steps whose update was withheld
+    # Steps of recent skips
     skipped: list[int] = dataclasses.field(default_factory=list)
 
 
@@ -51,7 +51,7 @@ class BadStep(NamedTuple):
     reason: str  # "loss nan", "gradient_norm 31.2 above 4.8"
     response: Response
     figures: Mapping[str, float]  # loss, gradient norm and their limits
-    exhausted: str = ""  # reason if the run stops instead of the configured response
+    exhausted: str = ""  # why `LIMIT` changed the response to "stop", or empty
 
     @property
     def finite(self) -> dict[str, float]:
@@ -77,9 +77,9 @@ class BadStepGuard:
         return StepLimits(*map(_limit, zip(*seen, strict=True)))
 
     def withheld(self, limits: StepLimits) -> StepLimits:
-        """Returns the limits for the compiled step, which withholds updates above them.
+        """Returns the limits above which the compiled step withholds its update.
 
-        They are infinite if the settings only warn about spikes.
+        They are infinite if `on_spike` is "ignore" or "warn".
         """
         return StepLimits() if self._section.on_spike in ("ignore", "warn") else limits
 
@@ -100,7 +100,7 @@ class BadStepGuard:
             del history.applied[: -section.window - 1]
         if not reason:
             return None
-        assert response != "ignore"  # its limits are infinite
+        assert response != "ignore"  # "ignore" has infinite limits
         figures = {**found, **{f"{n}_limit": at for n, (_, at) in spikes.items()}}
         if response == "skip":
             recent = [skip for skip in history.skipped if skip > step - section.window]
@@ -112,9 +112,9 @@ class BadStepGuard:
 
 
 def rollback_or_stop(bad: BadStep, *, rollbacks: int) -> BadStep:
-    """Returns `bad` with the response "stop" if there were too many rollbacks already.
+    """Returns `bad`; after `LIMIT` rollbacks, its response is "stop".
 
-    `rollbacks` is the number of rollbacks to the same checkpoint.
+    `rollbacks` is the number of earlier rollbacks to the last checkpoint.
     """
     if rollbacks < LIMIT:
         return bad

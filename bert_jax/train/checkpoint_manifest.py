@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: its files with sizes and checksums.
 
-The manifest is written last. So a checkpoint with a manifest was complete once, and any difference
-is damage. CRC32C, which buckets compute, would be useless: TensorStore's files end with their own
-CRC32C, which makes the CRC32C of every such file the same constant.
+The manifest is written last, so a checkpoint with a manifest was complete. A file that differs from
+the manifest is damaged. The CRC32C that buckets compute cannot tell files apart: TensorStore's
+files end with their own CRC32C, which gives all of them the same CRC32C.
 """
 
 import concurrent.futures
@@ -26,14 +26,14 @@ PROGRESS: Final = "progress"
 
 MANIFEST: Final = "manifest.json"
 COMMITTED: Final = "commit_success.txt"  # Orbax writes it after the manifest
-_THREADS: Final = 8  # threads that read and hash, which release the GIL
+_THREADS: Final = 8  # threads for reading and hashing, which release the GIL
 
 
 class SelectionScore(NamedTuple):
-    """A score by which checkpoints are ranked; only scores of one comparison are ranked."""
+    """A score that ranks checkpoints with an equal `comparison`."""
 
     value: float  # smaller is better
-    comparison: str  # name of the comparison: phase, metric and validation data
+    comparison: str  # phase, metric and validation data of the score
 
 
 class FileRecord(NamedTuple):
@@ -99,7 +99,7 @@ def read_manifest(directory: epath.Path, *, step: int) -> Manifest:
 
 
 def damage(directory: epath.Path, *, step: int, part: str) -> str | None:
-    """Returns how an item of a checkpoint differs from the manifest, or None if it does not.
+    """Returns the first difference of a checkpoint's item from the manifest, or None.
 
     Files that the manifest does not list are ignored, because nothing reads them.
     """
@@ -126,7 +126,7 @@ def damage(directory: epath.Path, *, step: int, part: str) -> str | None:
 
 
 def _below(directory: epath.Path, error: UserError) -> str:
-    """Returns an error's message with its place relative to the directory."""
+    """Returns an error's message with the path relative to the directory."""
     place = str(error.values.get("place", "")).removeprefix(f"{directory}/")
     return str(error.followed_by("", place=place))
 

@@ -1,8 +1,8 @@
 """Writes and reads the arrays and the progress of a checkpoint. The only file that uses Orbax.
 
-If a save fails in one process of a job, it fails in all processes within seconds, see
-`SaveAgreement`. This file uses Orbax's `AsyncCheckpointer`, because its `CheckpointManager` would
-wait 20 minutes (docs/adr/0005).
+If a save fails in one process, it fails in all processes within seconds (`SaveAgreement`). With
+Orbax's `CheckpointManager`, the other processes would wait 20 minutes, so this file uses
+`AsyncCheckpointer` (docs/adr/0005).
 """
 
 import contextlib
@@ -36,10 +36,10 @@ from bert_jax.train.checkpoint_manifest import (
 from bert_jax.train.checkpoint_retention import TEMPORARY
 from bert_jax.train.state import named
 
-# Devices with copies of the same array each save a part of it. Slicing requires a compiled program
-# for each shape, so one device saves a whole array if the array is smaller than this.
+# Devices that hold replicas of an array each save a slice of it. Each slice shape needs a compiled
+# program, so one device saves the whole array if it is smaller than this.
 MIN_SLICE_BYTES: Final = 64 * 2**10
-# TensorStore raises ValueError, JAX RuntimeError, and our clients UserError and RunStopped.
+# TensorStore raises ValueError, JAX RuntimeError, our storage clients UserError and RunStopped.
 _SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError, RunStopped)
 _BARRIERS: Final = 2  # per save: after writing the files, and after renaming the directory
 _BARRIER_SECONDS: Final = 1200.0  # Orbax's own limit
@@ -60,7 +60,7 @@ class OrbaxFiles:
         for item in (PARAMS, OPTIMIZER):
             registry.add(item, ocp.args.PyTreeSave, self._arrays)
         registry.add(PROGRESS, ocp.args.JsonSave, ocp.JsonCheckpointHandler())
-        # A metadata store would change its file after the manifest is written.
+        # Orbax's metadata store would change a file after the manifest has recorded its hash.
         self._saver = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(handler_registry=registry),
             async_options=ocp.options.AsyncOptions(
@@ -88,7 +88,7 @@ class OrbaxFiles:
 
         Args:
             directory: path of the checkpoint.
-            items: nested dicts of arrays, and the progress as plain JSON, by name.
+            items: by name, nested dicts of arrays, or plain JSON for the progress.
             step: step for the manifest.
             score: score for the manifest.
 
@@ -154,7 +154,7 @@ class SaveAgreement:
     def __init__(self) -> None:
         self._save = 0  # number of saves begun, equal on all processes
         self._passed = 0  # number of barriers passed in this save
-        self._failure: str | None = None  # reason of the failure, after a barrier
+        self._failure: str | None = None  # reason of the failure, set at a barrier
 
     def begin(self) -> None:
         """Begins another save; every process must call it."""
@@ -198,7 +198,7 @@ def _array_handler(save_bytes: int | None) -> ocp.PyTreeCheckpointHandler:
 
 
 def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
-    """Raises OSError if the directory cannot be created, or the disk lacks room for our shards."""
+    """Raises OSError if the directory cannot be created or this process's shards do not fit."""
     if jax.process_index() == 0 and not directory.exists():
         directory.mkdir(parents=True)
         directory.rmdir()
@@ -212,7 +212,7 @@ def _check_room(directory: epath.Path, items: Mapping[str, Any]) -> None:
 def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
     """Raises UserError if names, shapes or dtypes differ.
 
-    Orbax would convert dtypes silently and report shapes late.
+    Orbax would convert dtypes silently and report wrong shapes late.
     """
     have_by_name, want_by_name = dict(named(found)), dict(named(wanted))
     for name in sorted(want_by_name.keys() | have_by_name.keys()):
@@ -243,9 +243,9 @@ def _check_tensors(found: Any, wanted: Any, *, where: epath.Path) -> None:
 
 
 def _refuse_non_finite(tree: Any, *, where: epath.Path) -> None:
-    """Raises UserError if an array has a number that is not finite.
+    """Raises UserError if an array contains NaN or infinity.
 
-    The devices check the numbers, and only one flag per array is copied to the host.
+    The devices check the arrays; only one flag per array is copied to the host.
     """
     leaves = [(n, leaf) for n, leaf in named(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     finite = jax.device_get(_all_finite([leaf for _, leaf in leaves]))

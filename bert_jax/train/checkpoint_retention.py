@@ -1,4 +1,4 @@
-"""The checkpoints on disk: finds complete, newest and best ones, and deletes old ones."""
+"""Verifies the checkpoints of a run, finds the newest and the best, and deletes old ones."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ TEMPORARY: Final = ".orbax-checkpoint-tmp"  # suffix of a directory while Orbax 
 
 
 class StepEntry(NamedTuple):
-    """A checkpoint as its manifest describes it, without comparing files."""
+    """A checkpoint's description from its manifest; the files are not verified."""
 
     problem: str | None  # reason if the checkpoint is incomplete or damaged
     finished: bool  # whether the save was completed
@@ -42,18 +42,18 @@ _ENTRIES: Final[Any] = pydantic.TypeAdapter(dict[int, StepEntry])
 class CheckpointDirectory:
     """The checkpoints of a run. Files are hashed once, when first needed.
 
-    In a job of several processes, the first one reads and shares its findings; every process must
-    call each method.
+    In a job of several processes, the first process reads and shares the results. Every process
+    must call each method.
 
     Attributes:
-        entries: all steps that have a directory or file, complete or not.
+        entries: all checkpoints by step, including incomplete and damaged ones.
     """
 
     def __init__(self, path: epath.Path, *, say: Callable[[str], None]) -> None:
-        """Reads the manifests below a path, local or gs://, which may be missing.
+        """Reads the manifests below a local or gs:// path, which may be missing.
 
-        `say` gets a line about each damaged checkpoint that is skipped. Raises UserError if the
-        path is a file or cannot be read.
+        `say` prints a warning about skipped checkpoints. Raises UserError if the path is a file or
+        cannot be read.
         """
         self.path = path
         self._say = say
@@ -62,7 +62,7 @@ class CheckpointDirectory:
         self.entries: dict[int, StepEntry] = _ENTRIES.validate_python(found)
 
     def steps(self) -> list[int]:
-        """Returns the steps with a valid manifest, oldest first, without comparing files."""
+        """Returns the steps with a valid manifest, oldest first; the files are not verified."""
         return sorted(step for step, entry in self.entries.items() if entry.problem is None)
 
     def has(self, step: int, part: str) -> bool:
@@ -90,10 +90,10 @@ class CheckpointDirectory:
         )
 
     def newest(self, part: str | None = None) -> int | None:
-        """Returns the step of the newest complete checkpoint, or None if there are none.
+        """Returns the step of the newest undamaged checkpoint, or None if there are none.
 
-        Compares the files of an item `part` with the manifest, or all files if `part` is None.
-        Raises UserError if all checkpoints are damaged.
+        If `part` is set, verifies only the files of that item. Raises UserError if all checkpoints
+        are damaged.
         """
         return self._first_whole(sorted(self.entries, reverse=True), part)
 
@@ -105,7 +105,7 @@ class CheckpointDirectory:
         return self._first_whole(self._ranked(), PARAMS)
 
     def problem(self, step: int, part: str | None = None) -> str | None:
-        """Returns how a checkpoint or one of its items is damaged, or None if it is not."""
+        """Returns the damage of a checkpoint or of its item `part`, or None if it is intact."""
         entry = self.entries.get(step)
         if entry is None:
             return "no such checkpoint"
@@ -158,9 +158,9 @@ class CheckpointDirectory:
             self._say(f"{directory}: could not be deleted ({first_line(error)})")
 
     def _ranked(self) -> list[int]:
-        """Returns the steps of the newest comparison, best first.
+        """Returns the steps whose scores are comparable with the newest score, best first.
 
-        Of steps with equal scores, the newer one comes first.
+        If scores are equal, the newer step comes first.
         """
         scores = {s: e.score for s, e in self.entries.items() if e.score and e.problem is None}
         if not scores:

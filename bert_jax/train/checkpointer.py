@@ -24,9 +24,9 @@ class Checkpointer:
     """The checkpoints of one run directory: ``checkpoints/<step>/{params,optimizer,progress}``.
 
     Parameters and optimizer are separate items, because evaluation, export and fine-tuning only
-    read the parameters. Saves are asynchronous; the end of the context waits for them. Before a
+    read the parameters. Saves are asynchronous; leaving the context waits for them. Before a
     restore, the files are compared with the manifest. Arrays can be restored on any mesh: they get
-    the layout of the abstract arrays.
+    the sharding of the abstract arrays.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Checkpointer:
             directory: path, local or gs://. It is created unless `read_only`.
             section: settings.
             read_only: whether the directory must not change.
-            save_bytes: limit of the bytes that are written at a time, except for a single larger
-                array. If None, Orbax's own limit.
-            say: gets a line if a checkpoint is incomplete or could not be saved.
+            save_bytes: maximum bytes written concurrently. An array larger than this is written
+                alone. If None, Orbax's limit applies.
+            say: prints a warning if a checkpoint is incomplete or could not be saved.
 
         Raises:
-            UserError: the directory is a file.
+            UserError: the path is a file or cannot be read.
         """
-        # Orbax refuses a relative path, but only when it writes.
+        # Orbax would refuse a relative path, but only at the first save.
         path = epath.Path(directory)
         self._path = path if is_remote(path) else path.resolve()
         self._section, self._say = section, say
@@ -66,10 +66,10 @@ class Checkpointer:
 
     @property
     def on_disk(self) -> CheckpointDirectory:
-        """The checkpoints, after the current save has ended.
+        """The checkpoints on disk; waits for the current save.
 
-        Raises RunStopped if the bucket does not answer. Two threads may wait for the same save: the
-        train loop's and the signal handler's.
+        Raises RunStopped if the bucket does not answer. The train loop's thread and the signal
+        handler's thread may both wait here.
         """
         if self._saving is not None:
             if is_remote(self._path):
@@ -87,8 +87,8 @@ class Checkpointer:
     ) -> bool:
         """Starts to save a healthy state, with its progress as plain JSON.
 
-        Returns True if the save began, or the step was saved before. Raises RunStopped if this or
-        the previous save failed, and `on_error` is `stop`.
+        Returns whether the save began or the step was saved before. If `on_error` is `stop` and
+        this or the previous save failed, raises RunStopped.
         """
         parts = {PARAMS: state.params, OPTIMIZER: _optimizer_item(state), PROGRESS: dict(progress)}
         return self._save(step, parts, selection_score)
@@ -96,7 +96,7 @@ class Checkpointer:
     def save_params(
         self, params: Params, *, step: int, selection_score: SelectionScore | None = None
     ) -> None:
-        """Saves only parameters, of an imported model or of the best run of a sweep."""
+        """Saves parameters without optimizer and progress."""
         self._save(step, {PARAMS: params}, selection_score)
 
     def not_saved(self, step: int, reason: str) -> None:
@@ -109,7 +109,7 @@ class Checkpointer:
             self._stop_if_failed()
 
     def restore_state(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Restores parameters and optimizer with the layout of `abstract`.
+        """Restores parameters and optimizer with the shardings of `abstract`.
 
         Raises UserError like `restore_params`.
         """
@@ -125,7 +125,7 @@ class Checkpointer:
         return self._restore(abstract_params, step=step, item=PARAMS)
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Restores everything except the parameters, which are taken from `abstract`."""
+        """Restores the state except the parameters; the result has those of `abstract`."""
         saved = self._restore(_optimizer_item(abstract), step=step, item=OPTIMIZER)
         healthy = jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding)
         return TrainState(saved["step"], saved["rng"], abstract.params, saved["state"], healthy)
@@ -144,7 +144,7 @@ class Checkpointer:
     def wait(self) -> None:
         """Waits until all saves are complete.
 
-        Raises RunStopped if the last one failed, whatever `on_error` is.
+        Raises RunStopped if the last save failed, even if `on_error` is `warn`.
         """
         _ = self.on_disk
         if self._failed is not None:
@@ -161,7 +161,7 @@ class Checkpointer:
                 with contextlib.suppress(RunStopped):  # the block's own error is raised
                     _ = self.on_disk
         finally:
-            # TensorStore may retry forever and cannot be stopped.
+            # Do not wait for a pending save: TensorStore may retry it forever.
             pending = self._saving is not None and not self._saving.done()
             self._thread.shutdown(wait=not pending)
             if not pending:

@@ -1,7 +1,7 @@
 """Ahead-of-time compilation of steps, so that no step is recompiled unnoticed.
 
-A compiled program raises an error for arrays of another shape or layout. This ensures that nothing
-compiles after the first steps of a phase.
+A compiled program raises an error for arrays of another shape or sharding, so nothing compiles
+after the first steps of a phase.
 """
 
 from typing import Any, Final, TypeAlias
@@ -24,22 +24,22 @@ from bert_jax.train.step import (
     make_train_step,
 )
 
-BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) of every array
+BatchShape: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape) by array
 
 
-# XLA would split the products for kernel gradients into one window per device, to overlap sending
-# and computing. On v5e, windows take 50% more cycles than the whole products.
+# By default, XLA splits the matmuls of weight gradients into one window per device, to overlap
+# communication and compute. On v5e, the windows take 50% more cycles than the unsplit matmuls.
 TPU_OPTIONS: Final = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False}
 
 
 def lower_train_step(
     spec: StepSpec, state: TrainState, batch: Batch, schedule: Schedule, *, accumulation: int
 ) -> jax.stages.Lowered:
-    """Returns the train step lowered for the layout of `state` and `batch`.
+    """Returns the train step lowered for the shapes and shardings of `state` and `batch`.
 
-    Call it under `jax.set_mesh`. State and batch may be arrays, or shapes with layouts. The program
-    donates the state: the new state uses the memory of the old one. It depends on the number of
-    segments of the schedule, but not on their values.
+    Call it under `jax.set_mesh`. State and batch may be arrays or ShapeDtypeStructs. The program
+    donates the state: the new state reuses its memory. The program depends on the number of
+    schedule segments, but not on their values.
     """
     layouts, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, state))
     everywhere = state.step.sharding
@@ -54,7 +54,7 @@ def lower_train_step(
 def _jit_step(
     step: TrainStep, structure: Any, layouts: tuple[jax.sharding.Sharding, ...]
 ) -> jax.stages.Wrapped:
-    """Returns the jitted step for a state of this structure and layout."""
+    """Returns the jitted step for a state of this structure and these shardings."""
     layout = jax.tree.unflatten(structure, layouts)
     on_tpu = next(iter(layout.step.device_set)).platform == "tpu"
     return jax.jit(
@@ -76,9 +76,9 @@ class StepPrograms:
     def __call__(
         self, state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule
     ) -> tuple[TrainState, StepFigures]:
-        """Runs the step, and compiles it first if the shapes of `batch` are new.
+        """Runs the step; if the shapes of `batch` are new, compiles it first.
 
-        Raises RuntimeError if there are more than the announced number of shapes.
+        Raises RuntimeError if the phase has more batch shapes than announced.
         """
         shape = tuple((name, batch[name].shape) for name in sorted(batch))
         if shape not in self._programs:
@@ -95,14 +95,14 @@ class StepPrograms:
 
 
 def describe_batch(batch: Batch) -> str:
-    """Returns the number of rows and their length: ``32 × 128 tokens``."""
+    """Returns the batch shape as text, such as ``32 × 128 tokens``."""
     return " × ".join(map(str, batch["input_ids"].shape)) + " tokens"
 
 
 def lower_evaluation_step(
     task: Task, model: ModelDefinition, mesh: Mesh, params: Params, batch: Batch
 ) -> jax.stages.Lowered:
-    """Returns the evaluation step, lowered for arrays or for shapes with layouts."""
+    """Returns the evaluation step, lowered for arrays or ShapeDtypeStructs."""
     return _jit_evaluation(task, model, mesh).lower(params, batch)
 
 

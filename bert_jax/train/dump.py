@@ -2,9 +2,9 @@
 
 The directory ``<run>/bad_step_<n>/`` contains:
 
-- ``dump.json``: findings and shapes.
-- ``batch_<p>.npz``: process p's pieces of the batch.
-- ``state_<p>.npz``: process p's pieces of parameters, optimizer and random key before the step.
+- ``dump.json``: the reason, the step's metrics and the tensors' shapes.
+- ``batch_<p>.npz``: process p's shards of the batch.
+- ``state_<p>.npz``: process p's shards of parameters, optimizer and random key before the step.
 - ``config.yaml``, ``tokenizer/`` and ``provenance.json`` of the run.
 
 Reading a dump does not require the run, and never unpickles.
@@ -46,26 +46,26 @@ Figure = Annotated[
 
 
 class TensorShape(Section):
-    """Shape and dtype of a tensor, whose pieces are in the .npz files."""
+    """Shape and dtype of a tensor in the .npz files."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class DumpRecord(Section):
-    """Content of ``dump.json``: the step and the findings."""
+    """Content of ``dump.json``."""
 
     step: int = pydantic.Field(ge=1)  # the bad step
     phase: int = pydantic.Field(ge=0)  # phase of the step, counted from 0
     reason: str  # description of the problem
     figures: dict[str, Figure]  # loss, gradient norm, and their limits
-    # Gradient norms by parameter: one, or one per layer of a stacked parameter
+    # Gradient norms by parameter; a stacked parameter has one norm per layer
     gradient_norms: dict[str, tuple[Figure, ...]]
     accumulation: int = pydantic.Field(ge=1)  # microbatches of the step
     task: dict[str, Any]  # facts about the task that config.yaml lacks
     platform: str  # platform of the devices
-    processes: int = pydantic.Field(ge=1)  # number of processes, each with files of its own
-    checkpoint: int | None  # last checkpoint before the step
+    processes: int = pydantic.Field(ge=1)  # number of processes that wrote .npz files
+    checkpoint: int | None  # step of the last checkpoint
     position: DataPosition | None  # data position after the step
     batch: dict[str, TensorShape]
     state: dict[str, TensorShape]  # state before the step
@@ -79,7 +79,7 @@ def write_dump(
     figures: StepFigures,
     progress: TrainProgress,
 ) -> epath.Path:
-    """Writes the dump of a bad step and returns its folder; every process writes its pieces.
+    """Writes the dump of a bad step and returns its folder; every process must call it.
 
     `state` is the frozen state before the step; `progress` is the progress after it.
     """
@@ -132,13 +132,13 @@ def read_tensors(
     *,
     only: Callable[[str], bool] = lambda name: True,
 ) -> dict[str, np.ndarray]:
-    """Returns tensors by name, joined from the pieces of all processes.
+    """Returns tensors by name, joined from the shards of all processes.
 
     Args:
         folder: dump.
         stem: `BATCH` or `STATE`.
         record: record of the dump.
-        only: returns whether to read a tensor of that name.
+        only: returns whether to read the tensor of a given name.
 
     Raises:
         UserError: a file is missing or damaged, or a tensor is incomplete.
@@ -184,7 +184,7 @@ def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]
 def _read_pieces(
     path: epath.Path, only: Callable[[str], bool]
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yields (tensor name, position of the piece, piece)."""
+    """Yields (tensor name, index of the shard as text, shard)."""
     if not path.exists():
         raise UserError(
             "dump.file_missing", "missing, but every process of the run wrote one", place=path
@@ -208,7 +208,7 @@ def _shapes(tree: Any) -> dict[str, TensorShape]:
 
 
 def _pieces(name: str, array: jax.Array) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the first replica of this process's shards: ``rng@0:2``, ``mlm/bias@0:32``."""
+    """Yields (key such as ``mlm/bias@0:32``, shard) of this process's shards of replica 0."""
     for shard in array.addressable_shards:
         if not shard.replica_id:
             spans = (p.indices(size) for p, size in zip(shard.index, array.shape, strict=True))

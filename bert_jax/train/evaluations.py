@@ -1,4 +1,4 @@
-"""Evaluations during a run. A signal interrupts one, and the next start repeats it."""
+"""Evaluations during a run. If a signal interrupts an evaluation, the resumed run repeats it."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def make_evaluation(
         model: model of the task.
         open_batches: opens one pass over the split.
         mesh: mesh of the run.
-        shares: number of different parts of a batch that processes read.
+        shares: number of host shares per batch (`HostShare.count`).
     """
     compiled: list[jax.stages.Compiled] = []
 
@@ -85,15 +85,15 @@ class Evaluations:
         self._cut = False  # whether a signal interrupted an evaluation
 
     def __call__(self, pause: Pause) -> None:
-        """Evaluates if that is due."""
+        """Evaluates if an evaluation is due."""
         if pause.due.evaluate:
             pause.score = self._run(pause.phase, pause.state.params)
             pause.interrupted = pause.interrupted or self._cut
 
     def make_up(self, params: Params) -> bool:
-        """Evaluates the restored checkpoint, if a signal interrupted its evaluation.
+        """If a signal interrupted the evaluation of the restored checkpoint, repeats it.
 
-        Returns whether a signal interrupted this evaluation as well.
+        Returns whether a signal interrupted the repetition too.
         """
         progress = self._tracker.progress
         if progress.unevaluated:
@@ -104,14 +104,14 @@ class Evaluations:
         return self._cut
 
     def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
-        """Returns the selection score, or None without data, after a signal, or on divergence.
+        """Evaluates; returns None if there is no data, a signal interrupts, or a score diverges.
 
-        Raises Diverged only at the last step. Before, the bad-step policy handles divergence.
+        At the last step, raises Diverged instead. Earlier, the bad-step policy handles divergence.
         """
         if phase.evaluate is None:
             return None
         progress, output = self._tracker.progress, self._output
-        whole = abstract_params(self._spec.step.model, self._spec.mesh)  # gathered once
+        whole = abstract_params(self._spec.step.model, self._spec.mesh)  # gather once per call
         try:
             with output.watch.on("evaluate"), STOP.cutting(), doing("evaluating"):
                 self.scores = scores = phase.evaluate(laid_out_as(params, whole))

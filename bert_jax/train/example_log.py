@@ -2,9 +2,9 @@
 
     {"step": 7, "phase": 0, "data": "1f0c…", "share": 0, "shares": 2, "examples": {"0": [31, 4]}}
 
-Each step has one line per process, for the process's share of the batch. `examples` has the
-dataset's indices by epoch, in the order of the rows. `data` is the shortened fingerprint of the
-data position, which changes with the data and their order.
+Each step has one line per process, for the process's share of the batch. `examples` maps each epoch
+to dataset indices, in row order. `data` is a hash of the data position's fingerprint; it changes if
+the data or their order change.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ class EpochOfData(NamedTuple):
     """One pass over one dataset in one order."""
 
     phase: int
-    data: str  # shortened fingerprint
+    data: str  # hash of the fingerprint
     epoch: int
 
 
 class ExampleLog:
     """Writes this process's log.
 
-    A run that resumes at step N first drops all lines beyond N, including those of processes that
-    the job no longer has.
+    A run that resumes at step N first drops the lines of later steps, also from the logs of
+    processes that the job no longer has.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class ExampleLog:
         enabled: bool,
         say: Callable[[str], None],
     ) -> None:
-        """Drops lines beyond `resume_step` and opens the log.
+        """Drops the lines of steps after `resume_step` and opens the log.
 
         Args:
             run_dir: run directory.
             resume_step: step at which the run resumes.
-            share: this process's part of every batch.
+            share: this process's share of every batch.
             enabled: whether to write lines.
-            say: gets a line if damaged lines were found, or the file cannot be written.
+            say: prints a warning if lines are damaged or the file cannot be written.
         """
         self._share, self._enabled = share, enabled
         self._directory, self._say = run_dir / EXAMPLES, say
@@ -66,7 +66,7 @@ class ExampleLog:
         self.rewind(resume_step)
 
     def write(self, examples: Mapping[int, list[int]] | None, progress: TrainProgress) -> None:
-        """Adds the line of the last step in `progress`; does nothing if `examples` is None."""
+        """Adds a line for the step of `progress`; does nothing if `examples` is None."""
         if self._log is None or examples is None or progress.position is None:
             return
         fingerprint = json.dumps(progress.position.fingerprint, sort_keys=True)
@@ -100,7 +100,7 @@ class ExampleLog:
             self._log.flush()
 
     def close(self) -> None:
-        """Flushes; if that fails, `say` gets a line."""
+        """Flushes and closes the log; if that fails, `say` prints a warning."""
         if self._log is not None:
             self._log.close()
 
@@ -110,8 +110,8 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
 
     ``read_example_log("runs/base")[7] -> {EpochOfData(0, "1f0c…", 0): [31, 4, 17, 2]}``
 
-    Raises UserError if there is no log, a step is missing, or a step lacks a share or has two
-    different versions of one.
+    Raises UserError if there is no log, a step or a share is missing, or processes logged different
+    examples for a share.
     """
     directory = epath.Path(run_dir) / EXAMPLES
     steps: dict[int, dict[int, Entry]] = {}
@@ -122,7 +122,7 @@ def read_example_log(run_dir: epath.PathLike) -> dict[int, dict[EpochOfData, lis
             if shares.setdefault(line["share"], line) != line:
                 raise UserError(
                     "example_log.two_shares",
-                    "step {step} has two different shares {share}",
+                    "step {step} has different examples for share {share} in two logs",
                     place=directory,
                     step=line["step"],
                     share=line["share"],

@@ -1,4 +1,4 @@
-"""Measures how a process spends its time, by the kinds of `time_account`."""
+"""Measures the time that a process spends on each kind of `time_account`."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ from etils import epath
 
 from bert_jax.train.time_account import KINDS, LOSABLE, Goodput, goodput_lines, goodput_of
 
-_COMPILING: Final = "/jax/core/compile/"  # tracing, lowering to MLIR, XLA
+_COMPILING: Final = "/jax/core/compile/"  # prefix of JAX's compilation events
 
 
 class CompileClock:
@@ -50,8 +50,8 @@ class Stopwatch:
     def __init__(self, run_dir: epath.Path, *, started: float) -> None:
         """Starts with the kind `start`.
 
-        Only the first process reads the run directory. `started` is the start of this process, or
-        of this run in it, in seconds since 1970.
+        Only the first process reads the run directory. `started` is the Unix time at which this
+        process, or a later run in it, started.
         """
         self._before = goodput_lines(run_dir) if jax.process_index() == 0 else []
         self._compiling = compile_clock()
@@ -94,12 +94,12 @@ class Stopwatch:
         return self._seconds["input"]
 
     def saved(self, step: int) -> None:
-        """Records the time at a checkpoint."""
+        """Records the account at the checkpoint of `step`."""
         self._turn_to(self.kind)
         self._saved.append((step, self._losable()))
 
     def rewind(self, step: int) -> None:
-        """Counts the time since the checkpoint of `step` as lost, after a rollback to it."""
+        """After a rollback to the checkpoint of `step`, counts the time since then as lost."""
         self._turn_to(self.kind)
         while len(self._saved) > 1 and self._saved[-1][0] > step:
             self._saved.pop()

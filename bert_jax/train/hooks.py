@@ -1,4 +1,4 @@
-"""Hooks of the train loop, which run after steps at which the devices wait."""
+"""Hooks of the train loop. While they run after a step, the devices wait."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from bert_jax.train.state import TrainState
 
 @dataclasses.dataclass
 class Pause:
-    """A step at which the devices wait, and results of its hooks."""
+    """A step after which the devices wait for the hooks, and results of the hooks."""
 
     step: int
     phase: Phase
@@ -26,20 +26,20 @@ class Pause:
     due: DueActions
     score: SelectionScore | None = None  # score of this step's evaluation
     interrupted: bool = False  # whether a signal requires the run to save and end
-    out_of_patience: bool = False  # whether too many evaluations require the run to save and end
+    out_of_patience: bool = False  # whether `Intervals.patience` ends the run
 
     @property
     def ends_run(self) -> bool:
-        """Whether the run ends after this step, although it is not the last one."""
+        """Whether the run ends early, after this step."""
         return self.interrupted or self.out_of_patience
 
 
-# A hook may change the pause, which later hooks and the loop read.
+# Later hooks and the loop read what a hook changes in the pause.
 Hook: TypeAlias = Callable[[Pause], None]
 
 
 def check_replicas(spec: TrainSpec, pause: Pause) -> None:
-    """Compares the replicas of the state at every pause, before a save.
+    """If `checksum_every` is set, compares the replicas of the state at every pause.
 
     Raises RunStopped, naming the devices and their processes, if replicas differ.
     """
@@ -64,7 +64,7 @@ def stop_early(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pau
 
 
 def save(spec: TrainSpec, tracker: StepTracker, output: Output, pause: Pause) -> None:
-    """Starts to save state and progress if that is due, or the run ends after this step."""
+    """Starts to save state and progress if a save is due or the run ends after this step."""
     if not (pause.due.save or pause.ends_run):
         return
     with output.watch.on("save"):

@@ -1,7 +1,7 @@
 """The one train loop: read `train`, then `_run_steps`, then the hooks in `hooks.py`.
 
 The loop dispatches step N before it reads the metrics of step N−1, so that the devices do not wait
-for the host. They only wait after a step at which an action is due, while the hooks run.
+for the host. If an action is due after a step, the devices wait while the hooks run.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from bert_jax.train.step_runner import RollbackDue, RunningStep, StepRunner
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The end of a run."""
+    """The result of `train`."""
 
     step: int
     interrupted: bool  # whether a signal ended the run, after a save
@@ -103,7 +103,7 @@ def _run_phase(
 def _run_steps(
     spec: TrainSpec, phase: Phase, state: TrainState, runner: StepRunner, hooks: Sequence[Hook]
 ) -> tuple[TrainState, bool]:
-    """Runs the remaining steps like `_run_phase`, but raises RollbackDue."""
+    """Like `_run_phase`, but raises RollbackDue if a bad step requires a rollback."""
     tracker, output = runner.tracker, runner.output
     reports = PhaseReports(phase, spec.step.task, tracker, output)
     step_fn = StepPrograms(spec.step, accumulation=phase.accumulation, shapes=phase.shapes)

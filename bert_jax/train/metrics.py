@@ -15,7 +15,7 @@ def to_host(metrics: Metrics) -> dict[str, tuple[float, float]]:
 
 
 def add(left: Sums, right: Sums) -> dict[str, tuple[float, float]]:
-    """Returns the totals of two groups of sums and counts."""
+    """Adds sums and counts by name."""
     total = dict(left)
     for name, (value, count) in right.items():
         old_value, old_count = total.get(name, (0.0, 0.0))
@@ -28,7 +28,7 @@ class Throughput(NamedTuple):
 
     tokens_per_second: float  # without padding
     rows_per_second: float
-    input_share: float  # share of the time spent waiting for batches
+    input_share: float  # fraction of the time spent waiting for batches
     mfu: float | None  # model FLOPs over the devices' peak; None if the peak is unknown
 
 

@@ -1,4 +1,4 @@
-"""Writes the figures of a run: metrics.jsonl, TensorBoard, trackers and a heartbeat file."""
+"""Writes a run's metrics to metrics.jsonl, TensorBoard, trackers and a heartbeat file."""
 
 import functools
 import json
@@ -20,31 +20,31 @@ from bert_jax.train.sections import TrackerName
 from bert_jax.train.trackers import Trackers
 
 METRICS: Final = "metrics.jsonl"
-VALIDATION: Final = "validation"  # kind of the lines of evaluations
-GOODPUT: Final = "goodput"  # kind of the lines with the account of wall time
+VALIDATION: Final = "validation"  # kind of evaluation metrics
+GOODPUT: Final = "goodput"  # kind of the account of wall time
 HEARTBEAT: Final = "BERT_JAX_HEARTBEAT"  # environment variable with the heartbeat file's path
 
 
 class Writer:
     """Writes the heartbeat file; used on every process of a job.
 
-    If `HEARTBEAT` is set, that file has the latest figures:
+    If `HEARTBEAT` is set, the file has the latest metrics:
     ``{"step": 120, "loss": 6.9, "goodput": {"train": 0.9, …}}``. The agent of a submitted job
-    (`bert_jax.launch.host`) uploads the file and reads from it at which step a process died.
+    (`bert_jax.launch.host`) uploads the file. If a process dies, the agent reads its last step.
     """
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
-        """`say` gets a line if the heartbeat file cannot be written."""
+        """`say` prints a warning if the heartbeat file cannot be written."""
         path = os.environ.get(HEARTBEAT)
         self._heartbeat = pathlib.Path(path) if path else None
         self._attempts = Attempts(self._heartbeat, say=say)
         self._loss: float | None = None
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Writes figures of one kind: `train`, `speed`, `validation`, `bad_step`, `goodput`."""
+        """Writes metrics of one kind: `train`, `speed`, `validation`, `bad_step`, `goodput`."""
         if kind == "train":
             self._loss = figures.get("loss", self._loss)
-        if kind == GOODPUT and self._heartbeat is not None:  # always the last line of a step
+        if kind == GOODPUT and self._heartbeat is not None:  # always the last kind of a step
             seconds = {n: s for n, s in figures.items() if n not in ("starts", "finished", "at")}
             total = max(sum(seconds.values()), 1e-9)
             shares = {name: round(value / total, 4) for name, value in seconds.items()}
@@ -53,29 +53,29 @@ class Writer:
             self._attempts.succeeds(replace, otherwise="it still shows an earlier step")
 
     def flush(self) -> None:
-        """Writes all buffered figures to files, as a checkpoint requires."""
+        """Writes all buffered metrics to files; must precede a checkpoint."""
 
     def rewind(self, step: int) -> None:
-        """Drops the figures of all steps after `step`, after a rollback to it."""
+        """After a rollback to `step`, drops the metrics of later steps."""
 
     def close(self) -> None:
-        """Writes all buffered figures and closes the files."""
+        """Writes all buffered metrics and closes the files."""
 
 
 class TensorBoard:
-    """The scalars of a run, for TensorBoard.
+    """Writes the metrics of a run to TensorBoard's event files.
 
-    On a disk, this process appends to one file. In a bucket, each flush writes a new file, because
-    objects cannot be appended to; TensorBoard joins the files. If a disk or bucket refuses a write,
-    the figures are kept in memory, like in `LineLog`.
+    On a disk, a process appends to one file. In a bucket, objects cannot be appended to, so each
+    flush writes a new file; TensorBoard joins the files. If a write fails, the metrics stay in
+    memory, as in `LineLog`.
     """
 
     def __init__(
         self, run_dir: epath.PathLike, *, resume_step: int, say: Callable[[str], None]
     ) -> None:
-        """Writes nothing yet; `say` gets a line if a file cannot be written.
+        """Writes nothing yet; `say` prints a warning if a file cannot be written.
 
-        TensorBoard will hide older points after `resume_step`.
+        TensorBoard hides points after `resume_step` that an earlier process wrote.
         """
         self._directory = epath.Path(run_dir) / "tensorboard"
         self._remote = is_remote(run_dir)
@@ -84,24 +84,24 @@ class TensorBoard:
         self._log: LineLog | None = None
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Adds a point to the curve of each figure, ``train/loss``."""
+        """Adds a point to the curve of each metric, such as ``train/loss``."""
         values = [
             {"tag": f"{kind}/{name}", "simple_value": value} for name, value in figures.items()
         ]
         self._append(self._log or self._open(), step=step, summary={"value": values})
 
     def flush(self) -> None:
-        """Writes all buffered figures, unless the disk or bucket refuses them."""
+        """Writes all buffered metrics; if that fails, keeps them in memory."""
         if self._log is not None and refusal_of(self._log.flush) is None and self._remote:
             self._log = None
 
     def close(self) -> None:
-        """Flushes; if that fails, `say` gets a line."""
+        """Flushes and closes the file; if that fails, `say` prints a warning."""
         if self._log is not None:
             self._log.close()
 
     def _open(self) -> LineLog:
-        # TensorBoard orders files by name: first by the second in it, then by the ending.
+        # TensorBoard orders files by name, so seconds come first and nanoseconds last.
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
         if not self._remote:
@@ -118,9 +118,9 @@ class TensorBoard:
 
 
 class RunWriter(Writer):
-    """Writes the figures of a run; used on the first process of a job.
+    """Writes the metrics of a run; used on the first process of a job.
 
-    A run that resumes at step N first drops all lines beyond N, because it repeats those steps.
+    A run that resumes at step N first drops the lines of later steps, which it repeats.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class RunWriter(Writer):
         Args:
             run_dir: run directory.
             resume_step: step at which the run resumes; 0 for a new run.
-            evaluated: whether to keep the evaluation of that step.
-            say: gets a line about damaged lines, refused writes and failed trackers.
-            trackers: names of trackers.
+            evaluated: whether to keep the evaluation of `resume_step`.
+            say: prints a warning about damaged lines, failed writes or failed trackers.
+            trackers: names of the trackers to open.
         """
         super().__init__(say=say)
         self._run_dir, self._say = epath.Path(run_dir), say
@@ -147,7 +147,7 @@ class RunWriter(Writer):
         self._trackers = Trackers(self._run_dir, trackers, say=say)
 
     def _open(self, step: int, *, evaluated: bool = True) -> None:
-        """Opens the files and drops the figures of all steps after `step`."""
+        """Opens the files and drops the metrics of all steps after `step`."""
 
         def counts(line: Entry) -> bool:
             again = not evaluated and line["kind"] == VALIDATION
@@ -162,9 +162,9 @@ class RunWriter(Writer):
         self._board = TensorBoard(self._run_dir, resume_step=step, say=self._say)
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Adds a line ``{"kind": "train", "step": 10, "loss": 9.1, …}`` and sends it on.
+        """Adds a line ``{"kind": "train", "step": 10, "loss": 9.1, …}`` to metrics.jsonl.
 
-        TensorBoard and the trackers get the same figures.
+        Also writes the metrics to TensorBoard, the trackers and the heartbeat file.
         """
         self._lines.append({"kind": kind, "step": step, **figures})
         self._board.write(kind, step, figures)
@@ -180,7 +180,7 @@ class RunWriter(Writer):
         self._lines.flush()
 
     def rewind(self, step: int) -> None:
-        """See `Writer`. Trackers show the repeated steps in addition to the old ones."""
+        """See `Writer`. Trackers keep the dropped metrics, so they show repeated steps twice."""
         self._close_files()
         self._open(step)
 
@@ -205,7 +205,7 @@ def read_metrics(run_dir: epath.PathLike, *, kind: str | None = None) -> list[di
 
 
 def copy_metrics(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Copies the metrics of a run directory into another, as one file."""
+    """Copies the metrics of a run directory into another, as one metrics.jsonl."""
     lines = [json.dumps(line) + "\n" for line in read_metrics(source)]
     write_whole(epath.Path(target) / METRICS, "".join(lines))
 
@@ -229,7 +229,7 @@ def _replace(path: pathlib.Path, content: str) -> None:
 def _event_type() -> Any:
     """Returns tensorboardX's event type.
 
-    tensorboardX would import PyTorch if it is installed. That takes two seconds and is not needed.
+    Hides PyTorch during the import: tensorboardX would import it, which takes two seconds.
     """
     hide = "torch" not in sys.modules
     if hide:

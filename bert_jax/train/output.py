@@ -21,7 +21,7 @@ from bert_jax.train.time_account import describe_goodput
 
 
 class Output(NamedTuple):
-    """The destinations of figures."""
+    """The destinations of a run's metrics, examples and messages."""
 
     writer: Writer
     display: ProgressDisplay
@@ -33,12 +33,12 @@ class Output(NamedTuple):
         self.writer.write(GOODPUT, step, self.watch.figures(finished=finished))
 
     def flush(self) -> None:
-        """Writes all buffered figures to files, as a checkpoint requires."""
+        """Writes all buffered metrics and examples to files; must precede a checkpoint."""
         self.writer.flush()
         self.examples.flush()
 
     def rewind(self, step: int) -> None:
-        """Drops the figures of all steps after `step`, after a rollback to it."""
+        """After a rollback to `step`, drops the metrics and examples of later steps."""
         self.writer.rewind(step)
         self.examples.rewind(step)
         self.watch.rewind(step)
@@ -53,9 +53,9 @@ class Output(NamedTuple):
             self.display.say(f"done: {step:,} steps")
 
     def close(self) -> None:
-        """Flushes and closes everything; shows a line if that fails.
+        """Flushes and closes everything; shows a message if that fails.
 
-        It raises nothing, because an error that ends the run must not be hidden by another.
+        Raises nothing, because an exception here would hide the error that ended the run.
         """
         for close in (self.display.close, self.writer.close, self.examples.close):
             if (reason := refusal_of(close)) is not None:
@@ -65,7 +65,7 @@ class Output(NamedTuple):
 def open_output(
     spec: TrainSpec, watch: Stopwatch, console: Console, *, progress: TrainProgress, last: int
 ) -> Output:
-    """Opens the output, and drops figures of steps that will be repeated."""
+    """Opens the output, and drops metrics and examples of steps that the run will repeat."""
     first = progress.step
     display = ProgressDisplay(narrator_of(console), first_step=first, total_steps=last)
     watch.resume(first)
@@ -100,7 +100,7 @@ class PhaseReports:
             output.display.say(phase.watch.expectation, style="dim")
 
     def add(self, batch: DeviceBatch) -> None:
-        """Adds a finished step, and reports if that is due."""
+        """Adds a finished step, and reports if a report is due."""
         self._meter.add(tokens=batch.tokens, rows=self._phase.batch_size, waited=batch.waited)
         if self._tracker.report_due and (sums := self._tracker.take_window()):
             output, watch, step = self._output, self._phase.watch, self._tracker.progress.step

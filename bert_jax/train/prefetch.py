@@ -48,14 +48,14 @@ def prefetch_to_device(
 ) -> Iterator[DeviceBatch]:
     """Yields batches on the devices.
 
-    The loop requests the next batch right after it has dispatched a step. So reading and copying
-    overlap with the devices' work.
+    The loop requests the next batch right after it has dispatched a step, so reading and copying
+    overlap with the step.
 
     Args:
         rows: this process's rows of each batch.
         mesh: mesh of the run.
-        shares: number of different parts of a batch that processes read.
-        watch: account for the waiting time; None within an evaluation.
+        shares: number of host shares per batch (`HostShare.count`).
+        watch: measures the waiting time; None within an evaluation.
     """
     sharding = batch_sharding(mesh)
     while True:
@@ -71,7 +71,7 @@ def prefetch_to_device(
 
 
 def to_devices(host: HostBatch, sharding: NamedSharding, *, shares: int) -> Any:
-    """Returns the global batch, with this process's rows, in the same containers as `host`."""
+    """Returns the global batch from this process's rows, nested like `host`."""
 
     def place(array: np.ndarray) -> jax.Array:
         shape = (array.shape[0] * shares, *array.shape[1:])

@@ -1,4 +1,4 @@
-"""A trace of a few steps, for TensorBoard's profile page (XProf)."""
+"""Traces a few steps for TensorBoard's profile page (XProf)."""
 
 import contextlib
 import pathlib
@@ -31,7 +31,7 @@ class StepProfile:
     def __init__(
         self, section: ProfileSection | None, run_dir: epath.Path, *, say: Callable[[str], None]
     ) -> None:
-        """Traces nothing yet; `say` gets a line when the trace is written or has failed."""
+        """Traces nothing yet; `say` prints the path of the trace, or why it failed."""
         self._section, self._target, self._say = section, run_dir / FOLDER, say
         self._aside: pathlib.Path | None = None  # scratch directory during the trace
 

@@ -26,7 +26,7 @@ IMPORTED: Final = "imported"
 
 @dataclasses.dataclass
 class TrainProgress:
-    """The progress of a run, which is saved with the state. Field names are part of the format."""
+    """The progress of a run. Checkpoints store its fields by name, so do not rename fields."""
 
     step: int = 0  # step of the run
     phase: int = 0
@@ -36,22 +36,22 @@ class TrainProgress:
     best_rank: float | None = None  # best selection score so far, smaller is better
     without_better: int = 0  # number of evaluations since the best one
     history: StepHistory = dataclasses.field(default_factory=StepHistory)  # history of the phase
-    comparison: str | None = None  # comparison of the best selection score
+    comparison: str | None = None  # `SelectionScore.comparison` of the best score
     unevaluated: bool = False  # whether a signal interrupted the evaluation of this step
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
         """Returns the progress after `step` steps, without a data position.
 
-        `phases` are the numbers of steps. For example, ``TrainProgress.at(120, [100, 50])`` is in
-        the second phase, after 20 of its steps.
+        `phases` has the number of steps of each phase. For example, ``TrainProgress.at(120, [100,
+        50])`` is in the second phase, after 20 of its steps.
         """
         ends = list(itertools.accumulate(phases))
         phase = bisect.bisect_right(ends, step)
         return cls(step=step, phase=phase, phase_step=step - (ends[phase] - phases[phase]))
 
     def record_evaluation(self, score: SelectionScore) -> None:
-        """Updates the best score, and the number of evaluations since."""
+        """Updates the best score, and the number of evaluations since the best one."""
         best = self.best_rank if self.comparison in (score.comparison, None) else None
         self.comparison = score.comparison
         if best is None or score.value < best:
@@ -88,7 +88,7 @@ class DueActions(NamedTuple):
 
     @property
     def anything(self) -> bool:
-        """Whether the step must be finished before the next one starts."""
+        """Whether to finish the step before the next one starts."""
         return self.compare or self.evaluate or self.save
 
 
@@ -130,8 +130,8 @@ class StepTracker:
     def first_batch(self) -> int:
         """Returns the index of the first batch to read in the current phase.
 
-        The index is computed from the data position, which counts rows. After a change of the batch
-        size, it differs from the number of steps.
+        The index is computed from the data position, which counts rows. If the batch size has
+        changed, the index differs from the number of steps.
         """
         progress = self.progress
         loader = self._phases[progress.phase].loader
@@ -146,7 +146,7 @@ class StepTracker:
         end_phase = self.progress.phase_step + 1 >= phase.steps
         every = intervals.evaluate_every
         evaluate = end_phase or (every is not None and step % every == 0)
-        # Evaluate the clock first, because all processes must read it at the same steps.
+        # Check the clock first: no other condition may skip it, or processes would wait forever.
         save = self._minutes_are_over(step) or end_phase or stop_requested
         save = save or step % intervals.checkpoint_every == 0
         if save:
@@ -162,7 +162,7 @@ class StepTracker:
     def _minutes_are_over(self, step: int) -> bool:
         """Returns whether a save is due by the first process's clock.
 
-        Several processes read the clock only at report steps, because it costs a round trip.
+        In a job of several processes, the check costs a round trip and runs only at report steps.
         """
         if (minutes := self._intervals.checkpoint_minutes) is None:
             return False

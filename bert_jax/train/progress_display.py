@@ -14,10 +14,10 @@ from bert_jax.train.metrics import Throughput
 
 
 class ProgressDisplay:
-    """Shows steps, scores, speed and remaining time, in a live line or in a line per report."""
+    """Shows steps, scores, speed and remaining time: live, or as one line per report."""
 
     def __init__(self, narrator: Narrator, *, first_step: int, total_steps: int) -> None:
-        """Starts the clock; `first_step` is the number of steps before this process."""
+        """Starts the clock; `first_step` is the step at which this process starts or resumes."""
         self._narrator = narrator
         self._first = self._step = first_step
         self._total = total_steps
@@ -36,7 +36,7 @@ class ProgressDisplay:
     def report(self, step: int, scores: Mapping[str, float], throughput: Throughput) -> None:
         """Shows the state of the run after `step` steps.
 
-        The most important figures are in the first 80 columns.
+        The most important metrics are in the first 80 columns.
         """
         self._step = step
         seconds = (time.monotonic() - self._started) / max(step - self._first, 1)
@@ -54,7 +54,7 @@ class ProgressDisplay:
             self.say(self._now())
 
     def evaluated(self, step: int, scores: Mapping[str, float], remark: str = "") -> None:
-        """Shows an evaluation and a remark on it in a permanent line."""
+        """Shows an evaluation's scores and a remark in a permanent line."""
         remark = f" ({remark})" if remark else ""
         self.say(f"step {step} validation: {format_scores(scores)}{remark}", style="cyan")
 
@@ -75,7 +75,7 @@ class ProgressDisplay:
 
 
 def format_scores(scores: Mapping[str, float]) -> str:
-    """Returns ``loss 6.912 mlm_accuracy 12.1% learning_rate 9.9e-05``."""
+    """Returns scores as text, such as ``loss 6.912 mlm_accuracy 12.1%``."""
     return " ".join(f"{name} {_format(name, value)}" for name, value in scores.items())
 
 

@@ -23,26 +23,26 @@ from bert_jax.train.step import make_gradients, squares_by_layer
 
 PARAMS: Final = "params/"
 
-# Modules after the encoder, and parts of one layer, in the order of the backward pass.
+# Modules after the encoder, and submodules of a layer, in the order of the backward pass.
 AFTER_ENCODER: Final = ("mlm", "task", "next_sentence", "pooler")
 LAYER_PARTS: Final = ("output_norm", "output", "intermediate", "attention_norm", "attention")
 
-# Relative tolerance for two losses, which may be computed with different dtypes or devices.
+# Relative tolerance of losses and gradient norms, which another device type may round differently.
 SAME: Final = 0.01
 
 
 class Replay(NamedTuple):
-    """The figures of a repeated step."""
+    """The results of a repeated step."""
 
     loss: float  # loss of the global batch
     gradient_norm: float  # norm over all parameters
     # Norms by parameter and layer, in the order of the backward pass: ``mlm/dense/kernel``, …,
     # ``encoder/layers.1/output/kernel``, …
     gradient_norms: Mapping[str, float]
-    # Non-finite numbers in batch and parameters before the step:
+    # First non-finite value of each array of the batch and of each parameter before the step:
     # ``batch masked_lm_weights[3, 0] = nan``
     bad_inputs: Sequence[str]
-    reproduces: bool  # whether the figures equal the recorded ones
+    reproduces: bool  # whether loss and gradient norm match the dump
 
     @property
     def first_bad(self) -> str | None:
@@ -89,7 +89,7 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
 def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Returns the norms with one name per layer, in the order of the backward pass.
 
-    In `norms`, a parameter has one value, or one per layer if it is stacked.
+    In `norms`, a stacked parameter has one value per layer; any other parameter has one value.
     """
     found = {
         name.replace("encoder/layers/", f"encoder/layers.{at}/"): norm
@@ -142,7 +142,7 @@ def _compare(found: Mapping[str, np.ndarray], wanted: Any, folder: epath.Path) -
 
 
 def _not_finite(what: str, arrays: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yields the first non-finite number of each array."""
+    """Yields the first non-finite value of each array as text."""
     for name, array in arrays.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             at = np.argwhere(~np.isfinite(array))[0]

@@ -29,10 +29,10 @@ class Rollback(Section):
     checkpoint: int = pydantic.Field(ge=0)  # step of the checkpoint; 0 is the start of the run
     bad_step: int = pydantic.Field(ge=1)
     reason: str  # description of the problem
-    # Loss, gradient norm and their limits, as far as they are finite
+    # Loss, gradient norm and their limits, without NaN or infinity
     figures: dict[str, float] = pydantic.Field(default_factory=dict)
     phase: int = pydantic.Field(ge=0)  # phase of the bad step
-    first: int = pydantic.Field(ge=0)  # first skipped row, counted over the phase
+    first: int = pydantic.Field(ge=0)  # index of the first skipped row in the phase
     position: DataPosition  # data position after the skipped rows
 
     def apply(self, progress: TrainProgress) -> None:
@@ -51,8 +51,8 @@ class RollbackFile(Section):
 class RollbackLog:
     """The rollbacks of a run.
 
-    The file is written at each rollback. So a run that stops before the next checkpoint skips the
-    same data when it resumes.
+    The file is written at each rollback. If the run then stops before the next checkpoint, it skips
+    the same data when it resumes.
 
     Attributes:
         entries: rollbacks, oldest first.
@@ -76,7 +76,7 @@ class RollbackLog:
             before[-1].apply(progress)
 
     def to(self, step: int) -> list[Rollback]:
-        """Returns the rollbacks to the checkpoint of `step`; the last has the data position."""
+        """Returns the rollbacks to the checkpoint of `step`, oldest first."""
         return [entry for entry in self.entries if entry.checkpoint == step]
 
     def add(self, bad: BadStep, progress: TrainProgress, *, at: TrainProgress) -> Rollback:
@@ -109,15 +109,15 @@ class RollbackLog:
 def restore_or_initialise(
     spec: TrainSpec, abstract: TrainState, rollbacks: RollbackLog, *, say: Callable[[str], None]
 ) -> tuple[TrainState, TrainProgress]:
-    """Returns state and progress of the last checkpoint, or fresh ones if there is none.
+    """Returns state and progress of the last checkpoint, or initial ones if there is none.
 
-    The progress is past the data that rollbacks to the checkpoint skip.
+    The data position is after the data that rollbacks to the checkpoint skip.
 
     Args:
         spec: specification of the run.
-        abstract: shapes and layouts of the state.
+        abstract: shapes, dtypes and shardings of the state.
         rollbacks: rollbacks of the run.
-        say: gets a line if the data have changed with permission.
+        say: prints a message if `spec.allow_data_change` is set and the data have changed.
 
     Raises:
         UserError: the checkpoint belongs to another model, or to other phases or data.
@@ -163,7 +163,7 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
 
 
 def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None]) -> None:
-    """Raises UserError if phases or data of a checkpoint differ, unless data may change."""
+    """Raises UserError if phases are missing, or data differ without `allow_data_change`."""
     phases = spec.phases
     if progress.phase >= len(phases):
         raise UserError(

@@ -16,8 +16,8 @@ class PhaseSection(Section):
     """Consecutive steps with one dataset, sequence length and batch size.
 
     If a phase sets `learning_rate`, it starts its own schedule of warm-up and decay. The schedule
-    includes the following phases up to the next one with a `learning_rate`. If no phase sets it,
-    one schedule spans the run, like google-research/bert's 90% at 128 tokens and 10% at 512.
+    ends before the next phase that sets `learning_rate`. If no phase sets it, one schedule spans
+    all phases, as in google-research/bert.
 
     With ``packing``, a row contains several examples. Evaluation never packs.
     """
@@ -32,10 +32,10 @@ class PhaseSection(Section):
     batch_size: int = pydantic.Field(default=256, ge=1)
     """Rows per step, over all devices and hosts."""
     accumulation: int = pydantic.Field(default=1, ge=1)
-    """Number of microbatches whose gradients are summed before the update. It reduces memory and
-    does not change numbers."""
+    """Number of microbatches whose gradients are summed before the update. More microbatches need
+    less memory; the result does not change."""
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
-    """Maximum of masked tokens per row. null: the masking rate times the row length."""
+    """Maximum number of masked tokens per row. null: the masking rate times the row length."""
     packing: PackingSection | None = None
     """Packing of several examples into a row."""
     learning_rate: float | None = pydantic.Field(default=None, gt=0)
@@ -44,7 +44,7 @@ class PhaseSection(Section):
     """Warm-up steps of the phase's own schedule."""
 
     def check_positions(self, positions: int, *, key: str) -> None:
-        """Raises UserError if rows are longer than a model's positions.
+        """Raises UserError if `seq_length` exceeds the model's number of positions.
 
         `key` is the key of the phase.
         """
@@ -70,8 +70,8 @@ class EvaluationSection(Section):
     every: int = pydantic.Field(default=1000, ge=1)
     """Steps between evaluations."""
     batch_size: int | None = pydantic.Field(default=None, ge=1)
-    """Rows per batch, which does not change the figures. null: the phase's `batch_size` divided by
-    its `accumulation`."""
+    """Rows per batch; scores do not depend on it. null: the phase's `batch_size` divided by its
+    `accumulation`."""
     examples: int | None = pydantic.Field(default=None, ge=1)
     """Number of examples from the validation split. null: all."""
 
@@ -79,8 +79,8 @@ class EvaluationSection(Section):
 class CheckpointSection(Section):
     """When to save, and which checkpoints to keep.
 
-    A save is due `every` steps or `every_minutes` after the last one, whichever comes first. The
-    last save of a run must succeed, whatever `on_error` is.
+    A save is due at each multiple of `every` steps, and `every_minutes` after the last save. If the
+    last save of a run fails, the run fails, even if `on_error` is `warn`.
     """
 
     every: int = pydantic.Field(default=1000, ge=1)
@@ -113,14 +113,14 @@ class BadStepsSection(Section):
     on_spike: Literal["ignore", "warn", "skip", "rollback", "stop"] = "warn"
     """Response to a spike."""
     window: int = pydantic.Field(default=128, ge=8)
-    """Number of steps to compare with."""
+    """Number of recent steps from which the limits are computed."""
 
 
 class WatchdogSection(Section):
-    """Limit of a step's time: ten times the median of the last steps, and at least a floor."""
+    """Time limit of a step: ten times the median of recent steps, at least `floor_seconds`."""
 
     floor_seconds: float = pydantic.Field(default=120.0, gt=0)
-    """Smallest limit, in seconds."""
+    """Minimum of the limit, in seconds."""
 
 
 class ProfileSection(Section):
@@ -151,14 +151,14 @@ class TrainSection(Section):
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
     """Steps between comparisons of the state's replicas. null: no comparisons."""
     log_every: int = pydantic.Field(default=10, ge=1)
-    """Steps between lines of metrics."""
+    """Steps between reports of metrics."""
     example_log: bool = False
     """Whether to log the examples of each step in `examples/` of the run. It takes about 7 bytes
     per example."""
     trackers: tuple[TrackerName, ...] = ()
-    """Additional destinations of figures, besides metrics.jsonl and TensorBoard."""
+    """Destinations of metrics in addition to metrics.jsonl and TensorBoard."""
     watchdog: WatchdogSection | None = WatchdogSection()
-    """Limit after which a hanging run ends with exit code 43. null: no limit."""
+    """Time limit after which a hanging run ends with exit code 43. null: no limit."""
     profile: ProfileSection | None = None
     """Steps to trace for TensorBoard. null: none."""
 
@@ -226,7 +226,7 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
 def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
     """Raises UserError if the optimizer and the first phase have different schedules.
 
-    The optimizer may have default values, because the stored configuration of a run includes them.
+    Default values of the optimizer do not count: a stored configuration always contains them.
     """
     if first.learning_rate is None:
         return

@@ -23,7 +23,7 @@ from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
-if TYPE_CHECKING:  # the import loads Orbax
+if TYPE_CHECKING:  # importing it would load Orbax
     from bert_jax.train.checkpointer import Checkpointer
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
@@ -31,13 +31,13 @@ Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → 
 
 
 class BatchSource(Protocol):
-    """The batches of a phase, which can be opened at any step."""
+    """The batches of a phase, readable from any step."""
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> HostBatches:
-        """Returns this host's rows of all batches from `first_step` on, which counts from 0.
+        """Returns this host's rows of all batches from index `first_step` on.
 
-        With `with_examples`, each batch includes the indices of its examples, see
-        `bert_jax.data.loader.batch_maker`.
+        With `with_examples`, each batch includes the indices of its examples
+        (`bert_jax.data.loader.batch_maker`).
         """
         ...
 
@@ -53,7 +53,7 @@ class BatchSource(Protocol):
         ...
 
     def resume_position(self, position: DataPosition) -> DataPosition:
-        """Returns the position in this data at which to continue from one in other data."""
+        """Converts a position in other data to the position at which to resume in this data."""
         ...
 
 
@@ -67,7 +67,7 @@ class Phase:
     loader: BatchSource
     shapes: int  # number of different batch shapes
     flops_per_row: float
-    evaluate: Evaluate | None  # evaluation, if there is validation data
+    evaluate: Evaluate | None  # None without validation data
     watch: Watch | None  # source of warnings about the scores
     validation: str = "dev"  # fingerprint of the validation data
 
@@ -79,9 +79,9 @@ class Intervals:
     log_every: int
     evaluate_every: int | None
     checkpoint_every: int
-    checkpoint_minutes: float | None = None  # minutes between checkpoints, in addition to steps
+    checkpoint_minutes: float | None = None  # additional limit
     checksum_every: int | None = None  # steps between comparisons of the state's replicas
-    patience: int | None = None  # number of evaluations without improvement that ends the run
+    patience: int | None = None  # maximum consecutive evaluations without improvement
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,7 @@ class CheckpointSelection:
     def score(self, scores: Mapping[str, float], *, phase: int, data: str) -> SelectionScore:
         """Returns the selection score; smaller is better, and NaN becomes the largest float.
 
-        Scores are only compared if they have the same `phase`, and so the same row length, and the
-        same `data`.
+        Only scores with equal `phase` and `data` are compared.
         """
         value = scores[self.metric]
         if math.isnan(value):
@@ -119,18 +118,17 @@ class TrainSpec:
     seed: int
     run_dir: epath.Path
     checkpoints: Checkpointer
-    # Check that every process calls before each save. Raises RunStopped if another job has taken
-    # the run directory.
+    # Every process calls it before each save. Raises RunStopped if another job has taken the run
+    # directory.
     check_lock: Callable[[], None]
-    # (abstract parameters, function that draws parameters) → first parameters
+    # (abstract parameters, function that draws parameters) → initial parameters
     initial_params: Callable[[Params, DrawParams], Params]
-    # Function that writes configuration, tokenizer and provenance into a folder: into the run
-    # directory once the run can start, and into dumps
+    # Writes configuration, tokenizer and provenance into a folder: the run directory or a dump
     write_config: Callable[[epath.Path], None]
     allow_data_change: bool  # whether data may have changed since the last checkpoint
     example_log: bool  # whether to log the examples of each step
     trackers: Sequence[sections.TrackerName]
-    started: float  # start of the process, or of this run in it, in seconds since 1970
+    started: float  # Unix time at which this process, or a later run in it, started
     watchdog: sections.WatchdogSection | None
     bad_steps: sections.BadStepsSection
     # Facts about the task that the configuration lacks, as plain JSON, for a dump

@@ -1,4 +1,4 @@
-"""The train state (parameters, optimizer, random key, step) and its layout on the mesh."""
+"""The train state (parameters, optimizer, random key, step) and its sharding on the mesh."""
 
 import dataclasses
 import functools
@@ -47,13 +47,13 @@ class ModelDefinition:
 
 
 Build: TypeAlias = Callable[[], nnx.Module]
-# (shapes and layouts of parts of a model) → their first parameters, see `draw_params`
+# (abstract parameters of some modules) → their initial parameters, see `draw_params`
 DrawParams: TypeAlias = Callable[[Params], Params]
 
 
 def define_model(build: Build) -> ModelDefinition:
     """Returns the definition of the model that `build` makes, without allocating arrays."""
-    # Methods of equal objects are not equal, so compare function and object.
+    # Bound methods of equal objects are not equal, so compare function and object.
     return _define(getattr(build, "__func__", build), getattr(build, "__self__", None))
 
 
@@ -70,7 +70,7 @@ def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
 
 
 def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
-    """Returns the parameters' shapes, dtypes and layouts within a step.
+    """Returns abstract parameters with their shardings within a step.
 
     Raises UserError if an axis of the mesh does not divide a parameter's axis.
     """
@@ -82,9 +82,10 @@ def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:
 
 
 def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
-    """Returns the parameters' shapes, dtypes and layouts between steps.
+    """Returns abstract parameters with their shardings between steps.
 
-    Raises UserError like `abstract_params`.
+    Between steps, matrix rows are also split over the data axis (ZeRO). Raises UserError like
+    `abstract_params`.
     """
 
     def place(leaf: Any, axes: Any) -> jax.ShapeDtypeStruct:
@@ -96,7 +97,7 @@ def trained_params(model: ModelDefinition, mesh: Mesh) -> Params:
 def abstract_state(
     model: ModelDefinition, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """Returns the state's shapes, dtypes and layouts between steps.
+    """Returns the abstract state with its shardings between steps, see `trained_params`.
 
     Raises UserError like `abstract_params`.
     """
@@ -132,7 +133,7 @@ def initialise(
 
 
 def draw_params(model: ModelDefinition, abstract: Params, *, seed: int) -> Params:
-    """Returns the first parameters of a model, or of the parts in `abstract`, with its layout.
+    """Returns initial parameters of the modules in `abstract`, with the shardings of `abstract`.
 
     A parameter's values depend only on the seed and on its own name and shape.
     """
@@ -145,12 +146,12 @@ def draw_params(model: ModelDefinition, abstract: Params, *, seed: int) -> Param
 
 
 def _laid_out(values: np.ndarray, like: Leaf) -> jax.Array:
-    """Returns an array from values that every process has; each device gets its own part."""
+    """Returns a sharded array from `values`, which every process must have in full."""
     return jax.make_array_from_callback(values.shape, like.sharding, values.__getitem__)
 
 
 def laid_out_as(params: Params, abstract: Params) -> Params:
-    """Returns parameters with the layout of `abstract`; every process must call it."""
+    """Returns parameters with the shardings of `abstract`; every process must call it."""
     return (
         params
         if same_layout(params, abstract)
@@ -159,14 +160,14 @@ def laid_out_as(params: Params, abstract: Params) -> Params:
 
 
 def same_layout(params: Params, others: Params) -> bool:
-    """Returns whether two trees of arrays, or of shapes with layouts, have the same layout."""
+    """Returns whether two trees of arrays or ShapeDtypeStructs have equal shardings."""
     return _Layout.of(params) == _Layout.of(others)
 
 
 def gathered(params: Params) -> Params:
-    """Returns parameters that are whole in each process; every process must call it.
+    """Returns parameters that each process can read in full; every process must call it.
 
-    Arrays that are split over processes are copied to the host, one at a time.
+    Copies arrays that are split over processes to the host, one at a time.
     """
 
     def whole(leaf: jax.Array) -> Any:
@@ -178,7 +179,7 @@ def gathered(params: Params) -> Params:
 
 
 class _Layout(NamedTuple):
-    """The layout of a tree's leaves as a hashable argument for `made_once`."""
+    """The structure and shardings of a tree, as a hashable argument for `made_once`."""
 
     structure: Any
     shardings: tuple[jax.sharding.Sharding, ...]
@@ -191,7 +192,7 @@ class _Layout(NamedTuple):
 
 @made_once
 def _computed(function: Callable[[Params], Any], layout: _Layout) -> Callable[[Params], Any]:
-    """Returns a jitted function whose result has the layout."""
+    """Returns a jitted function whose result has the shardings of `layout`."""
     return jax.jit(function, out_shardings=jax.tree.unflatten(*layout))
 
 
@@ -210,7 +211,7 @@ def named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def abstract_like(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    """Returns the shape, dtype and layout of an array."""
+    """Returns the shape, dtype and sharding of an array."""
     return _with(leaf, leaf.sharding)
 
 

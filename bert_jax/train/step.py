@@ -23,17 +23,14 @@ GradientFunction = Callable[[Params, Batch, jax.Array], tuple[tuple[jax.Array, M
 
 
 class StepLimits(NamedTuple):
-    """Limits above which a step's update is withheld.
-
-    With NaN or infinity, the update is always withheld.
-    """
+    """Limits above which a step's update is withheld. NaN and infinity always exceed them."""
 
     loss: Any = np.float32(np.inf)  # float32 []: loss of the global batch
     gradient_norm: Any = np.float32(np.inf)  # float32 []: norm before clipping
 
 
 class StepFigures(NamedTuple):
-    """The figures of a step; all are replicated."""
+    """The metrics and gradient norms of a step, replicated over the mesh."""
 
     metrics: Metrics
     # Gradient norms, nested like the parameters: float32 [], or [layers] of a stacked parameter
@@ -52,8 +49,8 @@ HEALTHY: Final = "healthy"
 class StepSpec:
     """The inputs of `make_train_step`. Equal specs share one step, see `made_once`."""
 
-    task: Task  # source of loss and weights
-    model: ModelDefinition  # model of the task
+    task: Task
+    model: ModelDefinition
     optimizer: optax.GradientTransformationExtraArgs  # from `make_optimizer`
 
 
@@ -62,10 +59,10 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     """Returns ``step(state, batch, limits, schedule) -> (state, figures)``.
 
     Limits and schedule are arguments, so that all learning rates, warm-ups and numbers of steps
-    share one program. The schedule uses the number of applied updates in the state.
+    share one program. The schedule is evaluated at the number of applied updates.
 
-    The loss is divided by counts of the whole global batch, before the batch is split into
-    `accumulation` microbatches. So accumulation changes memory, but not numbers.
+    The loss of each of the `accumulation` microbatches is divided by counts over the global batch.
+    So accumulation reduces memory and does not change the loss.
 
     If loss or gradient are not finite or exceed their limits, the step leaves the state unchanged
     and marks it as unhealthy. Later steps leave an unhealthy state unchanged, until the host
@@ -108,7 +105,7 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
 
 
 def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainState:
-    """Returns one of two states. The optimizer has already chosen the moments."""
+    """Returns `changed` if healthy, else `kept`. The optimizer has already chosen the moments."""
 
     def choose(new: Any, old: Any) -> Any:
         return new if isinstance(new, MomentsState) else jnp.where(healthy, new, old)

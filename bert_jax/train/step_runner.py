@@ -22,7 +22,7 @@ from bert_jax.train.state import TrainState, abstract_like
 from bert_jax.train.step import HEALTHY, StepFigures, StepLimits, TrainStep
 from bert_jax.train.watchdog import Watchdog
 
-BAD_STEP: Final = "bad_step"  # kind of lines in metrics.jsonl
+BAD_STEP: Final = "bad_step"  # kind of metrics
 
 
 class RunningStep(NamedTuple):
@@ -39,19 +39,19 @@ class RollbackDue(Exception):
 
     def __init__(self, bad: BadStep, state: TrainState) -> None:
         super().__init__(str(bad))
-        self.bad, self.state = bad, state  # `state` is frozen before the step
+        self.bad, self.state = bad, state  # `state`: frozen state before the step
 
 
 class StepRunner:
     """Runs the steps of a run, with its watchdog and profile.
 
-    All hosts respond to a bad step in the same way, as configured.
+    All processes choose the same response to a bad step.
     """
 
     def __init__(
         self, spec: TrainSpec, tracker: StepTracker, output: Output, rollbacks: RollbackLog
     ) -> None:
-        """Adds the missing lines of rollbacks that a killed process recorded."""
+        """Adds lines to metrics.jsonl for rollbacks that only `rollbacks` has."""
         self.tracker, self.output = tracker, output
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
@@ -78,7 +78,7 @@ class StepRunner:
         """Reads a step's metrics, and counts and reports the step.
 
         Returns the state to continue from, and whether the step's update was applied. `state` is
-        the newest dispatched state.
+        the state after the last dispatched step.
 
         Raises:
             RollbackDue: the caller must call `roll_back`. The step is dumped.
@@ -140,7 +140,7 @@ class StepRunner:
             state, progress = restore_or_initialise(
                 self._spec, abstract, self._rollbacks, say=display.say
             )
-        progress.unevaluated = False  # the start of this process has repeated the evaluation
+        progress.unevaluated = False  # this process repeated the evaluation at its start
         left_out = self._rollbacks.add(bad, progress, at=self.tracker.progress)
         self.tracker.progress = progress
         self.output.rewind(progress.step)
@@ -155,7 +155,7 @@ class StepRunner:
     def _complete_lines(self) -> None:
         try:
             lines = read_metrics(self._spec.run_dir, kind=BAD_STEP)
-        except UserError:  # there are no lines yet
+        except UserError:  # there is no metrics.jsonl yet
             lines = []
         written = collections.Counter(
             (line["step"], line["at"]) for line in lines if "rollback" in line

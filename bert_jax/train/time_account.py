@@ -8,9 +8,9 @@ Every second has one kind:
 - `input`: waiting for a batch.
 - `train`: training steps.
 - `evaluate`: evaluation.
-- `save`: waiting for a checkpoint, or for figures that are sent to a bucket.
+- `save`: waiting for a checkpoint, or for metrics that are written to a bucket.
 - `lost`: work that a kill or a rollback has undone.
-- `down`: time between the last line of one process and the start of the next.
+- `down`: time between the last account of one process and the start of the next.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.train.metrics_writer import GOODPUT, read_metrics
 
-# Kinds of time that become `lost` if a process is killed.
+# Kinds of time that become `lost` after a kill or a rollback.
 LOSABLE: Final[tuple[str, ...]] = ("train", "input", "evaluate", "save")
 KINDS: Final[tuple[str, ...]] = (*LOSABLE, "start", "restore", "compile", "lost", "down")
 
@@ -47,7 +47,7 @@ class Goodput(NamedTuple):
 
 
 def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
-    """Returns the account of a run, or None if it has no entry.
+    """Returns the account of a run, or None if metrics.jsonl has no account.
 
     ``read_goodput("runs/base").shares["train"] -> 0.93``
     """
@@ -56,7 +56,7 @@ def read_goodput(run_dir: epath.PathLike) -> Goodput | None:
 
 
 def describe_goodput(found: Goodput) -> str:
-    """Returns the account in one line: ``train 81.0%, start 19.0% of 0:03:10, 1 start``."""
+    """Returns the account as text: ``train 81.0%, start 19.0% of 0:03:10, 1 start``."""
     shares = sorted(found.shares.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{kind} {share:.1%}" for kind, share in shares if share >= 0.0005)
     starts = f"{found.starts} start{'s' if found.starts > 1 else ''}"
@@ -73,6 +73,6 @@ def goodput_lines(run_dir: epath.Path) -> Sequence[dict[str, Any]]:
 
 
 def goodput_of(line: dict[str, Any]) -> Goodput:
-    """Returns the account in a line."""
+    """Returns the account from a line of metrics.jsonl."""
     seconds = {kind: float(line[kind]) for kind in KINDS}
     return Goodput(seconds, int(line["starts"]), float(line["at"]), bool(line["finished"]))

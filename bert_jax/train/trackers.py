@@ -1,8 +1,8 @@
 """Weights & Biases and MLflow: ``train.trackers: [wandb, mlflow]``.
 
-Both are optional. Their own environment variables set the destination (``WANDB_PROJECT``,
-``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``). If a tracker fails,
-the run continues without it; metrics.jsonl is always complete.
+Users install them separately and choose the destination with the trackers' own environment
+variables (``WANDB_PROJECT``, ``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``,
+``MLFLOW_EXPERIMENT_NAME``). If a tracker fails, the run continues without it.
 """
 
 import functools
@@ -29,7 +29,7 @@ _CONFIG: Final = "config.yaml"
 
 
 class WandbTracker:
-    """A run of Weights & Biases, whose curves use `step` even after a rollback."""
+    """A run of Weights & Biases. The x axis is our `step`, which may decrease after a rollback."""
 
     def __init__(self, run_dir: epath.Path, identity: str | None) -> None:
         self.identity = identity or uuid.uuid4().hex[:12]
@@ -44,11 +44,11 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures, ``{"train/loss": 6.9}``."""
+        """Sends metrics, such as ``{"train/loss": 6.9}``."""
         self._run.log({**figures, "step": step})
 
     def close(self) -> None:
-        """Sends buffered figures and ends the run."""
+        """Sends buffered metrics and ends the run."""
         self._run.finish()
 
 
@@ -69,7 +69,7 @@ class MlflowTracker:
         self._client.log_dict(identity, _settings(run_dir), _CONFIG)
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures, ``{"train/loss": 6.9}``."""
+        """Sends metrics, such as ``{"train/loss": 6.9}``."""
         now = int(time.time() * 1000)
         metrics = [self._metric(name, float(value), now, step) for name, value in figures.items()]
         self._client.log_batch(self.identity, metrics=metrics)
@@ -93,9 +93,9 @@ class Trackers:
     def __init__(
         self, run_dir: epath.Path, names: Sequence[TrackerName], *, say: Callable[[str], None]
     ) -> None:
-        """Opens the trackers, with their previous ids if the run resumes.
+        """Opens the trackers; a resumed run continues their previous runs.
 
-        `say` gets a line if a tracker fails.
+        `say` prints a warning if a tracker fails.
         """
         self._say = say
         self._open: dict[str, Tracker] = {}
@@ -111,7 +111,7 @@ class Trackers:
         ids[name] = tracker.identity
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:
-        """Sends figures of one kind (`train`, `validation`) to all trackers."""
+        """Sends metrics of one kind, such as `train`, to all trackers."""
         named = {f"{kind}/{name}": value for name, value in figures.items()}
         for name, tracker in list(self._open.items()):
             self._try(name, functools.partial(tracker.write, step, named))

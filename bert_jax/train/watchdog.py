@@ -1,6 +1,6 @@
 """Ends a process whose step or evaluation hangs, and writes the stacks of all its threads.
 
-A device, a collective operation or a file system may stop without an error, and the job would cost
+A device, a collective operation or a file system may hang without an error. The job would then cost
 money until someone notices. Exit code 43 tells the launcher to restart the job.
 """
 
@@ -26,13 +26,13 @@ from bert_jax.train.goodput import Stopwatch
 from bert_jax.train.prefetch import is_waiting_for_input
 from bert_jax.train.sections import WatchdogSection
 
-HANGS: Final = 43  # the exit code
-FACTOR: Final = 10.0  # the limit is this times the median of the last steps
-_LAST_STEPS: Final = 64  # number of steps for the median
-_FEWEST_STEPS: Final = 5
-# Limit of waiting for input; longer than a bucket's retries and a slow disk's delays.
+HANGS: Final = 43  # exit code after a hang
+FACTOR: Final = 10.0  # time limit of a step, in medians of recent step times
+_LAST_STEPS: Final = 64  # maximum steps for the median
+_FEWEST_STEPS: Final = 5  # minimum steps for the median
+# Time limit of waiting for input: longer than retries of a bucket, or delays of a slow disk.
 _INPUT_SECONDS: Final = 1200.0
-# Limit of writing the stacks, because the storage may hang as well.
+# Time limit of writing the stacks, because the storage may hang as well.
 _WRITING_SECONDS: Final = 30.0
 _STANDARD_ERROR: Final = 2
 
@@ -109,7 +109,7 @@ class Watchdog:
     def _end(self, hang: RunStopped) -> None:
         """Writes the stacks to standard error and the run directory, and ends the process.
 
-        If standard error or the storage hangs, the process ends all the same.
+        The process ends even if standard error or the storage hangs.
         """
         stderr_works = False
         try:
