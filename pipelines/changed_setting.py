@@ -20,7 +20,7 @@ _NOTHING: Final = object()
 def name_change(was: Mapping[str, Any], now: Mapping[str, Any], keys: Collection[str]) -> str:
     """Describes the first difference: ``examples.seed was 11, now 12``.
 
-    If the input text differs, the description names its files.
+    If the input text differs, the description names the changed files.
 
     Args:
         was: JSON dump of a `Recipe` or `PreparationRecipe`.
@@ -75,7 +75,7 @@ def _changed_files(was: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
 
 
 def _narrow(place: list[str], was: Any, now: Any) -> tuple[list[str], Any, Any]:
-    """Descends to the first value that differs, which is short enough for a message."""
+    """Descends to the first value that differs, so that the message is short."""
     if isinstance(was, list) and isinstance(now, list):
         was, now = ({str(at): value for at, value in enumerate(held)} for held in (was, now))
     if not isinstance(was, dict) or not isinstance(now, dict):

@@ -48,7 +48,7 @@ def make_examples(
     of their ids. Each bucket is paired and written to a shard (`write_shard`). On a file system,
     all files are first written to ``<output>.partial``, which is renamed when it is complete. A
     stopped run resumes. The same settings and input give the same bytes on either engine with any
-    number of workers. If the output already has this dataset, nothing is written.
+    number of workers. If the output already has this dataset, writes nothing.
 
     Returns the content of ``provenance.json``.
 
@@ -70,21 +70,20 @@ def make_examples(
     paragraphs = sum(source.format.startswith("wiki") for source in sources)
     if paragraphs and section.layout == "sentences":
         say(
-            "layout: sentences treats each line as a sentence, but the lines of "
-            f"{counted(paragraphs, 'Wikipedia file')} are paragraphs. Set layout: prose to split "
-            "them."
+            "`layout: sentences` expects one sentence per line, but the lines of "
+            f"{counted(paragraphs, 'Wikipedia file')} are paragraphs. Use `layout: prose`."
         )
     with Workspace(output, say=say) as workspace, _engine(section, workspace.work) as engine:
-        # The version of the format belongs to the settings: another version may pair differently.
+        # Include the format version, because another version may pair differently.
         settings = {"format_version": FORMAT_VERSION, **recipe.model_dump(mode="json")}
         settings[AGES] = [source.modified for source in sources]
-        # on_error is excluded, so that a run stopped by a damaged file may resume with skip.
+        # Exclude on_error: a run that stopped at a damaged file may resume with skip.
         settings |= preparation.model_dump(mode="json", exclude={"on_error"})
         workspace.check_settings(settings)
         build = DatasetBuild(section, workspace, engine, say)
         corpus = tokenise_corpus(build, sources=sources, tally=tally)
         listed = corpus.tally.listed_problems
-        if listed and section.on_error == "fail":  # the resumed run had skipped them
+        if listed and section.on_error == "fail":  # an earlier run used skip
             raise UserError(
                 "examples.skipped_before",
                 "found fail, but an earlier run with skip left out input ({reason}). Repair the "
@@ -170,7 +169,7 @@ def _already_made(
             found=output,
         )
     if not (output / PROVENANCE_NAME).exists():
-        # In a bucket an unfinished run writes its shards here and its other files elsewhere.
+        # In a bucket, the shards of an unfinished run are here too.
         if any(output.iterdir()) and not Workspace(output).is_begun:
             raise UserError(
                 "examples.output_has_files",

@@ -1,12 +1,13 @@
 """Makes examples from tokenised documents: two spans for a pair task, or full sentences.
 
-Each document has its own random stream, so other documents affect its examples only as the source
-of random next sentences. The loader does the masking.
+Each document has its own random stream, so its examples depend on other documents only through
+random next sentences. Masking happens in the loader.
 
 Next sentence prediction (BERT): in half of the cases the second span comes from another document.
 The rules follow ``create_instances_from_document`` in google-research/bert's
 ``create_pretraining_data.py``, with one deliberate difference: a random next sentence never comes
-from the document itself. google-research/bert stops looking for another document after ten tries.
+from the document itself. google-research/bert draws at most ten documents, and then accepts the
+document itself.
 
 Sentence order prediction (ALBERT, arXiv 1909.11942, section 3.1): in half of the cases the two
 spans are swapped. Chunks and truncation are as in next sentence prediction. One deliberate
@@ -61,9 +62,9 @@ class Pair(NamedTuple):
 
 
 class Single(NamedTuple):
-    """An example without a second span; all tokens have type 0.
+    """An example without a second span, ``[CLS] A [SEP]``; all tokens have type 0.
 
-    It is ``[CLS] A [SEP]``, or ``[CLS] A [SEP] A' [SEP]`` if it crosses the end of a document.
+    If it crosses the end of a document, it is ``[CLS] A [SEP] A' [SEP]``.
     """
 
     token_ranges: tuple[tuple[int, int], ...]  # start and stop of each document's part, in order
@@ -97,9 +98,9 @@ def pair_document(
     """Yields the examples of one pass over one document, for next sentence prediction.
 
     A chunk is a run of sentences that reaches the target length or the end of the document. It is
-    cut at a random sentence into two spans. In half of the cases, and if the chunk has a single
-    sentence, a span of another document replaces the second span. The replaced sentences begin the
-    next chunk.
+    cut at a random sentence into two spans. If the chunk has a single sentence, and otherwise in
+    half of the cases, a span of another document replaces the second span. The replaced sentences
+    begin the next chunk.
     """
     bounds, starts = offsets
     draw = rng.random
@@ -126,8 +127,8 @@ def _random_span(
 ) -> tuple[int, int]:
     """Returns the token range of sentences of another document.
 
-    The range begins at a random sentence and has at least ``wanted`` tokens, unless the document
-    ends before.
+    The range begins at a random sentence. It ends at the first sentence end after ``wanted``
+    tokens, or at the end of the document.
     """
     bounds, starts = offsets
     other = below(len(starts) - 2, draw)
@@ -160,8 +161,8 @@ def order_document(
         first, second = (bounds[begin], bounds[cut]), (bounds[cut], bounds[stop])
         swapped = draw() < _SWAP_PROBABILITY
         if swapped:
-            # Swap before truncating. Truncation favours the first span if the number of tokens is
-            # odd, so after a later swap the lengths would reveal the label.
+            # Swap before truncating. If `max_tokens` is odd, truncation keeps one more token of the
+            # first span, so a later swap would reveal the label.
             first, second = second, first
         yield Pair(*truncate(first, second, max_tokens=max_tokens, rng=rng), int(swapped))
         begin = stop
@@ -184,8 +185,8 @@ def truncate(
     """Shortens two spans to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, for example ``1, 4, 7, 10``.
 
     google-research/bert removes one token at a time from the longer span (from the second if both
-    are equal), at the front or the back with equal probability. So the remaining lengths are fixed,
-    and the number of tokens removed at the front is binomial; it is drawn at once here.
+    are equal), at the front or the back with equal probability. The remaining lengths are thus
+    deterministic. The number of tokens removed at the front is binomial; here it is a single draw.
 
     Returns start and stop of each span.
     """
@@ -220,8 +221,8 @@ def _fill(offsets: SentenceOffsets, documents: Iterable[int], room: int) -> Iter
     """Yields examples of as many contiguous sentences as fit into ``room`` tokens.
 
     If a document ends within an example, a [SEP] separates it from the next document. Every token
-    is in exactly one example. A sentence is cut only if it is longer than an example. Its remainder
-    is then a sentence of its own.
+    is in exactly one example. If a sentence is longer than an example, it is cut, and its remainder
+    counts as a sentence.
     """
     bounds, starts = offsets
     held: list[tuple[int, int]] = []
@@ -253,9 +254,10 @@ def pair_documents(
 ) -> Iterator[Pair | Single]:
     """Yields the examples of ``dupe_factor * boost`` passes over every document.
 
-    The fraction of this product is the probability of one more pass over a document. A document
-    without a pass can still be a random next sentence. The seed, the keys of the documents and the
-    settings decide every random choice. There must be at least ``section.min_documents``.
+    The fractional part of this product is the probability of one more pass over a document. A
+    document without a pass can still be a source of random next sentences. The seed, the keys of
+    the documents and the settings decide every random choice. At least ``section.min_documents``
+    documents are required.
     """
     offsets = SentenceOffsets(
         documents.sentence_starts.tolist(), documents.document_starts.tolist()
@@ -282,8 +284,8 @@ def pair_documents(
 def draw_passes(keys: np.ndarray, *, mean: float, seed: int) -> list[list[int]]:
     """Returns the documents of every pass, for example ``[[0, 1, 2], [1]]`` with a mean of 1.4.
 
-    Every document is in ``floor(mean)`` passes. The fraction of the mean is the probability of one
-    more pass, drawn from the document's key and the seed alone. The keys are ``[d, 2]`` uint64.
+    Every document is in ``floor(mean)`` passes. The fractional part of the mean is the probability
+    of one more pass, which depends on the key and the seed alone. ``keys`` is ``[d, 2]`` uint64.
     """
     whole = math.floor(mean)
     passes = [list(range(len(keys))) for _ in range(whole)]

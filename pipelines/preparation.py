@@ -37,7 +37,7 @@ class PreparationRecipe(Section):
 
     @property
     def plain(self) -> Self:
-        """Settings of a dataset without ``preparation.json``: all text of plain text files."""
+        """Settings of a dataset without ``preparation.json``: plain text, none of it dropped."""
         return self.model_copy(
             update={
                 "formats": ("text",),
@@ -56,10 +56,10 @@ class Preparation(PreparationRecipe):
     """Numbers of documents: ``read``, ``kept``, dropped by each rule (named by its setting), and
     ``emptied`` because all lines were dropped."""
     lines: dict[str, int]
-    """Numbers of lines by the same names. Lines that are dropped with their document are only in
+    """Numbers of lines, by the keys of ``documents``. Lines of dropped documents count only as
     ``read``."""
     skipped: int  # number of unreadable files, parts of files and records
-    skipped_listed: tuple[str, ...]  # one line for each of the first skipped items
+    skipped_listed: tuple[str, ...]  # messages of the first skipped items
     contamination: tuple[OverlapRecord, ...]
     contaminated_listed: tuple[str, ...]
     """Ids of the first documents with text of an evaluation file."""
@@ -94,7 +94,7 @@ def preparation_recipe(section: ExamplesSection, sources: Sequence[Source]) -> P
 def write_preparation(
     directory: epath.Path, recipe: PreparationRecipe, tally: Tally, *, work: epath.Path
 ) -> None:
-    """Writes ``preparation.json``, unless the dataset has all text of plain text files.
+    """Writes ``preparation.json``, unless the recipe equals its `plain`.
 
     Raises UserError if the disk is full.
     """

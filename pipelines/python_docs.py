@@ -20,9 +20,9 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.text.sentences import split_sentences
 
 MIN_SENTENCES: Final = 4
-"""Fewest sentences of a document. Shorter documents of a module or package are merged."""
+"""Minimum number of sentences per document. Shorter documents of a module or package are merged."""
 
-# Packages of other authors, and tests: their docstrings are often not prose.
+# Directories of other packages and of tests, whose docstrings are often not prose.
 _SKIPPED: Final = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "_bundled"}
 )
@@ -45,7 +45,7 @@ _CODE: Final = re.compile(
 _WORD: Final = re.compile(r"(?<![\w.])[A-Za-z][a-z]*(?:['’-][a-z]+)*(?![\w(])")
 
 _SENTENCE_END: Final = (".", "!", "?", ":", ";")
-_MIN_WORDS: Final = {True: 4, False: 6}  # by whether the paragraph ends like a sentence
+_MIN_WORDS: Final = {True: 4, False: 6}  # key: whether the paragraph ends with punctuation
 _MIN_WORD_SHARE: Final = 0.65
 
 _Node: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -54,7 +54,7 @@ _Node: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFuncti
 def write_python_docs(
     directory: str | os.PathLike[str], *, max_bytes: int | None = None
 ) -> list[Path]:
-    """Writes the English of the installed Python's documentation as a corpus.
+    """Writes the prose of the installed Python's documentation as a corpus.
 
     ``write_python_docs("text") -> [Path("text/python_topics.txt"), …("text/python_library.txt")]``
 
@@ -96,7 +96,7 @@ def write_python_docs(
 
 
 def _chapters(seen: set[str]) -> Iterator[list[str]]:
-    """Yields the chapters of the language reference, each sentence once."""
+    """Yields the chapters of the language reference without sentences in `seen`."""
     for name in sorted(topics.topics):
         sentences = _new_sentences([topics.topics[name]], seen)
         if len(sentences) >= MIN_SENTENCES:
@@ -131,7 +131,7 @@ def _source_files(root: Path) -> list[Path]:
 
 
 def _module_documents(path: Path, seen: set[str]) -> Iterator[list[str]]:
-    """Yields a document per class, then one of the module's and its functions' docstrings."""
+    """Yields a document per class, then a document of the module's other docstrings."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the library's docstrings have invalid escapes

@@ -1,4 +1,4 @@
-"""Settings of ``bert-jax examples``, and the settings of text that ``bert-jax vocab`` shares."""
+"""Settings of ``bert-jax examples``, and its text settings, which ``bert-jax vocab`` also uses."""
 
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -32,9 +32,9 @@ _LANGUAGE: Final = "en"
 
 
 def as_inputs(value: Any) -> Any:
-    """Returns file names as a tuple, or for several languages as a dict of tuples.
+    """Returns file names as a tuple; for several languages, as a dict of tuples.
 
-    Raises SettingError if ``value`` is something else.
+    Raises SettingError if ``value`` has another type.
     """
     by_language = value if isinstance(value, dict) else {None: value}
     inputs = {code: as_tuple(names) for code, names in by_language.items()}
@@ -56,12 +56,12 @@ class SourcesSection(Section):
     input: Annotated[
         tuple[str, ...] | dict[str, tuple[str, ...]], pydantic.BeforeValidator(as_inputs)
     ]
-    """Files and globs, local or ``gs://``, also packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``), or
-    directories or names of TFDS datasets. For several languages, a list per ISO 639 code."""
+    """Files and globs, local or ``gs://``, plain or packed (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
+    Also directories or names of TFDS datasets. For several languages, a list per ISO 639 code."""
     mixture: MixtureSection | None = None
     """Share of each language in the result. By default, the same share as in the corpus."""
     format: Format = "auto"
-    """Format of the files. ``auto`` chooses it by each file's suffix and first bytes."""
+    """Format of the files. ``auto`` detects each file's format by its suffix and first bytes."""
     text_field: str = "text"
     """Field, column or feature with the text of a JSONL, Parquet or TFDS record."""
     id_field: str | None = None
@@ -75,16 +75,16 @@ class SourcesSection(Section):
     """Lowest number of characters at which a record (in JSONL, a line) is an error."""
     on_error: Literal["fail", "skip"] = "fail"
     """Treatment of a damaged file or record. ``fail`` stops with a message. ``skip`` skips the
-    record, or the rest of the file's part, and lists it in ``preparation.json``."""
+    record, or the rest of a damaged file's part, and lists the problem in ``preparation.json``."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of ``input`` in all languages."""
+        """Entries of ``input`` in all languages."""
         return tuple(name for names in self.by_language.values() for name in names)
 
     @property
     def by_language(self) -> dict[str | None, tuple[str, ...]]:
-        """Names of ``input`` by language, ordered by code. A single list has the key None."""
+        """Entries of ``input``, sorted by language code. A single list has the key None."""
         if isinstance(self.input, tuple):
             return {None: self.input}
         return dict(sorted(self.input.items()))
@@ -131,8 +131,8 @@ class BoilerplateSection(Section):
 class NearDuplicatesSection(Section):
     """Drops documents that share most of their word n-grams with an earlier document.
 
-    The method is MinHash with locality-sensitive hashing in 14 bands of 8 hashes. All numbers are
-    FineWeb's (arXiv:2406.17557, section 3.4).
+    The method is MinHash with locality-sensitive hashing in 14 bands of 8 hashes. Hashes and
+    default values are FineWeb's (arXiv:2406.17557, section 3.4).
     """
 
     ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 5
@@ -148,11 +148,11 @@ class ContaminationSection(Section):
     files: Annotated[
         tuple[DataPathText, ...], pydantic.BeforeValidator(as_tuple), pydantic.Field(min_length=1)
     ]
-    """Files and globs: GLUE's ``.tsv`` (every field), SQuAD's ``.json`` (questions and contexts),
-    ``.jsonl`` (every string), and plain lines in any other file."""
+    """Files and globs. Texts to find: every field of a ``.tsv`` (GLUE), questions and contexts of a
+    ``.json`` (SQuAD), every string of a ``.jsonl``, and each line of any other file."""
     ngram: Annotated[int, pydantic.Field(ge=1, le=50)] = 13
-    """Words in a shared n-gram. The default is GPT-3's (arXiv:2005.14165, appendix C). Evaluation
-    texts with fewer words are counted but cannot be found."""
+    """Number of words in a shared n-gram. The default is GPT-3's (arXiv:2005.14165, appendix C).
+    Shorter evaluation texts cannot be found; the report counts them."""
     on_contaminated: Literal["report", "drop"] = "report"
     """Drop documents with an overlap, or only count them."""
 
@@ -174,13 +174,13 @@ class CleaningSection(Section):
     contamination: ContaminationSection | None = None
     """Report or drop documents that overlap with evaluation sets."""
     duplicate_documents: bool = False
-    """Drop documents whose text equals an earlier document's."""
+    """Drop documents with the same text as an earlier document."""
     near_duplicates: NearDuplicatesSection | None = None
-    """Drop documents that nearly equal an earlier document. ``{}`` uses FineWeb's numbers."""
+    """Drop documents that nearly equal an earlier document. ``{}`` uses FineWeb's values."""
 
     @property
     def compares_documents(self) -> bool:
-        """Whether a rule compares documents. Then all are read before the first is tokenised."""
+        """Whether a rule compares documents. If so, all are read before the first is tokenised."""
         return (
             self.duplicate_documents
             or self.near_duplicates is not None
@@ -191,8 +191,7 @@ class CleaningSection(Section):
 class ExamplesSection(SourcesSection, PairingSection):
     """Settings of reading text and making examples from it.
 
-    The keys of :class:`SourcesSection` and :class:`PairingSection` are part of this section. Names
-    and defaults of :class:`PairingSection` are google-research/bert's.
+    Names and defaults of :class:`PairingSection` are google-research/bert's.
     """
 
     tokenizer: PathText
@@ -200,23 +199,23 @@ class ExamplesSection(SourcesSection, PairingSection):
     output: PathText
     """New directory for the dataset."""
     layout: Literal["sentences", "prose"] = "sentences"
-    """Content of a line: a sentence, as in google-research/bert, or a paragraph of ``prose``."""
+    """Content of a line. ``sentences``: one sentence (as in BERT). ``prose``: one paragraph."""
     documents: Literal["blank_line", "file"] = "blank_line"
-    """Documents of plain text: separated by blank lines, or one document per file."""
+    """Boundaries of documents in plain text: blank lines, or one document per file."""
     language: str = _LANGUAGE
-    """ISO 639 code for splitting prose into sentences. Omit it if ``input`` names languages."""
+    """ISO 639 code for splitting prose into sentences. Not allowed if ``input`` has languages."""
     input_root: PathText | None = None
     """Directory relative to which document ids name files. By default, the deepest directory that
     contains all files."""
     cleaning: CleaningSection = CleaningSection()
     """Rules that drop text. By default, no text is dropped."""
     validation_fraction: Annotated[float, pydantic.Field(ge=0.0, le=0.5)] = 0.01
-    """Share of the documents in the split ``validation``. If 0, there is no such split."""
+    """Share of the documents in the split ``validation``. If 0, the dataset has no such split."""
     num_shards: Annotated[int, pydantic.Field(ge=1, le=99_999)] | None = None
-    """Shards of the split ``train``. By default, its size decides."""
+    """Number of shards of the split ``train``. By default, the size of its text decides."""
     engine: Literal["local", "beam"] = "local"
-    """Processes on this machine, or an Apache Beam runner. The dataset is the same for any
-    ``engine``, ``workers`` and ``beam``."""
+    """``local``: processes on this machine. ``beam``: an Apache Beam runner. The dataset does not
+    depend on ``engine``, ``workers`` and ``beam``."""
     workers: Annotated[int, pydantic.Field(ge=1)] | None = None
     """Number of processes on this machine. By default, one per core."""
     beam: BeamSection = BeamSection()
@@ -226,7 +225,7 @@ class ExamplesSection(SourcesSection, PairingSection):
 
     @property
     def pairing(self) -> PairingSection:
-        """Settings of pairing, as a dataset records them."""
+        """Pairing settings, as ``provenance.json`` records them."""
         return PairingSection(**{name: getattr(self, name) for name in PairingSection.model_fields})
 
     @pydantic.model_validator(mode="after")

@@ -18,15 +18,15 @@ MOST_LISTED: Final = 100
 
 
 class Tally(pydantic.BaseModel):
-    """Counts of one stage for some parts of the corpus. `add` combines the counts of parts."""
+    """Counts of one stage for one or more parts of the corpus."""
 
     documents: Counter[str] = Counter()
     """Numbers of documents: ``read``, ``kept``, and dropped by each rule (named by its setting)."""
     lines: Counter[str] = Counter()
-    """Numbers of lines by the same names. Lines that are dropped with their document are only in
+    """Numbers of lines, by the keys of ``documents``. Lines of dropped documents count only as
     ``read``."""
     problems: int = 0  # number of unreadable files, parts and records
-    listed_problems: list[str] = []  # one line for each of the first problems
+    listed_problems: list[str] = []  # messages of the first problems
     overlaps: set[int] = set()  # hashes of evaluation n-grams that occur in the corpus
     overlapping: Counter[str] = Counter()  # number of overlapping documents, by evaluation file
     contaminated: list[str] = []  # ids of the first overlapping documents

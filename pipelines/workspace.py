@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 _SETTINGS: Final = "settings.json"
 
-# Settings that affect only the shards, and settings that affect the tokenised parts too.
+# Settings that affect only shards (`_OF_SHARDS`), or shards and tokenised parts (`_OF_PARTS`).
 _OF_SHARDS: Final = frozenset({"pairing", "num_shards", "mixture"})
 _OF_PARTS: Final = frozenset({"validation_fraction"})
 
@@ -40,7 +40,7 @@ _WORK_VERSION: Final = 4
 class UnusableText(UserError):
     """No settings can make a dataset of the text.
 
-    The corrected run will have other text, so the finished work is useless.
+    The text must change, so the work finished so far is useless.
     """
 
 
@@ -53,8 +53,8 @@ class Workspace:
     opens a directory without it.
 
     A lock prevents two processes from making the same dataset. After an exception the directory
-    stays, and the next run resumes there. After a UserError it is removed if a corrected run could
-    use none of its files.
+    stays, and the next run resumes there. If no corrected run could use its files after a
+    UserError, it is removed.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class Workspace:
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Raises UserError if finished work of an unfinished run depends on a changed setting.
 
-        `validation_fraction` may change until there is a shard, because only tokenised text shows
-        whether it is too small. The tokenised parts are then made again.
+        If there is no shard yet, `validation_fraction` may change, because only tokenised text
+        shows whether it is too small. The tokenised parts are then made again.
         """
         path = self.work / _SETTINGS
         text = json.dumps({"work_version": _WORK_VERSION, **settings}, indent=1, sort_keys=True)
@@ -130,7 +130,7 @@ class Workspace:
 
     @property
     def _has_finished(self) -> bool:
-        """Whether there is a complete part, spill or shard, which took long to make."""
+        """Whether there is a complete part, spill or shard."""
         made = (path for name in ("part-*", "spill-*") for path in self.work.glob(name))
         return self._has_shards or any(map(is_made, made))
 
@@ -156,8 +156,8 @@ class Workspace:
         if is_remote(self.output):
             self.work.rmtree()
             return
-        # Rename before removing: after an interruption, half of work/ would look like an unfinished
-        # run.
+        # Rename work/ before removing it: after an interruption, its remains would look like an
+        # unfinished run.
         gone = unfinished(pathlib.Path(self.work))
         self.work.rename(gone)
         shutil.rmtree(gone)
@@ -190,8 +190,8 @@ class DatasetBuild(NamedTuple):
             jobs: jobs to do.
             name: noun for a job: ``tokenised part``.
             total: number of jobs, including the jobs that an earlier run finished.
-            unit: unit of the speed in the line.
-            work: function that returns a job's size, from which the remaining time is estimated.
+            unit: unit of the printed speed.
+            work: function that returns a job's size, for the estimate of the remaining time.
             result: function that returns a job's result as text, and its amount in ``unit``.
         """
         finished, left, done, amount = total - len(jobs), sum(map(work, jobs)), 0.0, 0.0

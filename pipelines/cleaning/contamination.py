@@ -22,7 +22,7 @@ from bert_jax.pipelines.tally import MOST_LISTED, Tally
 from bert_jax.pipelines.tokenised.documents import save_array
 from bert_jax.section import Section
 
-# A first row with one of these names is a header. CoLA's files have no header.
+# If the first row of a `.tsv` has one of these names, it is a header. CoLA's files have none.
 _COLUMNS: Final = frozenset(
     (
         *("index", "id", "label", "quality", "genre", "sentence", "sentence1", "sentence2"),
@@ -42,7 +42,7 @@ def evaluation_texts(path: str) -> Iterator[list[str]]:
     An example is a row of a ``.tsv`` (all fields), an object of a ``.jsonl`` (all strings), a
     question or a context of a SQuAD ``.json``, or a line of any other file.
 
-    Raises UserError if the file cannot be read, or if its JSON has another form than SQuAD's.
+    Raises UserError if the file cannot be read, or if a ``.json`` is not in SQuAD's format.
     """
     suffix = bare_suffix(path)
     if suffix == ".json":
@@ -138,7 +138,7 @@ class OverlapIndex:
         self._owners = np.load(directory / "owners.npy", mmap_mode="r")
 
     def check(self, text: str, *, identity: str, tally: Tally) -> bool:
-        """Returns whether a document shares an n-gram with an evaluation file, and counts it."""
+        """Returns whether a document shares an n-gram with an evaluation file. If so, counts it."""
         found = np.unique(ngram_hashes(word_hashes(text), self._ngram))
         places = np.searchsorted(self._hashes, found)
         inside = places < len(self._hashes)

@@ -31,7 +31,7 @@ _SEED: Final = 1
 
 _BUFFER_BYTES: Final = 1 << 18
 _HASHES_AT_A_TIME: Final = 1 << 16  # n-gram hashes per call of the library
-_MOST_AT_A_TIME: Final = 1 << 19  # hashes of documents or lines in memory
+_MOST_AT_A_TIME: Final = 1 << 19  # maximum hashes of documents or lines in memory
 
 # Files of a spill.
 _TEXT: Final = "documents.jsonl.zst"
@@ -40,7 +40,7 @@ _SIGNATURES: Final = "signatures.npy"
 _DROPPED_DOCUMENTS: Final = "dropped_documents.npy"
 _DROPPED_LINES: Final = "dropped_lines.npy"
 
-# Rules by the number that `_DROPPED_DOCUMENTS` stores; 0 marks a document that stays.
+# `_DROPPED_DOCUMENTS` stores the index of a rule; 0 marks a document that stays.
 _RULES: Final = ("", "duplicate_documents", "near_duplicates")
 
 
@@ -105,7 +105,7 @@ class Signatures:
         """Adds a document. If it is shorter than an n-gram, all its words form one n-gram."""
         hashes = word_hashes(text)
         grams = ngram_hashes(hashes, min(self._section.ngram, max(1, len(hashes))))
-        # Documents without words would all look alike, so their whole text is hashed.
+        # Documents without words would all have equal signatures, so their whole text is hashed.
         self._waiting.append(grams if len(grams) else np.array([text_hash(text)], np.uint64))
         self._waiting_hashes += len(self._waiting[-1])
         if self._waiting_hashes >= _HASHES_AT_A_TIME:
@@ -135,12 +135,12 @@ class Signatures:
 
 
 def algorithm_version() -> int:
-    """Returns the version of the library's signatures. Different versions must not be compared."""
+    """Returns rensa's signature version. Signatures of two versions must not be compared."""
     return _minhash().ALGORITHM_VERSION
 
 
 def _minhash() -> Any:
-    import rensa  # only the extra `data` has it, but every configuration imports this module
+    import rensa  # imported here, because only the extra `data` installs it
 
     return rensa.RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -150,7 +150,7 @@ def _band(band: int) -> str:
 
 
 def save_hashes(directory: pathlib.Path, name: str, hashes: np.ndarray) -> None:
-    """Writes ``[n]`` uint64 hashes in ascending order, with each hash's position in the spill."""
+    """Writes ``[n]`` uint64 hashes in ascending order, and the index in the spill of each."""
     order = np.argsort(hashes, kind="stable")
     save_array(directory / f"{name}.hashes.npy", hashes[order])
     save_array(directory / f"{name}.places.npy", order.astype(np.uint32))
@@ -160,9 +160,9 @@ def find_duplicates(spills: Sequence[epath.PathLike], section: CleaningSection) 
     """Decides which documents and lines are dropped, and records the decisions in each spill.
 
     The rules apply in this order: equal documents, nearly equal documents, equal lines of the
-    remaining documents. Of equals, the first in the corpus stays. The corpus is ordered by file
-    name, then by position in the file. Memory use is one byte per document and line, plus half a
-    million hashes.
+    remaining documents. Of equal documents or lines, the first in the corpus stays. The corpus is
+    ordered by file name, then by position in the file. Memory use is one byte per document and
+    line, plus half a million hashes.
     """
     with local_copies(spills, ("*.npy", "*/*.npy")) as held:
         lengths = [np.diff(load_array(epath.Path(spill) / _FIRST_LINES)) for spill in held]
@@ -198,7 +198,7 @@ def find_near_duplicates(
 ) -> np.ndarray:
     """Returns ``[n]`` bool: which documents nearly equal an earlier document.
 
-    Documents with the same hashes in a band are each compared with the first of them. Documents
+    In each band, compares a document with the first document that has the same hashes. Documents
     marked in ``dropped``, ``[n]`` bool, are ignored.
     """
     near = np.zeros(len(dropped), bool)
@@ -221,11 +221,11 @@ def find_near_duplicates(
 def _repetitions(
     spills: Sequence[pathlib.Path], name: str, *, dropped: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields pairs of arrays: numbers of repeated items, and of the first item with that hash.
+    """Yields pairs of arrays: indices of repeated items, and of their first occurrences.
 
-    Items are numbered through all spills, in the order of the corpus. Hashes are sorted on disk, so
-    a range of hashes is contiguous in each spill. The ranges are read one by one. A range has about
-    half a million hashes, or more if a single hash occurs more often.
+    Indices run through all spills, in the order of the corpus. Hashes are sorted on disk, so each
+    spill stores a range of hash values contiguously. Reads one range at a time: about half a
+    million hashes, or more if one hash value occurs more often.
     """
     hashes, places = (
         [np.load(spill / f"{name}.{kind}.npy", mmap_mode="r") for spill in spills]
@@ -253,7 +253,7 @@ def _repetitions(
 
 
 def unique_documents(spill: epath.Path, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Yields id and document for every document that stays; counts the dropped documents."""
+    """Yields ``(id, document)`` for every document that stays. Counts what is dropped."""
     import pyarrow as pa
 
     starts, rules, repeated = (

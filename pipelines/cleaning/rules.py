@@ -57,7 +57,7 @@ def _line_rule(line: str, section: BoilerplateSection) -> str | None:
         return "letters"
     if section.sentence_end and not _END.search(line):
         return "sentence_end"
-    # Counting spaces is fast and settles almost every line; `words` is slow.
+    # Splitting at spaces is fast and sufficient for almost every line; `words` is slow.
     least = section.min_line_words
     if least and len(line.split(maxsplit=2 * least)) <= 2 * least and len(words(line)) < least:
         return "min_line_words"
@@ -86,7 +86,7 @@ class DocumentRules:
             self._index = load_index(work)
 
     def apply(self, lines: list[str], *, identity: str, tally: Tally) -> list[str]:
-        """Returns the remaining lines of a document, or no lines if the document is dropped."""
+        """Returns the remaining lines of a document. If the document is dropped, there are none."""
         section = self._section
         if section.unicode is not None:
             form = "NFC" if section.unicode == "nfc" else "NFKC"
@@ -188,7 +188,7 @@ class CorpusPart(NamedTuple):
 
 
 def corpus_documents(part: CorpusPart, tally: Tally) -> Iterator[tuple[str, Document]]:
-    """Yields id and document for every document that passes the rules on single documents.
+    """Yields ``(id, document)`` for every document that the rules for single documents keep.
 
     Raises UserError if the input is bad and ``on_error`` is ``fail``.
     """

@@ -19,7 +19,7 @@ _WORD: Final = re.compile(
 _ASCII_WORD: Final = re.compile("[a-z0-9]+")
 _WORDS_REMEMBERED: Final = 1 << 16
 
-# Base of the polynomial hash: the digits of the golden ratio, made odd so that no bits are lost.
+# Base of the polynomial hash: 2**64 / golden ratio. It is odd and thus invertible modulo 2**64.
 _BASE: Final = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -29,13 +29,13 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 _DIRECT: Final = "DirectRunner"
-# Beam finds a name without a dot only in a list of its own, which lacks this runner.
+# Beam looks up names without a dot in a fixed list, which lacks this runner.
 _FULL_NAMES: Final = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 
 _OPTIONS: Final = "examples.beam.options"
 _RUNNER: Final = "examples.beam.runner"
 
-_STAGE: Final = "beam-"  # prefix of the directory of one list of jobs, which has the files below
+_STAGE: Final = "beam-"  # prefix of a list's directory, which contains the three files below
 _JOBS: Final = "jobs.pickle"
 _STOP: Final = "stop"
 _RESULT: Final = ".result"
@@ -113,12 +113,12 @@ class BeamEngine:
     def run(
         self, function: Callable[[Job], Result], jobs: Sequence[Job]
     ) -> Iterator[tuple[Job, Result]]:
-        """Yields every job with ``function(job)``, as the results arrive.
+        """Yields ``(job, function(job))`` in the order in which results arrive.
 
         Beam repeats jobs that seem lost, so a job may run twice, even at the same time.
 
-        Raises UserError if a job raises it, or if a result is missing at the end. After the first
-        error no new job starts. If a job raises another exception, Beam raises its own.
+        Raises UserError if a job raises it, or if a result is missing at the end. For other
+        exceptions of a job, raises Beam's exception. After the first error, no new job starts.
         """
         if not jobs:
             return
@@ -177,12 +177,12 @@ class BeamEngine:
 def do_job(element: tuple[str, int]) -> None:
     """Runs the job ``(directory, number)`` and writes its result or UserError to a file.
 
-    A UserError is written as a result, because Beam repeats a job four times if it raises.
+    Beam would repeat a job that raises, so a UserError is written as a result.
     """
     stage, number = element
     directory = epath.Path(stage)
     target = directory / f"{number}{_RESULT}"
-    # If the disk is not shared, this directory is missing, and the engine raises an error.
+    # If the disk is not shared, this directory is missing, and `BeamEngine.run` finds no result.
     if not directory.exists() or (directory / _STOP).exists() or target.exists():
         return
     use_one_thread()
@@ -232,8 +232,7 @@ def _default_flags(section: BeamSection, *, workers: int | None) -> list[str]:
                 found=workers,
                 runner=section.runner,
             )
-        # By default Dask puts 128 elements into a partition: with jobs of about a minute, most
-        # workers would get none.
+        # By default Dask puts 128 jobs into a partition, so most workers would get none.
         own = {"--dask_partition_size", "--dask_npartitions"}
         is_dask = section.runner.endswith("DaskRunner")
         return ["--dask_partition_size=1"] if is_dask and not given & own else []
@@ -286,7 +285,7 @@ def _check_flags(flags: list[str], *, runner: Any) -> None:
 
     def refuse(message: str) -> None:
         raise UserError(
-            "beam.option", "Apache Beam refuses them: {reason}", place=_OPTIONS, reason=message
+            "beam.option", "rejected by Apache Beam: {reason}", place=_OPTIONS, reason=message
         )
 
     def check(parser: Any) -> None:

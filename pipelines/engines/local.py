@@ -15,7 +15,7 @@ from bert_jax.errors import RunStopped
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-# Modules that the fork server imports once. Each worker would need half a second for them.
+# Modules that the fork server imports once. Otherwise, each worker would need 0.5 s to import them.
 _LOADED_ONCE: Final = [
     "bert_jax.pipelines.tokenised.corpus",
     "bert_jax.pipelines.shards.write_shard",
@@ -25,12 +25,12 @@ _LOADED_ONCE: Final = [
 class WorkerPool:
     """Context manager of worker processes that run several lists of jobs.
 
-    Processes start when there is work for them. They do not import the main script, so the script
-    needs no ``if __name__ == "__main__":`` guard.
+    Processes start on demand. They do not import the main script, so it needs no
+    ``if __name__ == "__main__":`` guard.
     """
 
     def __init__(self, workers: int | None) -> None:
-        """Takes the number of processes.
+        """Sets the number of processes.
 
         If it is 1, jobs run in this process. If it is None, each available core gets a process.
         """
@@ -54,7 +54,7 @@ class WorkerPool:
     def run(
         self, function: Callable[[Job], Result], jobs: Sequence[Job]
     ) -> Iterator[tuple[Job, Result]]:
-        """Yields every job with ``function(job)``, in the order in which they finish.
+        """Yields ``(job, function(job))`` in the order in which jobs finish.
 
         Workers import the function; jobs and results are pickled. Raises RunStopped if the system
         kills a worker, and the exception of the first job that raises one.
@@ -83,7 +83,7 @@ def use_one_thread() -> None:
 
 
 def _context() -> BaseContext:
-    """Returns the start method of workers. Forking this process is unsafe: it has threads."""
+    """Returns the workers' start method. Forking is unsafe, because this process has threads."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

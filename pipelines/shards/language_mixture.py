@@ -71,7 +71,7 @@ class SplitLanguages:
         return {name: language.tally.tokens[self.split] for name, language in languages.items()}
 
     def records(self, shards: Iterable[ShardSummary]) -> dict[str, LanguageRecord] | None:
-        """Returns the figures of each language, or None if the settings name no languages."""
+        """Returns statistics of each language. If the settings name no languages, returns None."""
         if not isinstance(self.section.input, dict):
             return None
         held = list(shards)

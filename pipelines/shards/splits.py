@@ -179,8 +179,8 @@ def _finish_split(
 def default_shards(*, documents: int, tokens: int) -> int:
     """Returns the default number of shards of a split, which depends only on the size of its text.
 
-    There is a shard for every million tokens, which is one bucket, but at most 1,024 shards. Each
-    shard has at least 16 documents of the largest language if there are that many.
+    There is a shard for every million tokens (one bucket), but at most 1,024 shards. If the largest
+    language has few documents, there are fewer shards, so that each has 16 of these documents.
 
     Args:
         documents: number of documents of the largest language.
@@ -210,9 +210,9 @@ def deal(
 ) -> list[list[shard.DocumentBucket]]:
     """Assigns documents to ``count`` shards and returns the buckets of each shard.
 
-    The language with most documents is in all shards. Another language is in as many shards as get
-    at least 16 of its documents, but in at least one. Small languages are in different shards.
-    A shard's documents of a language form one bucket. Above a million tokens they form several
+    The language with most documents is in all shards. Each other language is in at least one shard,
+    and in more if each of them gets 16 of its documents. Small languages are in different shards. A
+    shard's documents of a language form one bucket. Above a million tokens they form several
     buckets of at least 16 documents, so memory use does not grow with the corpus.
 
     Args:

@@ -33,8 +33,8 @@ from bert_jax.text import SpecialIds
 _WRITER_OPTIONS: Final = "group_size:1,zstd:1,max_parallelism:1"
 
 SKETCH: Final = 1 << 14
-"""Number of hashes in a sketch. Counts of sentences have a standard error of 1 / sqrt(SKETCH) =
-0.8%."""
+"""Number of hashes in a sketch. Estimated counts of sentences have a standard error of 1 /
+sqrt(SKETCH) = 0.8%."""
 
 _CHUNK: Final = 4096  # sentences hashed at a time
 
@@ -152,7 +152,7 @@ def figures_path(work: epath.PathLike, name: str, kind: str) -> epath.Path:
 def _examples(
     documents: TokenisedDocuments, job: ShardJob, *, boost: float
 ) -> Iterator[tuple[bytes, Pair | Single]]:
-    """Yields every example's record and the example."""
+    """Yields ``(encoded record, example)``."""
     dtype = documents.tokens.dtype
     tokens, width = documents.tokens.data.cast("B"), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
@@ -222,7 +222,7 @@ def sketch(hashes: np.ndarray) -> np.ndarray:
 
 
 def count_distinct(smallest: np.ndarray) -> float:
-    """Returns the number of distinct hashes, which is exact below `SKETCH` and else an estimate."""
+    """Returns the number of distinct hashes: exact below `SKETCH`, otherwise an estimate."""
     if len(smallest) < SKETCH:
         return float(len(smallest))
     return (SKETCH - 1) / (float(smallest[-1]) / 2.0**64)

@@ -9,9 +9,9 @@ from bert_jax.text.sentences import split_sentences
 
 
 class Document(NamedTuple):
-    """A document as its file has it."""
+    """A document of an input file."""
 
-    offset: int  # byte offset of the first line, or number of the record
+    offset: int  # byte offset of the first line, index of the record, or page id
     lines: list[str]  # at least one line; all are stripped
     id: str | None = None  # id in the file, unique there; None if the file has no ids
 
@@ -19,7 +19,7 @@ class Document(NamedTuple):
 def blank_line_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
     """Yields the documents of a file that separates them by blank lines.
 
-    The end of a file also ends a document. google-research/bert continues it in the next file.
+    A document also ends with its file; google-research/bert continues it in the next file.
     """
     offset, held = 0, list[str]()
     for line in lines:
@@ -35,31 +35,31 @@ def blank_line_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
 
 
 def file_documents(lines: Iterable[TextLine]) -> Iterator[Document]:
-    """Yields a whole file as one document, if it has a line that is not blank."""
+    """Yields a whole file as one document. A blank file has no document."""
     if held := [text for line in lines if (text := line.text.strip())]:
         yield Document(0, held)
 
 
 def document_sentences(document: Document, *, layout: str, language: str) -> list[str]:
-    """Returns a document's sentences. In the layout ``prose`` each line is split into sentences."""
+    """Returns a document's sentences. If the layout is ``prose``, splits each line."""
     if layout == "sentences":
         return document.lines
     return [s for line in document.lines for s in split_sentences(line, language=language)]
 
 
 def document_id(name: str, offset: int, given: str | None = None) -> str:
-    """Returns ``"books/emma.txt:20480"``: file name below the input root, byte of the first line.
+    """Returns ``"books/emma.txt:20480"``: name below the input root, offset of the first line.
 
     If the file gives the document an id, the result is ``"wiki.jsonl#Q42"``. The result does not
     depend on the division of the file into parts, the machine, or the path of the input root. It
-    changes if the file is renamed. Without an id in the file, it also changes with the text before
-    the document.
+    changes if the file is renamed. Without an id in the file, it also changes if the length of the
+    text before the document changes.
     """
     return f"{name}:{offset}" if given is None else f"{name}#{given}"
 
 
 def text_lines(text: str) -> list[str]:
-    r"""Returns the lines of a text that are not blank: ``" a\r\n\nb " -> ["a", "b"]``."""
+    r"""Returns the non-blank lines of a text, stripped: ``" a\r\n\nb " -> ["a", "b"]``."""
     return [line for raw in text.replace("\r", "\n").split("\n") if (line := raw.strip())]
 
 

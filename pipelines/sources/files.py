@@ -23,8 +23,8 @@ from bert_jax.pipelines.section import MAX_LINE_LENGTH
 _GLOB_CHARACTERS: Final = frozenset("*?[")
 _MAX_UTF8_BYTES: Final = 4
 _PIECE_BYTES: Final = 1 << 20
-# Longer than any line that a reader accepts. From such a line on, the file is a single part, which
-# its reader refuses.
+# Longer than any line that a reader accepts. Such a line and the rest of the file become one part,
+# and reading this part fails.
 _MAX_UNENDED_BYTES: Final = 128 << 20
 
 
@@ -36,7 +36,7 @@ def _unpack_zstd(raw: BinaryIO) -> Any:
     return io.BufferedReader(stream, buffer_size=1 << 16)
 
 
-# Name for messages and decompressor of each packing, by suffix.
+# By suffix: name of the packing in messages, and its decompressor.
 _PACKINGS: Final[dict[str, tuple[str, Callable[[BinaryIO], Any]]]] = {
     ".gz": ("gzip", lambda raw: gzip.GzipFile(fileobj=raw)),
     ".bz2": ("bzip2", bz2.BZ2File),
@@ -59,8 +59,8 @@ class FilePart(NamedTuple):
     name: str  # name of the file below the input root
     start: int
     stop: int
-    """End of the range: a byte offset, a row group (Parquet) or a record (TFDS). A packed file is
-    never cut, and its end is the packed size."""
+    """End of the range: byte offset, index of a row group (Parquet) or of a record (TFDS). A packed
+    file is never cut, and its `stop` is the packed size."""
     format: str = "text"  # key of the reader in `sources.READERS`
     bytes: int | None = None  # size on disk if `start` and `stop` are not byte offsets
 
@@ -85,7 +85,7 @@ def bare_suffix(path: str) -> str:
 def open_text(path: str) -> Iterator[BinaryIO]:
     """Opens a file and unpacks it by its suffix (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
 
-    Raises UserError if the file cannot be read, or turns out to be damaged or truncated.
+    Raises UserError if the file cannot be read, is damaged or is truncated.
     """
     require_file(path)
     packing, unpack = _PACKINGS.get(pathlib.PurePath(path).suffix, (None, None))
@@ -97,7 +97,7 @@ def open_text(path: str) -> Iterator[BinaryIO]:
                 with unpack(cast(BinaryIO, raw)) as unpacked:
                     yield unpacked
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        # If `errno` is not set, the library rejects the content of the file.
+        # An error without `errno` is about the content of the file.
         number = getattr(error, "errno", None)
         if packing is not None and number is None:
             raise UserError(
@@ -125,7 +125,7 @@ def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
     local or ``gs://``. The files are sorted by name and distinct.
 
     Raises UserError if a file is missing, a glob matches no file, a pattern is a directory, or
-    there is no pattern. The error's place is ``key``, the setting.
+    there is no pattern. ``key`` is the setting that the error names.
     """
     if not patterns:
         raise UserError(
@@ -135,7 +135,7 @@ def find_files(patterns: Sequence[str], *, key: str = "input") -> list[str]:
 
 
 def _expand(pattern: str, key: str) -> list[str]:
-    if is_remote(pattern) and "**" in pattern:  # epath raises: it would list a whole bucket
+    if is_remote(pattern) and "**" in pattern:  # epath refuses to list a whole bucket
         raise UserError(
             "input.remote_glob",
             "found {found}, but ** works only for local files. Use * for each directory.",
@@ -150,7 +150,7 @@ def _expand(pattern: str, key: str) -> list[str]:
             place=key,
             found=path,
         )
-    if path.exists():  # first, because a file's name may have a bracket
+    if path.exists():  # before globbing: a file name may contain a bracket
         return [str(path)]
     if _GLOB_CHARACTERS.isdisjoint(pattern):
         if not path.parent.is_dir():
@@ -197,13 +197,13 @@ def read_lines(
     ``start`` must be the start of a line. If ``stop`` is None, the range ends with the file.
 
     Raises UserError if the bytes are not UTF-8, or if a line has ``max_line_length`` characters or
-    more. Such a line is not read to its end. The message calls the limit ``setting``.
+    more. Only the start of such a line is read. The message calls the limit ``setting``.
     """
     with open_text(path) as file:
         if start:
             file.seek(start)
         offset = start
-        # One byte more than the longest allowed line with its line end.
+        # Maximum bytes of `max_line_length` characters with their line end.
         limit = max_line_length * _MAX_UTF8_BYTES + 2
         while (stop is None or offset < stop) and (raw := file.readline(limit)):
             try:
@@ -228,7 +228,7 @@ def read_lines(
 def read_part(
     part: FilePart, *, max_line_length: int = MAX_LINE_LENGTH, setting: str = "max_line_length"
 ) -> Iterator[TextLine]:
-    """Yields the lines of a part as :func:`read_lines` does."""
+    """Yields the lines of a part; see :func:`read_lines`."""
     return read_lines(
         part.path,
         start=part.start,
@@ -240,7 +240,7 @@ def read_part(
 
 
 def line_number(path: str, offset: int) -> int:
-    """Returns the number of the line at a byte offset of the unpacked file, counted from 1."""
+    """Returns the 1-based line number at a byte offset of the unpacked file."""
     with open_text(path) as file:
         number, left = 1, offset
         while left and (block := file.read(min(left, _PIECE_BYTES))):
@@ -291,7 +291,7 @@ def cut_file(
     """Cuts a file into parts of about ``part_bytes`` bytes. Each part begins after a gap.
 
     ``is_gap`` returns True for a line after which a cut is allowed. If it is None, or the file is
-    packed, the file stays whole.
+    packed, returns a single part.
     """
     size = epath.Path(path).stat().length
     if is_gap is None or is_packed(path) or size <= part_bytes:

@@ -53,7 +53,7 @@ _BY_SUFFIX: Final = {
     ".parquet": "parquet",
     ".xml": "wikipedia_xml",
 }
-# Formats by the first bytes of a file, if its suffix does not decide.
+# Formats by the first bytes of a file. Used if its suffix is not in `_BY_SUFFIX`.
 _BY_START: Final = (
     (b'<doc id="', "wikiextractor"),
     (b"<mediawiki", "wikipedia_xml"),
@@ -63,7 +63,7 @@ _BY_START_OF_JSON: Final = ((b'{"id": ', "wikiextractor"), (b"{", "jsonl"))
 
 # Libraries of the extra `data`, which only the preparation of text needs.
 _LIBRARIES: Final = ("tensorflow-datasets", "mwparserfromhell", "sentencex", "rensa")
-_PART_BYTES: Final = 64 << 20  # part size in a process that reads all parts
+_PART_BYTES: Final = 64 << 20  # part size of `iter_text`
 
 
 class Source(NamedTuple):
@@ -87,7 +87,8 @@ def need_data_libraries(verb: str) -> None:
 def find_sources(section: SourcesSection, *, root: str | None, tally: Tally) -> list[Source]:
     """Returns the sources of ``section.input``: files, then TFDS datasets.
 
-    Both are ordered by language code, then by name. The tally lists unreadable files.
+    Both groups are sorted by language code, then by name. If ``on_error`` is ``skip``, ``tally``
+    lists unreadable files.
 
     Raises UserError if a file or dataset is missing, a glob matches no file, a split, feature or
     language code is unknown, a language has no files, or a file has two languages.

@@ -36,7 +36,7 @@ SPLITS: Final = ("train", "validation")
 _MIN_PART_BYTES: Final = 1 << 20
 _MAX_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 2048
-# Text per call of the tokenizer. Its lists take a hundred times the memory of the text.
+# Text per call of the tokenizer. The lists of ids take a hundred times the memory of the text.
 _BATCH_CHARACTERS: Final = 1 << 18
 
 _tokenizer = functools.lru_cache(maxsize=1)(load_tokenizer)
@@ -58,11 +58,11 @@ class Corpus(NamedTuple):
     tally: Tally  # counts of all stages
 
     def record(self, *, unknown: int) -> CorpusRecord:
-        """Returns the figures of all parts. Raises UserError if no document has text."""
+        """Returns statistics of the corpus. Raises UserError if no document has text."""
         counts = np.zeros(1, np.int64)
         parts = [part / "counts.npy" for held in self.languages.values() for part in held.parts]
         for part_counts in each(load_array, parts):
-            counts = counts + part_counts  # one at a time: there may be thousands
+            counts = counts + part_counts  # one array at a time: there may be thousands
         tokens = int(counts.sum())
         if not tokens:
             raise UnusableText(
@@ -111,7 +111,7 @@ def tokenise_corpus(build: DatasetBuild, *, sources: Sequence[Source], tally: Ta
 def _parts(build: DatasetBuild, sources: Sequence[Source], tally: Tally) -> Iterator[CorpusPart]:
     """Yields the parts of the corpus. Large files are cut, small files of a language are joined."""
     section = build.section
-    # Only the corpus decides the size, so that a resumed run has the same parts on any machine.
+    # The size depends on the corpus alone, so a resumed run has the same parts on any machine.
     size = sum(source.bytes for source in sources)
     part_bytes = min(max(_MIN_PART_BYTES, size // _MOST_PARTS), _MAX_PART_BYTES)
     # Paths are absolute, because a worker may have another current directory.
@@ -128,7 +128,7 @@ def _parts(build: DatasetBuild, sources: Sequence[Source], tally: Tally) -> Iter
 def _batches(
     items: Iterable[T], size: Callable[[T], int], *, least: int
 ) -> Iterator[tuple[T, ...]]:
-    """Yields the shortest runs of items with a total size of at least ``least`` each."""
+    """Yields batches of consecutive items, each as short as a size of ``least`` allows."""
     batch, held = list[T](), 0
     for item in items:
         batch.append(item)
@@ -176,7 +176,7 @@ def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
     alike = high[1:][high[1:] == high[:-1]]
     if not len(alike):
         return
-    # The parts store no ids, so the files are read again to name an example.
+    # The parts store no ids. Read the files again to name one in the message.
     suspects, seen = set(alike.tolist()), set[str]()
     for part in parts:
         for identity, _ in corpus_documents(part, Tally()):
@@ -185,8 +185,8 @@ def _refuse_equal_ids(parts: Sequence[CorpusPart], *, seed: int) -> None:
             if identity in seen:
                 raise UnusableText(
                     "text.equal_ids",
-                    "found {found} documents with the id of another, such as {example}, allowed: "
-                    "each id once in a file. If a file joins two dumps, split it.",
+                    "found {found} repeated document ids, such as {example}, allowed: each id once "
+                    "in a file. If a file joins two dumps, split it.",
                     place="input",
                     found=len(alike),
                     example=identity,

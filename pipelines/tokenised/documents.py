@@ -27,7 +27,7 @@ _MAGIC: Final = b"bj-docs1"
 
 
 class DocumentsFile:
-    """An open file that :meth:`TokenisedDocuments.save` wrote. It is read piece by piece."""
+    """Reads ranges of documents from a file that :meth:`TokenisedDocuments.save` wrote."""
 
     def __init__(self, file: BinaryIO) -> None:
         """Reads the header.
@@ -52,9 +52,9 @@ class DocumentsFile:
         return self._array(0, 2 * start, 2 * stop)[::2]
 
     def between(self, first_key: int, last_key: int) -> tuple[int, int]:
-        """Returns start and stop of the documents in a range of keys, both ends inclusive.
+        """Returns the start and stop index of the documents in a range of keys.
 
-        ``first_key`` and ``last_key`` are high halves of keys.
+        ``first_key`` and ``last_key`` are high halves of keys, both inclusive.
         """
         numbers = range(len(self))
 
@@ -90,7 +90,7 @@ class DocumentsFile:
 
 @contextlib.contextmanager
 def open_documents(path: epath.PathLike) -> Iterator[DocumentsFile]:
-    """Opens a file that :meth:`TokenisedDocuments.save` wrote. Raises as :class:`DocumentsFile`."""
+    """Opens a file that :meth:`TokenisedDocuments.save` wrote. See `DocumentsFile` for errors."""
     # Local files are opened with Python's own `open`, which takes half the time of epath's.
     with epath.Path(path).open("rb") if is_remote(path) else open(os.fspath(path), "rb") as file:
         yield DocumentsFile(cast(BinaryIO, file))
@@ -176,12 +176,12 @@ def split_keys(keys: Iterable[int]) -> np.ndarray:
 
 
 def join_key(halves: np.ndarray) -> int:
-    """Returns one row of :func:`split_keys` as a number."""
+    """Returns one row of :func:`split_keys` as an integer."""
     return int(halves[0]) << 64 | int(halves[1])
 
 
 def key_order(keys: np.ndarray) -> np.ndarray:
-    """Returns the order that sorts ``[n, 2]`` keys."""
+    """Returns the indices that sort ``[n, 2]`` keys."""
     return np.lexsort((keys[:, 1], keys[:, 0]))
 
 

@@ -1,8 +1,8 @@
 """Trains WordPiece vocabularies on counted words, and SentencePiece models.
 
 Google never published its WordPiece trainer. Here SentencePiece learns byte-pair merges, and the
-merged pieces are converted to WordPiece. With greedy longest match, these pieces need fewer tokens
-than converted unigram pieces: on English Wikipedia 8% fewer at 4,000 pieces and 12% fewer at 6,000.
+merged pieces are converted to WordPiece. With greedy longest match, they split English Wikipedia
+into fewer tokens than converted unigram pieces: 8% fewer with 4,000 pieces, 12% fewer with 6,000.
 SentencePiece models get BERT's special pieces at BERT's ids.
 """
 
@@ -24,15 +24,15 @@ _LONGEST_PIECE = 32  # characters
 
 SentencePieceAlgorithm = Literal["unigram", "bpe"]
 _TOO_FEW_FOR_CHARACTERS = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
-# The number of threads is fixed because it decides the order of sums, and so the model.
+# Fixed, because the number of threads changes the order of floating-point sums and thus the model.
 _THREADS = 4
 
 
 def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str]:
     """Returns the most frequent characters that make up ``coverage`` (0 to 1) of the text.
 
-    ``covered_characters({"aab": 3, "c": 1}, coverage=0.9) -> ["a", "b"]``. The most frequent come
-    first. Equally frequent characters are ordered by code point.
+    ``covered_characters({"aab": 3, "c": 1}, coverage=0.9) -> ["a", "b"]``. Sorted by
+    descending frequency, then by code point.
     """
     counts: Counter[str] = Counter()
     for word, count in words.items():
@@ -49,10 +49,10 @@ def covered_characters(words: Mapping[str, int], *, coverage: float) -> list[str
 
 
 def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool]) -> list[str]:
-    """Returns the pieces that spell any word of ``characters``.
+    """Returns the pieces from which every word of ``characters`` can be built.
 
-    ``character_pieces("a!", is_punctuation) -> ["a", "!", "##a"]``. A character for which
-    ``isolates`` returns True is always a word by itself and never continues a word.
+    ``character_pieces("a!", is_punctuation) -> ["a", "!", "##a"]``. If ``isolates`` returns True,
+    the character is always a word by itself and gets no ``##`` piece.
     """
     starts = list(characters)
     return starts + [CONTINUATION + character for character in starts if not isolates(character)]
@@ -61,7 +61,7 @@ def character_pieces(characters: Iterable[str], isolates: Callable[[str], bool])
 def rank_pieces(
     words: Mapping[str, int], *, characters: list[str], alphabet: list[str], count: int
 ) -> list[str]:
-    """Learns up to ``count`` pieces of two characters or more, the best first.
+    """Learns up to ``count`` pieces of at least two characters, in the order of their merges.
 
     Args:
         words: count of each word, split as the tokenizer will split it.
@@ -83,7 +83,7 @@ def rank_pieces(
 
 
 def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> Iterator[str]:
-    """Yields BPE pieces with the mark moved: ``▁the`` -> ``the``, ``ing`` -> ``##ing``."""
+    """Yields BPE pieces in WordPiece's notation: ``▁the`` -> ``the``, ``ing`` -> ``##ing``."""
     lines = [f"{word}\t{n}" for word, n in words.items() if _SENTENCEPIECE_OWN.isdisjoint(word)]
     if not lines:
         return
@@ -115,7 +115,7 @@ def _learn_merges(words: Mapping[str, int], alphabet: list[str], count: int) -> 
 
 
 class VocabularyTooSmall(Exception):
-    """The characters need more pieces than the given size. The argument is the least size."""
+    """The characters need more pieces than the given size. ``args[0]`` is the minimum size."""
 
 
 def train_sentencepiece(
@@ -127,7 +127,7 @@ def train_sentencepiece(
     character_coverage: float,
     max_line_bytes: int,
 ) -> bytes:
-    """Trains a model with the layout of ``reserved_pieces(unused_slots)``, in which [PAD] is 0.
+    """Trains a model whose first pieces are ``reserved_pieces(unused_slots)``; [PAD] has id 0.
 
     Args:
         lines: the folded text.
@@ -135,7 +135,7 @@ def train_sentencepiece(
         size: number of pieces, reserved pieces included.
         unused_slots: number of unused slots.
         character_coverage: share of the text's characters that become pieces, 0 to 1.
-        max_line_bytes: longest line in bytes of UTF-8. The library drops longer lines.
+        max_line_bytes: maximum bytes of UTF-8 in a line. SentencePiece drops longer lines.
 
     Returns the serialised model. It has fewer pieces than ``size`` if the text is too small. Raises
     VocabularyTooSmall if the characters alone need more than ``size`` pieces.
@@ -150,7 +150,7 @@ def train_sentencepiece(
             model_type=algorithm,
             vocab_size=size,
             hard_vocab_limit=False,
-            # The library assigns the lowest free ids to control symbols, in this order.
+            # SentencePiece assigns the lowest free ids to control symbols, in list order.
             control_symbols=[piece for piece in reserved if piece not in named],
             pad_id=reserved.index(PAD),
             unk_id=reserved.index(UNK),

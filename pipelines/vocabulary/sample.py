@@ -14,7 +14,7 @@ MAX_PART_BYTES = 4 * MAX_PART_CHARACTERS  # UTF-8
 
 
 def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
-    """Yields the parts of a long line, cut at spaces; no part is blank.
+    """Cuts a line into non-blank parts of up to ``limit`` characters, at spaces if possible.
 
     ``cut_line("to be or not", limit=6) -> "to be", "or not"``
     """
@@ -29,16 +29,16 @@ def cut_line(line: str, *, limit: int = MAX_PART_CHARACTERS) -> Iterator[str]:
 
 
 def sample_lines(lines: Iterable[str], *, max_lines: int, max_bytes: int, seed: int) -> list[str]:
-    """Returns a uniform sample within both bounds, in corpus order.
+    """Returns a uniform sample within ``max_lines`` and ``max_bytes``, in corpus order.
 
-    The whole corpus is returned if it fits. The method is bottom-k sampling: every part gets a
-    random rank, and parts below a falling threshold stay. The same corpus and seed give the same
+    If the whole corpus fits, it is returned. The method is bottom-k sampling: every part gets a
+    random rank, and the parts with the lowest ranks stay. The same corpus and seed give the same
     sample.
 
     Args:
         lines: lines of the corpus. A long line is cut into several parts.
-        max_lines: largest number of parts.
-        max_bytes: largest size of all parts in bytes of UTF-8.
+        max_lines: maximum number of parts.
+        max_bytes: maximum bytes of UTF-8 in all parts.
         seed: seed of the ranks.
     """
     ranks = random.Random(seed)
@@ -82,17 +82,16 @@ def sample_mixture(
 ) -> list[str]:
     """Returns a sample in which each language has its smoothed share of the bytes.
 
-    The sample is ordered by language. It has as many bytes as the corpus, unless a bound of
-    :func:`sample_lines` is smaller. If a language's share exceeds its text, the text is repeated as
-    often as it fits, and a uniform sample fills the rest. The same text and seed give the same
-    sample.
+    The sample is ordered by language. If ``max_lines`` and ``max_bytes`` allow, it has as many
+    bytes as the corpus. If a language's share exceeds its text, the text is repeated as often as it
+    fits, and a uniform sample fills the rest. The same text and seed give the same sample.
 
     Args:
-        languages: function per language that opens its lines from the start. It is called twice,
-            first to measure the text.
+        languages: function per language that returns a new iterable of its lines. It is called
+            twice: to measure the text, and to sample it.
         smoothing: exponent of the shares.
-        max_lines: largest number of parts of all languages together.
-        max_bytes: largest size of all parts together.
+        max_lines: maximum number of parts in all languages together.
+        max_bytes: maximum bytes of UTF-8 in all parts together.
         seed: seed of the samples.
 
     Raises UserError if a language has no text.
@@ -128,15 +127,15 @@ def _wanted(
     sizes: Mapping[str, TextSize], *, smoothing: float, max_lines: int, max_bytes: int
 ) -> dict[str, TextSize]:
     boost = boosts({name: size.bytes for name, size in sizes.items()}, smoothing=smoothing)
-    # Start from a mixture as large as the corpus. If lines are short, `max_lines` is the tighter
-    # bound.
+    # Boosts keep the total number of bytes, so the unscaled sample is as large as the corpus.
+    # `scale` shrinks it to the limits.
     total_bytes = sum(size.bytes for size in sizes.values())
     parts = {name: size.parts * boost[name] for name, size in sizes.items()}
     total_parts = sum(parts.values())
     scale = min(1.0, max_bytes / total_bytes, max_lines / total_parts)
     return {
         name: TextSize(
-            # This bound ignores `max_bytes`, because the sampled parts may be shorter than average.
+            # Not scaled to `max_bytes`, because the sampled parts may be shorter than average.
             parts=math.floor(max_lines * (parts[name] / total_parts)),
             bytes=math.floor(size.bytes * (boost[name] * scale)),
         )

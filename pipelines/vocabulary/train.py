@@ -22,34 +22,32 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
-# Largest number of sampled lines, besides the limit `max_bytes`. Long lines are cut into parts of
-# 2,048 characters, and each part is a line.
+# Maximum number of sampled lines. `cut_line` divides long lines, and each part counts as a line.
 MAX_LINES: Final = 10_000_000
 _LANE = 128  # the device pads a vocabulary to a multiple of this
-_MARKS_LINES: Final = 20_000  # lines that suffice to recognise a language with many accents
-# Share of letters with accents from which a warning is printed. Vietnamese has 0.3, French 0.04 and
-# German 0.02.
+_MARKS_LINES: Final = 20_000  # number of lines that `_lost_marks` reads
+# Lowest share of accented letters for which a warning is printed. Vietnamese has 0.3, French 0.04
+# and German 0.02.
 _MARKS_SHARE: Final = 0.1
 
 
 class VocabSection(SourcesSection):
-    """Settings of training a tokenizer. The settings of its text are those of `SourcesSection`.
+    """Settings of training a tokenizer, and of its text (`SourcesSection`).
 
     Attributes:
         output: tokenizer directory to write.
         algorithm: WordPiece, or SentencePiece with unigram or byte-pair pieces.
         size: exact number of ids, including special pieces and unused slots.
-        pad_to_128: add unused slots up to the next multiple of 128, also if the text gives too few
-            pieces.
+        pad_to_128: round ``size`` up to a multiple of 128, and fill it with up to 127 unused slots.
         unused_slots: number of ``[unusedN]`` pieces. With 99 or more, [UNK] is 100, [CLS] 101,
             [SEP] 102 and [MASK] 103, as in the 2018 vocabularies.
         lower_case: lower-case the text, in training and in use.
-        strip_accents: drop accents. If None, the same as ``lower_case``.
+        strip_accents: drop accents. If None, ``lower_case`` decides.
         chinese: treat each CJK ideograph as a word (WordPiece only).
         character_coverage: share of the text's characters that become pieces.
-        max_bytes: size of the sample in bytes of UTF-8. For 100 MB of English with a million rare
-            words, the peak memory of training was 4 times this size with wordpiece, 6 times with
-            bpe and 22 times with unigram.
+        max_bytes: size of the sample in bytes of UTF-8. Peak memory of training, measured on 100 MB
+            of English with a million rare words: 4 times this size with wordpiece, 6 times with
+            bpe, 22 times with unigram.
         seed: seed of the sample.
     """
 
@@ -77,8 +75,8 @@ def train_vocab(
 ) -> Tokenizer:
     """Trains a tokenizer and writes its directory.
 
-    The corpus is read line by line, once, or twice for a mixture of languages. Memory has only a
-    bounded sample. The same corpus and settings give the same tokenizer.
+    Reads the corpus line by line: twice for a mixture of languages, otherwise once. Keeps only a
+    bounded sample in memory. The same corpus and settings give the same tokenizer.
 
     Raises UserError if the input is missing, empty or not UTF-8, if ``size`` is too large for the
     text or too small for its characters, or if the output cannot be written.
@@ -161,7 +159,7 @@ def _train_sentencepiece(
         tokenizer = fit(section.size, section.unused_slots)
         found = tokenizer.vocab_size
         padding = _padding(section, found=found)
-        if padding:  # the library reserves slots before training, so it must train again
+        if padding:  # SentencePiece cannot add slots to a trained model, so train again
             tokenizer = fit(found + padding, section.unused_slots + padding)
     except algorithms.VocabularyTooSmall as error:
         raise _too_small(section, error.args[0]) from None
@@ -209,7 +207,7 @@ def _too_small(section: VocabSection, needed: int) -> UserError:
 
 
 def _lost_marks(lines: Iterable[str]) -> str | None:
-    """Returns a warning if dropping accents changes a tenth of the letters, and otherwise None."""
+    """Returns a warning if dropping accents changes at least a tenth of the letters, else None."""
     counts = Counter(chain.from_iterable(islice(lines, _MARKS_LINES)))
     letters = Counter({c: n for c, n in counts.items() if unicodedata.category(c)[0] in "LM"})
     changed = Counter({c: n for c, n in letters.items() if _is_changed(c)})

@@ -36,7 +36,7 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
                 found=str(kind),
             )
         metadata = file.metadata
-        # The index in the schema differs: nested columns have several leaf columns.
+        # A nested column has several leaf columns, so the leaf's index differs from the schema's.
         columns = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         leaf = columns.index(field)
         groups = range(metadata.num_row_groups)

@@ -23,7 +23,7 @@ class PartReading(NamedTuple):
 
     part: FilePart
     section: SourcesSection  # settings of fields, lengths and errors
-    tally: Tally  # list of bad records
+    tally: Tally  # counts and lists bad records
 
     def documents(
         self,
@@ -39,8 +39,8 @@ class PartReading(NamedTuple):
             document: function that returns a record's document, or None if it has no text.
             place: function that names a record in messages: ``line 7``.
 
-        If ``on_error`` is ``fail``, raises UserError for the first bad record. Otherwise bad
-        records, and records that are too long, are skipped and listed in the tally.
+        If ``on_error`` is ``fail``, raises UserError for the first bad record. Otherwise skips bad
+        records and lists them in the tally. A record over a length limit is bad.
         """
         for record in records:
             try:
@@ -68,8 +68,8 @@ class PartReading(NamedTuple):
 
         ``{"text": "One.\n\nTwo.", "id": 7} -> Document(0, ["One.", "Two."], id="7")``
 
-        ``place`` is the byte offset or the number in the file. Raises UserError if a field that the
-        settings name is missing or has another type.
+        ``place`` is the record's byte offset or index in the file. Raises UserError if a field that
+        the settings name is missing or has the wrong type.
         """
         text_field, id_field = self.section.text_field, self.section.id_field
         text, given = _field(record, text_field), None
@@ -94,9 +94,9 @@ class PartReading(NamedTuple):
         return Document(place, lines, given) if lines else None
 
     def line_place(self, line: TextLine) -> str:
-        """Returns ``line 7``, or ``byte 123`` if the list of problems is full.
+        """Returns ``line 7``. If the list of problems is full, returns ``byte 123``.
 
-        Counting lines reads the file again, which is too slow for thousands of problems.
+        Counting lines reads the file again. For thousands of problems this would be too slow.
         """
         if self.tally.lists_more:
             return f"line {line_number(self.part.path, line.offset)}"
@@ -104,13 +104,13 @@ class PartReading(NamedTuple):
 
 
 def named_fields(section: SourcesSection) -> dict[str, str]:
-    """Returns the names of the fields to read, by the setting that names them."""
+    """Returns the fields to read, by setting: ``{"text_field": "text"}``."""
     fields = {"text_field": section.text_field, "id_field": section.id_field}
     return {setting: name for setting, name in fields.items() if name is not None}
 
 
 def check_fields(path: str, section: SourcesSection, *, allowed: Iterable[str], kind: str) -> None:
-    """Raises UserError if a field to read is missing. ``kind`` is the format's word for a field."""
+    """Raises UserError if a field to read is missing. ``kind`` is the noun in the message."""
     names = list(allowed)
     for setting, name in named_fields(section).items():
         if name not in names:
@@ -137,7 +137,7 @@ def _check_lengths(document: Document, section: SourcesSection) -> None:
 
 
 def too_long(unit: str, found: int, section: SourcesSection, setting: str) -> UserError:
-    """Returns the error for a unit of text, such as a page, that exceeds a limit of length."""
+    """Returns the error for a unit of text, such as a page, that exceeds a length limit."""
     return UserError(
         "text.too_long",
         "found a {unit} of {found:,} characters, allowed: fewer than {limit:,} ({setting})",

@@ -135,7 +135,7 @@ def _records(path: str, split: str, names: list[str]) -> Iterator[Any]:
             files = f"{path}, a TFDS dataset of {builder.info.file_format.value} files"
             raise not_installed("tensorflow", files, extra="tf") from error
         tf.config.set_visible_devices([], "GPU")
-        # Read one file at a time, so that records keep the order of their numbers.
+        # Read one file at a time, so that records keep their order.
         config = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
         dataset = builder.as_dataset(
             split=split,

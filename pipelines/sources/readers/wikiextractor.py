@@ -38,11 +38,10 @@ def _is_json(path: str) -> bool:
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the documents of a part without their first line, which repeats the title.
+    """Yields the documents of a part, without a first line that repeats the title.
 
-    The page id is the document's id. WikiExtractor escapes characters as entities such as
-    ``&lt;``; they are unescaped here. Raises UserError if there is text outside a document, or a
-    document has no end.
+    The page id is the document's id. Entities in ``<doc>`` files, such as ``&lt;``, are unescaped.
+    Raises UserError if there is text outside a document, or a document has no end.
     """
     if _is_json(reading.part.path):
         fields = {"text_field": "text", "id_field": "id"}

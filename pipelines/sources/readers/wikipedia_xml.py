@@ -22,8 +22,9 @@ _DROPPED_TAGS: Final = frozenset(
 )
 _EMPTY_BRACKETS: Final = re.compile(r"\s*[(（][\s,;:，；]*[)）]")
 _SPACES: Final = re.compile(r"[ \t\xa0]+")
-# Opening brackets by closing bracket. For each unclosed bracket the parser reads all text after it,
-# about ten million characters per second. `_MOST_WORK` limits the product of both.
+# Opening bracket by closing bracket. For each unclosed bracket, the parser reads the rest of the
+# text, at about ten million characters per second. `_MOST_WORK` limits the product of the number of
+# unclosed brackets and the length of the text.
 _PAIRS: Final = {"}}": "{{", "]]": "[[", ">": "<"}
 _BRACKETS: Final = re.compile(r"\{\{|\}\}|\[\[|\]\]|<|>")
 _MOST_WORK: Final = 20_000_000
@@ -31,7 +32,7 @@ _MAGIC_WORD: Final = re.compile(r"__[A-Z]+__")
 
 _PAGE_ID: Final = re.compile("[0-9]{1,18}")
 _MAX_UTF8_BYTES: Final = 4
-_BESIDE_TEXT: Final = 1 << 20  # limit of a page's bytes besides its text
+_BESIDE_TEXT: Final = 1 << 20  # maximum bytes of a page without its text
 _ARTICLES = "0"
 _FILES_AND_CATEGORIES = ("6", "14")
 
@@ -42,9 +43,9 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
     Only text passages remain (BERT paper, section 3.1). Templates, tables, lists, headings,
     references, pictures with their captions, and categories are dropped. ``dropped_namespaces`` are
     the lower-case names of the namespaces of files and categories, in the wiki's language and in
-    English. Raises UserError if the text is nested too deeply or has many unclosed brackets.
+    English. Raises UserError if the text is nested too deeply or has too many unclosed brackets.
     """
-    import mwparserfromhell  # only the extra `data` has it, but every configuration imports this
+    import mwparserfromhell  # imported here, because only the extra `data` installs it
 
     _refuse_unended(wikitext)
     try:
@@ -62,7 +63,7 @@ def wikitext_paragraphs(wikitext: str, *, dropped_namespaces: Collection[str]) -
 
 
 def _refuse_unended(wikitext: str) -> None:
-    """Raises UserError if the parser would be too slow, because many brackets are unclosed."""
+    """Raises UserError if unclosed brackets would make the parser too slow."""
     opened = sum(map(wikitext.count, _PAIRS.values()))
     if opened * len(wikitext) <= _MOST_WORK:
         return
@@ -130,7 +131,7 @@ def cut(path: str, name: str, section: SourcesSection, part_bytes: int) -> list[
 
 
 def read(reading: PartReading) -> Iterator[Document]:
-    """Yields the articles (namespace 0) without redirects. The page id is the document's id.
+    """Yields the articles (namespace 0), but no redirects. The page id is the document's id.
 
     Raises UserError if the file is not a dump, or is damaged or truncated.
     """
@@ -187,7 +188,7 @@ def _pages(path: str, dropped: set[str], *, most: int) -> Iterator[ET.Element]:
                     dropped.add((element.text or "").lower())
                 elif _name(element) == "page":
                     yield element
-                    root.clear()  # or the whole dump would stay in memory
+                    root.clear()  # frees the page's memory
                     file.unended = 0
         # LookupError and ValueError are raised for an unknown or unsupported encoding.
         except (ET.ParseError, StopIteration, LookupError, ValueError) as error:
