@@ -1,4 +1,4 @@
-"""Extracts features of texts in their order, with few batch shapes."""
+"""Extracts features of texts, with few batch shapes."""
 
 import dataclasses
 import itertools
@@ -23,41 +23,41 @@ from bert_jax.train.state import ModelDefinition
 Level = Literal["token", "word", "sentence"]
 Pool = Literal["cls", "mean"]
 
-# Texts are sorted by length within a window. The results of a window are in memory together.
+# Texts are batched by length within a window. All features of a window are held in memory.
 WINDOW_BATCHES: Final = 64
-WINDOW_VALUES: Final = 1 << 26  # float32 numbers: 256 MiB
+WINDOW_VALUES: Final = 1 << 26  # float32 values: 256 MiB
 
 MIX: Final = "mix"
 LAST_FOUR: Final = "concat-last-four"
-DEFAULT_MAX_LENGTH: Final = 512  # pieces; less if the model has fewer positions
+DEFAULT_MAX_LENGTH: Final = 512  # pieces, or the positions of the model if fewer
 
 
 class LayerSelection(NamedTuple):
-    """The hidden states that are combined to one vector. State 0 is the embeddings' output."""
+    """Hidden states to combine into one vector. State 0 is the output of the embeddings."""
 
     name: str
     states: tuple[int, ...]
-    summed: bool = False  # whether states are summed; otherwise they are concatenated
+    summed: bool = False  # whether to sum the states instead of concatenating them
 
     def width(self, hidden_size: int) -> int:
-        """Returns the width of a vector."""
+        """Returns the width of a combined vector."""
         return hidden_size if self.summed else hidden_size * len(self.states)
 
     def combine(self, states: jax.Array) -> jax.Array:
-        """Combines states [layers + 1, ..., D] to vectors [..., width] in float32."""
+        """Combines states [layers + 1, ..., D] into float32 vectors [..., width]."""
         chosen = states[jnp.asarray(self.states)].astype(jnp.float32)
         return chosen.sum(axis=0) if self.summed else jnp.concatenate(list(chosen), axis=-1)
 
 
 def select_layers(text: str | None, *, depth: int) -> LayerSelection:
-    """Returns the layers for a name or a list of numbers.
+    """Parses `--layers`: a name, or a comma-separated list of state indices.
 
     ``select_layers("concat-last-four", depth=12)`` -> states 9, 10, 11 and 12, concatenated in this
-    order. The names are from arXiv 1810.04805, table 7; "sum-all" is its "weighted sum all 12
-    layers" with equal weights. ``"0,3"`` concatenates the outputs of the embeddings and the third
-    layer. ``"mix"`` selects all states, for a probe that learns their weights. The default is
-    "concat-last-four", or "last" for a model with fewer than four layers. Raises UserError for an
-    unknown name or layer.
+    order. The names are from arXiv 1810.04805, table 7; "sum-all" is the table's "weighted sum all
+    12 layers" with equal weights. ``"0,3"`` concatenates the outputs of the embeddings and the
+    third layer. ``"mix"`` selects all states; the probe learns their weights. If `text` is empty,
+    selects "concat-last-four", or "last" if the model has fewer than four layers. Raises UserError
+    for an unknown name or layer.
     """
     text = text or (LAST_FOUR if depth >= 4 else "last")
     last_four = tuple(range(depth - 3, depth + 1))
@@ -127,9 +127,9 @@ def settings_for(
 ) -> ExtractionSettings:
     """Returns the settings for a model.
 
-    Defaults: `pool` is "mean", `max_length` the model's positions, at most 512. For `layers`, see
-    `select_layers`. Raises UserError if the model does not have the layers or the length, or the
-    batch size is below 1.
+    By default, `pool` is "mean" and `max_length` is 512, or the model's positions if fewer. For
+    `layers`, see `select_layers`. Raises UserError for a layer that the model lacks, a length above
+    its positions, a batch size below 1, or an unknown level or pool.
     """
     check_batch_size(batch_size)
     for name, value, allowed in (("level", level, Level), ("pool", pool or "mean", Pool)):
@@ -164,9 +164,9 @@ class TextFeatures(NamedTuple):
     """The features of one text."""
 
     source: InputText
-    vectors: np.ndarray  # float32 [units, width]; a sentence is one unit
+    vectors: np.ndarray  # float32 [units, width]; 1 unit at sentence level
     units: list[str]  # pieces or words; empty at sentence level
-    spans: list[int]  # span of each unit: 0 for the first text, 1 for the second
+    spans: list[int]  # 0 for units of the first text, 1 for units of the second
 
 
 @dataclasses.dataclass
@@ -177,21 +177,21 @@ class ExtractionCounts:
     cut: int = 0  # number of truncated texts
     empty_lines: list[int] = dataclasses.field(default_factory=list)
     pieces: int = 0
-    positions: int = 0  # tokens of all batches, padding included
+    positions: int = 0  # number of positions in all batches, padding included
 
     @property
     def padding(self) -> float:
-        """Share of padding in all batches."""
+        """Fraction of positions that are padding."""
         return 1 - self.pieces / self.positions if self.positions else 0.0
 
     def add_texts(self, texts: Sequence[EncodedText]) -> None:
-        """Counts truncated and empty texts."""
+        """Adds the truncated and the empty texts."""
         self.cut += sum(text.cut for text in texts)
         self.empty_lines += [text.source.line for text in texts if not len(text.text_positions)]
 
 
 class FeatureExtractor:
-    """Computes features of texts. They do not depend on other texts, except for rounding.
+    """Computes features of texts. Except for rounding, they do not depend on other texts.
 
     Attributes:
         width: width of a vector.
@@ -201,9 +201,9 @@ class FeatureExtractor:
     def __init__(
         self, settings: ExtractionSettings, model: InferenceModel, *, few_texts: bool = False
     ) -> None:
-        """Compiles nothing. The first batch of each shape is compiled when it runs.
+        """Compiles nothing: each batch shape is compiled at its first batch.
 
-        With `few_texts`, few texts use smaller batches. Heads are not used.
+        If `few_texts` is set, calls with fewer texts than a batch use smaller batches.
         """
         loaded = model.loaded
         self.width = settings.layers.width(model.architecture.hidden_size)
@@ -217,7 +217,7 @@ class FeatureExtractor:
         )
 
     def __call__(self, texts: Iterable[InputText]) -> Iterator[TextFeatures]:
-        """Yields the features of each text, in order. Reads at most one window ahead.
+        """Yields the features of each text, in input order. Reads at most one window ahead.
 
         Raises UserError if a feature is not finite.
         """
@@ -263,7 +263,7 @@ class FeatureExtractor:
         return [features[row] for row in range(len(window))]
 
     def _features(self, text: EncodedText, vectors: np.ndarray) -> TextFeatures:
-        """Returns the features of a text from its outputs: [width] or [length, width]."""
+        """Returns the features of a text. `vectors` is its output: [width] or [length, width]."""
         level, at = self._settings.level, text.text_positions
         # Copy, because a view would keep the whole padded batch in memory.
         vectors = vectors[None].copy() if level == "sentence" else vectors[at]
@@ -293,7 +293,7 @@ class FeatureExtractor:
 def _forward(
     settings: ExtractionSettings, definition: ModelDefinition
 ) -> Callable[[Any, Batch], jax.Array]:
-    """Returns a function of params and batch: vectors [B, width], or [B, L, width] for tokens."""
+    """Returns the forward function: outputs [B, width] for sentences, otherwise [B, L, width]."""
 
     def forward(params: Any, batch: Batch) -> jax.Array:
         model = nnx.merge(definition.graphdef, params)
@@ -311,6 +311,6 @@ def _first(x_BLD: jax.Array) -> jax.Array:
 
 def _mean_over(segment_ids: jax.Array) -> Callable[[jax.Array], jax.Array]:
     real_BL1 = (segment_ids > 0).astype(jnp.float32)[..., None]
-    # Avoid a division by zero for padding rows, whose mean is not used.
+    # A padding row has no pieces: avoid a division by zero. Its mean is not used.
     counts_B1 = jnp.maximum(real_BL1.sum(axis=1), 1.0)
     return lambda x_BLD: (x_BLD.astype(jnp.float32) * real_BL1).sum(axis=1) / counts_B1

@@ -18,7 +18,7 @@ STEPS: Final = 100  # steps of L-BFGS
 
 
 class ProbeScore(NamedTuple):
-    """Scores of a linear classifier on features: means and standard deviations over the folds."""
+    """Cross-validated scores of a linear classifier: mean and standard deviation over the folds."""
 
     texts: int
     labels: tuple[str, ...]
@@ -44,10 +44,10 @@ class ProbeScore(NamedTuple):
 def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> ProbeScore:
     """Scores logistic regression on features by stratified 5-fold cross-validation.
 
-    Uses scikit-learn's defaults (L2, C = 1). The features, float32 [texts, width], are not scaled.
-    With `mix`, the features are [texts, states, D], and the weights of the states are learned on
-    the training part of each fold. Raises UserError if there is only one label, or a label has
-    fewer texts than folds.
+    Uses scikit-learn's defaults (L2, C = 1). `vectors` are float32 [texts, width] and are not
+    standardised. If `mix` is set, `vectors` are [texts, states, D], and each fold learns the
+    weights of the states on its training texts. Raises UserError if all labels are equal, or if a
+    label has fewer texts than folds.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -65,7 +65,7 @@ def probe(vectors: np.ndarray, labels: Sequence[str], *, mix: bool = False) -> P
             features = mixed(vectors, weights)
         model = LogisticRegression(max_iter=ITERATIONS)
         with warnings.catch_warnings():
-            # `converged` of the score reports this for all folds.
+            # `ProbeScore.converged` reports this for all folds.
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(features[train], classes[train])
         iterations.append(int(np.max(model.n_iter_)))
@@ -93,7 +93,7 @@ def mixed(states: np.ndarray, weights: Sequence[float] | np.ndarray) -> np.ndarr
 
 
 def _classes(labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray, float]:
-    """Returns the sorted label names, the label index of each text, and the largest share."""
+    """Returns the sorted labels, the label index of each text, and the share of the top label."""
     names, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise UserError(
@@ -121,9 +121,9 @@ def learn_mix(x_NSD: jax.Array, y_N: jax.Array, *, classes: int) -> jax.Array:
 
     The weights are the softmax of one parameter per state. Full-batch L-BFGS learns them jointly
     with a softmax classifier on the mixed features. The classifier has the L2 penalty of
-    scikit-learn's logistic regression with C = 1. Source: Peters et al., arXiv 1802.05365, equation
-    1, without the factor γ, which a linear classifier absorbs. The states are float32 [texts,
-    states, D], and the labels int [texts], 0 to classes − 1.
+    scikit-learn's logistic regression with C = 1. Source: equation 1 of Peters et al., arXiv
+    1802.05365. The factor γ is omitted, because a linear classifier absorbs it. `x_NSD` are the
+    states, float32 [texts, states, D]. `y_N` are the labels, int [texts], 0 to classes − 1.
     """
     count, depth, width = x_NSD.shape
 

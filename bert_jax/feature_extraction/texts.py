@@ -1,4 +1,4 @@
-"""Reads texts from a file, and encodes them."""
+"""Reads texts from a file and tokenizes them."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ SUFFIXES: Final = (".txt", *TABLES)
 
 
 class TextColumns(NamedTuple):
-    """The columns to read from a table. A .txt has no columns."""
+    """Columns to read from a table. All are None for a .txt file."""
 
     text: str | None = None
     pair: str | None = None
@@ -24,13 +24,13 @@ class TextColumns(NamedTuple):
 
     @property
     def asked(self) -> dict[str, str]:
-        """The given columns, by command-line option."""
+        """Columns that the user set, by command-line option."""
         options = {"--column": self.text, "--pair-column": self.pair, "--probe": self.label}
         return {option: name for option, name in options.items() if name is not None}
 
 
 class InputText(NamedTuple):
-    """A text or a pair of texts, with the number of its last line."""
+    """A text or a pair of texts. `line` is its last line number in the file."""
 
     line: int
     text: str
@@ -43,19 +43,19 @@ class EncodedText(NamedTuple):
 
     source: InputText
     ids: list[int]
-    second: int  # position where B begins; without B, the length
+    second: int  # index of the first piece of B; `len(ids)` if there is no B
     cut: bool  # whether the text was truncated
 
     @property
     def text_positions(self) -> np.ndarray:
-        """Positions of the pieces that are not special, int [pieces]."""
+        """Indices in `ids` of the pieces that are not special, int [pieces]."""
         special = {0, self.second - 1, len(self.ids) - 1}
         return np.asarray([at for at in range(len(self.ids)) if at not in special], np.intp)
 
     def word_starts(self, is_continuation: np.ndarray) -> np.ndarray:
-        """Returns which of `text_positions` begin a word, bool [pieces].
+        """Returns whether each piece of `text_positions` begins a word, bool [pieces].
 
-        The first piece of a span always begins a word. `is_continuation` is that of the tokenizer,
+        The first piece of A or B always begins a word. `is_continuation` comes from the tokenizer,
         bool [vocabulary].
         """
         at = self.text_positions
@@ -64,7 +64,7 @@ class EncodedText(NamedTuple):
 
 
 def wrong_suffix(path: Path, allowed: Sequence[str]) -> UserError:
-    """Returns the error for a file name with another suffix than the allowed ones."""
+    """Returns the error for a file name with an unsupported suffix."""
     found = path.suffix or "no suffix"
     return UserError(
         "features.suffix",
@@ -78,7 +78,7 @@ def wrong_suffix(path: Path, allowed: Sequence[str]) -> UserError:
 def encode(
     texts: Sequence[InputText], tokenizer: Tokenizer, *, max_length: int
 ) -> list[EncodedText]:
-    """Encodes texts. Truncates the longer text of a pair piece by piece until both fit."""
+    """Encodes texts. If a pair is too long, truncates the longer text piece by piece."""
     special = tokenizer.special
     firsts = tokenizer.encode_batch([source.text for source in texts])
     seconds = tokenizer.encode_batch([source.pair or "" for source in texts])
@@ -90,10 +90,10 @@ def encode(
 
 
 def read_texts(path: Path, columns: TextColumns) -> Iterator[InputText]:
-    """Yields the texts of a file in order: the lines of a .txt, or the rows of a table.
+    """Yields the lines of a .txt file, or the texts of a table, in file order.
 
-    Raises UserError if the file or a column is missing, the suffix is unknown, the file is
-    malformed, or a label is missing.
+    Raises UserError if the file, a column or a label is missing, or if the file is malformed or has
+    an unsupported suffix.
     """
     if path.suffix not in SUFFIXES:
         raise wrong_suffix(path, SUFFIXES)

@@ -1,4 +1,4 @@
-"""Writes features to a temporary file, which is renamed when it is complete."""
+"""Writes features to a temporary file and renames it when it is complete."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bert_jax.feature_extraction.extractor import Level, TextFeatures
 from bert_jax.feature_extraction.texts import wrong_suffix
 from bert_jax.files.atomic import output_exists, unwritable
 
-ROW_GROUP_VALUES: Final = 1 << 22  # numbers per Parquet row group, 16 MiB
+ROW_GROUP_VALUES: Final = 1 << 22  # float32 values per Parquet row group: 16 MiB
 UNIT_NAMES: Final[dict[Level, str]] = {"token": "tokens", "word": "words"}
 
 
 def check_output(path: Path, *, force: bool) -> None:
-    """Raises UserError if the suffix is unknown, the directory is missing or the file exists."""
+    """Raises UserError for an unknown suffix, a missing directory or an existing file."""
     if path.suffix not in WRITERS:
         raise wrong_suffix(path, list(WRITERS))
     if path.is_dir() or (path.exists() and not force):
@@ -41,7 +41,7 @@ def check_output(path: Path, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWriter]:
-    """Yields a writer of vectors of `width` numbers. The file appears if the block succeeds.
+    """Yields a writer for vectors of size `width`. Creates `path` only if the block succeeds.
 
     Raises UserError if the file cannot be written.
     """
@@ -51,7 +51,7 @@ def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWrit
             contextlib.ExitStack() as files,
         ):
             aside = Path(directory) / path.name
-            # After an error, `files` closes the files of the writer.
+            # If the block raises, `files` closes the open files of the writer.
             writer = WRITERS[path.suffix](aside, files, level, width)
             yield writer
             writer.close()
@@ -61,10 +61,10 @@ def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWrit
 
 
 class JsonlWriter:
-    """Writes a line per text: ``{"index": 0, "vector": […]}``.
+    """Writes one JSON object per text: ``{"index": 0, "vector": […]}``.
 
-    For pieces and words, a line has ``tokens`` or ``words``, ``spans`` and ``vectors`` instead of
-    ``vector``. Numbers have nine digits, so that different float32 values stay different.
+    At token and word level, ``tokens`` or ``words``, ``spans`` and ``vectors`` replace ``vector``.
+    Values have nine significant digits, which preserves every float32 exactly.
     """
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
@@ -74,7 +74,7 @@ class JsonlWriter:
         self._index = 0
 
     def add(self, features: TextFeatures) -> None:
-        """Writes a line."""
+        """Writes the object of a text."""
         vectors = [self._vector % tuple(vector) for vector in features.vectors.tolist()]
         if self._level == "sentence":
             rest = f'"vector": {vectors[0]}'
@@ -93,7 +93,7 @@ class JsonlWriter:
 
 
 class ParquetWriter:
-    """Writes a row per text: `index` and `vector`, or `index`, `tokens`, `spans` and `vectors`."""
+    """Writes one row per text, with the same columns as the keys of `JsonlWriter`."""
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
         self._level: Level = level
@@ -114,9 +114,9 @@ class ParquetWriter:
         self._index = 0
 
     def add(self, features: TextFeatures) -> None:
-        """Buffers features until a row group is full."""
+        """Buffers features, and writes a row group when it is full."""
         self._buffered.append(features)
-        # Empty texts add 64, so that a file of empty texts is not buffered whole.
+        # Count 64 extra per text: texts without vectors must fill a row group too.
         self._values += features.vectors.size + 64
         if self._values >= ROW_GROUP_VALUES:
             self._flush()
@@ -147,10 +147,10 @@ class ParquetWriter:
 
 
 class NpzWriter:
-    """Writes `vectors`, float32 [units, width], and for pieces and words `offsets`, `spans`, units.
+    """Writes `vectors`, float32 [units, width]. Below sentence level, adds offsets, spans, units.
 
-    Text n has the units ``offsets[n]`` to ``offsets[n + 1]``. Vectors are first written to a
-    temporary file, because the header of the array needs their number.
+    Text n has the units ``offsets[n]:offsets[n + 1]``. The array's header contains the number of
+    units, so vectors are buffered in a temporary file until `close`.
     """
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:
@@ -160,7 +160,7 @@ class NpzWriter:
         self._offsets, self._spans, self._units = [0], bytearray(), list[str]()
 
     def add(self, features: TextFeatures) -> None:
-        """Appends the features of a text."""
+        """Adds the features of a text."""
         self._vectors.write(np.ascontiguousarray(features.vectors, np.float32).tobytes())
         self._offsets.append(self._offsets[-1] + len(features.vectors))
         self._spans += bytes(features.spans)

@@ -1,1 +1,1 @@
-"""Forward passes over rows of different lengths, and masked-word prediction."""
+"""Forward passes over rows of different lengths, and `fill-mask`."""

@@ -1,4 +1,4 @@
-"""Inference over rows of different lengths, with few batch shapes, each compiled once."""
+"""Inference over rows of different lengths, with few compiled batch shapes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -37,8 +37,8 @@ class ComputedBatch(NamedTuple):
     """The outputs of a batch, without padding rows."""
 
     rows: np.ndarray  # int64 [n]: indices of the input rows
-    length: int  # tokens of a row, padding included
-    outputs: Any  # results of the forward function, as host arrays [n, ...]
+    length: int  # number of positions per row, padding included
+    outputs: Any  # outputs of the forward function, host arrays [n, ...]
 
 
 class MakeBatch(Protocol):
@@ -47,20 +47,19 @@ class MakeBatch(Protocol):
     def __call__(
         self, rows: np.ndarray, *, batch_size: int, length: int
     ) -> Mapping[str, np.ndarray]:
-        """Returns arrays ``[batch_size, ...]`` of the rows with these indices, and padding rows."""
+        """Returns arrays ``[batch_size, ...]``: the rows at these indices, then padding rows."""
         ...
 
 
 class BucketedInference:
-    """Runs rows of different lengths through a model, each row once.
+    """Runs each row once through a model. Rows may have different lengths.
 
-    The outputs of a row do not depend on other rows, except for rounding. Each row is padded to one
-    of a few lengths, which `choose_lengths` chooses for the rows of each call. If the same rows are
-    computed in several passes, all passes use the same lengths, so a resumed run reproduces the
-    figures of an uninterrupted run.
+    Except for rounding, the outputs of a row do not depend on other rows. For each call,
+    `choose_lengths` selects a few padded lengths. If `cost.passes` is above 1, all passes over the
+    same rows use the same lengths, so that a resumed run reproduces its scores.
 
     Attributes:
-        batch_size: rows of a batch on all hosts together.
+        batch_size: number of rows in a batch, over all hosts.
     """
 
     def __init__(
@@ -73,40 +72,39 @@ class BucketedInference:
         few_rows: bool = False,
         cost: ShapeCost,
     ) -> None:
-        """Compiles nothing. The first batch of each shape is compiled when it runs.
+        """Compiles nothing: each batch shape is compiled at its first batch.
 
         Args:
-            forward: function of parameters and batch. The first axis of its outputs is the batch
-                axis. If the function is `made_once`, all its users share the compiled programs.
+            forward: function of (parameters, batch). The first axis of its outputs is the batch
+                axis. If it is `made_once`, all its users share the compiled programs.
             mesh: devices.
-            batch_size: rows of a batch. Rounded up to a multiple of the mesh's data-parallel size.
+            batch_size: rows in a batch, rounded up to a multiple of the mesh's data-parallel size.
             max_length: maximum tokens of a row.
-            few_rows: whether calls with fewer rows use smaller batches, of a power of two rows.
-            cost: cost of compiling a program.
+            few_rows: whether calls with fewer rows use a smaller, power-of-two batch size.
+            cost: cost of compiling one more batch shape.
         """
         parts = batch_parts(mesh)
         self.batch_size = -(-batch_size // parts) * parts
         self._parts, self._few_rows = parts, few_rows
         self._mesh, self._share = mesh, process_share(mesh)
         self._max_length, self._cost = max_length, cost
-        self._seen = 0  # number of rows of all calls so far
+        self._seen = 0  # number of rows in all calls so far
         self._met: set[tuple[int, int]] = set()  # compiled shapes: (rows, length)
         self._forward = _jit_forward(forward, mesh)
 
     def __call__(
         self, params: Any, lengths: Sequence[int] | np.ndarray, make_batch: MakeBatch
     ) -> Iterator[ComputedBatch]:
-        """Yields the outputs of every row once, shortest rows first. Every host gets all outputs.
+        """Yields the outputs of every row, shortest rows first. Every host receives all outputs.
 
-        `lengths` are the tokens of each row, [rows]. `make_batch` collates this host's rows of a
-        batch.
+        `lengths` are the token counts, [rows]. `make_batch` collates this host's rows of a batch.
         """
         pending: tuple[np.ndarray, int, Any] | None = None
         size = self._size(len(lengths))
         for rows, length in self._plan(np.asarray(lengths), size):
             STOP.between_batches()
             outputs = self._dispatch(params, rows, (size, length), make_batch)
-            # Fetch the previous batch after dispatching this one, so that the devices never wait.
+            # Dispatch this batch before fetching the previous one, so that the devices stay busy.
             if pending is not None:
                 yield _fetch(*pending)
             pending = rows, length, outputs
@@ -123,7 +121,7 @@ class BucketedInference:
         if not len(lengths):
             return
         program, slack = self._cost.program / self._cost.passes, 0.0
-        if self._cost.passes == 1:  # expect as many rows again as so far
+        if self._cost.passes == 1:  # assume that as many rows will follow as were seen
             self._seen += len(lengths)
             slack = program / self._seen
             program = slack * len(lengths)
@@ -164,9 +162,9 @@ def _fetch(rows: np.ndarray, length: int, outputs: Any) -> ComputedBatch:
 
 
 class InferenceModel(NamedTuple):
-    """A model with parameters on devices, from a run or another program, and its tokenizer."""
+    """A loaded model, with its parameters on devices, and its tokenizer."""
 
-    name: str  # directory of the model, for messages
+    name: str  # directory of the model, for error messages
     tokenizer: Tokenizer
     architecture: Architecture
     heads: HeadsSection
@@ -180,7 +178,7 @@ class InferenceModel(NamedTuple):
         max_length: int,
         few_rows: bool,
     ) -> BucketedInference:
-        """Returns the `BucketedInference` of a forward function with this model."""
+        """Returns a `BucketedInference` that runs a forward function of this model."""
         mesh = self.loaded.mesh
         cost = inference_cost(self.architecture, mesh, max_length=max_length)
         return BucketedInference(

@@ -36,10 +36,10 @@ class Filled(NamedTuple):
 
 
 class MaskFiller:
-    """Predicts candidates for every [MASK]. Compiles once for each new shape of a batch."""
+    """Predicts candidates for every [MASK]. Compiles once per batch shape."""
 
     def __init__(self, model: InferenceModel, *, top_k: int) -> None:
-        """Compiles nothing. Raises UserError without an MLM head, or if `top_k` is too large."""
+        """Raises UserError if the model has no MLM head or `top_k` is out of range."""
         require_mlm_head(model.heads, name=model.name)
         if not 1 <= top_k <= model.tokenizer.vocab_size:
             raise UserError(
@@ -60,7 +60,7 @@ class MaskFiller:
         )
 
     def __call__(self, texts: Sequence[str]) -> list[Filled]:
-        """Returns the candidates for every [MASK] of every text, in order.
+        """Returns the candidates for every [MASK], in the order of `texts`.
 
         Raises UserError if a text has no [MASK], or more pieces than the model has positions.
         """
@@ -110,7 +110,7 @@ def _forward(
         bert = nnx.merge(model.graphdef, params)
         hidden = bert.hidden(batch, dropout_key=None)
         logits = bert.mlm_logits(hidden, batch["masked_lm_positions"])
-        # Exclude special pieces, and rows of the table without a piece.
+        # Exclude special pieces, and padding rows of the embedding table.
         logits = logits[..., :pieces].at[..., jnp.asarray(special)].set(-jnp.inf)
         return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), top_k)
 
@@ -118,7 +118,7 @@ def _forward(
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids of ``[CLS] text [SEP]``. The tokenizer alone would split [MASK] as text."""
+    """Returns the ids of ``[CLS] text [SEP]``. The tokenizer would split "[MASK]" as text."""
     parts = split_at_masks(text)
     ids = [tokenizer.special.cls, *tokenizer.encode(parts[0])]
     for part in parts[1:]:

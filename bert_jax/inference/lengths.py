@@ -1,4 +1,4 @@
-"""Chooses the lengths to which rows are padded, as a trade-off of padding and compile time."""
+"""Chooses the padded lengths of rows: a trade-off between padding and compile time."""
 
 import bisect
 import itertools
@@ -9,36 +9,36 @@ import numpy as np
 
 BUCKETS: Final = (8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512)
 
-# Minimum share of the computation that another program must save. In most cases this gives at most
-# six programs.
+# Minimum fraction of the computation that each additional program must save. It limits most calls
+# to six programs.
 LEAST_SAVING: Final = 0.05
 
 
 def buckets_up_to(max_length: int) -> tuple[int, ...]:
-    """Returns the buckets for rows of up to ``max_length``: ``100`` → ``(8, …, 96, 100)``."""
+    """Returns the buckets up to `max_length`: ``100`` → ``(8, …, 96, 100)``."""
     return (*(size for size in BUCKETS if size < max_length), max_length)
 
 
 def bucket_of(length: int, buckets: Sequence[int]) -> int:
-    """Returns the smallest of the sorted buckets that is at least ``length``."""
+    """Returns the smallest bucket that is at least `length`. `buckets` are ascending."""
     return buckets[bisect.bisect_left(buckets, length)]
 
 
 def fitting(lengths: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-    """Returns `bucket_of` for each of ``lengths``, int64 [rows]."""
+    """Returns `bucket_of` each of `lengths`, int64 [rows]."""
     return np.asarray(chosen, np.int64)[np.searchsorted(chosen, lengths)]
 
 
 def choose_lengths(lengths: np.ndarray, *, max_length: int, program: float) -> list[int]:
     """Returns the buckets that minimise the total cost of padding and compilation.
 
-    Example: three rows of 8 tokens, 40 of 16 and one of 32 → ``[16, 32]``, if compiling a program
-    costs more than padding three rows by 8 tokens. The result is exact, by dynamic programming.
+    Example: for 3 rows of 8 tokens, 40 rows of 16 and 1 row of 32, the result is ``[16, 32]`` if a
+    program costs more than 3 × 8 padding tokens. Dynamic programming finds the exact minimum.
 
     Args:
-        lengths: tokens of each row, int [rows].
+        lengths: number of tokens of each row, int [rows].
         max_length: maximum tokens of a row.
-        program: number of tokens whose computation costs as much as compiling for another length.
+        program: compile time of one more length, in units of the compute time per token.
     """
     used, counts = np.unique(fitting(lengths, buckets_up_to(max_length)), return_counts=True)
     price = max(program, LEAST_SAVING * float(np.sum(lengths)))
@@ -57,9 +57,9 @@ def choose_lengths(lengths: np.ndarray, *, max_length: int, program: float) -> l
 
 
 def reuse(chosen: Sequence[int], compiled: Collection[int], *, slack: float = 0.0) -> list[int]:
-    """Replaces each length by the shortest compiled length that is long enough, if it is close.
+    """Replaces each length by the shortest compiled length that can hold it, if that is close.
 
-    A compiled length is close if it is at most twice as long or at most `slack` longer.
+    Close means at most twice as long, or longer by at most `slack`.
     """
 
     def nearest(length: int) -> int:
