@@ -1,1 +1,1 @@
-"""Reports of datasets, plans and fine-tuned runs, as self-contained HTML files."""
+"""Self-contained HTML reports of datasets, plans and fine-tuned runs."""

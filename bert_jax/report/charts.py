@@ -1,10 +1,10 @@
-"""Line charts, bars, scatter plots and histograms in Vega-Lite.
+"""Line charts, bar charts, scatter plots and histograms in Vega-Lite.
 
-The specifications are `templates/charts/*.json`. `templates/charts.js` renders them in the browser
-with `templates/vega.js.gz`. This file contains Vega 6, Vega-Lite 6 and Vega-Embed 7 (BSD-3-Clause).
-It is the output of ``vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")`` of
+The specifications are `templates/charts/*.json`. `templates/charts.js` renders them in the browser.
+It uses `templates/vega.js.gz`, which contains Vega 6, Vega-Lite 6 and Vega-Embed 7 (BSD-3-Clause).
+The bundle is the output of ``vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")`` of
 vl-convert-python 1.9.0, compressed with ``gzip.compress(…, 9, mtime=0)``. The repository includes
-it because vl-convert-python has 84 MB and needs four seconds to make it.
+the bundle, because vl-convert-python is an 84 MB package and takes four seconds to make it.
 """
 
 import itertools
@@ -17,20 +17,20 @@ import numpy as np
 
 from bert_jax.report.rendering import number, render_fragment
 
-POINTS: Final = 500  # maximum number of points in a line; longer lines are averaged
-DOTTED: Final = 40  # maximum number of points in a line that shows them as dots
-STYLES: Final = 4  # number of line styles, and so maximum number of lines in a chart
+POINTS: Final = 500  # maximum number of points in a series; longer series are averaged
+DOTTED: Final = 40  # maximum number of points in a series that is drawn with dots
+STYLES: Final = 4  # number of line styles: the maximum number of series in a chart
 CLOUD: Final = 2000  # maximum number of points in a scatter plot
 
 Spec: TypeAlias = dict[str, Any]
 
 
 class Series(NamedTuple):
-    """A line of a chart."""
+    """One line in a line chart."""
 
     name: str
-    points: Sequence[tuple[float, float]]  # points (x, y) in ascending order of x
-    marks_best: bool = False  # whether the highest point is highlighted
+    points: Sequence[tuple[float, float]]  # (x, y), x ascending
+    marks_best: bool = False  # whether to highlight the highest point
 
     @property
     def best(self) -> tuple[float, float]:
@@ -39,7 +39,7 @@ class Series(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A chart for the templates."""
+    """A chart, as the templates show it."""
 
     title: str
     label: str  # description for screen readers, also shown without JavaScript
@@ -48,10 +48,10 @@ class Chart(NamedTuple):
 
 
 def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -> Chart:
-    """Returns a chart of lines over a common x axis.
+    """Returns a line chart with a common x axis.
 
-    Omits values that are not finite and averages long lines; the chart's remarks mention both. The
-    series are at most `STYLES` lines, each with at least one finite point.
+    Omits non-finite values and averages long series; `Chart.remarks` reports both changes. Requires
+    at most `STYLES` series, each with at least one finite point.
     """
     lines, remarks = zip(*map(_readable, series), strict=True)
     best = [line.best for line in lines if line.marks_best]
@@ -68,9 +68,10 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str = "step") -
 
 
 def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst: int) -> Chart:
-    """Returns a scatter plot with its diagonal. The `worst` points farthest from it have rings.
+    """Returns a scatter plot with the diagonal. Circles the points farthest from the diagonal.
 
-    `values` are points (x, y) in one unit, float [points, 2]. At least one point is finite.
+    `values` are points (x, y) with a common unit, float [points, 2]; at least one is finite.
+    `worst` is the number of circled points.
     """
     finite = values[np.isfinite(values).all(1)]
     order = np.argsort(-np.abs(finite[:, 0] - finite[:, 1]), kind="stable")[:worst]
@@ -92,10 +93,10 @@ def scatter(title: str, values: np.ndarray, *, x_label: str, y_label: str, worst
 
 
 def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_label: str) -> Chart:
-    """Returns a histogram with a logarithmic scale, on which a count of 0 has no height.
+    """Returns a histogram with a logarithmic y axis. Bars with a count of 0 have no height.
 
-    A linear scale would hide short examples, because most examples have the maximum length. `edges`
-    are the ascending bounds of the bars, one more than `counts`.
+    Most examples have the maximum length, so a linear axis would hide the short ones. `edges` are
+    the bounds of the bars, ascending, [len(counts) + 1].
     """
     spec = chart_spec(
         "histogram",
@@ -115,10 +116,10 @@ def histogram(title: str, counts: Sequence[int], *, edges: Sequence[float], x_la
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, Mapping[str, float]]], *, unit: str) -> Chart:
-    """Returns a chart of horizontal, stacked bars.
+    """Returns a chart with horizontal, stacked bars.
 
-    `bars` has the name of each bar, from top to bottom, and the sizes of its parts by name, in
-    `unit`. There is at least one bar, and at most `STYLES` different parts.
+    `bars` are (name, {segment: size in `unit`}) from top to bottom. Requires at least one bar and
+    at most `STYLES` different segments.
     """
     parts = list(dict.fromkeys(part for _, sizes in bars for part in sizes))
     values = [
@@ -146,7 +147,7 @@ def _rows(points: np.ndarray) -> list[dict[str, float]]:
 
 
 def _readable(series: Series) -> tuple[Series, list[str]]:
-    """Returns the line's finite points, averaged if there are many, and remarks about this."""
+    """Returns the finite points, averaged if above `POINTS`, and remarks on both changes."""
     points = [point for point in series.points if math.isfinite(point[1])]
     remarks = []
     if missing := len(series.points) - len(points):

@@ -16,18 +16,18 @@ from markupsafe import Markup
 
 from bert_jax.errors import counted
 
-SHOWN: Final = 25  # maximum number of examples in a list; the total is always shown
-TEXT_LIMIT: Final = 1000  # maximum number of characters in a text
+SHOWN: Final = 25  # maximum number of examples in a list
+TEXT_LIMIT: Final = 1000  # maximum number of characters shown of a text
 
-# Characters that HTML forbids even in escaped form.
+# Characters that HTML forbids even if they are escaped.
 CONTROLS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef]")
 
 
 class Share(NamedTuple):
-    """A table cell with a percentage and optionally a bar."""
+    """A table cell with a percentage and an optional bar."""
 
-    value: float  # share, 0 to 1
-    filled: float | None = None  # filled part of the bar, 0 to 1; None without a bar
+    value: float  # 0 to 1
+    filled: float | None = None  # filled fraction of the bar, 0 to 1; None without a bar
 
     def __str__(self) -> str:
         return f"{self.value:.2%}"
@@ -35,11 +35,11 @@ class Share(NamedTuple):
 
 Cell: TypeAlias = str | float | Share  # cell of a table
 Record: TypeAlias = Mapping[str, Any]  # example with its label and prediction
-View: TypeAlias = dict[str, Any]  # variables of a template, with its name under `template`
+View: TypeAlias = dict[str, Any]  # variables of a template; `template` is its name
 
 
 class Selection(NamedTuple):
-    """The first examples of a list, and the length of the whole list."""
+    """The first records of a list, and the number of all records."""
 
     records: Sequence[Record]
     total: int
@@ -48,7 +48,7 @@ class Selection(NamedTuple):
 def select(
     records: Iterable[Record], *, limit: int = SHOWN, largest: Callable[[Record], Any] | None = None
 ) -> Selection:
-    """Returns the first `limit` records. With `largest`, sorts in descending order of it first."""
+    """Returns the first `limit` records. If `largest` is set, sorts by it first, descending."""
     found = list(records)
     if largest is not None:
         found.sort(key=largest, reverse=True)
@@ -56,7 +56,7 @@ def select(
 
 
 class Contents(dict[str, str]):
-    """The headings of a page's sections, by anchor."""
+    """Table of contents: headings by anchor."""
 
     def add(self, heading: str) -> str:
         """Adds a section and returns its unique anchor: ``"Dev & test"`` → ``"dev-test"``."""
@@ -68,12 +68,12 @@ class Contents(dict[str, str]):
 
 
 def render_page(template: str, *, title: str, **context: Any) -> str:
-    """Returns a complete HTML document: the frame ``page.html`` around the sections of `template`.
+    """Returns an HTML document: `template` within ``page.html``.
 
-    The content security policy forbids all requests, and all scripts except ours, identified by
-    their hashes. So text of the user could not run as a script even if it were not escaped.
-    `context` has the variables of `template` and of the frame: `about` (a line), `figures` (labels
-    and values) and `footer`.
+    The content security policy forbids all requests, and all scripts except those with our hashes.
+    A script in the user's text could not run even if it were not escaped. `context` has the
+    variables of `template`, and `about` (subtitle), `figures` (labels and values) and `footer` for
+    ``page.html``.
     """
     contents = Contents()
     main = _environment().get_template(template).render(contents=contents, **context)
@@ -83,13 +83,13 @@ def render_page(template: str, *, title: str, **context: Any) -> str:
 
 
 def render_fragment(template: str, **context: Any) -> str:
-    """Returns a rendered template without the frame. Replaces forbidden characters by U+FFFD."""
+    """Returns a rendered template without ``page.html``. U+FFFD replaces forbidden characters."""
     return CONTROLS.sub("\ufffd", _environment().get_template(template).render(**context))
 
 
 @functools.cache
 def _assets() -> dict[str, str]:
-    """Returns the style, the script, the policy, and Vega as gzip in base64."""
+    """Returns the style sheet, the script, the security policy, and gzipped Vega in base64."""
     templates = resources.files("bert_jax.report") / "templates"
     script = (templates / "charts.js").read_text()
     packed = (templates / "vega.js.gz").read_bytes()
@@ -120,7 +120,7 @@ def _environment() -> jinja2.Environment:
 
 
 def clip(text: object, limit: int) -> str:
-    """Returns a text, cut to `limit` characters and an ellipsis if it is longer."""
+    """Returns a text. If it exceeds `limit` characters, truncates it and adds an ellipsis."""
     whole = str(text)
     return whole if len(whole) <= limit else f"{whole[:limit].rstrip()} …"
 
@@ -142,7 +142,7 @@ def number(value: float) -> str:
 def showing(shown: int, total: int, noun: str, tail: str = "") -> str:
     """Returns ``Showing 25 of 312 errors.``, ``All 7 errors.``, ``1 error.`` or ``No errors.``.
 
-    The tail, such as ``" with errors"``, follows the noun.
+    `tail` follows the noun, such as ``" with errors"``.
     """
     if total == 0:
         return f"No {noun}s{tail}."

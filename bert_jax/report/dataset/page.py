@@ -1,4 +1,4 @@
-"""The report page of a dataset: statistics, and examples with masks."""
+"""The report page of a dataset: statistics and masked examples."""
 
 import itertools
 import time
@@ -23,7 +23,7 @@ from bert_jax.version import __version__
 
 BINS: Final = 64  # maximum number of bars in the histogram
 
-_LENGTHS: Final = 1 << 20  # number of lengths in memory at once
+_LENGTHS: Final = 1 << 20  # number of lengths to read into memory at once
 _CHANGES: Final = {
     "masked": "replaced by [MASK]",
     "random": "replaced by a random piece",
@@ -36,9 +36,9 @@ def write_examples_report(
 ) -> Path:
     """Writes a dataset's report, and returns its path: ``data/wiki`` → ``data/wiki.report.html``.
 
-    The report is a file beside the dataset, which does not change. The first split is the training
-    split; the sample is from it. Memory use does not grow with the dataset. Raises UserError if a
-    shard is damaged or the page cannot be written.
+    Does not change the dataset. `splits` begin with the training split; its examples are sampled.
+    Memory use does not depend on the size of the dataset. Raises UserError if a shard is damaged or
+    the report cannot be written.
     """
     train = splits[0]
     directory = Path(train.directory)
@@ -66,8 +66,8 @@ def render(
 ) -> str:
     """Returns the report as one self-contained HTML document.
 
-    `lengths` has for each split the number of examples of each length, int [longest + 1], with at
-    least one example. The sample is from the first split.
+    `lengths` maps each split to the number of examples per length, int [longest + 1]; no split is
+    empty. `sample` comes from the first split.
     """
     splits = {name: provenance.splits[name] for name in lengths}
     first, split = next(iter(splits.items()))
@@ -147,9 +147,9 @@ def _length_row(name: str, split: SplitRecord, counts: np.ndarray) -> tuple[Cell
 
 
 def _random_pairs(provenance: Provenance) -> dict[str, tuple[int, int]]:
-    """Returns for each split the number of impure random pairs, and of all random pairs.
+    """Returns (impure random pairs, all random pairs) by split.
 
-    The spans of an impure pair are from one document.
+    A random pair is impure if both spans come from one document.
     """
     if provenance.pairing.kind != "nsp":
         return {}
@@ -185,7 +185,7 @@ def _language_rows(languages: Mapping[str, LanguageRecord]) -> list[tuple[Cell, 
 
 
 def _dropped(preparation: Preparation) -> list[tuple[str, int, int]]:
-    """Returns the documents and lines that were read, dropped by each rule, and kept."""
+    """Returns rows (name, documents, lines): read, dropped by each rule, and kept."""
     documents, lines, places = preparation.documents, preparation.lines, {"read": 0, "kept": 2}
     names = sorted({*documents, *lines}, key=lambda name: (places.get(name, 1), name))
     return [(name, documents.get(name, 0), lines.get(name, 0)) for name in names]

@@ -1,4 +1,4 @@
-"""Masked examples for the page and the terminal, and statistics of a sample."""
+"""Masked examples for the report and the terminal, and statistics of a sample."""
 
 from collections import Counter
 from typing import Final, NamedTuple
@@ -14,11 +14,11 @@ from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMaske
 from bert_jax.text import Tokenizer
 
 SAMPLE: Final = 20_000  # maximum number of examples in the sample
-SHOWN: Final = 20  # number of examples on the page
-PIECES: Final = 30  # number of most frequent pieces on the page
-CHANGES: Final = ("masked", "random", "kept")  # changes of a token to predict
+SHOWN: Final = 20  # number of examples in the report
+PIECES: Final = 30  # number of most frequent pieces in the report
+CHANGES: Final = ("masked", "random", "kept")  # what masking did to a target token
 
-_CHUNK: Final = 1024  # number of examples in memory at once
+_CHUNK: Final = 1024  # number of examples to read into memory at once
 _LABELS: Final = {
     "nsp": ("B follows A", "B is random"),
     "sop": ("A and B in order", "A and B swapped"),
@@ -38,12 +38,12 @@ class Piece(NamedTuple):
 
     text: str
     spaced: bool  # whether a space precedes it
-    change: str  # one of `CHANGES`; empty for a token that is not predicted
-    original: str  # token before masking, as the vocabulary spells it
+    change: str  # one of `CHANGES`; "" if the token is not a target
+    original: str  # spelling in the vocabulary before masking
 
 
 class SampleExample(NamedTuple):
-    """An example as its spans, without [CLS] and [SEP]."""
+    """The masked spans of an example, without [CLS] and [SEP]."""
 
     number: int  # index of the example in its split
     label: str
@@ -53,25 +53,25 @@ class SampleExample(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Counts in a sample of examples, and a few examples to show."""
+    """Statistics of a sample, and a few of its examples."""
 
     size: int  # number of examples
     tokens: int
-    changes: dict[str, int]  # number of tokens to predict by change, in the order of `CHANGES`
+    changes: dict[str, int]  # number of target tokens by change, in the order of `CHANGES`
     labels: Counter[str]
-    pieces: list[tuple[str, int]]  # most frequent pieces with counts, without special pieces
+    pieces: list[tuple[str, int]]  # (piece, count), most frequent first, without special pieces
     shown: list[SampleExample]
 
     @property
     def predictions(self) -> int:
-        """Number of tokens to predict."""
+        """Number of target tokens."""
         return sum(self.changes.values())
 
 
 def take_sample(
     split: Dataset, *, tokenizer: Tokenizer, masking: MaskingSection, seed: int
 ) -> Sample:
-    """Masks and counts at most `SAMPLE` examples, spread evenly over a split."""
+    """Masks at most `SAMPLE` examples, spread evenly over a split, and counts their tokens."""
     rows, kind, special = _masker(split, tokenizer, masking), _kind(split), tokenizer.special
     indices = _spread(len(split), SAMPLE)
     shown = {indices[at] for at in _spread(len(indices), SHOWN)}
@@ -113,7 +113,7 @@ def print_examples(
     seed: int,
     console: Console,
 ) -> None:
-    """Prints examples spread evenly over a split, with spans and masks in colour."""
+    """Prints `count` masked examples, spread evenly over a split."""
     rows, kind = _masker(split, tokenizer, masking), _kind(split)
     for index in _spread(len(split), count):
         example = split[index]
@@ -125,10 +125,10 @@ def print_examples(
 def sample_example(
     example: Example, masked: MaskedExample, *, number: int, kind: str, tokenizer: Tokenizer
 ) -> SampleExample:
-    """Returns a masked example with its tokens as text.
+    """Returns a masked example as text.
 
-    `number` is the example's index in the split. The `kind` of pairing determines the words for the
-    label.
+    `number` is the example's index in the split. `kind` is the pairing, which determines the
+    description of the label.
     """
     originals = tokenizer.pieces(example.input_ids.tolist())
     seen = tokenizer.pieces(masked.input_ids.tolist())
@@ -154,10 +154,10 @@ def sample_example(
 
 
 def example_text(example: SampleExample) -> Text:
-    """Returns an example for the terminal: the masked tokens, with original tokens in brackets.
+    """Returns an example for the terminal: masked tokens, then their originals in brackets.
 
-    It is readable without colours: ``the [MASK]⟨dog⟩ barked`` was "the dog barked". ``⟨=⟩`` follows
-    a token to predict that masking left unchanged.
+    "the dog barked" becomes ``the [MASK]⟨dog⟩ barked``. ``⟨=⟩`` marks a target that masking left
+    unchanged.
     """
     text = Text()
     text.append(
@@ -185,7 +185,7 @@ def spell_piece(piece: str) -> str:
 
 
 def _changes(masked: MaskedExample, mask: int) -> np.ndarray:
-    """Returns the index in `CHANGES` for each token to predict: int [k]."""
+    """Returns the index in `CHANGES` of each target token, int [k]."""
     after = masked.input_ids[masked.positions]
     return np.where(after == mask, 0, np.where(after == masked.ids, 2, 1))
 
@@ -204,6 +204,6 @@ def _masker(split: Dataset, tokenizer: Tokenizer, masking: MaskingSection) -> To
 
 
 def _spread(total: int, most: int) -> list[int]:
-    """Returns at most `most` indices spread evenly over ``range(total)``."""
+    """Returns at most `most` indices, spread evenly over ``range(total)``."""
     count = min(total, most)
     return [at * total // count for at in range(count)]

@@ -1,4 +1,4 @@
-"""Question answering: contexts with the gold and the predicted answer highlighted."""
+"""Question answering: contexts with highlighted gold and predicted answers."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ from bert_jax.report.finetuning.classification import Matrix
 from bert_jax.report.rendering import Record, View, select
 
 CORRECT: Final = 5  # number of correctly answered questions to show
-CONTEXT: Final = 280  # number of characters to show on either side of a highlight
+CONTEXT: Final = 280  # number of characters to show beside a highlight
 NO_ANSWER: Final = "no answer"
 
 
 class Segment(NamedTuple):
-    """A part of a context."""
+    """A stretch of a context with the same highlight."""
 
     text: str
     highlight: str  # "", "gold", "predicted" or "gold predicted"
 
 
 def answers(records: Sequence[Record], *, f1: Sequence[float]) -> View:
-    """Returns the questions with the worst answers, and a few with correct answers.
+    """Returns questions with wrong answers, worst first, and a few with correct answers.
 
-    `f1` is the F1 score of each record, 0 to 1, from the task's scorer. All records have labels.
+    `f1` is the F1 of each record, 0 to 1. All records have labels.
     """
     scored = (
         {**record, "f1": float(score), "segments": segments(record)}
@@ -40,7 +40,7 @@ def answers(records: Sequence[Record], *, f1: Sequence[float]) -> View:
 
 
 def _answerable(records: Sequence[Record]) -> Matrix | None:
-    """Returns the confusion of answers and "no answer", if some question has no answer."""
+    """Returns the confusion matrix of "an answer" and "no answer", None if all have answers."""
     counts = np.zeros((2, 2), np.int64)
     for record in records:
         counts[int(not record["answers"]), int(not record["prediction"])] += 1
@@ -49,9 +49,9 @@ def _answerable(records: Sequence[Record]) -> Matrix | None:
 
 
 def segments(record: Record) -> list[Segment]:
-    """Returns a context with highlighted answers, and shortens long passages without highlights.
+    """Splits a context into segments, and shortens long segments without a highlight.
 
-    Positions in a record are character offsets in its context.
+    Starts of answers are character offsets in the context.
     """
     context = str(record["context"])
     spans = {"gold": [(int(answer["start"]), answer["text"]) for answer in record["answers"]]}
@@ -74,7 +74,7 @@ def segments(record: Record) -> list[Segment]:
 
 
 def _shorten(text: str, *, first: bool, last: bool) -> str:
-    """Shortens a passage without highlights: keeps the text beside the neighbouring highlights."""
+    """Shortens a segment without a highlight: keeps `CONTEXT` characters beside each neighbour."""
     head, tail = (0 if first and not last else CONTEXT), (0 if last and not first else CONTEXT)
     if first and last:
         head, tail = 2 * CONTEXT, 0

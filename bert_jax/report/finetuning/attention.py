@@ -1,4 +1,4 @@
-"""Maps of the attention of every layer and head over one example."""
+"""Attention maps of every layer and head for one example."""
 
 import base64
 import gzip
@@ -11,8 +11,8 @@ from bert_jax.report.charts import Spec, chart_spec
 from bert_jax.report.rendering import clip
 
 TOKENS: Final = 96  # maximum number of tokens in a map
-NAME: Final = 14  # maximum number of letters of a token beside the map
-SCALE: Final = (0, 0.01, 0.1, 0.3, 1)  # weights in the legend
+NAME: Final = 14  # maximum number of characters in a token's axis label
+SCALE: Final = (0, 0.01, 0.1, 0.3, 1)  # attention weights in the legend
 
 
 class AttentionMaps(NamedTuple):
@@ -21,17 +21,17 @@ class AttentionMaps(NamedTuple):
     title: str
     tokens: Sequence[str]
     omitted: int  # number of tokens after the first `TOKENS`
-    descriptions: Sequence[Sequence[str]]  # description of each head, [layers][heads]
-    # Square roots of the weights as uint8 [layers, heads, tokens, tokens], gzip in base64.
+    descriptions: Sequence[Sequence[str]]  # [layers][heads]
+    # Square roots of the weights, uint8 [layers, heads, tokens, tokens], gzipped, in base64.
     levels: str
     spec: Spec
 
 
 def attention_view(tokens: Sequence[str], weights: np.ndarray, *, title: str = "") -> AttentionMaps:
-    """Returns the map of every head, with its description, from one row of `attention_maps`.
+    """Returns the map of every head, with a description. `weights` are a row of `attention_maps`.
 
-    `tokens` are the row's tokens without padding. `weights` are float [layers, heads, L, L] by
-    layer, head, query and key, where L may include padding.
+    `tokens` are the row's tokens without padding. `weights` are float [layers, heads, queries,
+    keys] and may include padding.
     """
     shown = tokens[:TOKENS]
     weights = np.asarray(weights[:, :, : len(shown), : len(shown)], np.float32)
@@ -50,7 +50,7 @@ def attention_view(tokens: Sequence[str], weights: np.ndarray, *, title: str = "
 
 
 def _describe(tokens: Sequence[str], weights: np.ndarray, name: str) -> str:
-    """Returns a sentence about the tokens that a head attends to."""
+    """Describes which tokens a head attends to."""
     size = len(tokens)
     query, key = divmod(int(weights.argmax()), size)
     shares = {

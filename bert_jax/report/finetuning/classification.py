@@ -10,14 +10,14 @@ from bert_jax.report.charts import scatter
 from bert_jax.report.rendering import SHOWN, Record, View, number, select
 
 MATRIX: Final = 20  # maximum number of labels in a confusion matrix
-CORRECT: Final = 5  # number of correct examples of a multiple-choice task to show
+CORRECT: Final = 5  # number of correct multiple-choice examples to show
 OTHERS: Final = "(all others)"
 
 Row = tuple[str | float, ...]
 
 
 class Matrix(NamedTuple):
-    """Counts by row and column."""
+    """A matrix of counts with the names of its rows and columns."""
 
     rows: Sequence[str]
     columns: Sequence[str]
@@ -25,11 +25,11 @@ class Matrix(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """A confusion matrix of the most frequent labels, and the most frequent confusions."""
+    """A confusion matrix of the most frequent labels, and the most frequent errors."""
 
     matrix: Matrix  # counts of at most `MATRIX` labels
-    labels: int  # number of all labels
-    frequent: Sequence[tuple[str, str, int]]  # (gold, predicted, count) if the matrix omits labels
+    labels: int  # number of labels, including omitted ones
+    frequent: Sequence[tuple[str, str, int]]  # (gold, predicted, count); empty if all are shown
 
 
 def single_label(records: Sequence[Record], *, labels: Sequence[str]) -> View:
@@ -60,7 +60,7 @@ def multi_label(records: Sequence[Record], *, labels: Sequence[str]) -> View:
 
 
 def regression(records: Sequence[Record]) -> View:
-    """Returns a chart of predictions against labels, and the largest errors."""
+    """Returns a scatter plot of predictions against labels, and the largest errors."""
     points = np.array([(record["label"], record["prediction"]) for record in records], np.float64)
     errors = np.abs(points[:, 0] - points[:, 1])
     with_errors = (
@@ -83,7 +83,7 @@ def regression(records: Sequence[Record]) -> View:
 
 
 def choices(records: Sequence[Record]) -> View:
-    """Returns counts of right and chosen positions, errors, and a few correct examples."""
+    """Returns a matrix of correct and predicted positions, errors, and a few correct examples."""
     size = max(len(record["choices"]) for record in records)
     counts = np.zeros((size, size), np.int64)
     for record in records:
@@ -101,7 +101,7 @@ def choices(records: Sequence[Record]) -> View:
 def label_metrics(
     gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence[str]
 ) -> list[Row]:
-    """Returns precision, recall, F1 and support of every label, and two averages."""
+    """Returns precision, recall, F1 and support per label, then macro and weighted averages."""
     return _metrics(gold, predicted, labels, list(labels))
 
 
@@ -126,10 +126,10 @@ def confusion(gold: Sequence[str], predicted: Sequence[str], *, labels: Sequence
 
 
 def _metrics(gold: Any, predicted: Any, names: Sequence[str], labels: Sequence[Any]) -> list[Row]:
-    """Returns a row for each label and two averages. Without examples, metrics are 0."""
+    """Returns a row per label, then the averages. Undefined metrics are 0."""
     from sklearn.metrics import classification_report
 
-    # Numbers instead of names, because a label may have the name of an average.
+    # Use indices as keys: a label could be named "macro avg".
     keys = [str(at) for at in range(len(names))]
     nothing: Any = 0  # typed as Any because scikit-learn annotates only the default
     found: Any = classification_report(
@@ -153,7 +153,7 @@ def _confidence(record: Record) -> float:
 
 
 def _wrong_labels(record: Record) -> tuple[int, float]:
-    """Returns the number of wrong labels, and the sum of the errors of their probabilities."""
+    """Returns the number of wrong labels, and the sum of |label − probability| over all labels."""
     wrong = set(record["label"]) ^ set(record["prediction"])
     off = (abs((name in record["label"]) - p) for name, p in record["probabilities"].items())
     return len(wrong), float(sum(off))

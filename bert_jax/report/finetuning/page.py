@@ -28,22 +28,22 @@ class ReportInputs(NamedTuple):
 
     title: str
     kind: TaskName
-    problem: ProblemName | None  # problem of a sequence classification
+    problem: ProblemName | None  # only for sequence classification
     labels: Sequence[str]  # labels in the model's order
-    best_metric: str  # key of `scores` that selects checkpoints
-    scores: Mapping[str, Mapping[str, float]]  # scores by split and metric
-    records: Mapping[str, Sequence[Record]]  # examples by split; only labelled ones are shown
+    best_metric: str  # score that selects the best checkpoint
+    scores: Mapping[str, Mapping[str, float]]  # {split: {metric: score}}
+    records: Mapping[str, Sequence[Record]]  # {split: records}; unlabelled ones are not shown
     settings: Mapping[str, Any]  # settings, nested as in the configuration file
-    metrics: Sequence[Mapping[str, Any]] = ()  # lines of metrics.jsonl
+    metrics: Sequence[Mapping[str, Any]] = ()  # records of metrics.jsonl
     notes: Sequence[str] = ()  # remarks on the data
     warning: str | None = None  # warning at the top of the page
-    run: Mapping[str, Any] = {}  # facts on the run: step, checkpoint, device, seconds, versions, …
+    run: Mapping[str, Any] = {}  # facts about the run, such as step and device
     attention: Sequence[AttentionMaps] = ()
-    # Runs of a sweep, each with seed, learning_rate, epochs, score and degenerate.
+    # Results of a sweep: mappings with seed, learning_rate, epochs, score and degenerate.
     seeds: Sequence[Mapping[str, Any]] = ()
-    # Metrics by split and type of entity. Empty unless the labels are entities.
+    # {split: {entity type: metrics}}. Empty unless the labels are entities.
     entities: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
-    # F1 of each record in question answering, 0 to 1, by split.
+    # Question answering only: {split: F1 of each record, 0 to 1}.
     f1: Mapping[str, Sequence[float]] = {}
 
 
@@ -107,13 +107,13 @@ def _figures(inputs: ReportInputs) -> list[tuple[str, str]]:
 
 
 def _ranked(inputs: ReportInputs) -> list[str]:
-    """Returns the logged names of the best metric: ``["dev_matched/accuracy", …]``."""
+    """Returns the keys of `best_metric` in metrics.jsonl: ``["dev_matched/accuracy", …]``."""
     names = dict.fromkeys(key for line in inputs.metrics for key in line)
     return [name for name in names if name.rpartition("/")[2] == inputs.best_metric]
 
 
 def _charts(inputs: ReportInputs, ranked: Sequence[str]) -> list[Chart]:
-    """Returns charts of the loss, the best metric and the learning rate by step."""
+    """Returns charts of the loss, `best_metric` and the learning rate over steps."""
 
     def line(kind: str, key: str, name: str, *, marks_best: bool = False) -> Series:
         own = [
@@ -174,7 +174,7 @@ def _details(inputs: ReportInputs, split: str, records: Sequence[Record]) -> Vie
 
 
 def _sweep(seeds: Sequence[Mapping[str, Any]]) -> tuple[_Table, _Table] | None:
-    """Returns a table of means and deviations by setting of a sweep, and a table of all runs."""
+    """Returns a table of scores by learning rate and epochs, and a table of all runs."""
     if not seeds:
         return None
     groups: dict[str, list[float]] = defaultdict(list)
@@ -208,7 +208,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str:
-    """Returns the text of a setting as in its file."""
+    """Returns a setting as text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

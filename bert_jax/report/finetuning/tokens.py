@@ -1,4 +1,4 @@
-"""Token classification: metrics by type, and sentences with gold and predicted spans."""
+"""Token classification: metrics by entity type, and sentences with gold and predicted spans."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from bert_jax.report.finetuning.classification import confusion, label_metrics
 from bert_jax.report.rendering import Record, View, select
 
 COLOURS: Final = 6
-WORDS: Final = 150  # maximum number of words of a sentence to show
+WORDS: Final = 150  # maximum number of words to show of a sentence
 PREFIXED: Final = re.compile(r"([BIESLU])-(.+)")
 OUTSIDE: Final = "O"
 
 
 class EntitySpan(NamedTuple):
-    """Words that form one entity."""
+    """Consecutive words that form one entity."""
 
     start: int
     end: int  # exclusive
@@ -22,20 +22,20 @@ class EntitySpan(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of a sentence: a span, or words that are in no span."""
+    """A span of a sentence, or words outside spans."""
 
     text: str
-    type: str = ""  # type of the span; empty for words in no span
-    differs: bool = False  # whether the span is missing in the other line (gold or predicted)
+    type: str = ""  # "" for words outside spans
+    differs: bool = False  # whether the span is only gold or only predicted
 
 
 def labelled_words(
     records: Sequence[Record], *, labels: Sequence[str], entities: Mapping[str, Mapping[str, float]]
 ) -> View:
-    """Returns metrics by type and by label, and the sentences with the most span errors.
+    """Returns metrics by entity type and by label, and the sentences with the most span errors.
 
-    `labels` are in the model's order. `entities` has the metrics of each type, from the task's
-    scorer. It is empty if labels are not entities.
+    `labels` are in the model's order. `entities` are the metrics by entity type, empty if the
+    labels are not entities.
     """
     gold = [str(label) for record in records for label in record["label"]]
     predicted = [str(label) for record in records for label in record["prediction"]]
@@ -59,9 +59,9 @@ def labelled_words(
 def spans(tags: Sequence[str]) -> list[EntitySpan]:
     """Returns the spans of a sentence, for display: ``B-LOC I-LOC O`` → (0, 2, "LOC").
 
-    Supports IOB1, IOB2, BIOES and BILOU like `conlleval` of the CoNLL-2000 shared task. A span
-    begins at B, S or U, after E or L, after a span of another type, and after O. Each label without
-    such a prefix (as for parts of speech) is a span of one word. O is no span.
+    Supports IOB1, IOB2, BIOES and BILOU. A span begins at B, S or U, after E or L, after a span of
+    another type, and after O. If a label has no such prefix, as in part-of-speech tagging, every
+    word except O is a span.
     """
     inside = [tag for tag in tags if tag != OUTSIDE]
     if not all(PREFIXED.fullmatch(tag) for tag in inside):
