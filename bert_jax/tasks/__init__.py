@@ -1,1 +1,1 @@
-"""Fine-tuning: a module or folder for each task family, and the code that all families share."""
+"""Fine-tuning: one module or package per task family, and their shared code."""

@@ -1,4 +1,4 @@
-"""Fine-tuning rows of different lengths as padded batches."""
+"""Groups fine-tuning rows into padded batches of similar length."""
 
 import functools
 import hashlib
@@ -20,31 +20,31 @@ from bert_jax.tasks.family import NO_LABEL, Encoded, Split
 
 WEIGHTS: Final = "row_weights"
 
-# Model inputs in a batch. For multiple choice, they have one row per choice.
+# Keys of the model inputs in a batch.
 INPUTS: Final = ("input_ids", "token_type_ids", "segment_ids")
 
-# Golden ratio: the fractional parts of its multiples are spread evenly between 0 and 1.
+# 1 / golden ratio: the fractional parts of its multiples are spread evenly over 0 to 1.
 _GOLDEN: Final = 0.6180339887
 
 
 class PlannedBatch(NamedTuple):
-    """The rows of a batch, and the length that they are padded to."""
+    """The rows of a batch, and their padded length."""
 
-    length: int  # number of positions per row
-    rows: np.ndarray  # int64 [<= batch_size]
+    length: int  # positions per row, including padding
+    rows: np.ndarray  # indices in the split, int64 [<= batch_size]
 
 
 class EpochPlan:
     """Assigns the rows of an epoch to batches.
 
-    Rows are sorted by length and divided into groups, one group per padded length. Each epoch
-    shuffles the rows within a group. Texts of similar length often come from the same source, so a
-    batch of one group is a noisier sample than a random batch. To compensate, the lengths of
-    consecutive batches are spread over the whole range.
+    Sorts rows by length, and divides them into one group per padded length. Each epoch shuffles the
+    rows within each group. Texts of similar length often come from one source, so such a batch is a
+    noisier sample than a random batch. To compensate, consecutive batches have very different
+    lengths.
 
-    An epoch uses every row once, in ``ceil(rows / batch_size)`` batches; all but one batch are
-    full. The lengths and the order of batches depend only on the epoch, and the rows of a batch
-    also on the seed. So runs with different seeds share compiled programs.
+    An epoch uses every row once, in ``ceil(rows / batch_size)`` batches. One batch may be smaller
+    than `batch_size`. The seed changes the rows of the batches, but not their lengths, so runs with
+    different seeds share compiled programs.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class EpochPlan:
         seed: int,
         cost: ShapeCost,
     ) -> None:
-        """Chooses the padded lengths. `lengths` are the rows' pieces, at most `max_length`."""
+        """Chooses the padded lengths. `lengths` are the numbers of pieces per row."""
         self.batch_size = batch_size
         self.steps = -(-len(lengths) // batch_size)
         self._seed, self._lengths = seed, lengths
         chosen = choose_lengths(lengths, max_length=max_length, program=cost.program / cost.passes)
-        # The first batch has the shortest rows, and is the only one that may not be full.
+        # The batch with the shortest rows is the one that may be smaller.
         self._ends = len(lengths) - batch_size * np.arange(self.steps)[::-1]
         self._padded = fitting(np.sort(lengths)[self._ends - 1], chosen)
         self.shapes = frozenset(self._padded.tolist())  # padded lengths, equal for all seeds
-        # Mean number of positions of a row in an epoch, including padding.
+        # Mean number of positions per row, including padding.
         self.mean_length = float(self._padded.mean())
         self._planned = functools.lru_cache(maxsize=1)(self._plan)
 
@@ -87,7 +87,7 @@ class EpochPlan:
 
 
 class TrainBatches(PositionedBatches):
-    """The endless batches of a fine-tuning run, for the train loop."""
+    """An endless stream of training batches."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class TrainBatches(PositionedBatches):
     ) -> None:
         """Plans the epochs.
 
-        `batch_size` is the number of rows of all hosts. This host makes its `share` of each batch.
-        A batch is padded to a multiple of `unit` rows. `cost` is the cost of a shape.
+        `batch_size` is the number of rows over all hosts, padded to a multiple of `unit`. This host
+        loads its `share` of each batch. `cost` is the cost of compiling a batch shape.
         """
         self.plan = EpochPlan(
             split.lengths, batch_size=batch_size, max_length=max_length, seed=seed, cost=cost
@@ -123,7 +123,7 @@ class TrainBatches(PositionedBatches):
         )
 
     def make(self, step: int, *, with_examples: bool = False) -> Row:
-        """Returns this host's rows of the batch of a step."""
+        """Returns this host's part of the batch of a step."""
         planned = self.plan.batch(step)
         size = -(-self.plan.batch_size // self._unit) * self._unit
         own = planned.rows[self._share.part(size)]
@@ -139,19 +139,19 @@ class TrainBatches(PositionedBatches):
         return attach(batch, own[:, None].tolist(), epochs=[step // self.plan.steps] * len(own))
 
     def batches(self, *, first_step: int, with_examples: bool = False) -> Batches[Row]:
-        """Returns an endless stream of batches that starts at a step. A thread prepares them.
+        """Yields batches from `first_step` on. A background thread prepares them.
 
-        If `with_examples` is set, each batch has the indices of its rows in the split.
+        If `with_examples` is set, each batch includes the indices of its rows in the split.
         """
         make = functools.partial(self.make, with_examples=with_examples)
         return background_batches(make, first_step=first_step)
 
 
 def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:
-    """Returns at most `batch_size` labelled rows of a split, padded with rows of weight 0.
+    """Returns a batch of labelled rows, padded to `batch_size` with rows of weight 0.
 
-    The batch has the inputs of `collate_inputs`, ``row_weights`` float32 [batch_size], and the
-    targets by name.
+    It has the inputs of `collate_inputs`, ``row_weights`` float32 [batch_size], and an array per
+    target in `Encoded.targets`.
     """
     encoded, like = _encoded(split, rows)
     batch = _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
@@ -165,17 +165,17 @@ def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad
 def collate_inputs(
     split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int
 ) -> Row:
-    """Returns the inputs of at most `batch_size` rows of a split, labelled or not.
+    """Returns the model inputs of rows, padded to `batch_size`. The rows may be unlabelled.
 
-    The batch has ``input_ids``, ``token_type_ids`` and ``segment_ids``: int32 [batch_size, length],
-    or [batch_size, choices, length] for multiple choice.
+    They are ``input_ids``, ``token_type_ids`` and ``segment_ids``: int32 [batch_size, length], or
+    [batch_size, choices, length] for multiple choice.
     """
     encoded, like = _encoded(split, rows)
     return _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
 
 
 def _encoded(split: Split, rows: np.ndarray) -> tuple[list[Encoded], Encoded]:
-    """Returns rows, and a row with the shapes and targets of a batch that has no rows."""
+    """Returns the rows, and a template row for the shapes and targets of padding rows."""
     encoded = [split.row(int(row)) for row in rows]
     return encoded, encoded[0] if encoded else split.row(0)
 
@@ -198,7 +198,7 @@ def _inputs(
 def _targets(
     values: Sequence[np.ndarray | int | float], first: object, batch_size: int, length: int
 ) -> np.ndarray:
-    """Returns one target of all rows, int32 or float32 [batch_size, ...]; see `Encoded`."""
+    """Returns the batch of one target, int32 or float32 [batch_size, ...]; see `Encoded`."""
     like = np.asarray(first)
     dtype = np.int32 if like.dtype.kind in "iub" else np.float32
     if like.ndim == 1 and dtype is np.int32:

@@ -1,6 +1,6 @@
 """Multiple choice: selects the text that continues or answers another text.
 
-The data are tables of questions with several choices: SWAG, CODAH, or a table with named columns.
+Reads tables of questions: SWAG, CODAH, or a table with named columns.
 """
 
 import csv
@@ -44,8 +44,9 @@ from bert_jax.tasks.family import (
 from bert_jax.tasks.labels import unknown_label
 from bert_jax.text.tokenizer import Tokenizer
 
-# SWAG (github.com/rowanz/swagaf, data/train.csv) and CODAH (github.com/Websail-NU/CODAH,
-# data/full_data.tsv: category, prompt, four answers, number of the right one).
+# SWAG: data/train.csv of github.com/rowanz/swagaf. CODAH: data/full_data.tsv of
+# github.com/Websail-NU/CODAH, with columns category, prompt, four answers, index of the correct
+# answer.
 _PRESETS: Final[dict[str, dict[str, Any]]] = {
     "swag": {
         "text": "sent1",
@@ -59,35 +60,35 @@ _NEEDED: Final = ("text", "choices", "label")
 
 
 class MultipleChoiceSection(FilesSection):
-    """Tables of questions. The formats `swag` and `codah` set the names of the columns."""
+    """Tables of questions, with one row per question."""
 
     kind: Literal["multiple_choice"] = "multiple_choice"
     format: Literal["swag", "codah", "columns"] = "columns"
-    """`swag` and `codah` have fixed columns. For `columns`, the settings below name the columns."""
+    """`swag` and `codah` have fixed columns. `columns`: set `text`, `choices` and `label`."""
     text: str | None = None
     """Column of the question or context."""
     stem: str | None = None
-    """Column with the text that begins every choice, such as SWAG's `sent2`."""
+    """Column with a text to prepend to every choice, such as SWAG's `sent2`."""
     choices: tuple[str, ...] | None = None
     """Columns of the choices."""
     label: str | None = None
-    """Column of the right choice."""
+    """Column of the correct choice."""
     id: str | None = None
-    """Column of the ids. By default, the column `id` if it exists, otherwise numbers from 0."""
+    """Column of the ids. By default, `id` if that column exists, otherwise the row index."""
     delimiter: Delimiter | None = None
     """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
     on_error: OnError = "stop"
-    """`skip`: skip and count malformed rows, as in `table`."""
+    """`skip`: skip and count malformed rows. See `on_error` of `table`."""
     header: bool = True
-    """Whether the first line names the columns. If not, their names are "0", "1", …"""
+    """Whether the first line is a header. If not, the columns are named "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
-    """Values in the column `label`: the index, column or text of the right choice, or one of these
-    names, which are in the order of the choices."""
+    """Values in the column `label`: the index, the column or the text of the correct choice. A list
+    names the choices instead, in their order."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.format != "columns":
-            # Defaults are allowed, because a resolved configuration spells them out.
+            # Allow default values, because a resolved configuration contains them.
             own = (*_NEEDED, "stem", "header", "label_is")
             fields = type(self).model_fields
             if given := [name for name in own if getattr(self, name) != fields[name].default]:
@@ -128,7 +129,7 @@ class MultipleChoiceSection(FilesSection):
         return ChoiceColumns(**(found | _PRESETS.get(self.format, {})))
 
     def open(self, request: DataRequest) -> Family:
-        """Opens the tables. Raises UserError as `read_choices`, or for a role without a file."""
+        """Opens the tables. Raises UserError if a role has no file, or as `read_choices`."""
         splits: dict[str, ChoiceSplit] = {}
         notes: list[str] = []
         for role in request.roles:
@@ -149,7 +150,7 @@ class MultipleChoiceSection(FilesSection):
 
 
 class ChoiceColumns(NamedTuple):
-    """The settings of `MultipleChoiceSection` for the columns of a file."""
+    """Columns of a table; see `MultipleChoiceSection`."""
 
     text: str
     choices: tuple[str, ...]
@@ -161,11 +162,11 @@ class ChoiceColumns(NamedTuple):
 
 
 class ChoiceQuestion(NamedTuple):
-    """One row of a table."""
+    """A question with its choices."""
 
     id: str | None
     text: str
-    choices: tuple[str, ...]  # texts of the choices, each after the stem
+    choices: tuple[str, ...]  # each begins with the stem
     label: int | None
 
 
@@ -193,7 +194,7 @@ class ChoiceSplit(Split):
         }
 
     def row(self, index: int) -> Encoded:
-        """Returns a question: ``[CLS] text [SEP] choice [SEP]`` for each of its choices."""
+        """Returns one sequence ``[CLS] text [SEP] choice [SEP]`` per choice."""
         text, first = self._texts[index].tolist(), index * self._choices
         endings = [self._endings[at].tolist() for at in range(first, first + self._choices)]
         ids, seconds, _ = zip(
@@ -204,7 +205,7 @@ class ChoiceSplit(Split):
         return Encoded(ids, seconds, {} if label is None else {"label": label})
 
     def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
-        """Returns records with the index of the predicted choice and all probabilities."""
+        """Returns records with the predicted index and the probability of each choice."""
         records = []
         for index, (question, logits) in enumerate(zip(self._questions, reduced, strict=True)):
             weights = np.exp(logits.astype(np.float64) - np.max(logits))
@@ -226,7 +227,7 @@ def _score(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequence[Path]:
-    """Writes ``SPLIT.csv`` with the columns id and prediction (index of the choice, from 0)."""
+    """Writes ``SPLIT.csv`` with columns `id` and `prediction` (index of the choice)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["id", "prediction"])
@@ -239,11 +240,11 @@ def _write_csv(split: str, records: Sequence[Record], directory: Path) -> Sequen
 def read_choices(
     path: Path | MemoryTable, section: MultipleChoiceSection, *, labelled: bool, errors: RowErrors
 ) -> list[ChoiceQuestion]:
-    """Reads a table of questions. In a `labelled` table, every question must have a label.
+    """Reads a table of questions. If `labelled` is set, every question must have a label.
 
-    Raises UserError as `read_table`, or if a column is missing or the table has no questions.
-    Raises RowError for a row with too few or too many fields, an empty choice, or a missing or
-    unknown label.
+    Raises UserError if a column is missing, if the table is empty, or as `read_table`. Raises
+    RowError for a row with a wrong number of fields, an empty choice, or a missing or unknown
+    label.
     """
     columns = section.columns
     required = [("task.text", columns.text), *(("task.choices", name) for name in columns.choices)]
@@ -274,7 +275,7 @@ def read_choices(
 
 
 def _read_bare(path: Path, delimiter: Delimiter | None, errors: RowErrors) -> Iterator[TableRow]:
-    """Yields the rows of a table without a header. The names of columns are numbers."""
+    """Yields the rows of a table without a header. Columns are named "0", "1", and so on."""
     if path.suffix not in (".csv", ".tsv"):
         raise UserError(
             "choice.header",

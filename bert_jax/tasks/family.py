@@ -1,7 +1,7 @@
 """The interface of a task family: files → rows, logits → records, records → scores.
 
-A family is a module with a section. The section is listed in `bert_jax.tasks.section`, and its
-`open` returns a `Family`. This module does not import JAX.
+A task family is a section in `bert_jax.tasks.section` whose `open` returns a `Family`. This module
+does not import JAX.
 """
 
 import dataclasses
@@ -21,49 +21,48 @@ from bert_jax.model.config import HeadsSection, ProblemName, TaskName
 from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
 
-# The prediction for one example, as plain JSON with at least "id", "label" (None if unknown) and
-# "prediction". `predict` writes records; scores and the report read them.
+# Prediction for one example, as plain JSON. It has at least "id", "label" (None if unknown) and
+# "prediction". `predict` writes records; scores and reports are computed from them.
 Record: TypeAlias = dict[str, Any]
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-NO_LABEL = -1  # token target of a piece without a label
+NO_LABEL = -1  # target of a piece without a label
 
-# Fields that `content_hash` ignores, so that an added empty line does not change the hash.
+# `content_hash` ignores these fields: an added empty line must not change the hash.
 _PLACES: Final = ("line", "lines")
 
 
 class Encoded(NamedTuple):
     """One row before padding.
 
-    A row of multiple choice has one sequence per choice. Other rows have one sequence.
+    Multiple choice has one sequence per choice, other tasks have one sequence.
     """
 
     sequences: Sequence[Sequence[int]]  # ids with [CLS] and [SEP]
-    seconds: Sequence[int]  # index of each second span; without one, the sequence's length
-    # Targets of the row by name, such as {"label": 2}, or {} if they are unknown. An array of
-    # integers has one target per piece and is padded with NO_LABEL. A number or an array of floats
-    # has the same shape in every row.
+    seconds: Sequence[int]  # start of each second text; without one, the sequence length
+    # Targets by name, such as {"label": 2}; {} if unlabelled. An integer array has one target per
+    # piece; batches pad it with NO_LABEL. Other targets have the same shape in every row.
     targets: Mapping[str, np.ndarray | int | float]
 
 
 class Split:
-    """The rows of one file. An example may be cut into several rows."""
+    """The rows of one file. A long example may have several rows, its windows."""
 
-    lengths: np.ndarray  # pieces of each row's longest sequence: int32 [rows]
+    lengths: np.ndarray  # number of pieces in the longest sequence, int32 [rows]
     examples: int  # number of examples
-    fingerprint: str  # hash of texts, labels and their order
-    findings: Mapping[str, int]  # number of cases of each remark about the data
+    fingerprint: str  # hash of the texts, the labels and their order
+    findings: Mapping[str, int]  # {remark about the data: number of cases}
 
     def row(self, index: int) -> Encoded:
         """Returns one row."""
         raise NotImplementedError
 
     def reduce(self, index: int, logits: np.ndarray) -> Any:
-        """Returns the part of a row's logits that `records` needs.
+        """Reduces the logits of a row to what `records` needs.
 
-        The logits are finite float32 without padding: [labels] or [choices], [pieces, labels] for
-        token classification, [pieces, 2] (start, end) for question answering.
+        `logits` are finite, float32, without padding: [labels], [choices], [pieces, labels] for
+        token classification, or [pieces, 2] (start, end) for question answering.
         """
         del index
         return logits
@@ -71,23 +70,23 @@ class Split:
     def records(self, reduced: Sequence[Any]) -> list[Record]:
         """Returns the records of all examples, in the order of the file.
 
-        `reduced` has the result of `reduce` for every row.
+        `reduced` are the results of `reduce`, one per row.
         """
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """A task with its opened data."""
+    """A task and its data."""
 
-    heads: HeadsSection  # heads of the task's model, with the names of the labels
+    heads: HeadsSection  # heads of the model, with the labels
     best_metric: str  # name of the score that ranks checkpoints; larger is better
     splits: Mapping[str, Split]  # the requested splits, by name
-    notes: Sequence[str]  # remarks about the data, one line each
-    score: Callable[[Sequence[Record]], dict[str, float]]  # labelled records → scores by name
-    # Writes predictions in the format of the task's benchmark: split, records, directory → files.
+    notes: Sequence[str]  # remarks about the data
+    score: Callable[[Sequence[Record]], dict[str, float]]  # labelled records → {metric: score}
+    # Writes predictions in the benchmark's format: (split, records, directory) → paths.
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]
-    class_weights: tuple[float, ...] | None = None  # weight of each label; if None, 1
+    class_weights: tuple[float, ...] | None = None  # weight of each label; None: all 1
 
     @property
     def content(self) -> dict[str, str]:
@@ -96,41 +95,41 @@ class Family:
 
     @property
     def dev(self) -> list[str]:
-        """The names of the dev splits. The first split ranks checkpoints."""
+        """Names of the dev splits. The first one ranks checkpoints."""
         return [name for name in self.splits if name.startswith("dev")]
 
 
 class FilesSection(Section):
-    """The settings of a family with a file for each role."""
+    """Settings of a task family with one file per role."""
 
     kind: Any
     """The task family."""
     train: DataPathText | None = None
-    """The training data: a file, or `hf://datasets/owner/name`."""
+    """Training data: a file, or `hf://datasets/owner/name`."""
     dev: DataPathText | None = None
-    """The data that selects the best checkpoint, in the form of `train`. Without it, `table` splits
-    off a part of `train`."""
+    """Validation data, which selects the best checkpoint, in the format of `train`. If it is
+    missing, a task of kind `table` holds out part of `train`."""
     test: DataPathText | None = None
-    """The test data, in the form of `train`, with or without labels."""
+    """Test data, in the format of `train`. Labels are optional."""
 
 
 class DataRequest(NamedTuple):
     """The arguments of a section's `open`."""
 
     tokenizer: Tokenizer
-    max_length: int  # number of pieces in a row, including special pieces
+    max_length: int  # maximum number of pieces in a row, including special pieces
     seed: int  # seed for splitting off a dev set
-    # Roles of the splits to open: "train", "dev" (all dev sets), "test" (all test sets); or "input"
-    # for the user's own rows, labelled or not.
+    # Roles to open: "train", "dev" (all dev sets), "test" (all test sets) or "input" (the user's
+    # rows, with optional labels).
     roles: tuple[str, ...] = ("train", "dev")
-    input: str | MemoryTable | None = None  # the rows of role "input"
-    labels: tuple[str, ...] | None = None  # labels of the model; by default, of the training set
-    tuned: Mapping[str, float] = {}  # scores of the dev evaluation, such as a threshold
+    input: str | MemoryTable | None = None  # rows of the role "input"
+    labels: tuple[str, ...] | None = None  # the model's; None: those of the training set
+    tuned: Mapping[str, float] = {}  # dev scores, including a tuned threshold
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:
-        """Returns the data of a role: a file that the section names, or the user's own rows.
+        """Returns the data of a role: the file that the section names, or `input`.
 
-        Raises UserError if there is no data, and RunStopped if the file's bucket does not answer.
+        Raises UserError if the role has no data, and RunStopped if a bucket does not respond.
         """
         found = self.input if role == "input" else getattr(section, role)
         if found is None:
@@ -148,7 +147,7 @@ class DataRequest(NamedTuple):
 def task_heads(
     task: TaskName, *, labels: tuple[str, ...] = (), problem: ProblemName | None = None
 ) -> HeadsSection:
-    """Returns the heads of a fine-tuned model: the task head, and the pooler if it is needed."""
+    """Returns the heads of a fine-tuned model: the task head, and a pooler if it needs one."""
     pooled = task in ("sequence_classification", "multiple_choice")
     return HeadsSection(
         pooler=pooled, mlm=False, next_sentence=False, task=task, labels=labels, problem=problem
@@ -166,13 +165,13 @@ def hub_files(section: Section) -> dict[str, HubFile]:
 
 
 def pinned(section: SectionT) -> SectionT:
-    """Returns a task with a commit in the name of each hub file. Raises as `hub_files`."""
+    """Returns the section with each hub file pinned to a commit. Raises as `hub_files`."""
     files = {role: file.pinned for role, file in hub_files(section).items()}
     return section.model_copy(update=files)
 
 
 def content_hash(examples: Iterable[Any]) -> str:
-    """Returns a hash of named tuples and their order, as 32 hexadecimal digits."""
+    """Returns a hash of named tuples that depends on their order, as 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for example in examples:
         values = [
@@ -185,18 +184,18 @@ def content_hash(examples: Iterable[Any]) -> str:
 
 
 def needs_labels(role: str) -> bool:
-    """Whether every example of a split of this role must have a label."""
+    """Returns whether every example of a role must have a label."""
     return role.startswith(("train", "dev"))
 
 
 def row_errors(on_error: OnError, role: str) -> RowErrors:
-    """Returns the handler of malformed rows in the table of a role."""
+    """Returns the handler for malformed rows of a role."""
     setting = "--on-error=skip" if role == "input" else "finetune.task.on_error=skip"
     return RowErrors(on_error, setting=setting)
 
 
 def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> UserError:
-    """Returns the error for a table that has no rows, or whose rows were all skipped."""
+    """Returns the error for a table that is empty, or whose rows were all skipped."""
     if errors is not None and (notes := errors.note(source, kept=0)):
         reason = notes[0].removeprefix(f"{source}: ")
         return UserError(
@@ -206,10 +205,10 @@ def no_rows(source: Path | MemoryTable, errors: RowErrors | None = None) -> User
 
 
 def count_notes(path: str | Path | MemoryTable, found: Mapping[str, int]) -> list[str]:
-    """Returns a note for each finding with cases: ``{"texts are cut": 3}`` → 3 texts are cut."""
+    """Returns a note for each nonzero count: ``{"texts are cut": 3}`` → 3 texts are cut."""
     return [f"{path}: {count:,} {what}" for what, count in found.items() if count]
 
 
 def shown_lines(lines: Sequence[int]) -> str:
-    """Returns the first ten line numbers for a note: ``(line 3, 7, …)``."""
+    """Formats at most ten line numbers for a note: ``(line 3, 7, …)``."""
     return f"(line {', '.join(map(str, lines[:10]))}{', …' if lines[10:] else ''})"

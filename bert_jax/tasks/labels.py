@@ -1,4 +1,4 @@
-"""Labels of sequence classification and regression: from the text in a file to a target."""
+"""Parses the labels of sequence classification and regression."""
 
 import contextlib
 import math
@@ -11,18 +11,18 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
 from bert_jax.model.config import ProblemName
 
-# The index of a label in `Labelling.names`, the indices of several labels, the number of a
-# regression, or None if the label is unknown.
+# Index in `Labelling.names`, set of indices (multi-label), number (regression), or None if the
+# example is unlabelled.
 Target: TypeAlias = int | frozenset[int] | float | None
 Weighting: TypeAlias = Literal["none", "balanced"] | Mapping[str, float]
 
-SHOWN: Final = 20  # largest number of labels in a message
+SHOWN: Final = 20  # maximum number of labels in a message
 
 
 class TextRow(NamedTuple):
-    """One example, with its label as spelled in the file."""
+    """One example, with its unparsed label."""
 
-    place: str  # location for messages: "t.csv: line 7"
+    place: str  # location for error messages: "t.csv: line 7"
     line: int
     id: int | str
     text: str
@@ -36,17 +36,17 @@ class TextRow(NamedTuple):
 
 
 class Labelling(NamedTuple):
-    """The labels of a task: the outputs of the head, and their spelling in files."""
+    """The labels of a task, and how to parse them."""
 
     problem: ProblemName
-    names: tuple[str, ...]  # labels in the order of the logits; for a regression, its column
-    column: str = ""  # column of the labels, for messages
-    separator: str = "|"  # separator of several labels in a text
-    threshold: float = 0.5  # lowest probability to predict a label, if there are several
-    hint: str = ""  # end of the message for a label that is not a number
+    names: tuple[str, ...]  # in the order of the logits; regression: its column
+    column: str = ""  # column of the labels, for error messages
+    separator: str = "|"  # separator of the labels in multi-label data
+    threshold: float = 0.5  # multi-label: minimum probability to predict a label
+    hint: str = ""  # appended to the error for a label that is not a number
 
     def spell(self, target: Target) -> str | list[str] | float | None:
-        """Returns a target for a record: a label, a sorted list of labels, a number or None."""
+        """Converts a target for a record: to a label, a sorted list of labels, a number or None."""
         if target is None:
             return None
         if isinstance(target, frozenset):
@@ -58,11 +58,11 @@ class Labelling(NamedTuple):
     def target(self, row: TextRow, *, required: bool) -> Target:
         """Returns the target of a row's label.
 
-        Raises RowError if the label is unknown, if a label of a regression is not a number, or if
-        a `required` label is missing. In multi-label data an empty set of labels is not missing.
+        Raises RowError if the label is unknown, if it is not a number (regression), or if it is
+        `required` and missing. In multi-label data, an empty set of labels is valid.
         """
         several, place = self.problem == "multi_label", self._place(row)
-        # In multi-label data, the text "" is an empty set of labels.
+        # In multi-label data, "" is an empty set of labels.
         if row.unlabelled and not (several and row.label == ""):
             if required:
                 is_number = self.problem == "regression"
@@ -89,9 +89,9 @@ class Labelling(NamedTuple):
         return frozenset(numbers) if several else numbers[0]
 
     def names_in(self, row: TextRow) -> list[str]:
-        """Returns the labels of a row: one, or any number in multi-label data.
+        """Returns the labels of a row, at most one unless the data are multi-label.
 
-        Raises RowError for an object, or for a list in single-label data.
+        Raises RowError if the label is an object, or a list in single-label data.
         """
         found = row.label
         if row.unlabelled:
@@ -118,10 +118,9 @@ class Labelling(NamedTuple):
         return f'{row.place}: column "{self.column}"'
 
     def with_names_of(self, rows: Sequence[TextRow]) -> Self:
-        """Returns the labelling with the labels of a training set.
+        """Returns a copy with the labels of a training set.
 
-        The labels are sorted; whole numbers are sorted by value. Raises UserError if there are
-        fewer than two labels.
+        Labels are sorted, integers by value. Raises UserError if there are fewer than two labels.
         """
         if self.problem == "regression":
             return self._replace(names=(self.column,))
@@ -139,9 +138,8 @@ class Labelling(NamedTuple):
         """Returns the weight of each label in the loss, or None if all weights are 1.
 
         "balanced" gives all labels the same total weight: examples / (labels × examples of the
-        label), as in scikit-learn's `compute_class_weight`. Labels that a mapping omits have weight
-        1. `targets` are the targets of the training set. Raises UserError for a regression, or for
-        an unknown label.
+        label), as in scikit-learn's `compute_class_weight`. A mapping may omit labels of weight 1.
+        `targets` are the training targets. Raises UserError for a regression or an unknown label.
         """
         if weighting == "none":
             return None
@@ -158,7 +156,7 @@ class Labelling(NamedTuple):
         counts: Counter[int] = Counter()
         for target in targets:
             counts.update(target if isinstance(target, frozenset) else [int(target or 0)])
-        # A label of the model that is missing in the training set has weight 1.
+        # A label without training examples has weight 1.
         return tuple(
             counts.total() / (len(counts) * counts[number]) if counts[number] else 1.0
             for number in range(len(self.names))
@@ -166,10 +164,10 @@ class Labelling(NamedTuple):
 
 
 def number_of(label: Any) -> float | None:
-    """Returns a label as a finite number, or None if the label is not a number."""
+    """Converts a label to a finite number. Returns None if it is not one."""
     if isinstance(label, bool) or not isinstance(label, int | float | str):
         return None
-    # "1_000" is a number in Python, but not in tables.
+    # `float` accepts "1_000", but in a table it is not a number.
     if isinstance(label, str) and "_" in label:
         return None
     try:
@@ -180,11 +178,11 @@ def number_of(label: Any) -> float | None:
 
 
 def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
-    """Returns the kind of problem, the reason, and a hint for labels that are not numbers.
+    """Returns the problem, the reason, and a hint for errors about labels that are not numbers.
 
-    Lists are "multi_label". If more than half of the labels are numbers, and at least one number
-    has a fraction, the problem is "regression": a stray "n/a" must not turn each number into a
-    class. Other labels are "single_label".
+    If any label is a list, the problem is "multi_label". If more than half of the labels are
+    numbers and one is fractional, it is "regression": a stray "n/a" must not turn each number into
+    a class. Otherwise it is "single_label".
     """
     labels = [row.label for row in rows if not row.unlabelled]
     if any(isinstance(label, list) for label in labels):
@@ -201,12 +199,12 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
 
 
 def shown_labels(names: Sequence[str]) -> list[str]:
-    """Returns labels for a message: ``["negative", "positive"]``."""
+    """Truncates a list of labels for a message."""
     return [*names[:SHOWN], *(["…"] if names[SHOWN:] else [])]
 
 
 def label_number(name: str, names: Sequence[str], *, place: str) -> int:
-    """Returns the index of a label among the model's labels. Raises RowError if it is unknown."""
+    """Returns the index of a label in `names`. Raises RowError if it is not there."""
     try:
         return names.index(name)
     except ValueError:
@@ -216,7 +214,7 @@ def label_number(name: str, names: Sequence[str], *, place: str) -> int:
 def unknown_label(
     found: str, allowed: Sequence[str], *, place: str, hint: str | None = None
 ) -> RowError:
-    """Returns the error for an unknown label. By default, the hint is the most similar label."""
+    """Returns the error for an unknown label. The default hint is the most similar label."""
     return RowError(
         "label.unknown",
         'found the label "{found}", allowed: {allowed}{hint}',

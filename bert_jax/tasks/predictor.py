@@ -1,4 +1,4 @@
-"""Predictions: parameters and a split → one record per example."""
+"""Predicts the records of a split, given parameters."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -37,11 +37,11 @@ class Predictor:
         few_rows: bool = False,
         passes: int = 1,
     ) -> None:
-        """Prepares predictions. The first row of each padded length compiles a program.
+        """Compiles nothing: each batch shape is compiled at its first batch.
 
-        `batch_size` is rounded up to a multiple of the mesh's data-parallel size. The architecture
-        and `passes`, the number of predictions of each row, determine whether another compiled
-        program saves more padding than it costs. See `BucketedInference` for `few_rows`.
+        `batch_size` is rounded up to a multiple of the mesh's data-parallel size. `architecture`
+        and `passes`, the number of predictions per row, determine whether another padded length
+        saves more time than its compilation costs. See `BucketedInference` for `few_rows`.
         """
         self.mesh, self._pad_id = mesh, pad_id
         self._inference = BucketedInference(
@@ -64,7 +64,7 @@ class Predictor:
         with doing(lambda: f"predicting: {done:,} of {rows:,} rows"):
             for batch in self._inference(params, split.lengths, make):
                 for row, values in zip(batch.rows.tolist(), batch.outputs, strict=True):
-                    # Only per-token logits [length, ...] are padded.
+                    # Per-token logits [length, ...] include padding, other logits do not.
                     found = values[: split.lengths[row]] if values.ndim == 2 else values
                     if not np.isfinite(found).all():
                         raise Diverged(
@@ -87,7 +87,7 @@ def _forward(model: ModelDefinition) -> Callable[[Any, Batch], jax.Array]:
 
 
 def score_splits(family: Family, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:
-    """Returns the scores of dev splits. The first split has no prefix.
+    """Returns the scores of dev splits. All but the first split have a prefix.
 
     ``{"accuracy": 0.84, "dev_mismatched/accuracy": 0.83}``
     """

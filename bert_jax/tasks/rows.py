@@ -19,19 +19,19 @@ from bert_jax.tasks.training.evaluation import open_data, section_of
 from bert_jax.validation import validate
 
 BATCH_SIZE: Final = 32
-MAX_LENGTH: Final = 512  # pieces in a row, if another program fine-tuned the model
+MAX_LENGTH: Final = 512  # pieces in a row, if the fine-tuning settings are unknown
 _ROLE: Final = "input"
 
 
 class RowPredictor:
-    """Predicts rows with a model's task head. Each new shape is compiled once."""
+    """Predicts rows with a model's task head. Compiles once per batch shape."""
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
-        """Prepares predictions with a model. `run` is None if the model has no run directory.
+        """Compiles nothing. `run` is None if the model has no run directory.
 
         Raises UserError if the model has no task head.
         """
-        # An imported run may have a task head, but it lacks the settings of the fine-tuning.
+        # An imported run may have a task head, but has no fine-tuning settings.
         self._model, self._run = model, run if run is not None and run.is_fine_tuned else None
         if self._run is not None:
             self._max_length = section_of(self._run).max_length
@@ -55,10 +55,10 @@ class RowPredictor:
         )
 
     def __call__(self, rows: Rows, settings: Mapping[str, Any]) -> list[Record]:
-        """Returns a record for every row, in order.
+        """Returns one record per row, in order.
 
-        `settings` override the settings of the task. Raises UserError for a row that the task
-        cannot read, or an unknown setting.
+        `settings` override the settings of the task. Raises UserError for an unknown setting or a
+        malformed row.
         """
         table, model = MemoryTable.of(rows), self._model
         if not table.rows:
@@ -81,7 +81,7 @@ class RowPredictor:
 
 
 def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -> TaskSection:
-    """Returns a task's section for rows in memory, which may lack ids and labels."""
+    """Adapts the section of a task to rows in memory, which may lack ids and labels."""
     changed: dict[str, Any] = {}
     if isinstance(task, TableSection) and task.problem == "auto":
         changed["problem"] = problem
@@ -92,10 +92,10 @@ def _for_memory(task: TaskSection, table: MemoryTable, *, problem: str | None) -
 
 
 def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> TaskSection:
-    """Returns the section for a model whose fine-tuning settings are unknown."""
+    """Returns a section for a model without fine-tuning settings."""
     kind = model.heads.task
     if kind == "sequence_classification":
-        # Hugging Face makes the same guess for a checkpoint without a problem type.
+        # Same rule as in Hugging Face for a checkpoint without `problem_type`.
         guessed = "regression" if len(model.heads.labels) == 1 else "single_label"
         return TableSection(
             text="text",
@@ -106,7 +106,7 @@ def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> T
     if kind == "token_classification":
         return TokenClassificationSection()
     if kind == "question_answering":
-        # A question may use at most half of a row, so that its context fits too.
+        # Limit questions to half of a row, to leave room for the context.
         half = max((max_length - SPECIAL_PIECES) // 2, 1)
         return SquadSection(max_query_length=min(SquadSection().max_query_length, half))
     first = table.rows[0]
