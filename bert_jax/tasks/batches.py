@@ -61,7 +61,7 @@ class EpochPlan:
         self.steps = -(-len(lengths) // batch_size)
         self._seed, self._lengths = seed, lengths
         chosen = choose_lengths(lengths, max_length=max_length, program=cost.program / cost.passes)
-        # The batch with the shortest rows is the one that may be smaller.
+        # Only the batch with the shortest rows may be smaller than `batch_size`.
         self._ends = len(lengths) - batch_size * np.arange(self.steps)[::-1]
         self._padded = fitting(np.sort(lengths)[self._ends - 1], chosen)
         self.shapes = frozenset(self._padded.tolist())  # padded lengths, equal for all seeds
@@ -150,8 +150,8 @@ class TrainBatches(PositionedBatches):
 def collate(split: Split, rows: np.ndarray, *, batch_size: int, length: int, pad_id: int) -> Row:
     """Returns a batch of labelled rows, padded to `batch_size` with rows of weight 0.
 
-    It has the inputs of `collate_inputs`, ``row_weights`` float32 [batch_size], and an array per
-    target in `Encoded.targets`.
+    The batch has the inputs of `collate_inputs`, ``row_weights`` float32 [batch_size], and an array
+    per target in `Encoded.targets`.
     """
     encoded, like = _encoded(split, rows)
     batch = _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)
@@ -167,8 +167,8 @@ def collate_inputs(
 ) -> Row:
     """Returns the model inputs of rows, padded to `batch_size`. The rows may be unlabelled.
 
-    They are ``input_ids``, ``token_type_ids`` and ``segment_ids``: int32 [batch_size, length], or
-    [batch_size, choices, length] for multiple choice.
+    The inputs are ``input_ids``, ``token_type_ids`` and ``segment_ids``: int32 [batch_size,
+    length], or [batch_size, choices, length] for multiple choice.
     """
     encoded, like = _encoded(split, rows)
     return _inputs(encoded, like, batch_size=batch_size, length=length, pad_id=pad_id)

@@ -82,8 +82,8 @@ class MultipleChoiceSection(FilesSection):
     header: bool = True
     """Whether the first line is a header. If not, the columns are named "0", "1", …"""
     label_is: Literal["index", "column", "text"] | tuple[str, ...] = "index"
-    """Values in the column `label`: the index, the column or the text of the correct choice. A list
-    names the choices instead, in their order."""
+    """Content of the column `label`: index, column or text of the correct choice. If it has other
+    names, list them in the order of the choices."""
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,8 +1,7 @@
-"""Scores of predictions, and the comparison with a constant answer.
+"""Computes scores, and compares a model with constant predictions.
 
-Undefined scores are 0, such as the correlation of a constant, or F1 without positives. Scores come
-from scikit-learn and SciPy, which take seconds to import. The settings of every verb import this
-module, so each function imports these libraries itself.
+Undefined scores, such as the correlation of a constant, are 0. Functions import scikit-learn and
+SciPy themselves: the imports take seconds, and every verb imports this module.
 """
 
 import json
@@ -15,11 +14,11 @@ import numpy as np
 
 from bert_jax.tasks.family import Family, Record
 
-# A collapsed regression answers the mean plus some noise: the deviation of its answers is less than
-# this fraction of the deviation of the labels.
+# A collapsed regression predicts a constant plus noise: the standard deviation of its predictions
+# is below this fraction of the standard deviation of the labels.
 FLAT: Final = 0.01
 
-CONSTANTS: Final = 3  # number of most frequent labels to try as constant answers
+CONSTANTS: Final = 3  # number of most frequent labels to try as constant predictions
 
 OUTSIDE: Final = "O"  # tag of a token outside entities
 
@@ -27,11 +26,11 @@ OUTSIDE: Final = "O"  # tag of a token outside entities
 def figures(
     records: Sequence[Record], keys: Sequence[str], *, positive: str | None = None
 ) -> dict[str, float]:
-    """Returns the scores of labelled records by key.
+    """Returns the scores `keys` of labelled records.
 
-    One label has the keys "accuracy", "f1" (of the label `positive`), "macro_f1" and "matthews". A
-    list of labels has "micro_f1", "macro_f1" and "subset_accuracy". A number has "pearson",
-    "spearman" and "mse".
+    Keys of single-label data: "accuracy", "f1" (of the label `positive`), "macro_f1", "matthews".
+    Keys of multi-label data: "micro_f1", "macro_f1", "subset_accuracy". Keys of a regression:
+    "pearson", "spearman", "mse".
     """
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]
@@ -46,11 +45,12 @@ def figures(
 def label_figure(
     key: str, labels: Sequence[str], predictions: Sequence[str], positive: str | None = None
 ) -> float:
-    """Returns a score of single-label data.
+    """Returns the score `key` of single-label data.
 
-    "f1" is 2·tp / (2·tp + fp + fn) of the label `positive`. "macro_f1" is the mean F1 of all labels
-    that occur in labels or predictions. "matthews" is Matthews' correlation, −1 to 1:
-    (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)) for two labels, Gorodkin's R_K for more.
+    "f1" is 2·tp / (2·tp + fp + fn) of the label `positive`. "macro_f1" is the mean F1 over the
+    labels that occur in `labels` or `predictions`. "matthews" is Matthews' correlation, −1 to 1:
+    (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)) for two labels, and Gorodkin's R_K for more
+    labels.
     """
     from sklearn import metrics
 
@@ -66,7 +66,7 @@ def label_figure(
 
 
 def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns "pearson", "spearman" (equal numbers have their mean rank) or "mse" of numbers."""
+    """Returns the score "pearson", "spearman" (ties have their mean rank) or "mse"."""
     from scipy import stats
 
     x, y = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)
@@ -76,7 +76,7 @@ def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float
         return 0.0
     function: Any = stats.pearsonr if key == "pearson" else stats.spearmanr
     with warnings.catch_warnings():
-        # `baseline_of` already reports answers that hardly differ.
+        # `baseline_of` reports nearly constant predictions.
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
         return float(function(x, y).statistic)
 
@@ -93,16 +93,16 @@ def multi_label_figures(
 ) -> dict[str, float]:
     """Returns the scores of multi-label data.
 
-    `micro_f1` is the F1 of all decisions together. `macro_f1` is the mean F1 of all labels that
-    occur in labels or predictions. `subset_accuracy` is the fraction of examples whose labels are
-    all right.
+    "micro_f1" pools the decisions of all labels. "macro_f1" is the mean F1 over the labels that
+    occur in `labels` or `predictions`. "subset_accuracy" is the fraction of examples with exactly
+    the correct labels.
     """
     names = sorted({name for found in (*labels, *predictions) for name in found})
     at = {name: number for number, name in enumerate(names)}
 
     def matrix(rows: Sequence[Sequence[str]]) -> np.ndarray:
-        # scikit-learn treats a matrix with one column as single-label data. A second, empty column
-        # prevents this and does not change the scores.
+        # scikit-learn treats a matrix with one column as single-label data. An empty second column
+        # prevents this and leaves the scores unchanged.
         made = np.zeros((len(rows), max(len(names), 2)), np.int8)
         for number, row in enumerate(rows):
             made[number, [at[name] for name in row]] = 1
@@ -118,16 +118,16 @@ def multi_label_figures(
 
 
 class Baseline(NamedTuple):
-    """A comparison of a model with the best constant answer."""
+    """Compares a model with the best constant prediction."""
 
     metric: str
     score: float
-    constant: float  # score of the best constant answer
-    only: str | None  # the model's only answer, None if it gives several
+    constant: float  # score of the best constant prediction
+    only: str | None  # the model's only prediction; None if it has several
 
     @property
     def failure(self) -> str | None:
-        """The reason why the run failed, or None if the model learnt something."""
+        """Why the run counts as failed; None if the model learnt something."""
         if self.only is not None:
             return f"predicts nothing but {self.only}"
         if self.score <= self.constant:
@@ -136,25 +136,25 @@ class Baseline(NamedTuple):
 
 
 def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
-    """Compares a model with the best constant answer. Returns None if all labels are equal.
+    """Compares a model with the best constant prediction. Returns None if all labels are equal.
 
     Fine-tuning on little data fails with some seeds: the model is no better than the most frequent
-    label (arXiv 2006.04884, section 3). So a run has failed if one of these is true on its dev set:
+    label (arXiv 2006.04884, section 3). A run counts as failed if one of these is true on the first
+    dev split:
 
-    1. All predictions are equal, or the deviation of predicted numbers is less than a hundredth of
-       the deviation of the labels.
-    2. The score does not exceed the score of the best constant answer. Constant answers are the
-       frequent labels or sets of labels, the mean of the labels, no entity (or the most frequent
-       tag, if no tag is "O"), and no answer to any question. The F1 of no entity is 0, and so is
-       the correlation of a constant.
+    1. All predictions are equal. In a regression: their standard deviation is less than `FLAT`
+       times that of the labels.
+    2. The score does not exceed the score of the best constant prediction: a frequent label or set
+       of labels, the mean label (regression), "O" for every token (or the most frequent tag, if no
+       tag is "O"), or "no answer" to every question.
 
-    ``["yes", "yes", "yes"]`` predicted for yes, no, yes → accuracy 2/3, constant 2/3, only "yes"
+    ``["yes", "yes", "yes"]`` predicted for yes, no, yes → score 2/3, constant 2/3, only "yes"
 
     `records` are the labelled records of the first dev split.
     """
     labels = [record["label"] for record in records]
     predictions = [record["prediction"] for record in records]
-    constants: list[list[Any]]  # possible best answers, each with one answer per record
+    constants: list[list[Any]]  # candidates: [candidate][record]
     if isinstance(labels[0], float):
         several = np.std(labels) > 0
         flat = np.std(predictions) < FLAT * np.std(labels)
@@ -164,7 +164,7 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
         known, found = (_counted(answers, records) for answers in (labels, predictions))
         several = len(known) > 1
         only = _spelled(json.loads(next(iter(found)))) if len(found) == 1 else None
-        # The best answer is the most frequent label for accuracy, and the positive label for F1.
+        # The most frequent label maximises accuracy, the positive label F1: try several labels.
         usual = [json.loads(key) for key, _ in known.most_common(CONSTANTS)]
         if "nbest" in records[0]:
             constants = [[""] * len(records)]
@@ -185,7 +185,7 @@ def baseline_of(family: Family, records: Sequence[Record]) -> Baseline | None:
 
 
 def _counted(answers: list[Any], records: Sequence[Record]) -> Counter[str]:
-    """Returns how often each answer occurs, as JSON. An answer belongs to a record or a token."""
+    """Counts the answers, as JSON; for token classification, the tags of all tokens."""
     if "tokens" in records[0]:
         answers = [tag for tags in answers for tag in tags]
     return Counter(sorted(json.dumps(answer, sort_keys=True) for answer in answers))

@@ -1,4 +1,4 @@
-"""The settings of a fine-tuning run, and the registry of task families."""
+"""Settings of a fine-tuning run, and the registry of task families."""
 
 import dataclasses
 from typing import Any, Literal, Self, TypeAlias
@@ -18,60 +18,62 @@ from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.tokens.family import TokenClassificationSection
 from bert_jax.train.sections import BadStepsSection, TrackerName, WatchdogSection
 
-# The task families. A new family needs its section here.
+# To register a task family, add its section here.
 TaskSection: TypeAlias = (
     GlueSection | SquadSection | TokenClassificationSection | MultipleChoiceSection | TableSection
 )
 
 
 class FinetuneSection(Section):
-    """The model, the task and the training. Defaults are the middle values of the BERT paper."""
+    """Settings of fine-tuning. The defaults are the middle values of the BERT paper's grid."""
 
     init_from: ModelPathText
-    """A run directory of `pretrain`, `import` or `finetune`; a Hugging Face or google-research/bert
-    directory; or a model on a hub: `google-bert/bert-base-uncased`, with `@` a revision."""
+    """A run directory of `pretrain`, `import` or `finetune`, a Hugging Face or google-research/bert
+    directory, or a hub model such as `google-bert/bert-base-uncased` (append `@REVISION` to pin
+    it)."""
     task: TaskSection = pydantic.Field(discriminator="kind")
     """The task and its files; `kind` selects the keys."""
     split_seed: int = pydantic.Field(default=0, ge=0)
-    """Seed for splitting off a dev set."""
+    """Seed for holding out a dev set."""
     max_length: int = pydantic.Field(default=128, ge=8)
-    """Tokens in a row. Longer texts are truncated; SQuAD and token classification split them into
-    windows."""
+    """Maximum number of tokens in a row. Longer texts are truncated, or split into windows (SQuAD
+    and token classification)."""
     batch_size: int = pydantic.Field(default=32, ge=1)
-    """Rows of one step."""
+    """Number of rows in a step."""
     accumulation: int = pydantic.Field(default=1, ge=1)
     """Number of microbatches in a batch. Their gradients are summed before the update. Dev batches
-    have the size of a microbatch."""
+    are as large as a microbatch."""
     epochs: int = pydantic.Field(default=3, ge=1)
-    """Passes over the training data."""
+    """Number of passes over the training data."""
     optimizer: FinetuneOptimizerSection = FinetuneOptimizerSection()
     """The optimizer, with learning rates per layer and frozen layers."""
     dtype: Dtype | None = None
-    """Dtype of activations; by default the checkpoint's."""
+    """Dtype of activations. By default, the checkpoint's."""
     kernels: Literal["auto", "xla"] = "auto"
-    """Kernels of attention, LayerNorm and GELU on a TPU. `auto`: the kernels of pretraining, unless
-    the checkpoint's configuration sets `xla`. `xla`: no kernels."""
+    """Whether attention, LayerNorm and GELU use Pallas kernels on a TPU. `auto`: as in pretraining,
+    unless the checkpoint's configuration sets `xla`. `xla`: no Pallas kernels."""
     dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
-    """Dropout of hidden states and attention; by default the checkpoint's."""
+    """Dropout rate of hidden states and attention. By default, the checkpoint's."""
     evaluations_per_epoch: int = pydantic.Field(default=1, ge=1)
-    """Number of dev evaluations per epoch. The best evaluated checkpoint is the result."""
+    """Number of dev evaluations per epoch. The run returns the checkpoint with the best score."""
     patience: int | None = pydantic.Field(default=None, ge=1)
-    """Number of evaluations without a better score after which the run ends. By default, the run
-    trains all epochs."""
+    """Stop after this number of evaluations without a better score. By default, train all
+    epochs."""
     report_sentence: str | None = pydantic.Field(default=None, min_length=1)
-    """Sentence whose attention the report shows. By default, the first dev row that fits a page."""
+    """Sentence for the attention maps in the report. By default, a short dev row."""
     sweep: SweepSection | None = None
-    """Several runs as one job."""
+    """Trains several runs as one job."""
     bad_steps: BadStepsSection = BadStepsSection()
-    """The reaction to bad steps."""
+    """What to do about bad steps."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
-    """Steps between comparisons of the state's replicas. null: no comparisons."""
+    """Number of steps between comparisons of the replicas of the train state. null: never."""
     watchdog: WatchdogSection | None = WatchdogSection()
-    """The time limit of a step. null: no limit."""
+    """Time limit of a step. null: no limit."""
     log_every: int = pydantic.Field(default=20, ge=1)
-    """Steps between lines of metrics."""
+    """Number of steps between logged metrics."""
     example_log: bool = False
-    """Log the rows of each step in `examples/` of the run: about 7 bytes a row."""
+    """Whether to log the rows of each step in `examples/` of the run directory, about 7 bytes per
+    row."""
     trackers: tuple[TrackerName, ...] = ()
     """Trackers of metrics besides metrics.jsonl and TensorBoard."""
 
@@ -88,11 +90,11 @@ class FinetuneSection(Section):
 
     @property
     def microbatch(self) -> int:
-        """Number of rows in a microbatch. Predictions have the same batch size by default."""
+        """Number of rows in a microbatch. Also the default batch size of predictions."""
         return self.batch_size // self.accumulation
 
     def executed(self, execution: Execution) -> Execution:
-        """Returns the execution settings of fine-tuning, given the settings of the origin."""
+        """Returns the execution settings, given those of the checkpoint."""
         changed = {} if self.dtype is None else {"dtype": self.dtype}
         if self.kernels == "xla":
             changed |= dict.fromkeys(("attention", "norm", "ffn"), "xla")
@@ -107,11 +109,11 @@ class FinetuneSettings(RunSettings):
     origin: str  # the run directory that `finetune.init_from` names
 
     def with_finetune(self, **changed: Any) -> Self:
-        """Returns these settings with fields of the `finetune` section changed."""
+        """Returns a copy with changed fields of the `finetune` section."""
         return dataclasses.replace(self, finetune=self.finetune.model_copy(update=changed))
 
     def to_config(self) -> dict[str, Any]:
-        """Returns the configuration of these settings."""
+        """Returns the configuration to store in the run directory."""
         return {**self.config, **self.decisive(), "run_dir": self.run_dir}
 
     def decisive(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class SequenceSplit(Split):
         tokenizer: Tokenizer,
         max_length: int,
     ) -> None:
-        """Encodes all texts. If a pair is too long, its longer text is truncated."""
+        """Encodes all texts. If a pair is too long, truncates the longer text piece by piece."""
         self._texts, self._labelling = texts, labelling
         self.examples, self.fingerprint = len(texts), content_hash(texts)
         self._special, self._max_length = tokenizer.special, max_length
@@ -72,10 +72,10 @@ class SequenceSplit(Split):
         }
 
     def row(self, index: int) -> Encoded:
-        """Returns one row. If its label is known, "label" is the target.
+        """Returns one row. If it is labelled, its target is "label".
 
-        The target is an int for one label, a float for a regression, and float32 [labels] of 0 and
-        1 for several labels.
+        The target is an int (single-label), a float (regression) or a 0/1 vector, float32 [labels]
+        (multi-label).
         """
         example = self._texts[index]
         made = assemble(
@@ -93,8 +93,8 @@ class SequenceSplit(Split):
         return Encoded((made.ids,), (made.second,), {} if target is None else {"label": target})
 
     def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
-        """Returns records with predictions. Predicted labels have probabilities too."""
-        # The import takes 0.1 s, which reading a configuration should not cost.
+        """Returns records with predictions and, except in a regression, probabilities."""
+        # Import here: it takes 0.1 s, and reading a configuration imports this module.
         from scipy import special
 
         logits = np.asarray(reduced, np.float64).reshape(len(reduced), -1)
@@ -110,7 +110,7 @@ class SequenceSplit(Split):
         ]
 
     def _one(self, probabilities: list[float]) -> Record:
-        """Returns the most probable label. If several are equal, the first one is returned."""
+        """Predicts the most probable label, the first one in a tie."""
         named = dict(zip(self._labelling.names, probabilities, strict=True))
         return {"prediction": max(named, key=named.__getitem__), "probabilities": named}
 
@@ -128,10 +128,10 @@ class SequenceSplit(Split):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceTask:
-    """A task of sequence classification, without its data."""
+    """A sequence classification task, without its data."""
 
-    labelling: Labelling  # labels of the task
-    keys: tuple[str, ...]  # keys of `bert_jax.tasks.scores.figures`; the first ranks checkpoints
+    labelling: Labelling
+    keys: tuple[str, ...]  # keys of `figures`; the first ranks checkpoints
     class_weights: Weighting  # see `Labelling.weights`
     write_official: Callable[[str, Sequence[Record], Path], Sequence[Path]]  # see `Family`
     positive: str | None = None  # label whose F1 is the score "f1"
@@ -154,9 +154,9 @@ class SequenceTask:
         *,
         notes: Sequence[str],
     ) -> Family:
-        """Returns the task with the examples of each split. Class weights need the split "train".
+        """Returns the task with its splits. Computes class weights if there is a split "train".
 
-        `notes` come before the notes about texts.
+        `notes` precede the notes about texts.
         """
         labelling, notes = self.labelling, [*notes]
         splits: dict[str, Split] = {}
@@ -185,6 +185,6 @@ class SequenceTask:
         )
 
     def _score(self, records: Sequence[Record]) -> dict[str, float]:
-        """Returns the scores of the labelled records, or {} if no record is labelled."""
+        """Returns the scores of the labelled records, {} if there are none."""
         labelled = [record for record in records if record["label"] is not None]
         return figures(labelled, self.keys, positive=self.positive) if labelled else {}

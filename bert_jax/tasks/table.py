@@ -1,4 +1,4 @@
-"""The user's own table: one or two texts in a row, and a label, several labels or a number."""
+"""The task family of user tables: one or two texts per row, with labels or a number."""
 
 import hashlib
 import math
@@ -32,8 +32,8 @@ from bert_jax.tasks.labels import (
 )
 from bert_jax.tasks.sequence import SequenceTask, TextExample
 
-# Scores by problem. The first score ranks checkpoints. With class weights, macro F1 ranks the
-# checkpoints of single-label data, because accuracy hardly depends on rare labels.
+# Scores by problem; the first one ranks checkpoints. Exception: single-label data with class
+# weights use macro F1, because accuracy hardly depends on rare labels.
 FIGURES: Final[Mapping[ProblemName, tuple[str, ...]]] = {
     "single_label": ("accuracy", "macro_f1"),
     "multi_label": ("micro_f1", "macro_f1", "subset_accuracy"),
@@ -51,36 +51,37 @@ class TableSection(FilesSection):
     text: str
     """Column of the text."""
     pair: str | None = None
-    """Column of a second text."""
+    """Column of the second text of a pair."""
     label: str
     """Column of the label."""
     id: str | None = None
-    """Column of the ids in predictions. By default, the column `id` if it exists, otherwise the
-    index of the row, from 0."""
+    """Column of the ids in predictions. By default, `id` if that column exists, otherwise the row
+    index."""
     delimiter: Delimiter | None = None
     """Separator of columns. By default, a comma in a .csv and a tab in a .tsv."""
     on_error: OnError = "stop"
-    """`skip`: skip and count malformed rows. A row is malformed if it has too few or too many
-    fields, is not valid CSV or JSON, lacks a column or the label, or has an unknown label."""
+    """`skip`: skip and count malformed rows. Malformed rows have a wrong number of fields, invalid
+    CSV or JSON, a missing column, or a missing or unknown label."""
     problem: Literal["auto", "single_label", "multi_label", "regression"] = "auto"
-    """`auto`: detected from the labels. Numbers are a regression if at least one has a fraction;
-    whole numbers are classes."""
+    """`auto`: detected from the labels. Lists are multi-label, fractional numbers are a regression,
+    integers and names are single-label."""
     label_separator: str = pydantic.Field(default="|", min_length=1)
-    """Separator of several labels in a text. JSON lines and Parquet may contain lists instead."""
+    """Separator of the labels in a multi-label cell. JSON lines and Parquet may contain lists
+    instead."""
     threshold: float = pydantic.Field(default=0.5, gt=0, lt=1)
-    """Lowest probability at which a label is predicted, if a row can have several labels."""
+    """Multi-label only: minimum probability to predict a label."""
     dev_fraction: float = pydantic.Field(default=0.1, gt=0, lt=1)
-    """Fraction of `train` to split off if `dev` is not set."""
+    """Fraction of `train` to hold out if `dev` is not set."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
-    """`balanced`, or a weight for each label."""
+    """Label weights in the loss. `balanced`: equal total weight per label. Or {label: weight}."""
 
     def open(self, request: DataRequest) -> Family:
         """Opens the tables.
 
-        Unless they are given, the problem and the labels come from the training set. If there is no
-        dev set, one is split off from the training set. The split depends only on the rows and the
-        seed. Raises UserError for a missing file or column, a malformed row, a missing or unknown
-        label, fewer than two labels, or a training set that is too small to split off a dev set.
+        If the problem or the labels are not given, they come from the training set. If there is no
+        dev set, `hold_out` takes one from the training set. Raises UserError for a missing file or
+        column, a malformed row, a missing or unknown label, fewer than two labels, or a training
+        set that is too small for `hold_out`.
         """
         roles = set(request.roles)
         if self.dev is None and "dev" in roles:
@@ -96,7 +97,8 @@ class TableSection(FilesSection):
         )
         examples = {}
         for name, (source, rows, errors) in found.items():
-            # If the whole column is empty, labels are unknown: they are not empty sets.
+            # In multi-label data, an empty cell is an empty set of labels. If all cells are empty,
+            # the split is unlabelled instead.
             if not needs_labels(name) and all(row.unlabelled for row in rows):
                 rows = [row._replace(label=None) for row in rows]
             examples[name] = task.examples(rows, required=needs_labels(name), errors=errors)
@@ -124,7 +126,7 @@ class _Table(NamedTuple):
 
 def _read(section: TableSection, request: DataRequest, role: str) -> _Table:
     source = request.source(section, role)
-    if isinstance(source, MemoryTable):  # no row is skipped: each one needs a prediction
+    if isinstance(source, MemoryTable):  # never skip a row: each one needs a prediction
         names = [name for name in (section.text, section.pair) if name is not None]
         table, errors = source.named(names), RowErrors()
     else:
@@ -141,10 +143,10 @@ def text_rows(
 ) -> list[TextRow]:
     """Returns the rows of a table.
 
-    If the section names no column of ids, the ids come from the column "id" if all its values are
-    texts or whole numbers. Otherwise the ids are the indices of the rows, from 0; skipped rows have
-    an index too. A `labelled` table must have the column of labels, but a label may be missing.
-    Raises UserError for a missing column, and RowError for a text or an id of a wrong type.
+    By default, ids come from the column "id" if all its values are texts or integers. Otherwise
+    they are the indices of the rows; skipped rows count too. If `labelled` is set, the label column
+    must exist, but labels may be missing. Raises UserError for a missing column, and RowError for a
+    text or an id of a wrong type.
     """
     keys = ("text", "pair", "id", *(["label"] if labelled else []))
     required = [(f"task.{key}", getattr(section, key)) for key in keys]
@@ -165,7 +167,7 @@ def text_rows(
             )
         label = row.values.get(section.label)
         if isinstance(label, float) and math.isnan(label):
-            label = None  # Parquet stores a missing number as NaN
+            label = None  # a missing number in Parquet
         pair = None if section.pair is None else row.text(section.pair)
         found.append(TextRow(row.place, row.line, named, row.text(section.text), pair, label))
         own.append(row.values.get("id") if "id" not in used else None)
@@ -183,7 +185,7 @@ def _is_id(value: Any) -> bool:
 def _labelling(
     section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[Labelling, list[str]]:
-    """Returns the labelling, and notes on how it was detected."""
+    """Returns the labelling, and a note if the problem was detected."""
     problem, notes, hint = section.problem, [], ""
     if problem == "auto":
         problem, why, hint = _problem(section, request, found)
@@ -215,14 +217,14 @@ def _labelling(
 def _problem(
     section: TableSection, request: DataRequest, found: dict[str, _Table]
 ) -> tuple[ProblemName, str, str]:
-    """Detects the problem as `find_problem`, even if the training set is not open."""
+    """Detects the problem. If the training set is not open, infers it from the model's labels."""
     if "train" in found:
         return find_problem(found["train"].rows)
     if request.labels is not None and len(request.labels) == 1:
         return "regression", "the model has one label", ""
     if section.train is None or Path(section.train).suffix in (".csv", ".tsv"):
         return "single_label", "the model has several labels, and this table cannot have lists", ""
-    # One labelled row is enough to detect whether labels are lists.
+    # The model has several labels: one labelled row shows whether labels are lists.
     for row in _read(section, request, "train").rows:
         if not row.unlabelled:
             return find_problem([row])
@@ -248,7 +250,7 @@ def _no_benchmark(split: str, records: Sequence[Record], directory: Path) -> Seq
 
 
 def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> UserError:
-    """Returns the error for a training set that is too small to split off a dev set."""
+    """Returns the error for a training set that is too small to hold out a dev set."""
     if labelling.problem != "single_label":
         return UserError(
             "table.no_dev_rows",
@@ -275,12 +277,11 @@ def _nothing_to_hold_out(train: str | None, rows: int, labelling: Labelling) -> 
 def hold_out(
     examples: Sequence[TextExample], *, fraction: float, seed: int
 ) -> tuple[list[TextExample], list[TextExample]]:
-    """Returns a training set and a dev set, each in the order of the file.
+    """Splits examples into a training set and a dev set, each in file order.
 
-    The dev set depends on the texts and the seed, but not on the order of the examples. If each
-    example has one label, ``round(fraction · n)`` of the n examples of a label are held out, but at
-    least one and never all. Examples with equal labels and texts stay together, so that no text is
-    in both sets.
+    The dev set depends on the texts and the seed, but not on the order of the examples. In
+    single-label data, holds out about ``fraction · n`` of the n examples of each label. Examples
+    with equal labels and texts stay together. A label with a single text is not held out.
     """
     strata: defaultdict[Hashable, defaultdict[bytes, list[int]]]
     strata = defaultdict(lambda: defaultdict(list))
@@ -291,7 +292,7 @@ def hold_out(
     for groups in strata.values():
         wanted = max(1, math.floor(fraction * sum(map(len, groups.values())) + 0.5))
         chosen: list[int] = []
-        for key in sorted(groups)[:-1]:  # the last group stays in the training set
+        for key in sorted(groups)[:-1]:  # keep one text in the training set
             if len(chosen) < wanted:
                 chosen += groups[key]
         held.update(chosen)
@@ -300,7 +301,7 @@ def hold_out(
 
 
 def _hash(example: TextExample, seed: int) -> bytes:
-    # Each text follows its length, so that ("ab", "c") and ("a", "bc") have different hashes.
+    # Prefix each text with its length: ("ab", "c") and ("a", "bc") must have different hashes.
     parts = [example.text] if example.pair is None else [example.text, example.pair]
     encoded = [part.encode() for part in parts]
     message = b"".join(len(part).to_bytes(8, "little") + part for part in encoded)

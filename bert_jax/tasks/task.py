@@ -1,4 +1,4 @@
-"""The fine-tuning task of the train loop: model, loss and divisor of the loss."""
+"""The fine-tuning task of the train loop: model, loss and loss denominator."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ from bert_jax.tasks.family import NO_LABEL
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinetuneTask:
-    """A fine-tuning task. The loss is a mean over rows, or over labelled pieces."""
+    """A fine-tuning task. The loss is a weighted mean over rows, or over labelled pieces."""
 
     architecture: Architecture
     execution: Execution
     heads: HeadsSection
     class_weights: tuple[float, ...] | None = None
-    frozen: frozenset[str] = frozenset()  # names of untrained parameters: ``pooler/bias``
+    frozen: frozenset[str] = frozenset()  # names of frozen parameters, such as ``pooler/bias``
 
     def build(self) -> Bert:
         """Returns the encoder with the task's head."""
         return bert_builder(self.architecture, self.execution, self.heads)()
 
     def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
-        """Returns the divisor of the loss: the total weight of rows or pieces."""
+        """Returns the denominator of the loss: the total weight of rows or pieces."""
         return {"task": jnp.maximum(self._item_weights(batch).sum(), 1e-9)}
 
     def loss(
@@ -44,7 +44,7 @@ class FinetuneTask:
         weights: Mapping[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the contribution of a batch to the loss, and the loss as (sum, count)."""
+        """Returns the loss, divided by `weights`, and {"task_loss": (sum, total weight)}."""
         model = self._without_frozen_gradients(model)
         losses = self._losses(logits(model, batch, dropout_key=dropout_key), batch)
         items = self._item_weights(batch)
@@ -57,9 +57,9 @@ class FinetuneTask:
         return {"loss": total / max(count, 1e-9)}
 
     def _without_frozen_gradients(self, model: nnx.Module) -> Bert:
-        """Returns the model with gradients stopped at frozen parameters.
+        """Returns the model with stopped gradients at frozen parameters.
 
-        The backward pass then skips the layers below the lowest trained parameter.
+        JAX then skips the backward pass below the lowest trained parameter.
         """
         if self.frozen:
             graphdef, state = nnx.split(model)
@@ -105,22 +105,22 @@ class FinetuneTask:
         return cross_entropy(found[:, None], batch["label"][:, None]).loss[:, 0]
 
 
-# Logit of a padding position. Padding must never be an answer.
+# Logit of padding positions, which must never be an answer.
 NO_POSITION = -1e9
 
 
 def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.Array:
     """Returns the float32 logits of the task head for a batch of `collate`.
 
-    Their shape is [B, labels], [B, choices], [B, L, labels] or [B, L, 2]; see `Bert.task_logits`.
-    `dropout_key` is None in evaluation.
+    The shape is [B, labels], [B, choices], [B, L, labels] or [B, L, 2]; see `Bert.task_logits`. In
+    evaluation, `dropout_key` is None.
     """
     shape = batch["input_ids"].shape
     flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
     queries = None
-    if model.heads.reads_pooled:  # the head needs only [CLS]
+    if model.heads.reads_pooled:  # the head reads only [CLS]
         queries = jnp.zeros((len(flat["input_ids"]), 1), jnp.int32)
     hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
-    # The encoder uses subkeys 0 and 1.
+    # Subkeys 0 and 1 belong to the encoder.
     found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
     return found.reshape(shape[:-1]) if len(shape) == 3 else found

@@ -1,1 +1,1 @@
-"""The tasks of GLUE: files, TFDS, metrics, submission."""
+"""GLUE tasks: files, TFDS, metrics and submissions."""

@@ -1,4 +1,4 @@
-"""The task family of GLUE, and the submission files for gluebenchmark.com."""
+"""The task family of GLUE, and submissions to gluebenchmark.com."""
 
 import functools
 import io
@@ -47,7 +47,7 @@ FILES: Final = {
     ("wnli", "test"): "WNLI.tsv",
     ("mnli", "diagnostic"): "AX.tsv",
 }
-# Date of all entries, so that equal files give equal archives.
+# Constant date of archive entries, so that equal files give equal archives.
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
@@ -62,21 +62,21 @@ class GlueSection(Section):
     name: TaskName
     """The GLUE task."""
     data: PathText
-    """The directory with the original files, or its parent directory; or `tfds`."""
+    """Directory of the task's original files, or its parent directory. `tfds`: TensorFlow
+    Datasets."""
     data_dir: PathText | None = None
     """Data directory of TFDS. By default, the default directory of TFDS."""
     train_limit: int | None = pydantic.Field(default=None, ge=1)
-    """Number of training examples in a trial run. By default, all examples."""
+    """Maximum number of training examples, for trial runs. By default, all examples."""
     class_weights: Literal["none", "balanced"] | dict[str, pydantic.PositiveFloat] = "none"
-    """`balanced`, or a weight for each label."""
+    """Label weights in the loss. `balanced`: equal total weight per label. Or {label: weight}."""
 
     def open(self, request: DataRequest) -> Family:
         """Opens the task.
 
-        Labels have the names of `TASKS`. They have the order of the model if the request names a
-        model's labels, otherwise the order of `TASKS`. If a test file has labels, they are read
-        too. Raises UserError for a missing file or column, a malformed line, a missing or unknown
-        label, or a model with other labels.
+        Labels are those of `TASKS`. If the request has a model's labels, their order is the
+        model's. Labels in test files are optional. Raises UserError for a missing file or column, a
+        malformed line, a missing or unknown label, or a model with other labels.
         """
         layout = TASKS[self.name]
         task = SequenceTask(
@@ -107,7 +107,7 @@ class GlueSection(Section):
 
 def _labelling(section: GlueSection, task: GlueTask, given: tuple[str, ...] | None) -> Labelling:
     names = given or task.names
-    # The single output of a regression may have any name.
+    # A regression has one output, whose name does not matter.
     if set(names) != set(task.names) and not len(names) == len(task.names) == 1:
         raise UserError(
             "glue.other_labels",
@@ -154,14 +154,14 @@ def directory_of(section: GlueSection) -> Path:
 def write_submission(
     task: str, split: str, records: Sequence[Record], directory: Path
 ) -> list[Path]:
-    """Writes a submission file, and an archive of all submission files in the directory.
+    """Writes a submission file, and an archive of all submission files in `directory`.
 
-    The file has a line ``index<TAB>prediction`` per example. A prediction is a name for MNLI, QNLI,
-    RTE and AX, a number from 0 to 5 for STS-B, and 0 or 1 for the other tasks. The leaderboard
-    accepts the archive once it contains the files of all tasks. Missing directories are created.
+    The file has one line ``index<TAB>prediction`` per example. A prediction is a label name (MNLI,
+    QNLI, RTE, AX), a number from 0 to 5 (STS-B), or 0 or 1 (other tasks). The leaderboard requires
+    an archive with the files of all tasks. Creates missing directories.
 
-    Returns the paths of the file and the archive. Raises UserError if the split is not a test set,
-    or if a file cannot be written.
+    Returns the paths of both. Raises UserError if the split is not a test set, or if a file cannot
+    be written.
     """
     name = FILES.get((task, split))
     if name is None:

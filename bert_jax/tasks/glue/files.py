@@ -1,7 +1,7 @@
-"""The tasks of GLUE and the layouts of their original files.
+"""The tasks of GLUE, and the columns of their original files.
 
-Source: the files of gluebenchmark.com. Labels have the same names and order as in the dataset
-`glue` of Hugging Face and TFDS, so that heads are interchangeable.
+Source: the files of gluebenchmark.com. Labels have the names and the order of the dataset `glue` in
+Hugging Face and TFDS, so that task heads are interchangeable.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,15 +19,15 @@ TaskName: TypeAlias = Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qn
 class GlueTask(NamedTuple):
     """The files, columns, labels and scores of a task."""
 
-    directory: str  # directory of the files in the archive
-    names: tuple[str, ...]  # labels in the order of the logits; F1 is of the last label
-    text: tuple[str, ...] = ("sentence1",)  # possible names of the text's column
-    pair: tuple[str, ...] = ("sentence2",)  # possible names of the second text's column
+    directory: str  # directory in the downloaded archive
+    names: tuple[str, ...]  # labels in the order of the logits; the last one is F1's positive label
+    text: tuple[str, ...] = ("sentence1",)  # possible columns of the text
+    pair: tuple[str, ...] = ("sentence2",)  # possible columns of the second text
     label: tuple[str, ...] = ("label",)
-    spelled: Literal["number", "name"] = "number"  # form of the labels in the files
-    figures: tuple[str, ...] = ("accuracy",)  # names of scores; the first ranks checkpoints
-    # Lines with a wrong number of fields: "refuse" raises an error, "skip" skips lines with too few
-    # fields, and "trim" removes extra fields.
+    spelled: Literal["number", "name"] = "number"  # whether files contain label indices or names
+    figures: tuple[str, ...] = ("accuracy",)  # scores; the first ranks checkpoints
+    # For lines with a wrong number of fields. "refuse": raise an error; "skip": skip lines with too
+    # few fields; "trim": drop extra fields.
     ragged: Literal["refuse", "skip", "trim"] = "refuse"
 
 
@@ -62,7 +62,7 @@ TASKS: Final[Mapping[str, GlueTask]] = {
         figures=("f1", "accuracy"),
         ragged="skip",
     ),
-    # The labelled diagnostic set (diagnostic-full.tsv) has other names of columns, and its score is
+    # The labelled diagnostic set (diagnostic-full.tsv) has capitalised column names. Its score is
     # Matthews' correlation.
     "mnli": GlueTask(
         "MNLI",
@@ -78,7 +78,7 @@ TASKS: Final[Mapping[str, GlueTask]] = {
     "wnli": GlueTask("WNLI", _NLI[::-1]),
 }
 
-_COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv have no header
+_COLA: Final = ("source", "label", "star", "sentence")  # train.tsv and dev.tsv lack a header
 _IDS: Final = ("index", "id")
 SKIPPED: Final = "lines have too few fields, as in the original, and are skipped"
 TRIMMED: Final = "lines have more fields than the header, which are ignored"
@@ -88,17 +88,17 @@ class GlueRows(NamedTuple):
     """The rows of one file."""
 
     rows: list[TextRow]
-    # Line numbers of skipped and trimmed lines, by remark.
+    # {remark: line numbers} of skipped and trimmed lines.
     ragged: Mapping[str, Sequence[int]] = {}
 
 
 def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
-    """Returns the files of the role "train", "dev" or "test" by name of split.
+    """Returns {split: file} for the role "train", "dev" or "test".
 
     ``("mnli", "dev", d)`` → ``{"dev_matched": d/dev_matched.tsv, "dev_mismatched": …}``
 
-    The test sets of MNLI include the diagnostic set if its file is in the directory, in the parent
-    directory, or in ``diagnostic`` beside the directory as in the archive.
+    The test splits of MNLI include the diagnostic set if ``diagnostic.tsv`` is in `directory`, in
+    ``../diagnostic`` (as in the downloaded archive) or in the parent directory.
     """
     if task != "mnli" or role == "train":
         return {role: directory / f"{role}.tsv"}
@@ -112,12 +112,11 @@ def files_of(task: str, role: str, directory: Path) -> dict[str, Path]:
 
 
 def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRows:
-    """Returns the examples of one file. `task` is a key of `TASKS`.
+    """Reads the rows of one file or table. `task` is a key of `TASKS`.
 
-    The file is a .tsv in the original layout without quotes, or another table with the columns of
-    the task. The table may be in memory. A `labelled` file must have the column of labels. Raises
-    UserError if the file or a column is missing, or if a line has a wrong number of fields and the
-    task's original files have no such lines.
+    A .tsv is an original file, without quotes. Other tables have the columns of `GlueTask`. If
+    `labelled` is set, the label column is required. Raises UserError if the file or a column is
+    missing, or if a line has a wrong number of fields; see `GlueTask.ragged` for exceptions.
     """
     layout = TASKS[task]
     broken: dict[str, list[int]] = {SKIPPED: [], TRIMMED: []}
@@ -134,7 +133,7 @@ def read_glue(path: Path | MemoryTable, task: str, *, labelled: bool) -> GlueRow
 
 
 def _read_tsv(path: Path, layout: GlueTask, broken: dict[str, list[int]]) -> Iterator[TableRow]:
-    """Yields the rows of a file in the original layout. Adds line numbers to `broken`."""
+    """Yields the rows of an original file. Adds line numbers to `broken`."""
     header: Sequence[str] = ()
     for line, fields in read_fields(path):
         if not header:
@@ -167,7 +166,7 @@ def _row(row: TableRow, number: int, layout: GlueTask, labelled: bool) -> TextRo
 
 
 def _column(row: TableRow, names: Sequence[str], key: str) -> str:
-    """Returns the first of some names that is a column of this row, otherwise of the table."""
+    """Returns the first of `names` that is a column of the row, otherwise of the table."""
     known = (name for where in (row.values, row.columns) for name in names if name in where)
     name = next(known, names[0])
     row.require([(f"task.{key}", name)])
@@ -175,7 +174,7 @@ def _column(row: TableRow, names: Sequence[str], key: str) -> str:
 
 
 def _label(row: TableRow, column: str, layout: GlueTask) -> Any:
-    """Returns the name of a label, an unchanged similarity, or None for a hidden test label."""
+    """Returns a label's name, a similarity as it is, or None for a hidden test label."""
     found = row.values[column]
     if found in ("", None, -1, "-1"):
         return None

@@ -1,4 +1,4 @@
-"""The tasks of GLUE from TensorFlow Datasets, without TensorFlow."""
+"""Reads GLUE tasks from TensorFlow Datasets, without TensorFlow."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from bert_jax.tasks.labels import TextRow
 
 NAME: Final = "tfds"  # value of `task.data` instead of a directory
 _SPLITS: Final = {"train": "train", "dev": "validation", "test": "test"}
-# Names of the text fields in TFDS: the text, then the second text of a pair.
+# Possible names of the text fields in TFDS: (text, second text).
 _TEXTS: Final = (
     ("sentence1", "sentence2"),
     ("question1", "question2"),
@@ -21,11 +21,10 @@ _TEXTS: Final = (
 
 
 def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]:
-    """Returns the examples of a role by name of split, in the order of their index.
+    """Returns {split: examples} of a role, in the order of their index.
 
-    TFDS downloads and prepares a missing dataset. If `data_dir` is None, TFDS uses its default
-    directory. Raises UserError if the dataset cannot be prepared, or if its format needs
-    TensorFlow.
+    If the dataset is missing, TFDS downloads and prepares it. If `data_dir` is None, TFDS uses its
+    default directory. Raises UserError if preparation fails, or if the format needs TensorFlow.
     """
     split = _SPLITS[role]
     if task != "mnli" or role == "train":
@@ -72,7 +71,7 @@ def _read(name: str, split: str, data_dir: str | None) -> GlueRows:
 
 def _builder(name: str, data_dir: str | None) -> Any:
     try:
-        import tensorflow_datasets as tfds  # takes a second, and few runs need TFDS
+        import tensorflow_datasets as tfds  # slow, and few runs need TFDS
     except ImportError as error:
         purpose = f"task.data: {NAME}"
         raise not_installed("tensorflow-datasets", purpose, extra="data") from error
@@ -81,7 +80,7 @@ def _builder(name: str, data_dir: str | None) -> Any:
         builder = tfds.builder(name, data_dir=data_dir)
         if not builder.is_prepared():
             builder.download_and_prepare(file_format="array_record")
-    # TFDS raises errors of many types for failures of the network or a checksum.
+    # TFDS raises many types of errors for network and checksum failures.
     except Exception as error:
         raise UserError(
             "glue.tfds_unavailable",

@@ -1,1 +1,1 @@
-"""Seeds × learning rates × epochs as one job."""
+"""Sweeps over seeds, learning rates and numbers of epochs, as one job."""

@@ -1,4 +1,4 @@
-"""Seeds × learning rates × epochs: the runs of a sweep and their results."""
+"""The runs of a sweep and their results."""
 
 import itertools
 import math
@@ -15,16 +15,16 @@ Number = TypeVar("Number", int, float)
 
 
 class SweepSection(Section):
-    """Several runs as one job: all combinations of seeds, learning rates and numbers of epochs.
+    """One job with all combinations of seeds, learning rates and numbers of epochs.
 
-    ``sweep: {seeds: 5, learning_rates: [2e-5, 3e-5, 5e-5], epochs: [2, 3, 4]}`` has 45 runs: the
-    grid of the BERT paper (arXiv 1810.04805, A.3) with five seeds.
+    ``sweep: {seeds: 5, learning_rates: [2e-5, 3e-5, 5e-5], epochs: [2, 3, 4]}`` has 45 runs: five
+    seeds of the grid in the BERT paper (arXiv 1810.04805, A.3).
     """
 
     seeds: int = pydantic.Field(default=1, ge=1)
-    """Number of seeds. The first is the seed of the run, and the others follow it."""
+    """Number of consecutive seeds. The first one is `seed`."""
     learning_rates: tuple[pydantic.PositiveFloat, ...] = ()
-    """Learning rates. By default, the learning rate of the optimizer."""
+    """Learning rates. By default, `finetune.optimizer.learning_rate`."""
     epochs: tuple[pydantic.PositiveInt, ...] = ()
     """Numbers of epochs. By default, `finetune.epochs`."""
 
@@ -50,61 +50,61 @@ class SweepPoint(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``seed1-lr5e-05-epochs3``: the name of its directory."""
+        """Directory name of the run: ``seed1-lr5e-05-epochs3``."""
         return f"seed{self.seed}-lr{self.learning_rate!r}-epochs{self.epochs}"
 
 
 class RunResult(NamedTuple):
-    """A run's best evaluation."""
+    """The best evaluation of a run."""
 
     point: SweepPoint
-    score: float | None  # score that ranks runs; None if the run was stopped
-    step: int  # step of the best evaluation; 0 if the run stopped
+    score: float | None  # score that ranks runs; None if the run diverged
+    step: int  # step of the best evaluation; 0 if the run diverged
     scores: Mapping[str, float]  # all dev scores
-    degenerate: str | None  # reason for the failure, None without one; see `Baseline`
+    degenerate: str | None  # why the run failed, or None; see `Baseline.failure`
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values, including the fields of the point."""
+        """Returns plain JSON values, including the fields of the point."""
         row = self._asdict()
         return {"name": self.point.name, **row.pop("point")._asdict(), **row}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Restores a result from the values of `to_json`."""
+        """Inverse of `to_json`."""
         point = SweepPoint(row["seed"], row["learning_rate"], row["epochs"])
         return cls(point, **{key: row[key] for key in cls._fields if key != "point"})
 
 
 class Spread(NamedTuple):
-    """Mean and deviation of scores."""
+    """Mean and standard deviation of scores."""
 
     runs: int
     mean: float | None  # None if there is no score
-    deviation: float | None  # sample deviation (n − 1); None for fewer than two scores
+    deviation: float | None  # with divisor n − 1; None for fewer than two scores
 
     @classmethod
     def of(cls, scores: Sequence[float]) -> Self:
-        """Returns mean and deviation of any number of scores."""
+        """Returns the spread of any number of scores."""
         deviation = statistics.stdev(scores) if len(scores) > 1 else None
         return cls(len(scores), statistics.fmean(scores) if scores else None, deviation)
 
 
 class Cell(NamedTuple):
-    """The runs with one learning rate and one number of epochs; they differ in the seed."""
+    """Statistics of the runs that differ only in the seed."""
 
     learning_rate: float
     epochs: int
     runs: int
     every: Spread  # all runs with a score
-    sound: Spread  # runs that are not degenerate
+    sound: Spread  # runs that did not fail
     least: float | None
     most: float | None
     best_seed: int | None
-    degenerate: int  # number of degenerate runs, including runs without a score
+    degenerate: int  # number of failed runs, including runs without a score
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
+        """Returns plain JSON values."""
         return {**self._asdict(), "every": self.every._asdict(), "sound": self.sound._asdict()}
 
 
@@ -113,7 +113,7 @@ def points_of(
 ) -> list[SweepPoint]:
     """Returns the runs of a sweep, ordered by epochs, then learning rate, then seed.
 
-    `seed` is the first seed. `learning_rate` and `epochs` are the defaults of the section.
+    `seed` is the first seed. `learning_rate` and `epochs` are used if the section has none.
     """
     grid = itertools.product(
         section.epochs or (epochs,),
@@ -130,10 +130,10 @@ def best_of(results: Iterable[RunResult]) -> RunResult | None:
 
 
 def cells_of(results: Iterable[RunResult]) -> list[Cell]:
-    """Groups results by learning rate and number of epochs, in order.
+    """Groups results by (learning rate, epochs), in order of first occurrence.
 
-    Three seeds with scores 0.8, 0.9 and 0.5, the last one degenerate → every 0.733 ± 0.208, sound
-    0.85 ± 0.071.
+    Example: scores 0.8, 0.9 and 0.5, the last of a failed run → every 0.733 ± 0.208, sound 0.85 ±
+    0.071.
     """
     grouped: dict[tuple[float, int], list[RunResult]] = {}
     for result in results:

@@ -1,14 +1,13 @@
-"""Sweeps: many fine-tuning runs as one job, by `--seeds N` or `finetune.sweep`.
+"""Runs a sweep: many fine-tuning runs as one job (`--seeds N` or `finetune.sweep`).
 
-The directory of a sweep is also the run directory of its best run, so every other verb accepts it::
+A sweep's directory is also the run directory of its best run, so that other verbs accept it::
 
     <run_dir>/config.yaml, checkpoints/, evaluation.json, …   the best run
     <run_dir>/sweep.json, sweep.csv                           the results of all runs
     <run_dir>/runs/seed1-lr5e-05-epochs3/                     the directory of one run
 
-Ordinary runs train one after another. They save checkpoints and react to signals, so a stopped
-sweep resumes in the middle of a run. All runs share one predictor, and equal steps share one
-compiled program.
+The runs train one after another. Each run saves checkpoints and handles signals, so a stopped sweep
+resumes in the middle of a run. All runs share one predictor and the compiled train steps.
 """
 
 import dataclasses
@@ -58,7 +57,7 @@ RUNS: Final = "runs"
 
 
 class SweepRecord:
-    """The finished runs of a sweep. It is written after each run, so that no run is repeated."""
+    """The finished runs of a sweep. Saved after each run, so that a resumed sweep skips them."""
 
     def __init__(
         self,
@@ -68,16 +67,16 @@ class SweepRecord:
         metric: str,
         check_lock: Callable[[], None],
     ) -> None:
-        """Reads the record if the directory has one.
+        """Reads the record if `root` has one.
 
-        `settings` are the settings that determine the results. `check_lock` raises RunStopped if
-        another process has taken the directory. Raises UserError if the directory has a sweep with
-        other settings or a single run, or if a result was changed.
+        `settings` are those that determine the results. `check_lock` raises RunStopped if another
+        process has taken `root`. Raises UserError if `root` has a single run or a sweep with other
+        settings, or if a stored result was edited.
         """
         self._root, self._settings, self._metric = root, dict(settings), metric
         self._check_lock = check_lock
-        self.done = False  # whether the best run has been written
-        self.results: dict[SweepPoint, RunResult] = {}  # finished runs, in their order
+        self.done = False  # whether the best run was copied to `root`
+        self.results: dict[SweepPoint, RunResult] = {}  # in order of completion
         path = root / SWEEP
         if path.exists():
             found = read_json_object(path)
@@ -111,7 +110,7 @@ class SweepRecord:
     def write(self) -> None:
         """Writes `sweep.json`, and `sweep.csv` if the sweep is `done`. All processes must call it.
 
-        If another process has taken the directory, raises RunStopped before writing.
+        If another process has taken `root`, raises RunStopped and writes nothing.
         """
         self._check_lock()
         if jax.process_index() != 0:
@@ -132,7 +131,7 @@ class SweepRecord:
         write_whole(self._root / SWEEP, json.dumps(content, indent=2))
 
     def show(self, console: Console) -> None:
-        """Shows a table of learning rates and numbers of epochs, and the best run."""
+        """Prints a table of scores by learning rate and epochs, and the best run."""
         if jax.process_index() == 0:
             console.print(_table([*self.results.values()], self._metric))
             if self.best is not None:
@@ -141,7 +140,7 @@ class SweepRecord:
 
 
 def say(console: Console, line: str) -> None:
-    """Prints a line without markup. Only the first process prints."""
+    """Prints a line, without markup, on the first process."""
     if jax.process_index() == 0:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -183,10 +182,9 @@ def _figure(metric: str, value: float | None) -> str:
 def plan(
     settings: FinetuneSettings, *, seeds: int | None
 ) -> tuple[FinetuneSettings, list[SweepPoint]]:
-    """Returns the settings with `finetune.sweep.seeds` set to `seeds`, and the runs of the sweep.
+    """Sets `finetune.sweep.seeds` to `seeds`. Returns the settings and the runs of the sweep.
 
-    If there is only one run, the settings are the settings of this run. Raises UserError for fewer
-    than one seed.
+    If there is only one run, returns its settings. Raises UserError if `seeds` is below 1.
     """
     if seeds is not None:
         if seeds < 1:
@@ -208,12 +206,12 @@ def plan(
 
 
 def sweep(settings: FinetuneSettings, points: Sequence[SweepPoint], *, console: Console) -> Outcome:
-    """Trains all points that are not finished, shows the table, and writes the best run.
+    """Trains all unfinished points, prints the table, and copies the best run to the run directory.
 
-    Settings and points come from `plan`. The outcome has the step and the scores of the best run,
-    or says that a signal interrupted the sweep. Raises UserError if the configuration does not fit
-    the data, the origin or the run directory. Raises RunStopped if no run finished with a score, or
-    if a run stopped for another reason than bad steps; the same command resumes the sweep.
+    `settings` and `points` come from `plan`. Returns the step and the scores of the best run, or
+    `interrupted` after a signal. Raises UserError if the configuration does not fit the data, the
+    origin or the run directory. Raises RunStopped if no run has a score, or if a run stops for a
+    reason other than bad steps. The same command resumes the sweep.
     """
     prepared = prepare(settings)
     root = claim_run(
@@ -270,7 +268,7 @@ def _sweep(
 def point_settings(
     settings: FinetuneSettings, point: SweepPoint, *, run_dir: str
 ) -> FinetuneSettings:
-    """Returns the settings of a point's run in the directory `run_dir`."""
+    """Returns the settings of a point's run."""
     optimizer = settings.finetune.optimizer.model_copy(
         update={"learning_rate": point.learning_rate}
     )
@@ -281,9 +279,9 @@ def point_settings(
 def _run_point(
     prepared: TrainingSetup, point: SweepPoint, run: Callable[..., FinishedRun], console: Console
 ) -> RunResult | None:
-    """Trains or resumes one point. Returns None if a signal stops it.
+    """Trains or resumes one point. Returns None after a signal.
 
-    A diverged run is a result too, because it would diverge again.
+    A diverged run has a result too. It is not repeated, because it would diverge again.
     """
     started = time.monotonic()
     root = claim(prepared)
@@ -309,7 +307,7 @@ def _promote(
     check_lock: Callable[[], None],
     console: Console,
 ) -> None:
-    """Copies the best run to the directory of the sweep, and evaluates it."""
+    """Copies the best run to the sweep's directory, and evaluates it."""
     best = record.best
     if best is None:
         raise RunStopped(
@@ -322,7 +320,7 @@ def _promote(
     loaded = load_params(run, checkpoint="auto", mesh=prepared.mesh)
     check_lock()
     with write_checkpoints(root) as checkpoints:
-        # The checkpoint exists if an earlier process was killed after saving it.
+        # An earlier process may have saved the checkpoint before it was killed.
         if checkpoints.on_disk.newest() is None:
             score = SelectionScore(0.0, "best run of a sweep")
             checkpoints.save_params(loaded.params, step=loaded.step, selection_score=score)
@@ -334,7 +332,7 @@ def _promote(
         origin = {**prepared.origin_record(root), "best_of": SWEEP}
         own.write_run(root, root=root, origin=origin)
 
-    from_first_process(write)  # all processes open the run next
+    from_first_process(write)  # before any process opens the run
     conclude(
         open_run(root),
         prepared.family,
