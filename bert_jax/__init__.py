@@ -12,8 +12,8 @@ Load a model once and call it repeatedly::
     model = bert_jax.load("runs/demo/run")
     model.fill_mask("returns a [MASK] of strings .")
 
-Each name is imported on first use. So importing this package loads no library, not even JAX, and
-data workers can import it.
+Each public name is imported on first use. Importing the package alone loads no library, so that
+data workers do not load JAX.
 """
 
 import ast
@@ -115,7 +115,7 @@ __all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "ObjectiveSection"
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "SquadSection"]
 __all__ += ["SubmitSection", "SweepSection", "TableSection", "TokenClassificationSection"]
 __all__ += ["TrainSection", "VocabSection", "WatchdogSection"]
-# A dataset, a tokenizer, a model in memory.
+# Functions that load a model, a tokenizer or a dataset.
 __all__ += ["load", "load_tokenizer", "open_dataset"]
 # Arguments, results and errors of verbs.
 __all__ += ["Candidate", "Dataset", "Demo", "DoctorReport", "Evaluation", "ExtraOutputs"]
@@ -126,7 +126,7 @@ __all__ += ["__version__"]
 
 @functools.cache
 def _modules() -> dict[str, str]:
-    """Returns the module of each name, from the imports above that only type checkers execute."""
+    """Returns the module of each public name, parsed from the `TYPE_CHECKING` imports above."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {each.name: str(node.module) for node in imports for each in node.names}

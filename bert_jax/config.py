@@ -39,9 +39,9 @@ class RunConfig(Section):
     seed: int = pydantic.Field(default=0, ge=0)
     """Seed of all random numbers: parameters, dropout, masks, order of the examples."""
     run_dir: PathText | None = None
-    """Directory of the run, local or ``gs://``. If it has a run, the run is resumed."""
+    """Directory of the run, local or ``gs://``. If it contains a run, that run is resumed."""
     tokenizer: PathText | None = None
-    """Directory of the tokenizer: output of `bert-jax vocab`, or from Hugging Face with a
+    """Directory of the tokenizer: output of `bert-jax vocab`, or a Hugging Face directory with a
     `vocab.txt`."""
     vocab: VocabSection | None = None
     """How `bert-jax vocab` trains a tokenizer."""
@@ -87,7 +87,7 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     ``load_config("run.yaml", ["train.phases.0.steps=100", "mesh.tensor=2"])``
 
     Args:
-        path: local or ``gs://`` path. If the file does not exist, the name of a packaged
+        path: local or ``gs://`` path. If no such file exists, it is the name of a packaged
             configuration: ``configs/finetune/mrpc.yaml`` or ``finetune/mrpc``.
         overrides: settings ``dotted.key=value`` with a YAML value. A number in the key is the index
             in a list.
@@ -109,7 +109,7 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
 def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
     """Returns a configuration, read from a file if a path is given.
 
-    Raises UserError for another type, or as `load_config`.
+    Raises UserError like `load_config`, and for any other type.
     """
     if isinstance(config, RunConfig):
         return config
@@ -125,7 +125,7 @@ def as_config(config: RunConfig | epath.PathLike) -> RunConfig:
 
 
 def _refuse_place(path: epath.Path) -> None:
-    """Raises UserError for a directory or a missing file, with a hint at a similar name."""
+    """Raises UserError for a directory or a missing file. Suggests a similar name."""
     if path.is_dir():
         files = sorted(file.name for file in path.iterdir() if file.suffix == _SUFFIX)
         name = _RUN_CONFIG if _RUN_CONFIG in files else next(iter(files), "")
@@ -255,7 +255,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above: str) -> str | int:
-    """Returns a part of a dotted key: a key if the node is a mapping, an index if it is a list."""
+    """Converts a part of a dotted key: to a key for a mapping, to an index for a list."""
     if isinstance(node, dict):
         return part
     if part not in map(str, range(len(node))):

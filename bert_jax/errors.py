@@ -10,11 +10,11 @@ UNCAUGHT: Final = 70
 """Exit code after an unhandled exception, which is a fault of the program or the machine."""
 
 _LONGEST = 2000  # characters of a message
-_MOST_COMPARED = 200  # characters: the cost of comparing grows with their product
+_MOST_COMPARED = 200  # characters; longer names take too long to compare
 
 
 class KeyedError(Exception):
-    """An error with a stable key. Tests and documents name the key, so its wording may change.
+    """An error with a stable key. Tests and documents refer to the key, so the message may change.
 
     ``str(error)`` fills the message with the values and cuts it after 2,000 characters:
 
@@ -29,8 +29,8 @@ class KeyedError(Exception):
         key: kind of the error, ``area.kind``.
         message: format string. A list is shown with commas; ``{allowed:or}`` puts "or" before its
             last item.
-        values: values by name. Paths become text. If `place` is given, the file, setting or row
-            in it is shown first.
+        values: values by name. Paths become text. `place`, if given, is a file, setting or row; the
+            text starts with it.
     """
 
     def __init__(self, key: str, message: str, /, **values: Any) -> None:
@@ -55,7 +55,7 @@ class KeyedError(Exception):
         return f"{' '.join(str(self).split())} [{self.key}]"
 
     def located(self, place: object) -> Self:
-        """Returns this error with another place before its place: ``model.bert_config: a.json``."""
+        """Returns this error with a place before its own: ``model.bert_config: a.json``."""
         inner = self.values.get("place")
         joined = f"{place}: {inner}" if inner else str(place)
         return self.followed_by("", place=joined)
@@ -73,7 +73,7 @@ class _Formatter(string.Formatter):
     """Formats lists as ``1, 2, 3``, or with ``{…:or}`` as ``1, 2 or 3``."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        if type(value) not in (list, tuple):  # a NamedTuple has a form of its own
+        if type(value) not in (list, tuple):  # a NamedTuple has its own format
             return super().format_field(value, format_spec)
         names = [str(each) for each in value] or ["none"]
         if format_spec and len(names) > 1:
@@ -114,12 +114,12 @@ class RunStopped(KeyedError):
 class LoaderWorkerKilled(RunStopped):
     """The system has killed a worker process of the loader.
 
-    Exit with `os._exit`: exit handlers of Grain may wait for that worker forever.
+    Exit with `os._exit`, because exit handlers of Grain may wait for the worker forever.
     """
 
 
 class Diverged(RunStopped):
-    """A loss or gradient norm was not finite, or a spike. A restart would stop at the same step."""
+    """A loss or gradient norm was not finite or spiked. A restart would stop at the same step."""
 
 
 class PeerLost(KeyedError):

@@ -47,7 +47,7 @@ class LoadedModel:
         architecture: sizes of the encoder.
         heads: heads on the encoder.
         params: nested dict of float32 arrays on the devices.
-        step: step of the checkpoint; 0 if another program made it.
+        step: step of the checkpoint; 0 for an imported checkpoint.
     """
 
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
@@ -76,7 +76,7 @@ class LoadedModel:
         ``model.fill_mask("paris is the [MASK] of france .").masks[0][0].piece -> "capital"``
 
         Args:
-            texts: one text or several, each with one [MASK] or more. One text gives one result.
+            texts: one text or several, each with one [MASK] or more. A text returns one result.
             top_k: number of candidates per mask, best first.
 
         Raises:
@@ -161,8 +161,8 @@ class LoadedModel:
                 ``{"max_query_length": 32, "n_best": 5}`` for question answering.
 
         Returns:
-            A dict for each row, in order. Its fields are those of a .jsonl file of
-            `bert-jax predict`, such as "prediction" and "probabilities".
+            A dict for each row, in order. It has the fields of the .jsonl files that `bert-jax
+            predict` writes, such as "prediction" and "probabilities".
 
         Raises:
             UserError: The model was not fine-tuned, or a row or setting is wrong for its task.
@@ -207,7 +207,7 @@ def load(
     if checkpoint != "auto":
         raise UserError(
             "checkpoint.without_run",
-            "found {found}, but {source} is not a run directory",
+            "found {found}, but {source} is not a run directory. Omit the checkpoint.",
             place="checkpoint",
             found=checkpoint,
             source=source,

@@ -20,7 +20,7 @@ from rich.text import Text
 
 FIRST_LINE_SECONDS: Final = 0.5
 LAST_LINE_SECONDS: Final = 1.0  # no line at the end of a shorter stage
-QUIET_SECONDS: Final = 2.5  # between two lines; after 25 s, a tenth of the elapsed time
+QUIET_SECONDS: Final = 2.5  # pause between lines; after 25 s, a tenth of the elapsed time
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,8 +70,8 @@ class Narrator:
         Args:
             what: name of the stage, or a function that returns the current text of the line.
             at_once: whether to print the first line immediately.
-            lasting: whether the stage lasts for the whole run. Its line shows no seconds, and no
-                line is printed at its beginning and end.
+            lasting: whether the stage lasts for the whole run. Its line shows no seconds. No line
+                is printed when it begins or ends.
         """
         now = time.monotonic()
         due = now + (QUIET_SECONDS if lasting else FIRST_LINE_SECONDS)
@@ -110,8 +110,8 @@ class Narrator:
             threading.Thread(target=self._watch, args=[ended], daemon=True).start()
 
     def _live_line(self) -> Text | Spinner:
-        # Do not acquire the lock: rich's lock is held here, and `say` acquires them in the other
-        # order, so a deadlock would follow.
+        # Do not acquire the lock here. The caller holds rich's lock, and `say` acquires the two
+        # locks in the opposite order, so this would deadlock.
         stage = next(iter(self._stages[-1:]), None)
         text = Text(stage.line() if stage else "", no_wrap=True, overflow="ellipsis")
         return text if stage is None or stage.lasting else Spinner("dots", text)
@@ -142,7 +142,7 @@ _NARRATORS: Final[list[Narrator]] = []
 
 @contextlib.contextmanager
 def speaking(console: Console | None) -> Iterator[None]:
-    """Makes `doing` print to a console within the block. None changes nothing."""
+    """Makes `doing` print to a console within the block. If it is None, does nothing."""
     if console is None or (_NARRATORS and _NARRATORS[-1].console is console):
         yield
         return
@@ -173,6 +173,6 @@ def doing(
 
 
 def hush() -> None:
-    """Silences all consoles, because another process of the job prints the progress."""
+    """Silences all consoles of a process other than process 0, which prints the progress."""
     for each in _NARRATORS:
         each.console.quiet = True

@@ -1,4 +1,4 @@
-"""Checks addresses: local paths, buckets, and names on a hub."""
+"""Checks paths: local paths, URLs of buckets, and names on a hub."""
 
 import importlib.util
 from typing import Final
@@ -18,7 +18,7 @@ _LOCAL: Final = "a local path"
 
 
 def check_place(path: str, *, hub: str = "") -> None:
-    """Raises SettingError for an unsupported address.
+    """Raises SettingError for an unsupported URL.
 
     Local paths and ``gs://bucket/run`` are supported. ``s3://`` and ``az://`` are supported if
     their client libraries are installed. Names on a hub are supported if they begin with `hub`,

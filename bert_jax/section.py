@@ -25,11 +25,11 @@ def as_tuple(value: Any) -> Any:
 
 
 Strings: TypeAlias = Annotated[tuple[str, ...], pydantic.BeforeValidator(as_tuple)]
-"""A list of texts. In YAML, a single text is a list of one."""
+"""A list of texts. In YAML, a single text is also accepted."""
 
 
 def check_path(path: str, *, hub: str = "") -> str:
-    """Returns the path. Raises SettingError if it is empty, too long or an unsupported address."""
+    """Returns the path. Raises SettingError if it is empty, too long or an unsupported URL."""
     check_place(path, hub=hub)
     if not path.strip():
         raise SettingError(
@@ -48,7 +48,7 @@ def check_path(path: str, *, hub: str = "") -> str:
 
 
 def check_local_path(path: str) -> str:
-    """Returns the local path. Raises SettingError for an address, or as `check_path`."""
+    """Returns the local path. Raises SettingError like `check_path`, and for any URL."""
     if "://" in path:
         raise SettingError("path.not_local", 'found "{found}", allowed: a local path', found=path)
     return check_path(path)

@@ -1,6 +1,6 @@
 """The Task protocol: the train loop's interface to objectives and fine-tuning tasks.
 
-Only the type checker imports JAX here, because processes without JAX import this file.
+Imports JAX only for type checkers, because processes without JAX import this file.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RowTransform(Protocol):
 
     @property
     def max_examples(self) -> int:
-        """Largest number of examples in a row. It is 1 without packing."""
+        """Maximum number of examples in a row; 1 without packing."""
         ...
 
     def packed(self, max_examples: int) -> RowTransform:
@@ -82,7 +82,7 @@ class RowTransform(Protocol):
         ...
 
     def fingerprint(self) -> dict[str, str | int | float]:
-        """Returns the settings that rows depend on; a run resumes only with the same settings."""
+        """Returns the settings that rows depend on. A run resumes only with equal settings."""
         ...
 
 

@@ -29,9 +29,10 @@ _FORBIDDEN: Final = frozenset((*sys.stdlib_module_names, *sys.builtin_module_nam
 def load_function(path: str, *, key: str, checked: bool = False) -> Callable[..., Any]:
     """Imports the function ``"module:function"``, which is the value of the setting `key`.
 
-    `checked` skips the check of the module because another process has made it: on the workers of a
-    cluster, the user's module is an installed package. Raises UserError if the value has another
-    form, the module does not belong to the user or cannot be imported, or the function is missing.
+    `checked`: another process has checked the module. On the workers of a cluster, the user's
+    module is an installed package, so the check would fail. Raises UserError if the value has
+    another form, the module does not belong to the user or cannot be imported, or the function is
+    missing.
     """
     spelled = _SPELLING.fullmatch(path)
     if spelled is None:
@@ -75,7 +76,7 @@ def load_function(path: str, *, key: str, checked: bool = False) -> Callable[...
 def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = ()) -> None:
     """Raises UserError if a module does not belong to the user. Does not import the module.
 
-    `found` is the value of the setting `key`. `allowed` has names of further allowed packages.
+    `found` is the value of the setting `key`. `allowed` names more allowed packages.
     """
     top = name.partition(".")[0]
     if top in (*_trusted(), *allowed):
@@ -92,8 +93,8 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
     if top == __name__.partition(".")[0] or _is_installed(top):
         raise UserError(
             "function.installed_package",
-            'found "{found}", but {module} is an installed package, allowed: a module of your '
-            "own, or {module} in {variable}",
+            'found "{found}", but {module} is an installed package. Use a module of '
+            "your own, or add {module} to {variable}.",
             place=key,
             found=f"{found:.60}",
             module=top,
@@ -102,9 +103,9 @@ def check_module(name: str, *, key: str, found: str, allowed: tuple[str, ...] = 
 
 
 def only_trusted(path: str | None, *, key: str, source: object) -> None:
-    """Raises UserError if a run directory, `source`, names a function whose module is not trusted.
+    """Raises UserError if the run directory `source` names a function of an untrusted module.
 
-    Somebody else may have written the run directory. `path` is None or as in `load_function`.
+    Somebody else may have written the run directory. `path` is ``"module:function"`` or None.
     """
     top = (path or "").partition(":")[0].partition(".")[0]
     if path is not None and top not in _trusted():

@@ -17,7 +17,7 @@ S = TypeVar("S", bound=Section)
 
 Sections = Sequence[type[pydantic.BaseModel]]
 
-# What a setting may be, by pydantic's type of error.
+# Allowed values of a setting, by pydantic's type of error.
 _TYPES: Final = {
     "model_type": "keys and values",
     "dict_type": "keys and values",
@@ -30,7 +30,7 @@ _TYPES: Final = {
     "string_type": "text",
 }
 _SHOULD_BE: Final = "Input should be "
-_SURE: Final = 0.8  # least similarity of a suggested setting of another section
+_SURE: Final = 0.8  # minimum similarity of a setting that `find_setting` suggests
 _LONGEST_NAME: Final = 60
 _SHORT: Final = {"lr": "learning_rate"}
 _BAD: Final = re.compile("[\0\ud800-\udfff]")
@@ -41,7 +41,7 @@ KIND: Final = "kind"  # name of the setting that selects a section of a union
 class InvalidValue(UserError):
     """A wrong value of a setting.
 
-    The value `setting` is the dotted key of the setting, or empty if the whole file is wrong.
+    ``values["setting"]`` is the dotted key of the setting. It is empty if the whole file is wrong.
     """
 
 
@@ -138,7 +138,7 @@ def _first_problem(
     """Returns the first error of a validation, with a hint at a similar name."""
     errors = error.errors()
     first = errors[0]
-    if first["type"] == "missing":  # perhaps misspelt: prefer an unknown key
+    if first["type"] == "missing":  # an unknown key may be its misspelling
         first = next((each for each in errors if each["type"] == "extra_forbidden"), first)
     location, sections = _walk(root, first["loc"])
     key = ".".join([*([above] if above else []), *(f"{part!s:.60}" for part in location)])
@@ -184,7 +184,7 @@ def _walk(
     """Returns the keys that lead to an error, and the sections that may have its last key.
 
     pydantic adds the kind of a section to the location if the section is in a union. The keys omit
-    the kind. If the error is at a union itself, the sections are the members of the union.
+    the kind. If the location ends at a union, the sections are all members of the union.
     """
     key: list[str | int] = []
     sections: list[type[pydantic.BaseModel]] = [root]
@@ -218,8 +218,8 @@ def find_setting(name: str, sections: Sections, *, first: Collection[str]) -> st
 
     ``find_setting("batchsize", [RunConfig], first=["train"]) -> "train.phases.0.batch_size"``
 
-    Searches the sections and all nested sections. If several settings have that name, prefers one
-    whose top-level key is in `first`.
+    Searches the sections and all nested sections. If several settings have this name, prefers a
+    setting whose top-level key is in `first`.
     """
     places: dict[str, list[str]] = {}
     for key in _keys_below(sections):
@@ -248,5 +248,5 @@ def _keys_below(sections: Sections) -> Iterator[str]:
 
 
 def _is_list(annotation: Any) -> bool:
-    """Returns whether the type of a field is a tuple, also if it is optional."""
+    """Returns whether the type of a field is a tuple or an optional tuple."""
     return get_origin(annotation) is tuple or any(map(_is_list, get_args(annotation)))

@@ -71,10 +71,9 @@ def check_kernels(
     longest: int,
     pretraining: bool,
 ) -> Iterator[Finding]:
-    """Yields the implementations of a train step's attention, layers and loss.
+    """Yields the implementations that a train step uses for attention, layer norm, FFN and loss.
 
-    `longest` is the number of tokens of the longest rows. `pretraining` adds the loss of masked
-    pieces.
+    `longest` is the number of tokens of the longest rows. `pretraining` adds the loss.
     """
     # Imported late, because it loads the kernels, which is slow.
     from bert_jax.model.kernel_choice import choose

@@ -55,10 +55,9 @@ def checked(topic: str, check: Callable[[], str]) -> Finding:
 
 
 def show(findings: Iterable[Finding], console: Console) -> DoctorReport:
-    """Prints a line for each finding, then the numbers of problems and warnings.
+    """Prints a line for each finding, then counts of problems and warnings.
 
-    On a terminal, lines are coloured and wrapped. In a file or a pipe, each finding is one plain
-    line, for grep.
+    On a terminal, lines are coloured and wrapped. Elsewhere, each finding is one plain line.
     """
     shown: list[Finding] = []
     for finding in findings:

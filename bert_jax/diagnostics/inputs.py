@@ -41,8 +41,8 @@ Check = tuple[str, Callable[[], str]]  # subject; function that returns a text o
 def require_inputs(checks: Iterator[Check], mesh: MeshSection) -> None:
     """Raises the UserError of the first check that fails, before JAX is loaded.
 
-    With several processes, does nothing: each process checks its inputs after it has joined the
-    others, which would otherwise wait for a failed process.
+    With several processes, does nothing. Each process checks its inputs after it has joined the
+    others, because the others would wait for a process that failed before.
     """
     if mesh.distributed.enabled:
         return
@@ -83,12 +83,12 @@ def pretraining_inputs(
 def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> str:
     path = phase.dataset
     if is_remote(path):
-        return f"{path} is opened when the run starts"
+        return f"{path} is not checked before the run opens it"
     root = epath.Path(path)
     if root.exists() and not (root / PROVENANCE_NAME).exists():
         return f"{path} has no {PROVENANCE_NAME} and is read as TFRecords"
     if any(character in path for character in "*?["):
-        return f"{path} is opened when the run starts"
+        return f"{path} is not checked before the run opens it"
     made = read_provenance(root)
     if tokenizers:
         made.require_tokenizer(tokenizers[0].hash, place=f"{key}.dataset: {path}")
@@ -101,7 +101,7 @@ def _dataset(phase: PhaseSection, tokenizers: list[Tokenizer], *, key: str) -> s
 
 
 def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
-    """Yields checks of the inputs of `finetune`: its origin, and the task's files."""
+    """Yields checks of the inputs of `finetune`: the initial model and the task's files."""
     yield "init_from", lambda: _origin(section)
     task = section.task
     if isinstance(task, GlueSection):
@@ -117,7 +117,7 @@ def finetuning_inputs(section: FinetuneSection) -> Iterator[Check]:
 def _origin(section: FinetuneSection) -> str:
     origin = section.init_from
     if is_remote(origin) or is_hub_name(origin):
-        return f"{origin} is fetched when the run starts"
+        return f"{origin} is not checked before the run fetches it"
     root = epath.Path(origin)
     if is_checkpoint(origin):
         for name in ("config.json", "bert_config.json"):
@@ -133,7 +133,7 @@ def _origin(section: FinetuneSection) -> str:
 
 
 def _check_positions(section: FinetuneSection, architecture: Any) -> None:
-    """Checks that rows fit a model's positions, if its settings have their number."""
+    """Checks that rows fit the model's positions. Skips settings without their number."""
     if isinstance(architecture, dict):
         positions = architecture.get("max_position_embeddings")
         if isinstance(positions, int):
@@ -141,7 +141,7 @@ def _check_positions(section: FinetuneSection, architecture: Any) -> None:
 
 
 def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
-    """Raises UserError if a text has no mask, or a run on this machine cannot fill masks."""
+    """Raises UserError if a text has no mask, or a local run has no MLM head."""
     for text in texts:
         split_at_masks(text)
     root = epath.Path(source)
@@ -162,7 +162,7 @@ def _glue(task: GlueSection) -> str:
 def _file(path: str, table: TableSection | None, role: str) -> str:
     """Checks that a file exists, and that the first row of a table has the task's columns."""
     if is_remote(path):
-        return f"{path} is fetched when the run starts"
+        return f"{path} is not checked before the run fetches it"
     require_file(path)
     if table is not None:
         asked = [("task.text", table.text), ("task.pair", table.pair), ("task.id", table.id)]

@@ -93,7 +93,7 @@ def check_run_dir(run_dir: str, *, checkpoint_bytes: int | None = None) -> list[
     Writes a small file and deletes it. If the directory does not exist, checks its nearest parent.
 
     Args:
-        run_dir: a local directory or a gs:// address.
+        run_dir: a local directory or a gs:// URL.
         checkpoint_bytes: size of one checkpoint. Default: the size for BERT-Base.
     """
     if is_remote(run_dir):
@@ -124,7 +124,7 @@ def _check_space(folder: Path, checkpoint_bytes: int | None) -> Finding:
     )
     if free >= _KEPT_CHECKPOINTS * size:
         return ok("disk", text)
-    # Without the model's size, the needed space is only a guess.
+    # If the model's size is unknown, only warn, because the needed space is a guess.
     finding = problem if checkpoint_bytes else warn
     return finding("disk", f"{text}. A run needs {_KEPT_CHECKPOINTS}.")
 

@@ -16,7 +16,7 @@ _CONNECT_SECONDS: Final = 3.0
 
 
 def expected_hosts(section: DistributedSection) -> tuple[int, str]:
-    """Returns the expected number of processes, and its setting or variable.
+    """Returns the expected number of processes, and the setting or variable that defines it.
 
     ``TPU_WORKER_HOSTNAMES=a,b MEGASCALE_NUM_SLICES=2 -> (4, "TPU_WORKER_HOSTNAMES times …")``
 
@@ -47,9 +47,9 @@ def check_hosts(expected: tuple[int, str], *, seen: int, enabled: bool) -> Findi
 
 
 def check_coordinator(section: DistributedSection) -> Iterator[Finding]:
-    """Tests the port on which process 0 waits for others. Call this before processes join.
+    """Checks the port on which process 0 waits for the others. Call it before processes join.
 
-    The port must be free on the host of process 0, and must answer from other hosts.
+    On process 0, the port must be free. On the other hosts, it must answer.
     """
     if not section.enabled:
         yield ok("coordinator", f"one process, port {section.coordinator_port} is not used")

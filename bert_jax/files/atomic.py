@@ -1,4 +1,4 @@
-"""Atomic writes of files and directories, local or in a bucket. Readers never see a part."""
+"""Writes files and directories atomically, on a disk or in a bucket."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ _UNFINISHED: Final = ".tmp"
 
 
 def output_exists(path: os.PathLike[str]) -> UserError:
-    """Returns the error for an output that only --force may replace."""
+    """Returns the error for an existing output, which only --force replaces."""
     return UserError(
         "output.exists", "exists already. Choose another path or add --force.", place=path
     )
@@ -29,7 +29,7 @@ def output_exists(path: os.PathLike[str]) -> UserError:
 
 @contextlib.contextmanager
 def disk_errors(path: epath.PathLike) -> Iterator[None]:
-    """Raises a UserError that names ``path`` if a disk, a quota or a size limit is exceeded.
+    """Raises a UserError that names ``path`` if a disk is full, or a quota or size limit exceeded.
 
     Recognises a RuntimeError of a C++ writer by its text. Other errors pass unchanged.
     """
@@ -79,7 +79,7 @@ def refusal_of(write: Callable[[], object]) -> str | None:
     """Calls `write`. Returns a short reason if it failed, or None if it succeeded.
 
     Catches every exception, because each storage library raises its own. The reason names the class
-    of a library's exception.
+    of an exception that is not ours.
     """
     try:
         write()
@@ -100,7 +100,7 @@ class Attempts:
     def succeeds(self, write: Callable[[], object], *, otherwise: str) -> bool:
         """Calls `write` and returns whether it succeeded.
 
-        At the first failure, prints the reason and the consequence `otherwise`.
+        At the first failure after a success, prints the reason and `otherwise`, the consequence.
         """
         reason = refusal_of(write)
         if reason is not None and not self._refused:
@@ -116,9 +116,9 @@ class Attempts:
 def write_whole(path: epath.PathLike, content: str | bytes, *, make_parent: bool = True) -> None:
     """Writes a file atomically, local or ``gs://``. A failure leaves no partial file.
 
-    Encodes text as UTF-8. Creates missing parent directories, unless `make_parent` is False: a
-    worker that outlives its run must not create the run's directory again. Raises UserError if the
-    disk is full or the file cannot be written.
+    Encodes text as UTF-8. Creates missing parent directories. A worker that may outlive its run
+    sets `make_parent` to False, so that it does not create the run's directory again. Raises
+    UserError if the disk is full or the file cannot be written.
     """
     target = epath.Path(path)
     raw = content.encode() if isinstance(content, str) else content
@@ -151,9 +151,9 @@ def whole_file(target: epath.PathLike) -> Iterator[pathlib.Path]:
 def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Path]:
     """Yields a temporary local directory, and moves it to ``target`` after the block.
 
-    If ``target`` exists by then, another worker has made it, and this result is discarded. A bucket
-    cannot rename a directory. So the file `last` is uploaded after all others, and `is_whole` looks
-    for it. Raises UserError if the disk is full.
+    If another worker has completed ``target`` meanwhile, discards this result. A bucket cannot
+    rename a directory, so the file `last` is uploaded last and marks it as complete. Raises
+    UserError if the disk is full.
     """
     target = epath.Path(target)
     with _temporary(target) as temporary:
@@ -173,7 +173,7 @@ def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Pa
 
 
 def is_whole(directory: epath.PathLike, *, last: str) -> bool:
-    """Returns whether a directory of `whole_directory` is complete."""
+    """Returns whether a directory written by `whole_directory` is complete."""
     return (epath.Path(directory) / last).exists()
 
 
@@ -181,8 +181,8 @@ def is_whole(directory: epath.PathLike, *, last: str) -> bool:
 def new_directory(path: pathlib.Path, *, force: bool) -> Iterator[pathlib.Path]:
     """Yields a temporary directory, and moves it to the local ``path`` after the block.
 
-    With ``force``, the new directory replaces an existing one when it is complete. Raises UserError
-    if ``path`` contains files and ``force`` is False, or if ``path`` cannot be written.
+    With ``force``, replaces an existing directory when the new one is complete. Raises UserError if
+    ``path`` contains files and ``force`` is False, or if ``path`` cannot be written.
     """
     if path.exists() and not force and not (path.is_dir() and not any(path.iterdir())):
         raise output_exists(path)
@@ -206,8 +206,8 @@ def unfinished(path: pathlib.Path) -> pathlib.Path:
 def remove_unfinished(directory: pathlib.Path, *, of: str | None = None) -> None:
     """Removes the temporary files of killed processes from a local directory.
 
-    Removes only names of `unfinished`; with `of`, only those for the file name `of`. No other
-    process may be writing these files.
+    If `of` is given, removes only temporary files of the file name `of`. No other process may be
+    writing these files.
     """
     name = "*" if of is None else glob.escape(of)
     for path in directory.glob(f"{name}.{'[0-9a-f]' * 32}{_UNFINISHED}"):
@@ -218,7 +218,7 @@ def remove_unfinished(directory: pathlib.Path, *, of: str | None = None) -> None
 def _temporary(target: epath.Path) -> Iterator[pathlib.Path]:
     """Yields a temporary local path, which is removed after the block.
 
-    If ``target`` is local, the path is in the same directory, so that it can be renamed.
+    If ``target`` is local, uses its directory, so that the file can be renamed.
     """
     with disk_errors(target), contextlib.ExitStack() as stack:
         if is_remote(target):

@@ -1,7 +1,7 @@
-"""The client for ``gs://`` paths, used by our code, etils, and Orbax for its metadata.
+"""The client for ``gs://`` paths. Our code, etils and Orbax's metadata use it.
 
-:mod:`bert_jax.files.remote` registers :class:`Bucket` with fsspec, which loads it at the first use.
-Arrays of checkpoints are read and written by tensorstore, which has its own retries.
+:mod:`bert_jax.files.remote` registers :class:`Bucket` with fsspec, which imports this module at the
+first use. tensorstore reads and writes the arrays of checkpoints, with its own retries.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from bert_jax.files.storage_retries import (
     reason_of,
 )
 
-# Without this setting, gcsfs probes each bucket for zonal storage over gRPC. If that is forbidden,
-# every request prints a warning.
+# Without this setting, gcsfs probes each bucket for zonal storage over gRPC. If the probe is
+# forbidden, every request prints a warning.
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 try:
     import aiohttp
@@ -36,19 +36,19 @@ try:
 except ImportError as error:
     raise not_installed("Google Cloud's clients", "gs://", extra="gcp") from error
 
-# These libraries log each exception that they raise, with a traceback.
+# These libraries would log a traceback for each exception, also if it is handled.
 for _name in ("gcsfs", "google.auth"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
-# Limits of the time without data. The total time is unlimited, since large objects take long.
+# Time-outs without data. The total time is unlimited, because large objects take long.
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
 _HASTY_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=10)
 _HASTY_PAUSE_SECONDS: Final = 4.0
 
-# gcsfs renews expired credentials between attempts. After three refusals they are wrong.
+# gcsfs renews expired credentials between attempts. After three refusals, the request fails.
 _LOGIN_TRIES: Final = 3
 
-# One attempt, without the retries of gcsfs, which give up after half a minute.
+# Sends a request once. The retries of gcsfs would give up after half a minute.
 _SEND: Final[Any] = inspect.unwrap(GCSFileSystem._request)
 
 # Matches ``b/BUCKET``, ``b/BUCKET/o`` (a list or an upload) and ``b/BUCKET/o/NAME``, also in a URL.
@@ -56,12 +56,12 @@ _ADDRESS: Final = re.compile(
     r"(?:^|/)b/(?P<bucket>[^/?]+)(?P<objects>/o)?(?:/(?P<name>[^/?]+)|\?(?:.*&)?name=(?P<new>[^&]+))?"
 )
 
-# A file up to this size is uploaded in one request.
+# An object up to this size is uploaded in one request.
 _UPLOAD_BYTES: Final = 32 << 20
 
 
 class _File(GCSFile):
-    """An open object. A small object is uploaded in one request, where gcsfs makes two."""
+    """An open object. Uploads a small object in one request instead of two."""
 
     def flush(self, force: bool = False) -> None:
         """Uploads the buffer when the file is closed or the buffer is full."""
@@ -76,13 +76,13 @@ class Bucket(GCSFileSystem):
     """Google Cloud Storage with our retries, time-outs and one-line errors.
 
     Retries a request with growing pauses after status 429 or 5xx, a time-out, or a refused or
-    broken connection. Every operation raises UserError if the bucket does not exist or credentials
-    or permissions are missing, and RunStopped if the outage exceeds the limit in
+    broken connection. Every operation raises UserError if the bucket does not exist, or credentials
+    or permissions are missing. It raises RunStopped if the outage exceeds the limit in
     `bert_jax.files.storage_retries`.
     """
 
     def __init__(self, *args: Any, hasty: bool = False, **kwargs: Any) -> None:
-        """With `hasty`, requests have shorter time-outs and pauses. Locks use it."""
+        """With `hasty`, requests have shorter time-outs and pauses, for locks."""
         timeout = _HASTY_TIMEOUT if hasty else _TIMEOUT
         super().__init__(*args, requests_timeout=timeout, **kwargs)
         self._hasty = hasty
@@ -116,7 +116,7 @@ class Bucket(GCSFileSystem):
             pause = min(2 * pause, _HASTY_PAUSE_SECONDS if self._hasty else LONGEST_PAUSE_SECONDS)
 
     def _mistake(self, error: Exception, address: re.Match[str] | None) -> UserError | None:
-        """Returns the error of the user, or None if the caller handles it, as a missing object."""
+        """Returns a UserError, or None if the caller handles the error (a missing object)."""
         where = _where(address)
         refused = isinstance(error, HttpError) and error.code == 401
         if refused or isinstance(error, google.auth.exceptions.GoogleAuthError):
@@ -135,7 +135,7 @@ class Bucket(GCSFileSystem):
                 reason=reason,
                 bucket=bucket,
             )
-        # Listing an existing bucket and starting an upload to it never answer 404.
+        # If the bucket exists, listing it or starting an upload never returns 404.
         starts = address["name"] is None and "upload_id=" not in address.string
         if isinstance(error, FileNotFoundError) and starts:
             return no_such_bucket(bucket)
@@ -165,7 +165,7 @@ class Bucket(GCSFileSystem):
 
 
 def _may_pass(error: Exception, tries: int) -> bool:
-    """Returns whether the same request may succeed later."""
+    """Returns whether a retry may succeed."""
     if isinstance(error, HttpError) and error.code == 401:
         return is_retriable(error) and tries < _LOGIN_TRIES
     passing = (asyncio.TimeoutError, ConnectionError, google.auth.exceptions.TransportError)

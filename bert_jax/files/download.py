@@ -1,4 +1,4 @@
-"""Copies files from a bucket to the local disk, in parallel, with a check of their SHA-256."""
+"""Copies files from a bucket to the local disk in parallel, and checks their SHA-256."""
 
 import concurrent.futures
 import functools
@@ -19,7 +19,7 @@ from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import scratch_directory
 from bert_jax.narration import doing
 
-_FILES: Final = 8  # copied at a time
+_FILES: Final = 8  # maximum number of concurrent copies
 _PIECE_BYTES: Final = 16 << 20
 
 
@@ -91,7 +91,7 @@ def _fetch(
 
 
 def wrong_hash(path: epath.PathLike, *, found: str, expected: str) -> UserError:
-    """Returns the error for a file whose SHA-256 is not the recorded one."""
+    """Returns the error for a file whose SHA-256 differs from the recorded one."""
     return UserError(
         "file.damaged",
         "damaged: its SHA-256 is {found}, expected: {expected}. Copy or make it again.",
@@ -102,7 +102,7 @@ def wrong_hash(path: epath.PathLike, *, found: str, expected: str) -> UserError:
 
 
 CHECKED: Final = "sha256-"
-"""Prefix of a directory's name. After it comes the hash of the files by `sha256_of_files`."""
+"""Prefix of a directory's name that ends with the `sha256_of_files` of its files."""
 
 _home = functools.cache(scratch_directory)
 _HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
@@ -111,9 +111,9 @@ _HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")
 def local_copy(path: str) -> Path:
     """Returns a local copy of a file or directory: ``gs://b/a.csv -> Path("/tmp/…/b/a.csv")``.
 
-    A remote path is copied once per process. A local path is returned as it is. Raises UserError if
-    the file does not exist, differs from the hash in the name of its directory, or the disk is
-    full. Raises RunStopped if the bucket does not answer.
+    Copies a remote path once per process. Returns a local path unchanged. Raises UserError if the
+    file does not exist, differs from the hash in the name of its directory, or the disk is full.
+    Raises RunStopped if the bucket does not answer.
     """
     return _copied(path) if is_remote(path) else Path(path)
 

@@ -1,7 +1,7 @@
 """Downloads files of datasets from Hugging Face's hub or the server in ``HF_ENDPOINT``.
 
 `huggingface_hub` has its own cache and works offline with ``HF_HUB_OFFLINE=1``. It finds the token
-itself (``HF_TOKEN``, `hf auth login`); this module never reads it.
+itself (``HF_TOKEN``, `hf auth login`); this module never reads the token.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _WORD: Final = r"[A-Za-z0-9][\w.-]*"
 _FILE: Final = re.compile(
     rf"{DATASETS}(?P<name>{_WORD}/{_WORD})(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?"
 )
-# Words in the names of files, by role.
+# Words in file names that identify the role.
 _ROLES: Final = {"train": ("train",), "dev": ("dev", "validation", "valid", "val")}
 _SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".parquet", ".json", ".txt", ".conll")
 
@@ -35,7 +35,7 @@ class HubFile(NamedTuple):
 
     @property
     def pinned(self) -> str:
-        """Name of this file with its commit."""
+        """``hf://`` path of this file with its commit."""
         return f"{DATASETS}{self.dataset}@{self.revision}/{self.file}"
 
     @property
@@ -52,9 +52,9 @@ def is_dataset_file(source: str) -> bool:
 def fetch_file(source: str, *, role: str = "train") -> HubFile:
     """Downloads ``hf://datasets/owner/name@revision/FILE``, or finds it in the cache.
 
-    The revision is optional. If FILE is omitted, the only table with the role ("train", "dev" or
-    "test") in its name is used. Raises UserError if the dataset, revision or file does not exist or
-    is not accessible, the hub does not answer, or `huggingface_hub` is not installed.
+    The revision is optional. If FILE is omitted, uses the only table whose name contains the role:
+    "train", "dev" or "test". Raises UserError if the dataset, revision or file does not exist or is
+    not accessible, the hub does not answer, or `huggingface_hub` is not installed.
     """
     hub, match = library(), _FILE.fullmatch(source)
     if match is None:
@@ -111,8 +111,8 @@ def library() -> Any:
 
 
 def endpoint() -> str:
-    """Returns the address of the hub."""
-    # Read the variable now: the library would use its value at import.
+    """Returns the URL of the hub."""
+    # Read the variable here, because the library reads it only at import.
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
 
@@ -125,7 +125,7 @@ def in_one_line(name: str, revision: str, *, kind: str = "model") -> Iterator[No
     from huggingface_hub import errors
 
     server = endpoint()
-    here = ["here"] if kind == "model" else []  # a model's name may be a directory's
+    here = ["here"] if kind == "model" else []  # the user may mean a local directory
     try:
         yield
     except errors.GatedRepoError:

@@ -1,7 +1,7 @@
 """Logs of JSON lines on a disk or in a bucket. Damaged lines are tolerated.
 
-An object in a bucket cannot be appended to. So this process appends to a local file, and uploads
-the whole file with each checkpoint.
+A bucket has no append operation. So this process appends to a local file, and uploads the whole
+file with each checkpoint.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class ParsedLines(NamedTuple):
     """The lines of a log, in order."""
 
     good: list[Line]
-    damaged: list[bytes]  # lines that are not entries, without a partial last line
+    damaged: list[bytes]  # lines that are not entries, except a partial last line
 
 
 def parse_lines(raw: bytes, check: Check) -> ParsedLines:
     """Separates the entries of a log from damaged and foreign lines.
 
-    A killed writer may leave a last line without a newline. If it is an entry it is used, otherwise
-    it is dropped.
+    A killed writer may leave a last line without a newline. If that line is not an entry, it is
+    dropped.
     """
     found = [(line, _entry(line, check)) for line in raw.split(b"\n")]
     good = [Line(line, entry) for line, entry in found if entry is not None]
@@ -92,10 +92,10 @@ def open_log(
 
 
 class LineLog:
-    """A log open for appending. If a write fails, its lines are written by the next attempt."""
+    """A log open for appending. If a write fails, the next write retries its lines."""
 
     def __init__(self, path: epath.Path, *, content: bytes, say: Callable[[str], None]) -> None:
-        """Opens an existing log with the given content; see `open_log`."""
+        """`content` is the current content of the log; see `open_log`."""
         self._path, self._say = path, say
         self._remote = is_remote(path)
         self._file = pathlib.Path(path)
@@ -134,7 +134,7 @@ class LineLog:
         self._attempts.worked()
 
     def close(self) -> None:
-        """Flushes the log, or prints a line if that fails. Idempotent."""
+        """Flushes the log. If that fails, prints how many lines were not saved. Idempotent."""
         if (reason := refusal_of(self.flush)) is not None:
             self._say(f"{self._path}: {reason}; {counted(self._missing, 'line')} not saved")
 
@@ -146,7 +146,7 @@ class LineLog:
             file.truncate(self._whole)
             rest = memoryview(self._waiting)
             try:
-                while rest:  # a disk that becomes full accepts a part
+                while rest:  # a nearly full disk may write only a part
                     rest = rest[file.write(rest) :]
             except OSError:
                 file.truncate(self._whole)  # remove a partial line

@@ -34,17 +34,17 @@ class LockLost(RunStopped):
 
 
 def _clocks() -> tuple[float, float]:
-    """Returns the seconds of two clocks. The first stops while a virtual machine is paused."""
+    """Returns two clocks in seconds. Only the second advances while a virtual machine is paused."""
     return time.clock_gettime(_SLEEPLESS), time.time()
 
 
 def _age(then: tuple[float, float]) -> float:
-    """Returns seconds since `then`, or more if the time of day was set forward meanwhile."""
+    """Returns the seconds since `then` on the clock that advanced more."""
     return max(now - before for now, before in zip(_clocks(), then, strict=True))
 
 
 def lock_at(path: epath.PathLike, *, say: Callable[[str], None]) -> Lock:
-    """Returns the lock at a path, not yet acquired. Its file or object exists while it is held.
+    """Returns the lock at a path without acquiring it. Its file or object exists while it is held.
 
     `say` prints a line before `take` waits for another process.
     """
@@ -100,7 +100,7 @@ class ObjectVersion(NamedTuple):
 class CloudObject:
     """An object ``gs://bucket/name`` that is replaced only if it has the expected generation.
 
-    Errors are those of `bert_jax.files.bucket`, which sends the requests.
+    Raises the errors of `bert_jax.files.bucket`, which sends the requests.
     """
 
     def __init__(self, path: str) -> None:
@@ -111,7 +111,8 @@ class CloudObject:
     def write(self, raw: bytes, *, replaces: int) -> int | None:
         """Writes the object if its generation is `replaces`. Returns the new generation, or None.
 
-        `replaces` is 0 if the object must not exist. Each writer must write different content.
+        `replaces` is 0 if the object must not exist. Each writer must write different content, so
+        that a retry recognises its own write.
         """
         system = self._system()
         asked = {"uploadType": "multipart", "ifGenerationMatch": replaces, "name": self._name}
@@ -123,7 +124,7 @@ class CloudObject:
         try:
             _, found = system.call("POST", url, data=body, headers=headers)
         except FileExistsError:
-            # Perhaps written by an earlier attempt whose response was lost.
+            # An earlier attempt may have written the object although its response was lost.
             now = self.read()
             return now.generation if now is not None and now.raw == raw else None
         return int(json.loads(found)["generation"])
@@ -165,9 +166,9 @@ class CloudObject:
 class ObjectLock:
     """An object in a bucket, which the holder of the lock rewrites every 15 seconds.
 
-    Another process that finds the object watches it for 45 seconds. If it is not written in that
-    time, the holder is dead. Each write specifies the generation that it replaces, so if two
-    processes write concurrently, one write fails.
+    Another process that finds the object watches it for 45 seconds. If the object does not change
+    in that time, the holder counts as dead. Each write specifies the generation that it replaces,
+    so if two processes write concurrently, one write fails.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class ObjectLock:
         self._timeout_seconds = _MISSED_HEARTBEATS * heartbeat_seconds
         self._raw = f"{_identity()} {uuid.uuid4().hex}\n".encode()
         self._generation: int | None = None
-        self._written = _clocks()  # the lock is valid until the time-out after this
+        self._written = _clocks()  # time of the last write; the lock expires a time-out later
         self._renewing = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
@@ -224,7 +225,7 @@ class ObjectLock:
             self._generation = None
 
     def _replace_dead(self) -> int | None:
-        """Replaces the object of a dead holder. Returns the generation, or None if it is alive."""
+        """Replaces a dead holder's object. Returns its generation, or None if the holder lives."""
         held = self._object.read()
         if held is not None:
             self.holder = held.raw.decode().strip()
@@ -247,9 +248,9 @@ class ObjectLock:
                 self._renew()
 
     def _renew(self) -> None:
-        """Rewrites the object, which fails if another process has taken the lock.
+        """Rewrites the object. Marks the lock as lost if another process has taken it.
 
-        The heartbeat thread may write concurrently. If its write wins, this one fails, but the
+        The heartbeat thread may write concurrently. Then one of the two writes fails, but the
         object still has the content of this process.
         """
         began, generation = _clocks(), self._generation

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # pyarrow takes 60 MB of memory in every worker
 def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFile]:
     """Opens a Parquet file, local or ``gs://``. Passes `options` to `pq.ParquetFile`.
 
-    Raises UserError if the file is missing, Arrow cannot read it, or two columns have one name.
+    Raises UserError if the file is missing, Arrow cannot read it, or column names repeat.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -27,7 +27,7 @@ def open_parquet(path: epath.PathLike, **options: Any) -> Iterator[pq.ParquetFil
     require_file(path)
     try:
         with epath.Path(path).open("rb") as raw:
-            # Checks the checksums if the file has them. Most writers do not add checksums.
+            # Verifies checksums if the file has them. Most writers add none.
             file = pq.ParquetFile(raw, page_checksum_verification=True, **options)
             names = file.schema_arrow.names
             if twice := [name for name in names if names.count(name) > 1]:

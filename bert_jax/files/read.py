@@ -69,9 +69,9 @@ def read_bytes(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_text(path: epath.Path, *, limit: int = MAX_FILE_BYTES) -> str:
-    """Returns the content of a UTF-8 file. Does not translate line ends.
+    """Returns the content of a UTF-8 file, with its line ends unchanged.
 
-    Raises UserError if the file is not UTF-8, or as `read_bytes`.
+    Raises UserError like `read_bytes`, and if the file is not UTF-8.
     """
     content = read_bytes(path, limit=limit)
     try:
@@ -109,7 +109,7 @@ def read_lines(path: Path, *, newline: str = "\n", limit: int = MAX_LINE) -> Ite
 def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
-    Raises UserError as `read_text` and `parse_json_object`.
+    Raises UserError like `read_text` and `parse_json_object`.
     """
     text = read_text(path, limit=limit)
     try:
@@ -119,7 +119,7 @@ def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
 
 
 def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str, Any]:
-    """Returns the JSON object in a text. Raises UserError for another value, or as `parse_json`."""
+    """Parses a JSON object. Raises UserError like `parse_json`, and for any other JSON value."""
     content = parse_json(text, allowed=allowed)
     if not isinstance(content, dict):
         raise UserError(
@@ -139,7 +139,7 @@ def parse_json(text: str, *, allowed: str = "JSON") -> Any:
     """
     try:
         content = _DECODER.decode(text)
-        # Only an escape sequence can be an unpaired surrogate, since UTF-8 cannot encode one.
+        # An unpaired surrogate can only come from an escape sequence, since UTF-8 has none.
         if "\\ud" in text or "\\uD" in text:
             json.dumps(content, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -210,12 +210,12 @@ def shown(value: Any, *, most: int = 60) -> str:
 
 
 def no_such_file(path: epath.PathLike, *, hint: str = "") -> UserError:
-    """Returns the error for a missing file, with a hint such as `did_you_mean`'s."""
+    """Returns the error for a missing file, with a hint, for example from `did_you_mean`."""
     return UserError("file.missing", "no such file{hint}", place=path, hint=hint)
 
 
 def not_utf8(place: str, error: UnicodeDecodeError) -> UserError:
-    """Returns the error for bytes that are not UTF-8. The place names file and line."""
+    """Returns the error for bytes that are not UTF-8. `place` names the file and the line."""
     return _not_utf8(place, error.object[error.start])
 
 
@@ -245,14 +245,14 @@ def _no_utf8(path: Path, error: UnicodeDecodeError, limit: int) -> UserError:
 
 
 def sha256_of(path: epath.PathLike) -> str:
-    """Returns the SHA-256 of a file in hexadecimal. Raises UserError as `require_file`."""
+    """Returns the SHA-256 of a file in hexadecimal. Raises UserError like `require_file`."""
     require_file(path)
     with epath.Path(path).open("rb") as file:
         return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 def sha256_of_files(files: Mapping[str, Path]) -> str:
-    """Returns the SHA-256 of the output of `sha256sum` for files, by name in sorted order."""
+    """Returns the SHA-256 of what `sha256sum` prints for the files, sorted by name."""
     sums = hashlib.sha256()
     for name, path in sorted(files.items()):
         sums.update(f"{sha256_of(path)}  {name}\n".encode())

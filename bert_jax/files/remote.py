@@ -20,8 +20,8 @@ from bert_jax.places import CLIENTS, check_place
 
 Result = TypeVar("Result")
 
-# One client for all ``gs://`` paths, loaded at its first use. Without this setting etils would use
-# the client of TensorFlow if it is installed, with other errors, retries and credentials.
+# Use one client for all ``gs://`` paths. If TensorFlow is installed, etils would by default use
+# TensorFlow's client, which has other errors, retries and credentials.
 os.environ.setdefault("EPATH_USE_TF", "0")
 for _name in ("gcs", "gs"):
     fsspec.register_implementation(_name, "bert_jax.files.bucket.Bucket", clobber=True)
@@ -51,7 +51,7 @@ for _name, _client in CLIENTS.items():
         _absent = type(f"Absent{_name.capitalize()}", (_Absent,), {"protocol": _name})
         fsspec.register_implementation(_name, _absent, clobber=True)
 
-# Pass the address of an emulator to tensorstore too, and set its time-outs: by default it has none.
+# Pass an emulator's URL to tensorstore, and set its time-outs. By default it has no time-out.
 if _emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
     os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", _emulator)
 os.environ.setdefault("TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS", "30")
@@ -62,12 +62,12 @@ _THREADS: Final = 32
 
 
 def is_remote(path: epath.PathLike) -> bool:
-    """Returns whether a path is an address, such as ``gs://bucket/name``."""
+    """Returns whether a path is a URL, such as ``gs://bucket/name``."""
     return "://" in os.fspath(path)
 
 
 def require_place(path: epath.PathLike, *, hub: str = "") -> None:
-    """Raises UserError for an unsupported address; see `bert_jax.places.check_place`."""
+    """Raises UserError for an unsupported URL; see `bert_jax.places.check_place`."""
     try:
         check_place(os.fspath(path), hub=hub)
     except SettingError as error:
@@ -75,7 +75,7 @@ def require_place(path: epath.PathLike, *, hub: str = "") -> None:
 
 
 def absolute(path: str) -> str:
-    """Returns the absolute form of a local path, with ``~`` expanded. Keeps a remote path."""
+    """Expands ``~`` and makes a local path absolute. Returns a remote path unchanged."""
     return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))
 
 
@@ -85,7 +85,7 @@ def load_array(path: epath.Path) -> np.ndarray:
 
 
 def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) -> Iterator[Result]:
-    """Yields ``function(path)`` for every path, in order. Remote paths use 32 threads."""
+    """Yields ``function(path)`` for every path, in order. Remote paths run in 32 threads."""
     if not any(map(is_remote, paths)):
         yield from map(function, paths)
         return
@@ -97,9 +97,10 @@ def each(function: Callable[[epath.Path], Result], paths: Sequence[epath.Path]) 
 def local_copies(
     directories: Sequence[epath.PathLike], patterns: Iterable[str]
 ) -> Iterator[list[pathlib.Path]]:
-    """Yields local directories, so that files that match ``patterns`` can be memory-mapped.
+    """Yields a local directory for each directory, so that files can be memory-mapped.
 
-    Files in a remote directory are copied to a temporary directory, which exists during the block.
+    Copies the files of a remote directory that match ``patterns`` to a temporary directory, which
+    exists during the block.
     """
     with contextlib.ExitStack() as stack:
         local = []

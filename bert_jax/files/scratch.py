@@ -28,7 +28,7 @@ def delete_scratch() -> None:
 
 
 def user_cache(name: str) -> Path:
-    """Returns ``~/.cache/bert_jax/NAME``, or the directory in ``$XDG_CACHE_HOME``.
+    """Returns ``$XDG_CACHE_HOME/bert_jax/NAME``. The variable defaults to ``~/.cache``.
 
     The directory may not exist yet.
     """

@@ -1,4 +1,4 @@
-"""JSON and YAML files with a SHA-256 of their own values, which reveals a changed digit."""
+"""Adds a SHA-256 of the values to JSON and YAML files, to detect later changes."""
 
 import hashlib
 import json
@@ -26,9 +26,9 @@ def is_intact(content: Mapping[str, Any]) -> bool:
 
 
 def refuse_changed(content: Mapping[str, Any], *, where: str) -> None:
-    """Raises UserError at the place `where` if a JSON object does not match its seal.
+    """Raises UserError if a JSON object does not match its seal.
 
-    An object without a seal passes.
+    `where` names the file. An object without a seal passes.
     """
     if SEAL in content and not is_intact(content):
         raise _changed(where)
@@ -42,7 +42,7 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
 def read_sealed(path: epath.Path) -> dict[str, Any]:
     """Returns the JSON object in a file, without its seal.
 
-    Raises UserError as `read_json_object` and `refuse_changed`.
+    Raises UserError like `read_json_object` and `refuse_changed`.
     """
     content = read_json_object(path)
     refuse_changed(content, where=str(path))
@@ -55,9 +55,9 @@ def sealed_yaml(text: str) -> str:
 
 
 def refuse_changed_yaml(text: str, *, where: str) -> None:
-    """Raises UserError at the place `where` if YAML does not match its seal.
+    """Raises UserError if YAML does not match its seal.
 
-    YAML without a seal passes: users delete the seal to edit the file.
+    `where` names the file. YAML without a seal passes: users delete the seal to edit the file.
     """
     if _FIRST_LINE.match(text) and text != sealed_yaml(text.partition("\n")[2]):
         raise _changed(where).followed_by(" If you edited it, delete its first line.")

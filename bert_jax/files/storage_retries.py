@@ -1,4 +1,4 @@
-"""Limits of retries and of outages of buckets, and errors of Google Cloud."""
+"""Retry limits for buckets, and errors of Google Cloud."""
 
 import concurrent.futures
 import logging
@@ -14,7 +14,7 @@ GIVE_UP_SECONDS: Final = 600.0
 """Requests fail after this time without an answer."""
 
 STOPPING_SECONDS: Final = 10.0
-"""The limit after a signal to stop: preempted machines disappear half a minute later."""
+"""Replaces `GIVE_UP_SECONDS` after a signal to stop: a preempted machine has half a minute."""
 
 FIRST_PAUSE_SECONDS: Final = 1.0
 """Maximum of the first pause, which doubles with each retry. Each pause is drawn uniformly from 0
@@ -51,7 +51,7 @@ def log_waiting(what: str, waited: float, error: BaseException) -> None:
 
 
 class Outage:
-    """The time since buckets stopped answering. All requests of the process share `OUTAGE`.
+    """Measures the time without an answer. All requests of the process share `OUTAGE`.
 
     The first failed request starts the clock, and an answer to any request resets it. So ten
     requests that fail one after another wait ten minutes together, not ten minutes each.
@@ -83,7 +83,7 @@ class Outage:
         self._began = None
 
     def given_up(self, waited: float = 0.0) -> RunStopped | None:
-        """Returns the error that ends retries, or None within the limit.
+        """Returns the error that ends retries, or None if the limit is not exceeded.
 
         `waited`: seconds since the request began.
         """

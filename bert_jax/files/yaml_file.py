@@ -1,4 +1,4 @@
-"""Reads and writes YAML with plain values only, in which 1e-4 is a number."""
+"""Reads and writes YAML with the types of JSON. 1e-4 is a number."""
 
 import re
 from collections.abc import Hashable
@@ -18,8 +18,8 @@ except ImportError:  # PyYAML without libyaml is seven times slower
 MAX_BYTES: Final = 1 << 20  # limit for YAML files; a configuration has about 1 KiB
 
 MAX_EVENTS: Final = 100_000
-"""Maximum number of parser events, which take a few seconds. Every value is an event; every list
-and mapping is two."""
+"""Maximum number of parser events. Parsing them takes a few seconds. A plain value is one event; a
+list or mapping adds two."""
 
 # Messages of libyaml about wrong indentation.
 _INDENTATION: Final = (
@@ -35,7 +35,7 @@ _PLAIN: Final = (_INT, _FLOAT, "tag:yaml.org,2002:bool", "tag:yaml.org,2002:null
 
 
 def read_yaml(path: epath.PathLike) -> Any:
-    """Returns the values in a YAML file, local or ``gs://``. Raises UserError as `parse_yaml`."""
+    """Returns the values in a YAML file, local or ``gs://``. Raises UserError like `parse_yaml`."""
     return parse_yaml(read_text(epath.Path(path), limit=MAX_BYTES), str(path))
 
 
@@ -140,12 +140,12 @@ def _check_events(text: str) -> None:
 
 
 def _line(found: Any) -> str:
-    """Returns the line of a YAML node or event, as the place of an error."""
+    """Returns the line number of a YAML node or event, for an error."""
     return f"line {found.start_mark.line + 1}"
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Returns the values of a YAML document. ``source`` names it in messages.
+    """Returns the values of a YAML document. ``source`` names the file in messages.
 
     Raises UserError with the line if the text is not YAML, has a tag, an alias or a repeated key,
     or exceeds the limits of depth and digits.
@@ -184,5 +184,5 @@ _Dumper.add_implicit_resolver(*_EXPONENT)  # quotes the text "1e4"
 
 
 def dump_yaml(values: Any) -> str:
-    """Returns plain values as YAML, with keys in their order."""
+    """Returns plain values as YAML. Keeps the order of the keys."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

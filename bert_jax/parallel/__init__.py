@@ -1,1 +1,1 @@
-"""Devices, the mesh, and the one table that lays arrays out over it."""
+"""Processes, devices, the mesh, and the rules that shard arrays over the mesh."""

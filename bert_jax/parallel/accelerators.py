@@ -1,7 +1,6 @@
-"""THE table of accelerators: figures and names of each TPU generation.
+"""The only table of accelerators: memory, speed and names of each TPU generation.
 
-All figures are per chip, as published. `devices_per_chip` gives the number of JAX devices per chip.
-Bandwidths are in bytes per second and one direction.
+All values are published values per chip. Bandwidths are bytes per second in one direction.
 
 Sources, in addition to each generation's page at https://docs.cloud.google.com/tpu/docs:
 
@@ -16,9 +15,9 @@ Sources, in addition to each generation's page at https://docs.cloud.google.com/
   https://github.com/skypilot-org/skypilot/blob/master/sky/backends/cloud_vm_ray_backend.py,
   https://github.com/marin-community/marin/issues/87. The id of v3 follows the pattern of v2 and v4.
 
-If no page states the clock, it is the published peak divided by the products per cycle of the
-matrix units. A large product compiled with libtpu 0.0.51 reaches 70 to 98% of these products per
-cycle (docs/planning.md).
+If no page states the clock, it is the published peak divided by the operations per cycle of the
+matrix units. Large matrix products compiled with libtpu 0.0.51 reach 70 to 98% of that rate
+(docs/planning.md).
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ class Quota:
     on_demand: str  # id of the quota of on-demand chips
     spot: str  # id of the quota of spot chips
     per_chip: int  # units per chip: 2 if the quota counts TensorCores
-    smallest: int = 1  # chips of the smallest slice under this quota
+    smallest: int = 1  # smallest slice under this quota, in chips
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,11 +45,11 @@ class Accelerator:
     name: str  # name in settings and messages: ``v5e``
     aliases: tuple[str, ...] = ()  # other spellings, lower case
     device_kinds: tuple[str, ...]  # JAX's names of the devices
-    devices_per_chip: int = 1  # JAX devices that share the figures of a chip
-    # Chips per host of a slice with several hosts. There, a machine with 8 v5e or v6e chips counts
-    # as two hosts, each with half of its network cards.
+    devices_per_chip: int = 1  # JAX devices, which share the chip's memory and FLOP/s
+    # Chips per host in a slice with several hosts. An 8-chip machine of v5e or v6e counts as two
+    # hosts, each with half of the network cards.
     chips_per_host: int = 4
-    chips_of_one_host: int = 4  # chips of the Cloud TPU API's largest slice with one host
+    chips_of_one_host: int = 4  # largest slice with one host in the Cloud TPU API
     # Chips per unit in an accelerator type such as ``v4-32``: 0.5 if the type counts TensorCores
     count_unit: float = 0.5
     accelerator_type: str | None = None  # Cloud's spelling, if it differs from the name
@@ -58,9 +57,9 @@ class Accelerator:
     runtime_version: str | None = "tpu-ubuntu2204-base"
     libtpu_name: str | None = None  # libtpu's spelling, if it differs from the name
     megacore: bool = False  # whether libtpu needs an option to make a chip one device
-    # Whether Pallas kernels can use bfloat16 in the matrix units, and our kernels were compiled
+    # Whether our Pallas kernels compile for it. They need bfloat16 matrix products.
     kernels: bool = False
-    # Whether the vector unit has no int32 multiplication and needs twenty other operations for it
+    # Whether the vector unit lacks int32 multiplication, which then takes twenty operations
     composes_int32: bool = False
     hbm_bytes: int  # bytes of memory
     hbm_bandwidth: float  # bytes per second
@@ -69,15 +68,15 @@ class Accelerator:
     clock_hz: float  # clock of the compiler's `estimated_cycles`
     ici_links: int  # links to neighbours, two per dimension of the torus
     ici_bandwidth: float  # bytes per second of one link, one direction
-    # Smallest axis length at which a slice's ends are joined. In 3D, also every multiple of it.
+    # Smallest length of an axis that forms a ring. In 3D, every multiple also forms a ring.
     wraps: int
     dcn_bandwidth: float  # bytes per second of a host's network cards, one direction
     shapes: tuple[tuple[int, ...], ...]  # available slices, in chips, smallest first
     # Zones of Cloud's published list; `bert-jax submit` also queries the API
     zones: tuple[str, ...]
-    gke_slice: str | None  # GKE's selector of slices with several hosts, if GKE has them
-    gke_device: str | None = None  # GKE's selector of one host, if it differs
-    # Quotas, ordered by smallest slice. Smaller slices have a quota without a published name.
+    gke_slice: str | None  # GKE's node selector for slices with several hosts, or None
+    gke_device: str | None = None  # GKE's node selector for one host, if it differs
+    # Quotas, ordered by `smallest`. The quota of smaller slices has no published name.
     quotas: tuple[Quota, ...] = ()
 
     @property
@@ -307,7 +306,7 @@ def cores(device: Any) -> int:
 
 
 def composes_int32(device: Any) -> bool:
-    """Returns whether a device composes an int32 product from other operations."""
+    """Returns whether a device emulates int32 multiplication by other operations."""
     found = accelerator_of(device)
     return found is not None and found.composes_int32
 

@@ -2,8 +2,8 @@
 
 Twice a second, each process reads the list of live processes and all published notices. If a
 process sends no heartbeats, the service declares it dead, and all other processes exit with code 4,
-because a collective operation would wait for it forever. The service runs in process 0. If process
-0 dies, JAX aborts the other processes in C++ (docs/adr/0012-processes.md).
+because a collective operation would wait for the dead process forever. The service runs in process
+0. If process 0 dies, JAX aborts the other processes in C++ (docs/adr/0012-processes.md).
 """
 
 import atexit
@@ -24,10 +24,11 @@ from bert_jax.files.scratch import delete_scratch
 PEER_LOST: Final = 4  # exit code after the loss of another process
 INTERRUPTED: Final = 3  # exit code of a run that a signal stopped; it can be resumed
 _POLL_SECONDS: Final = 0.5
-# An error in one process often occurs in all. Each has this long to print its own line.
+# An error often occurs in all processes. After the failure of another process, this process has
+# this long to print its own error.
 _GRACE_SECONDS: Final = 2.0
-# Process 0 ends last, because it runs the service. It waits this long for the other processes, and
-# longer if they may still write a checkpoint.
+# Process 0 ends last, because it runs the service. It waits at most this long for the others, and
+# after a signal `_LAST_SAVE_SECONDS`, because they may still write a checkpoint.
 _LAST_SECONDS: Final = 8.0
 _LAST_SAVE_SECONDS: Final = 60.0
 _UNLIMITED_SECONDS: Final = 7 * 86_400.0
@@ -57,7 +58,8 @@ class Channel:
         self.leaving = threading.Event()  # set after the last computation with other processes
         self._client, self._silence = client, silence_seconds
         self._rounds: Counter[str] = Counter()  # number of complete exchanges by subject
-        self._paths: dict[str, list[str]] = {}  # latest exchanges by the subject's first word
+        # Keys of the latest exchanges, by the first word of the subject.
+        self._paths: dict[str, list[str]] = {}
         self._handlers: dict[str, Callable[[str], None]] = {}
         self._answering: list[threading.Thread] = []
         self._watch = threading.Thread(target=self._poll, daemon=True, name="channel")
@@ -69,7 +71,7 @@ class Channel:
         self._watch.start()
 
     def handle(self, name: str, handler: Callable[[str], None]) -> None:
-        """Registers a function that a new thread calls once, with the text of a notice."""
+        """Registers a function for the notice `name`. A new thread calls it once with the text."""
         self._handlers[name] = handler
 
     def notify(self, name: str, text: str) -> None:
@@ -89,8 +91,7 @@ class Channel:
 
         Args:
             value: plain JSON.
-            about: subject. Every process must make its calls about a subject in the same order, as
-                the main thread does.
+            about: subject. For each subject, all processes must make their calls in the same order.
             timeout: seconds. If None, there is no limit.
 
         Raises:
@@ -123,32 +124,33 @@ class Channel:
         return [json.loads(found[str(index)]) for index in range(len(self.members))]
 
     def explain(self) -> None:
-        """Waits until the service would have reported the death of another process.
+        """Waits until the service would have reported a dead process.
 
-        Such a death may have caused an error here. If it is reported, this process ends.
+        Call it after an error that a dead process may have caused. If the service reports a dead
+        process, this process ends.
         """
         time.sleep(self._silence + _GRACE_SECONDS)
 
     def leave(self) -> None:
-        """Waits until all processes have done their work, without a limit, and disconnects."""
+        """Waits without a time limit until all processes have done their work, then disconnects."""
         if self.leaving.is_set():
             return
         self.exchange(None, about="leave")
         self.notify(f"left.{self.index}", "0 ")
         self.leaving.set()
         for thread in (self._watch, *self._answering):
-            thread.join()  # a thread in C++ would abort the interpreter at its end
+            thread.join()  # if a thread is in C++, the interpreter aborts at exit
         _shut_down()
 
     def depart(self, code: int, line: str) -> None:
-        """Tells the other processes how this process ends; may be called from any thread.
+        """Publishes the exit code and error of this process. Any thread may call it.
 
         Process 0 waits for the other processes.
         """
         self.notify(f"left.{self.index}", f"{code} {line}")
         self.leaving.set()
         last = threading.Thread(target=self._disconnect, daemon=True)
-        last.start()  # a process that hangs would block the shutdown of the service
+        last.start()  # in a thread, because a process that hangs would block it
         last.join(_LAST_SAVE_SECONDS if code == INTERRUPTED else _LAST_SECONDS)
 
     def _disconnect(self) -> None:
@@ -158,7 +160,7 @@ class Channel:
             _shut_down()
 
     def _read(self, directory: str) -> dict[str, str]:
-        """Returns the values in a directory of the key-value store, by the key's last part."""
+        """Returns the values in a directory of the key-value store, by the last part of the key."""
         found = self._client.key_value_dir_get(f"{directory}/")
         return {key.rpartition("/")[2]: value for key, value in found}
 
@@ -183,7 +185,7 @@ class Channel:
     def _react(
         self, alive: Mapping[int, Any], notices: dict[str, str], failed: dict[str, float]
     ) -> None:
-        """Calls the handlers of new notices; ends this process if another one failed or died."""
+        """Calls the handlers of new notices. Ends this process if another failed or died."""
         for name in notices.keys() & self._handlers.keys():
             handler, text = self._handlers.pop(name), notices[name]
             thread = threading.Thread(target=handler, args=(text,), daemon=True, name="notice")
@@ -225,10 +227,10 @@ _ending: Final = threading.Lock()
 
 
 def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
-    """Prints a line on standard error and ends the process, without exit handlers.
+    """Prints a line on standard error, sends it to the other processes and ends this process.
 
-    It may be called from any thread. Exit handlers would wait for other processes. The other
-    processes learn of the end first. If `printed` is True, the line is only sent to them.
+    Any thread may call it. Skips exit handlers, which would wait for other processes. If `printed`
+    is True, the line was printed before.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process

@@ -1,4 +1,4 @@
-"""Compilation: shared by equal programs, announced by a line, and cached in files."""
+"""Compiles equal programs once, shows progress, and caches programs in files."""
 
 import contextlib
 import functools
@@ -19,8 +19,8 @@ from bert_jax.parallel.section import CompilationCacheSection
 # JAX's names of the levels 0 to 3 of TF_CPP_MIN_LOG_LEVEL.
 _LOG_LEVELS: Final = ("INFO", "WARNING", "ERROR", "CRITICAL")
 
-# Number of functions that `made_once` caches for each decorated function, with their programs. A
-# run needs one step function per phase, and a TPU program takes 10 to 100 MB of each chip.
+# Number of functions that `made_once` caches for each decorated function, with their compiled
+# programs. A run needs one step function per phase. A program takes 10 to 100 MB of a TPU's memory.
 FUNCTIONS_KEPT: Final = 16
 
 P = ParamSpec("P")
@@ -30,7 +30,7 @@ T = TypeVar("T")
 def made_once(make: Callable[P, T]) -> Callable[P, T]:
     """Caches the results of a function that makes functions for JAX.
 
-    JAX identifies a function by its identity. Without the cache, JAX would trace and compile a new
+    `jax.jit` caches programs by the identity of the function, so it would trace and compile a new
     closure for each run or seed.
 
     The arguments must include everything that the made function depends on. They must be hashable
@@ -63,15 +63,15 @@ def _set_cpp_level(level: str) -> None:
     option = "jax_logging_level"
     before = getattr(jax.config, option)
     jax.config.update(option, level)
-    jax.config.update(option, before)  # restores the level of the Python log alone
+    jax.config.update(option, before)  # restores only the level of the Python log
 
 
 @contextlib.contextmanager
 def compiling(what: str) -> Iterator[None]:
     """Shows a line with elapsed seconds while the block compiles or loads a program.
 
-    `what` names the program: ``the step (32 × 128 tokens)``. The watchdog ignores the block, and
-    XLA's banners ("Very slow compile?") are suppressed.
+    `what` names the program: ``the step (32 × 128 tokens)``. The watchdog does not limit the
+    block's time, and XLA's banners ("Very slow compile?") are suppressed.
     """
     with doing(f"compiling {what}", at_once=True), quiet_cpp():
         _UNDER_WAY.append(what)
@@ -87,16 +87,16 @@ _LOCK_SECONDS: Final = 10
 # Programs that compile faster are not cached. JAX's default is one second, but a small model's step
 # compiles faster on a CPU.
 _SHORTEST_SECONDS: Final = 0.2
-# Size limit of a local directory: some hundred programs. JAX cannot limit a directory in a bucket.
+# Size limit of a local directory: a few hundred programs. JAX cannot limit a directory in a bucket.
 MAX_BYTES: Final = 10 * 10**9
 
 
 def use_compilation_cache(section: CompilationCacheSection | None) -> None:
     """Sets up JAX's compilation cache, which later processes read.
 
-    Call it before the first compilation. If the section is None, the cache is switched off. If the
-    section names no directory, the one set by ``JAX_COMPILATION_CACHE_DIR`` or by the caller's
-    program is used. If that is missing too, several devices that share a CPU have no cache.
+    Call it before the first compilation. If the section is None, disables the cache. If `directory`
+    is None, keeps the directory that ``JAX_COMPILATION_CACHE_DIR`` or the caller has set. If there
+    is none, uses the user's cache directory, but no cache for several simulated CPU devices.
     Processes of one host may share a directory, because JAX locks a directory of limited size.
 
     Raises UserError if the named directory cannot be written to.
@@ -138,7 +138,7 @@ def _remove_unfinished(directory: str) -> None:
     """Removes incomplete entries, left by killed processes.
 
     Each entry has a file with the time of its last use, which is written last. JAX would neither
-    read nor replace an entry without it.
+    read nor replace an entry without this file.
     """
     root = epath.Path(directory)
     with (

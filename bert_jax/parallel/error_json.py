@@ -12,7 +12,7 @@ _KINDS: Final = {kind.__name__: kind for kind in (UserError, RunStopped, PeerLos
 def error_to_json(error: UserError | RunStopped | PeerLost) -> dict[str, Any]:
     """Returns an error as plain JSON.
 
-    Of its values, numbers, texts and lists are unchanged; all others become text.
+    Values that are numbers, text or lists stay unchanged. All other values become text.
     """
     kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind))
     values = {name: _plain(value) for name, value in error.values.items()}
@@ -20,7 +20,7 @@ def error_to_json(error: UserError | RunStopped | PeerLost) -> dict[str, Any]:
 
 
 def error_from_json(found: Mapping[str, Any]) -> KeyedError:
-    """Returns the error that `error_to_json` turned into JSON; a subclass becomes its base."""
+    """Returns the error that `error_to_json` encoded. A subclass becomes its base class."""
     kind = _KINDS[found["kind"]]
     return kind(found["key"], found["message"], **found["values"])
 
@@ -30,6 +30,6 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, numbers.Real):  # of NumPy
+    if isinstance(value, numbers.Real):  # a NumPy scalar
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     return str(value)

@@ -1,8 +1,8 @@
-"""Sums of gradients over the devices that split a batch; each device keeps its own part.
+"""Sums gradients over the devices that split a batch. Each device keeps its shard of the sum.
 
 For more than eight chips, the TPU compiler turns a reduce-scatter into an all-reduce followed by a
-slice, which transfers twice the bytes. So we sum in steps over at most eight chips, which remain
-reduce-scatters.
+slice, which transfers twice the bytes. So we sum in steps over at most eight chips each. The
+compiler keeps these reduce-scatters.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,13 +33,13 @@ def device_shares(
     arguments: Sequence[LogicalAxes],
     axes: LogicalAxes,
 ) -> Array:
-    """Returns the results of `share` on every device's part of the operands: [devices, …].
+    """Runs `share` on every device's shard of the operands; returns the results [batch parts, …].
 
-    The first axis has one entry per part of a batch. The caller sums over it.
+    The caller sums over the first axis.
 
     Args:
-        share: function of a device's parts.
-        operands: arrays of which at least one has a batch axis.
+        share: function of a device's shards.
+        operands: arrays. At least one has a batch axis.
         arguments: logical axes of each operand.
         axes: logical axes of the result of `share`.
     """
@@ -50,9 +50,9 @@ def device_shares(
 
 
 def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
-    """Returns the sum of the devices' shares, with the layout of the gradient's parameter.
+    """Returns the sum of the shares, with the parameter's sharding between steps.
 
-    `shares` is [devices, …] in the dtype of the sum; `stored` are the parameter's logical axes.
+    `shares` is [batch parts, …] in the dtype of the sum. `stored` are the parameter's logical axes.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or len(shares) == 1:
@@ -78,7 +78,7 @@ def summed_shares(shares: Array, stored: LogicalAxes) -> Array:
 
 
 def _scattered(x: Array, axis: str, dimension: int, *, size: int) -> Array:
-    """Returns this device's part of the sum over a mesh axis, split along a dimension."""
+    """Returns this device's shard of the sum over a mesh axis, split along a dimension."""
     for groups in _steps(size):
         x = jax.lax.psum_scatter(
             x, axis, scatter_dimension=dimension, axis_index_groups=groups, tiled=True

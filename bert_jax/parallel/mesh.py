@@ -23,7 +23,7 @@ from bert_jax.parallel.processes import is_first, join
 from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape
 from bert_jax.parallel.sharding_rules import FSDP, MESH_AXES, TENSOR
 
-# Variables that do not indicate a TPU: JAX sets them, or users who compile without a TPU.
+# Variables that do not indicate a TPU. JAX sets them, or users set them to compile without a TPU.
 _NOT_OF_A_TPU: Final = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR"}
 
 _STANDARD_OUTPUT: Final = 1
@@ -41,7 +41,7 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
         PeerLost: a process did not report in time.
     """
     if section.distributed.enabled:
-        # Join first: a process that fails before would keep the other processes waiting.
+        # Join first: if a process failed earlier, the other processes would keep waiting.
         with doing("waiting for the other processes"):
             join(section.distributed, command=command)
     if section.simulated_devices is not None:
@@ -119,9 +119,9 @@ def open_mesh(section: MeshSection | None = None, *, one_device: bool = False) -
 def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh with axes slice, data, fsdp, tensor.
 
-    A batch is split over the axes slice and data; the setting `mesh.data` is the product of their
-    sizes. So the network between slices transfers one gradient sum per step. `devices` defaults to
-    `jax.devices()`. Programs can be compiled for the devices of a topology without an accelerator.
+    The setting `mesh.data` is the product of the axes slice and data. Only the slice axis uses the
+    network between slices, for one gradient sum per step. `devices` defaults to `jax.devices()`.
+    To compile without an accelerator, pass the devices of a topology.
     """
     devices = list(devices) if devices is not None else jax.devices()
     data, fsdp, tensor = mesh_shape(section, len(devices))
@@ -154,8 +154,8 @@ def make_mesh(section: MeshSection, devices: Sequence[Any] | None = None) -> Mes
 def process_share(mesh: Mesh, *, process_index: int | None = None) -> HostShare:
     """Returns the part of a batch's rows that a process reads for its devices.
 
-    If `process_index` is None, it is this process. Processes whose devices differ only along the
-    tensor axis read the same rows. Raises UserError if the mesh splits the rows unevenly over the
+    `process_index` defaults to this process. Processes whose devices differ only along the tensor
+    axis read the same rows. Raises UserError if the mesh splits the rows unevenly over the
     processes.
     """
     process = jax.process_index() if process_index is None else process_index

@@ -46,7 +46,7 @@ def missing_platform(platform: Platform) -> UserError | None:
 
 
 def main(platform: Platform) -> int:
-    """Opens the devices and returns the exit code; prints the error if there are none."""
+    """Opens the devices and returns the exit code. Prints an error as JSON."""
     from bert_jax.parallel.mesh import initialise
 
     try:

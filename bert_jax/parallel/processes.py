@@ -1,4 +1,4 @@
-"""Joining the other processes of a job."""
+"""Joins the processes of a job."""
 
 import os
 import sys
@@ -53,7 +53,7 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
     except StopRequested as stop:
         STOP.end_without_a_step(str(stop))
     except PeerLost:
-        STOP.release()  # if a signal was received, end because of the signal instead
+        STOP.release()  # if a signal was received, ends the process for that reason
         raise
     _join_jax(meeting, silence_seconds=section.silence_seconds)
     channel = Channel(
@@ -68,9 +68,9 @@ def join(section: DistributedSection, *, command: Mapping[str, Any] | None = Non
 
 
 def is_first_alone(section: DistributedSection, command: Mapping[str, Any]) -> bool:
-    """Returns whether this process is the first one, for verbs that only one process runs.
+    """Returns whether this is process 0, for verbs that only process 0 runs.
 
-    Waits for the other processes and raises like `join`, but does not join JAX.
+    Waits for the other processes and raises like `join`, but does not join JAX's service.
     """
     meeting = _meeting(section, command)
     if meeting.count > 1:
@@ -79,14 +79,15 @@ def is_first_alone(section: DistributedSection, command: Mapping[str, Any]) -> b
 
 
 def is_first() -> bool:
-    """Returns whether this process is the one that does shared work, such as writing a file."""
+    """Returns whether this is process 0, which does shared work such as writing a file."""
     channel = current_channel()
     return channel is None or channel.index == 0
 
 
 def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
     """Joins the coordination service; raises PeerLost if a process died after its report."""
-    # Without this option, JAX aborts all processes if one dies. With it, they end with a line.
+    # Without this option, JAX aborts all processes if one dies. With it, the surviving processes
+    # print an error and exit with code 4.
     jax.config.update("jax_enable_recoverability", True)
     # The service would replace our handler of SIGTERM, ignore Ctrl-C and wait for compilations.
     jax.config.update("jax_enable_preemption_service", False)
@@ -121,9 +122,9 @@ def _not_joined(meeting: Meeting, reason: str) -> PeerLost:
 
 
 def _report_errors(channel: Channel) -> None:
-    """Makes an uncaught error end this process and inform the other processes.
+    """Makes an uncaught error inform the other processes and end this process.
 
-    If another process died, that death may be the cause, and it is reported instead.
+    If another process died, reports its death instead, because it may be the cause.
     """
     show = sys.excepthook
 

@@ -37,7 +37,7 @@ class StopRequested(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Meeting:
-    """Address and time limit of the processes' reports, and the facts of this process."""
+    """Address and time limit of the reports, and the content of this process's report."""
 
     host: str
     port: int
@@ -75,7 +75,7 @@ def meet(meeting: Meeting) -> Members:
 
 
 class _Host(socketserver.TCPServer):
-    """Process 0: receives all reports, on all addresses, like JAX's coordinator."""
+    """Process 0: receives all reports, on all network interfaces like JAX's coordinator."""
 
     allow_reuse_address = True
     address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
@@ -115,7 +115,7 @@ class _Host(socketserver.TCPServer):
         return self._outcome
 
     def hear(self, member: Member, count: int, command: Flat, name: str) -> dict[str, Any]:
-        """Returns the answer to a report, which is empty until the outcome is known."""
+        """Records a report. Returns the outcome, which is empty until it is known."""
         me, index, now = self._members[0], member.process, time.monotonic()
         other = self._members.get(index, member)
         if count != self._meeting.count:
@@ -156,7 +156,7 @@ class _Host(socketserver.TCPServer):
 
 
 class _Request(socketserver.StreamRequestHandler):
-    """The report of a process and the answer to it: one line of JSON each."""
+    """Handles a report. The report and the answer are one line of JSON each."""
 
     server: _Host  # pyright: ignore[reportIncompatibleVariableOverride]
     timeout = 2.0  # seconds to wait for a client that sends nothing
@@ -176,7 +176,7 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
             return _Host(meeting, me)
         except OSError as error:
             with contextlib.suppress(OSError, ValueError):
-                # If the port belongs to another process 0 of this job, it refuses this one.
+                # If another process 0 of this job has the port, it refuses this process.
                 _members(_ask(meeting, me, host="localhost"))
             if meeting.is_over:
                 raise UserError(
@@ -194,7 +194,7 @@ def _listen(meeting: Meeting, me: Member) -> _Host:
 def _report(meeting: Meeting, me: Member) -> Members:
     """Reports to process 0 until it answers with the outcome.
 
-    After the time limit, process 0 may still answer which processes are missing.
+    While process 0 answers, the time limit is extended: it may still name missing processes.
     """
     why, last = "no answer", 0.0  # `last` is the time of process 0's last answer
     signalled: float | None = None

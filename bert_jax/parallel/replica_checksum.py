@@ -23,11 +23,11 @@ class Deviation(NamedTuple):
 
     device: Any  # a jax.Device of any process
     arrays: tuple[str, ...]  # names of the arrays
-    outvoted: bool  # whether, for each array, the majority of replicas has other bits
+    outvoted: bool  # whether the majority of replicas of every array has other bits
 
 
 def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
-    """Returns the devices whose replicas deviate; every process must call this.
+    """Returns the devices whose replicas deviate. Every process must call this.
 
     The result is the same on all processes. Every device computes a checksum of its own bits. Only
     the checksums are exchanged: 4 bytes per array and device. A single flipped bit always changes a
@@ -56,7 +56,7 @@ def find_deviations(tree: Any, mesh: Mesh) -> list[Deviation]:
 
 
 def _deviating(sums: np.ndarray, groups: np.ndarray) -> list[tuple[int, bool]]:
-    """Returns (row of the device, whether it is outvoted) for each deviating replica."""
+    """Returns (index of the device, whether it is outvoted) for each deviating replica."""
     found = []
     for group in range(groups.max() + 1):
         rows = np.flatnonzero(groups == group)
@@ -70,7 +70,7 @@ def _deviating(sums: np.ndarray, groups: np.ndarray) -> list[tuple[int, bool]]:
 
 @functools.lru_cache(maxsize=256)
 def _groups(mesh: Mesh, spec: PartitionSpec) -> np.ndarray:
-    """Returns the index of each device's piece of an array: int [devices]."""
+    """Returns the index of each device's shard of an array: int [devices]."""
     split = set(itertools.chain.from_iterable(split_over(spec)))
     shape = [mesh.shape[axis] if axis in split else 1 for axis in mesh.axis_names]
     pieces = np.arange(np.prod(shape)).reshape(shape)
@@ -79,7 +79,7 @@ def _groups(mesh: Mesh, spec: PartitionSpec) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _program(mesh: Mesh, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[..., jax.Array]:
-    """Returns the compiled program that computes uint32 [devices, arrays] from arrays."""
+    """Returns the compiled program that computes checksums, uint32 [devices, arrays]."""
 
     def sums(*pieces: jax.Array) -> jax.Array:
         return jnp.stack([checksum(piece) for piece in pieces])[None]
@@ -99,7 +99,7 @@ def _program(mesh: Mesh, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> Callable[.
 def checksum(array: jax.Array) -> jax.Array:
     """Returns Σ bits · (2 · index + 1) modulo 2³², uint32 [].
 
-    Any single flipped bit changes the sum. The function is traced once per shape.
+    Any single flipped bit changes the sum.
     """
     if array.dtype == jnp.bool_:
         bits = array.astype(jnp.uint32)

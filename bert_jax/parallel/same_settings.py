@@ -1,7 +1,7 @@
 """Compares settings and data of all processes before they compute together.
 
-Processes with different programs would wait for each other forever, or abort in C++. Different data
-would be trained on unnoticed.
+With different programs, processes would wait for each other forever or abort in C++. Different data
+would change the training unnoticed.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ def _short(text: str) -> str:
 
 
 def first_difference(mine: Flat, expected: Flat) -> Difference | None:
-    """Compares the settings of two processes; a missing key equals null."""
+    """Returns the first setting that differs, or None. A missing key equals null."""
     for key in {**expected, **mine}:  # in the order of process 0
         found, wanted = mine.get(key, _NOT_SET), expected.get(key, _NOT_SET)
         if found != wanted:

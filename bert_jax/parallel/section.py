@@ -56,22 +56,22 @@ class MeshSection(Section):
     platform: Platform = "auto"
     """Platform that the run requires. `auto`: the one that JAX finds."""
     data: int = pydantic.Field(default=-1, ge=-1)
-    """Parts of a batch. Between steps, parameters and moments are also split along this axis
-    (ZeRO). If layers are unrolled, a step gathers parameters layer by layer, otherwise before its
-    loops."""
+    """Number of parts of a batch. Between steps, parameters and moments are also split along this
+    axis (ZeRO). If layers are unrolled, a step gathers parameters layer by layer, otherwise before
+    its loops."""
     fsdp: int = pydantic.Field(default=1, ge=-1)
-    """Parts of a batch. Parameters are split too, and always gathered layer by layer, even within
-    loops over microbatches and layers."""
+    """Number of further parts of a batch. Parameters are split too, and always gathered layer by
+    layer, even within loops over microbatches and layers."""
     tensor: int = pydantic.Field(default=1, ge=-1)
-    """Parts of heads, FFN columns and vocabulary."""
+    """Number of parts of the heads, FFN columns and vocabulary."""
     slices: int = pydantic.Field(default=1, ge=1)
-    """TPU slices that share a batch over the data-centre network."""
+    """Number of TPU slices, which share a batch over the data-centre network."""
     simulated_devices: int | None = pydantic.Field(default=None, ge=1, le=512)
-    """Number of CPU devices to simulate, for trying a layout."""
+    """Number of CPU devices to simulate, to try a mesh without accelerators."""
     distributed: DistributedSection = DistributedSection()
-    """Several processes."""
+    """Settings for several processes."""
     compilation_cache: CompilationCacheSection | None = CompilationCacheSection()
-    """Cache of compiled programs. null: none."""
+    """Cache of compiled programs. null: no cache."""
 
 
 def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:

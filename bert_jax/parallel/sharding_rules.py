@@ -1,4 +1,4 @@
-"""THE table from logical axes to mesh axes, and the only way to apply it.
+"""The only table from logical axes to mesh axes, and the functions that apply it.
 
 Model code names the *meaning* of an axis (`embed`, `heads`, `vocab`). Only this package maps a
 meaning to mesh axes.
@@ -37,7 +37,7 @@ RULES: Final[Mapping[str, tuple[str, ...]]] = {
 def partition_spec(
     axes: Sequence[str], *, rules: Mapping[str, tuple[str, ...]] = RULES
 ) -> PartitionSpec:
-    """Returns the layout of an array from the logical names of its axes, outermost first.
+    """Returns the sharding of an array from the logical names of its axes, outermost first.
 
     ``partition_spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")``
 
@@ -63,7 +63,7 @@ def partition_spec(
 def parameter_sharding(
     mesh: Mesh, axes: Sequence[str], shape: Sequence[int], *, name: str
 ) -> NamedSharding:
-    """Returns the layout of a parameter; raises UserError if the mesh does not divide an axis."""
+    """Returns the sharding of a parameter. Raises UserError if the mesh does not divide an axis."""
     spec = partition_spec(axes)
     for axis, size in zip(axes, shape, strict=True):
         parts = axis_parts(mesh, axis)
@@ -83,19 +83,19 @@ def parameter_sharding(
 
 
 def trained_sharding(mesh: Mesh, axes: Sequence[str], shape: Sequence[int]) -> NamedSharding:
-    """Returns the layout of a trained parameter and of its moments, between steps."""
+    """Returns the sharding of a trained parameter and its moments between steps."""
     return NamedSharding(mesh, trained_spec(mesh, axes, shape))
 
 
 def trained_spec(
     mesh: Mesh | AbstractMesh, axes: Sequence[str], shape: Sequence[int]
 ) -> PartitionSpec:
-    """Returns the layout of a trained parameter and of its moments, between steps.
+    """Returns the sharding of a trained parameter and its moments between steps.
 
     The rows of a matrix are also split over the data axis (ZeRO) and gathered for use. Columns are
     not, because gathering them would require a transpose. Vectors, and rows that the data axis does
-    not divide, have the table's layout. Every slice has a whole copy, so that gradients are
-    scattered over ICI, and only each chip's share is summed between slices.
+    not divide, follow `RULES`. Every slice has a whole copy. So gradients are scattered over ICI,
+    and only each chip's shard is summed between slices.
     """
     rules = RULES
     rows = axes[-2] if len(axes) > 1 else "layers"
@@ -107,22 +107,22 @@ def trained_spec(
 
 
 def whole(axes: LogicalAxes) -> LogicalAxes:
-    """Returns the axes of a parameter in use, when it is gathered over fsdp and data."""
+    """Returns the logical axes of a parameter after it is gathered over fsdp and data."""
     return tuple("hidden" if axis == "embed" else axis for axis in axes)
 
 
 def split_over(spec: PartitionSpec) -> list[tuple[str, ...]]:
-    """Returns the mesh axes over which a layout splits each axis of an array."""
+    """Returns the mesh axes that split each axis of an array."""
     return [(each,) if isinstance(each, str) else tuple(each or ()) for each in spec]
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the layout of a batch's arrays: first axis split over slices, data and fsdp."""
+    """Returns the sharding of a batch: the first axis is split over slice, data and fsdp."""
     return NamedSharding(mesh, partition_spec(("batch",)))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the layout that gives every device a whole copy of an array."""
+    """Returns the sharding that gives every device a whole copy of an array."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -163,9 +163,9 @@ def on_one_cpu() -> bool:
 
 
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
-    """Constrains an activation's layout.
+    """Constrains the sharding of an activation.
 
-    Outside a mesh (one device, or an exported program), it returns `x`.
+    Outside a mesh (one device, or an exported program), returns `x` unchanged.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
@@ -174,9 +174,9 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gathered(param: Array, axes: LogicalAxes) -> Array:
-    """Gathers a parameter over the data axis; the compiler chooses its gradient's sharding.
+    """Gathers a parameter over the data axis. The compiler chooses its gradient's sharding.
 
-    Call it before a loop over layers or microbatches, which would gather in every iteration.
+    Call it before a loop over layers or microbatches, which would gather it in every iteration.
     """
     return constrain(param, *axes)
 
@@ -199,11 +199,11 @@ def per_shard(
     arguments: Sequence[LogicalAxes],
     results: Sequence[LogicalAxes],
 ) -> Callable[..., tuple[Array, ...]]:
-    """Returns a function that runs `function` on every device's part of each argument.
+    """Returns a function that runs `function` on every device's shard of each argument.
 
-    It is for functions that the compiler cannot split, such as kernels. The function must treat the
-    split axes element by element. Outside a mesh (one device, or an exported program), `function`
-    itself is returned. `arguments` and `results` are the logical axes of its arrays.
+    It is for functions that the compiler cannot split, such as kernels. The function must not
+    combine elements along split axes. Outside a mesh (one device, or an exported program), returns
+    `function` itself. `arguments` and `results` are the logical axes of its arrays.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function

@@ -85,7 +85,7 @@ class StopSignal:
     It counts the steps of all train loops of the process, such as the runs of a sweep.
 
     Attributes:
-        name: name of the first signal, such as "SIGTERM"; empty before.
+        name: name of the first signal, such as "SIGTERM". Empty if there was none.
         ending: whether the process exits once its last checkpoint is complete, without more steps.
         batches: number of batches that evaluations have begun.
     """
@@ -94,7 +94,7 @@ class StopSignal:
         self._lock = threading.Condition()
         self._steps = 0  # dispatched steps, and batches of evaluations
         self._owns_process = False
-        self._held = False  # whether to ignore a signal until the processes have joined
+        self._held = False  # whether the response to a signal is delayed; see `listen`
         self._pipe: SignalPipe | None = None
         self._channel: Channel | None = None
         self._cutting = False  # whether the current evaluation may be interrupted
@@ -106,14 +106,14 @@ class StopSignal:
     def _forget(self) -> None:
         """Resets the state of a run and its request to stop."""
         self.name, self._came = "", 0.0
-        self._limit: int | None = None  # limit of steps until the processes agree
+        self._limit: int | None = None  # step count at which to wait until the processes agree
         self._stop_at: int | None = None  # step count at which the processes agreed to stop
         self._unsaved = False  # whether a dispatched step is in no checkpoint
         self._saved_step = 0  # step of the last checkpoint, which may still be written
         self._wait_for_save: Callable[[], None] = lambda: None
 
     def listen(self, *, owns_process: bool, hold: bool = False) -> None:
-        """Starts to handle signals, if called in the main thread.
+        """Starts to handle signals. Does nothing outside the main thread.
 
         Args:
             owns_process: whether a signal ends the process, as on the command line, once all steps
@@ -126,14 +126,14 @@ class StopSignal:
             self._pipe = SignalPipe(self._hear, handler=self._handler)
 
     def release(self) -> None:
-        """Ends the process if it received a signal while holding; for the main thread."""
+        """Ends the delay of `listen`. Ends the process if it has received a signal."""
         with self._lock:
             held, self._held = self._held, False
         if held and self.name:
             self.end_without_a_step(self.name)
 
     def agree_over(self, channel: Channel) -> None:
-        """Connects to the other processes; ends the process if one has held a signal.
+        """Connects to the other processes. Ends this process if any has received a signal.
 
         Every process must call it.
         """
@@ -146,7 +146,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handles signals at least until the end of the block, and then resets the state."""
+        """Handles signals in the block. Resets the state after it, unless `listen` was called."""
         if self._pipe is not None:
             yield
             return
@@ -154,7 +154,7 @@ class StopSignal:
         try:
             yield
         finally:
-            if self._pipe is not None:  # called in the main thread
+            if self._pipe is not None:  # None outside the main thread
                 self._pipe.close()
                 self._pipe = None
                 self._run += 1
@@ -163,9 +163,9 @@ class StopSignal:
                 OUTAGE.stopping = False
 
     def saved(self, step: int, wait_for_save: Callable[[], None]) -> None:
-        """Records that the checkpoint of `step` contains all steps; 0 if there is none.
+        """Records that the checkpoint of `step` has all steps. `step` is 0 without a checkpoint.
 
-        It may still be written; `wait_for_save` returns when it is complete.
+        `wait_for_save` returns when the checkpoint is complete.
         """
         with self._lock:
             self._unsaved, self._wait_for_save = False, wait_for_save

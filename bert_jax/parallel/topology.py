@@ -42,8 +42,8 @@ class TpuTopology:
     def hosts(self, *, gke: bool = False) -> int:
         """Returns the number of machines, with the Cloud TPU API or with GKE.
 
-        They differ for 8 chips of v5e or v6e. The API uses one machine of 8 chips (GKE's
-        ``…-8t``), and our pods on GKE request two machines of 4 chips (``…-4t``).
+        They differ for 8 chips of v5e or v6e. The Cloud TPU API uses one machine of 8 chips. On
+        GKE, our pods request two machines of 4 chips (machine type ``…-4t``).
         """
         accelerator = self.accelerator
         alone = accelerator.chips_per_host if gke else accelerator.chips_of_one_host
@@ -72,13 +72,13 @@ class TpuTopology:
 
 
 def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = ()) -> TpuTopology:
-    """Returns the slice with a name in one of the common spellings.
+    """Parses the name of a slice in any common spelling.
 
     Examples: ``v3:4x4`` or ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` or ``v5e-16``
     (chips), ``v4:2x2x4`` or ``v4-32`` (TensorCores: 16 chips).
 
-    For the message, `key` is the setting, and `others` are its allowed values besides slices.
-    Raises UserError if there is no such generation or slice.
+    `key` names the setting in the error. `others` are its allowed values besides slices. Raises
+    UserError if there is no such generation or slice.
     """
     match = _PATTERN.fullmatch(text.strip().lower())
     if match is None:
