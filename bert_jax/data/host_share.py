@@ -1,4 +1,4 @@
-"""The part of every batch that one host makes."""
+"""The part of every batch that one host loads."""
 
 import dataclasses
 from typing import Final
@@ -8,8 +8,8 @@ from typing import Final
 class HostShare:
     """Part ``index`` of ``count`` equal, contiguous parts of every batch.
 
-    The default is the whole batch. Several hosts may make the same part; see
-    `bert_jax.parallel.mesh.process_share`.
+    The default is the whole batch. Hosts that differ only along the tensor axis load the same part;
+    see `bert_jax.parallel.mesh.process_share`.
     """
 
     index: int = 0

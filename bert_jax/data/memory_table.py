@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 
 NAME: Final = "rows"  # name of the table in messages
-_NOTHING: Final = ("NAType", "NaTType")  # types of pandas for a missing value
+_NOTHING: Final = ("NAType", "NaTType")  # names of pandas' types for missing values
 
 
 class Frame(Protocol):
@@ -27,8 +27,8 @@ class Frame(Protocol):
         ...
 
 
-# Forms of a table: texts, tuples of texts or dicts in a list, an array or a `datasets.Dataset`; a
-# dict of columns; a table of another library.
+# Accepted tables: a list, array or `datasets.Dataset` of texts, tuples or dicts; a dict of columns;
+# a table of pandas, polars or pyarrow.
 Rows: TypeAlias = (
     Iterable[str]
     | Iterable[Sequence[str]]
@@ -53,15 +53,16 @@ class MemoryTable:
 
         ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``
 
-        Raises UserError if a row is no text, tuple or dict, or if columns have different lengths.
+        Raises UserError if a row is not a text, tuple or dict, or if columns have different
+        lengths.
         """
         return cls(tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1)))
 
     def named(self, names: Sequence[str]) -> Iterator[TableRow]:
         """Yields the rows with values by column.
 
-        ``names`` are the columns of rows that are texts or tuples. Raises UserError if a tuple has
-        more values than ``names``.
+        ``names`` are the columns of text and tuple rows. Raises UserError if a tuple has more
+        values than ``names``.
         """
         columns: Collection[str] | None = None
         for number, row in enumerate(self.rows, start=1):
@@ -80,7 +81,7 @@ class MemoryTable:
             yield TableRow(Path(NAME), number, values, columns)
 
     def has(self, column: str, *, width: int) -> bool:
-        """Returns whether a row has a column: a key of a dict, or value `width` of a tuple."""
+        """Returns whether any row is a dict with `column` or a tuple of at least `width` values."""
         return any(
             column in row if isinstance(row, dict) else isinstance(row, tuple) and len(row) >= width
             for row in self.rows

@@ -33,7 +33,7 @@ def digest128(seed: int, *key: int | str) -> int:
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
-    """Maps uint64 numbers one to one to numbers that look random.
+    """Maps uint64 numbers one-to-one to pseudorandom numbers.
 
     Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable PRNGs", 2014).
     """

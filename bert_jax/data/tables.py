@@ -1,4 +1,4 @@
-"""Reads tables row by row: CSV, TSV, JSON lines and Parquet. Raises or skips malformed rows."""
+"""Reads CSV, TSV, JSON lines and Parquet row by row. A malformed row raises or is skipped."""
 
 import csv
 from collections import Counter, deque
@@ -15,7 +15,8 @@ OnError: TypeAlias = Literal["stop", "skip"]  # action at a malformed row
 SKIPPED_SHOWN: Final = 3  # number of skipped rows that a note lists
 Delimiter: TypeAlias = Literal["comma", "semicolon", "tab", "pipe"]
 _DELIMITERS: Final[Mapping[str, str]] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-# Most characters in a field of a .csv. Long documents exceed the csv module's default of 131,072.
+# Maximum characters in a field of a .csv. Long documents exceed the csv module's default of
+# 131,072.
 FIELD_LIMIT: Final = 1 << 24
 MAX_COLUMNS: Final = 10_000
 BATCH_ROWS: Final = 1024  # rows of a .parquet in memory at once
@@ -68,7 +69,7 @@ class RowErrors:
         return made
 
     def note(self, table: object, *, kept: int) -> list[str]:
-        """Returns a line with the number of skipped rows and the first errors, or an empty list."""
+        """Returns a note on the skipped rows with the first errors; [] if no row was skipped."""
         if not self.count:
             return []
         first = "; ".join(error.removeprefix(f"{table}: ") for error in self._first)
@@ -80,7 +81,7 @@ class TableRow(NamedTuple):
     """A row and its place in the file."""
 
     path: Path
-    line: int  # number of the last line, from 1; for .parquet and tables in memory, of the row
+    line: int  # number of the row's last line, from 1; in .parquet and in memory, of the row
     values: Mapping[str, Any]  # values by column: text, or any type of JSON and Parquet
     columns: Collection[str]  # columns of the header; without a header, of the first row
     delimiter: str | None = None  # delimiter of a .csv or .tsv
@@ -102,9 +103,9 @@ class TableRow(NamedTuple):
     def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
         """Raises an error if a column is missing.
 
-        `asked` has pairs of a setting and the column that it names; None is not required. If the
-        table has no such column, raises UserError with hints on the delimiter and the header. If
-        only this row lacks the column (JSON lines, tables in memory), raises RowError.
+        `asked` has pairs of a setting and its column; a column of None is not required. If the
+        whole table lacks the column, raises UserError with hints on the delimiter and the header.
+        If only this row lacks the column (JSON lines, tables in memory), raises RowError.
         """
         named = [(key, name) for key, name in asked if name is not None]
         for key, name in named:
@@ -121,7 +122,7 @@ class TableRow(NamedTuple):
                     setting=key,
                     found=found,
                 )
-            if not self.path.suffix:  # in memory: the rows are wrong rather than a setting
+            if not self.path.suffix:  # in memory: the rows are wrong, not a setting
                 raise UserError(
                     "rows.columns",
                     'found the columns {found}, allowed: "{missing}" ({setting} of the model). '
@@ -164,7 +165,7 @@ class TableRow(NamedTuple):
         return rest[0]
 
     def text(self, name: str) -> str:
-        """Returns the text in a column. Raises RowError if the value is no text."""
+        """Returns the text in a column. Raises RowError if the value is not text."""
         found = self.values[name]
         if not isinstance(found, str):
             kind = "null" if found is None else type(found).__name__
@@ -183,11 +184,12 @@ def read_table(
 ) -> Iterator[TableRow]:
     """Yields the rows of a .jsonl, .csv, .tsv or .parquet in order.
 
-    After a line ``text,label``, the values of ``good,1`` are ``{"text": "good", "label": "1"}``.
+    With the header ``text,label``, the values of ``good,1`` are ``{"text": "good", "label": "1"}``.
 
-    A .tsv has no quotes, like the tables of GLUE; a .csv follows RFC 4180. The first line of both
-    is a header with column names. Every line of a .jsonl has its own names. Blank lines are
-    skipped, as `csv.DictReader` and pandas do. Text is UTF-8, with or without a byte order mark.
+    A .csv follows RFC 4180. In a .tsv, quotes are ordinary characters, as in GLUE's tables. The
+    first line of a .csv or .tsv is a header with column names; each line of a .jsonl has its own.
+    Blank lines are skipped, as `csv.DictReader` and pandas do. Text is UTF-8, with or without a
+    byte order mark.
 
     Args:
         path: path of the file.
@@ -196,8 +198,8 @@ def read_table(
 
     Raises:
         UserError: if the file or its header is missing, the suffix is unknown, the header has
-            another delimiter or a column twice, or the file is no Parquet or UTF-8.
-        RowError: if a row has too few or too many fields, or a line is no CSV or JSON.
+            another delimiter or a repeated column, or the file is not valid Parquet or UTF-8.
+        RowError: if a row has too few or too many fields, or a line is not valid CSV or JSON.
     """
     errors = errors or RowErrors()
     if path.suffix == ".jsonl":
@@ -230,8 +232,8 @@ def read_fields(
     """Yields each row of a .csv or .tsv: the number of its last line, and its fields.
 
     Blank lines are skipped. A line ``""`` in a .csv is a row with one empty field. For `delimiter`
-    and `errors` see `read_table`. Raises UserError as `read_lines` does, or for more than
-    `MAX_COLUMNS` columns. Raises RowError if a row is no CSV.
+    and `errors` see `read_table`. Raises UserError as `read_lines` does, and if a row has more than
+    `MAX_COLUMNS` columns. Raises RowError if a row is not valid CSV.
     """
     between = _between(path, delimiter)
     tsv = ((number, line.split(between, MAX_COLUMNS)) for number, line in read_lines(path) if line)
@@ -334,7 +336,7 @@ NO_HEADER: Final = "; if this line is a row, put a line with the names of the co
 def _check_delimiter(path: Path, header: Sequence[str], delimiter: str, *, settable: bool) -> None:
     """Raises UserError if the header is one column that another delimiter would divide.
 
-    `settable` is true if the delimiter is a setting, which the error then mentions.
+    If `settable`, the error mentions the setting of the delimiter.
     """
     if len(header) != 1 or delimiter in header[0]:
         return

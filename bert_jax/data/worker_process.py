@@ -16,7 +16,7 @@ def prepare_worker(index: int, count: int) -> None:
     del index, count  # arguments from Grain that are not needed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends its workers
     os.environ["JAX_PLATFORMS"] = "cpu"
-    if "jax" in sys.modules:  # Grain has imported JAX, which has read the environment
+    if "jax" in sys.modules:  # Grain imported JAX, which has already read the environment
         sys.modules["jax"].config.update("jax_platforms", "cpu")
     end_with_parent()
 
@@ -41,7 +41,7 @@ _LOADER: Final = "grain-process-prefetch"
 
 @contextlib.contextmanager
 def without_main() -> Iterator[None]:
-    """Keeps processes that this thread starts in the block from importing the main script.
+    """Within the block, processes that this thread starts do not import the main script.
 
     By default `multiprocessing` runs the user's script in every new process. Our processes need
     only modules. Without the import, a script or notebook needs no ``if __name__ == "__main__":``.
@@ -65,5 +65,5 @@ def _preparation_without_main(name: str) -> dict[str, object]:
 
 
 # "spawn" and "forkserver" call this function for each process that they start. multiprocessing has
-# no setting that leaves out the main script.
+# no setting to leave out the main script.
 spawn.get_preparation_data = _preparation_without_main

@@ -1,4 +1,4 @@
-"""Reads and writes Hugging Face checkpoints, as `from_pretrained` does."""
+"""Reads and writes Hugging Face checkpoints in the format of `from_pretrained`."""
 
 import json
 from collections.abc import Sequence
@@ -37,9 +37,8 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_ma
         tokenizer: tokenizer for a checkpoint that has none.
 
     Raises:
-        UserError: if the model is of another kind, a file is damaged, a tensor is missing, unknown
-            or of another shape or type, or the tokenizer has more pieces than the embedding has
-            rows.
+        UserError: if the model is not BERT, a file is damaged, a tensor is missing, unknown or of
+            another shape or type, or the tokenizer has more pieces than the embedding has rows.
     """
     source = directory / CONFIG
     config = hf_config.read_config(source)
@@ -67,13 +66,14 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_ma
 
 
 def write_hf(directory: Path, model: tensor_mapping.Pretrained, *, kind: str | None = None) -> str:
-    """Writes a checkpoint for `from_pretrained`, tensor by tensor, and returns its class.
+    """Writes a checkpoint for `from_pretrained`, tensor by tensor. Returns the name of its class.
 
     Args:
         directory: an existing directory.
         model: the model to write.
-        kind: name of a class in Hugging Face transformers. The default is the class with most of
-            the model's heads. Heads that the class lacks are not written.
+        kind: name of a class in Hugging Face transformers. The default is the class of the model's
+            task or, without a task, the class with most of its heads. Heads that the class lacks
+            are not written.
 
     Raises:
         UserError: if the model lacks a head of the class, or the disk is full.
@@ -124,8 +124,8 @@ def _choose(kind: str | None, heads: HeadsSection) -> hf_config.ClassName:
 def _heads_found(weights: HfWeights, config: hf_config.HfConfig, source: Path) -> HeadsSection:
     """Returns the heads of the configured class, and other heads whose tensors are in the file.
 
-    Well-known checkpoints have the class BertForMaskedLM, and yet contain the pooler and the
-    next-sentence head. If a head of the class is missing, `read_params` reports its tensors.
+    Well-known checkpoints of class BertForMaskedLM also contain the pooler and the next-sentence
+    head. If a head of the class is missing, `read_params` reports its tensors.
     """
     promised = hf_config.CLASSES[config.kind]
     task_weights = {f"{stem}.weight" for stem in HF_TASKS.values()}

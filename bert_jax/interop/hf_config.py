@@ -12,7 +12,7 @@ from bert_jax.model.config import Activation, Architecture, HeadsSection, Proble
 from bert_jax.validation import validate
 
 # Hugging Face's "gelu" is the exact form (erf). Its "gelu_new" is the tanh form, which
-# google-research/bert calls "gelu". An export writes the first name of its activation.
+# google-research/bert calls "gelu". An export writes the first name listed for its activation.
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "gelu": "gelu_erf",
     "gelu_python": "gelu_erf",
@@ -54,7 +54,10 @@ CLASSES: Final[dict[ClassName, ClassHeads]] = {
     BARE: ClassHeads(),  # the pooler is optional
 }
 
-LABELLED: Final = ("sequence_classification", "token_classification")  # their outputs have names
+LABELLED: Final = (
+    "sequence_classification",
+    "token_classification",
+)  # with named outputs
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
@@ -67,7 +70,7 @@ PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
 class HfConfig(Architecture):
     """The keys that we read from a config.json. The defaults equal Hugging Face's.
 
-    A key with a literal type has one value in BERT: another value would describe another model.
+    A key with a literal type allows only the value that BERT has.
     """
 
     model_config = pydantic.ConfigDict(extra="ignore")
@@ -96,7 +99,7 @@ class HfConfig(Architecture):
 
     @property
     def architecture(self) -> Architecture:
-        """The architecture without the other keys."""
+        """Only the keys of the architecture."""
         return Architecture(**self.model_dump(include=set(Architecture.model_fields)))
 
     @property
@@ -111,7 +114,7 @@ class HfConfig(Architecture):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of a classifier's outputs, in their order."""
+        """Names of a classifier's outputs, by index."""
         if self.id2label is None:
             return tuple(f"LABEL_{index}" for index in range(self.num_labels))
         return tuple(str(self.id2label[str(index)]) for index in range(len(self.id2label)))
@@ -164,7 +167,7 @@ def write_config(
 
 
 def heads_of(kind: ClassName, heads: HeadsSection) -> HeadsSection:
-    """Returns the heads of a model that a class has too. `BertModel` may have a pooler."""
+    """Returns those heads of the model that the class has. `BertModel` keeps the model's pooler."""
     wanted = CLASSES[kind]
     return HeadsSection(
         pooler=heads.pooler if kind == BARE else wanted.pooler,

@@ -29,9 +29,9 @@ from bert_jax.validation import validate
 
 FAST: Final = "tokenizer.json"
 _INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]
-_BPE: Final = 2  # number of BPE in TrainerSpec.ModelType; 1 is a unigram model
-# The two fields that we read from a SentencePiece model. The sentencepiece package has a full
-# description of the format, which needs a newer protobuf than TensorFlow Datasets allows.
+_BPE: Final = 2  # value of BPE in the enum TrainerSpec.ModelType; 1 is a unigram model
+# The two fields that we read from a SentencePiece model. The full definition in the sentencepiece
+# package needs a newer protobuf than TensorFlow Datasets allows.
 _SENTENCEPIECE: Final[Any] = message_classes("""
 name: "bert_jax/sentencepiece_parts.proto" package: "sentencepiece" syntax: "proto2"
 message_type {
@@ -44,8 +44,8 @@ message_type {
   field { name: "trainer_spec" number: 2 label: LABEL_OPTIONAL type_name: "Trainer" }
   field { name: "normalizer_spec" number: 3 label: LABEL_OPTIONAL type_name: "Normalizer" } }
 """)["Model"]
-# The scores of special pieces are this far below all other scores. Otherwise a unigram model would
-# find "[unused1]" in a text that spells it.
+# Special pieces score this much less than every other piece. Otherwise a unigram model would encode
+# the text "[unused1]" as the special piece.
 _SPECIAL_PENALTY: Final = 1000.0
 
 
@@ -123,8 +123,8 @@ def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int
     tokenizer.save(epath.Path(directory))
     added: dict[str, object] = {"model_max_length": max_length}
     if isinstance(tokenizer, SentencePieceTokenizer):
-        # PreTrainedTokenizerFast reads tokenizer.json. ALBERT's class would build a tokenizer of
-        # its own from spiece.model, with another id for [UNK].
+        # PreTrainedTokenizerFast reads tokenizer.json. ALBERT's class would instead build a
+        # tokenizer from spiece.model, with another id for [UNK].
         added |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": _INPUTS}
         special = zip(SpecialIds._fields, SPECIAL_PIECES, strict=True)
         added |= {f"{name}_token": piece for name, piece in special}
@@ -168,9 +168,9 @@ def _read_fast(path: Path) -> WordPieceTokenizer:
 
 
 def library_pipeline(tokenizer: WordPieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the tokenizers library's BERT pipeline over the same vocabulary and settings.
+    """Returns a BERT pipeline of the tokenizers library with our vocabulary and settings.
 
-    Its results differ from ours on rare characters, which docs/interop.md lists.
+    Its results differ from ours for the rare characters that docs/interop.md lists.
     """
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
     pipeline = tokenizers.Tokenizer(
@@ -203,14 +203,14 @@ def _add_special(pipeline: tokenizers.Tokenizer, tokenizer: Tokenizer) -> None:
 
 
 def sentencepiece_pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
-    """Returns the tokenizers library's pipeline over the same pieces, scores and settings.
+    """Returns a pipeline of the tokenizers library with our pieces, scores and settings.
 
-    Its results differ from ours on some texts, which docs/interop.md lists.
-    Source: `SpmConverter` in Hugging Face transformers, `convert_slow_tokenizer.py`.
+    Its results differ from ours for the texts that docs/interop.md lists. Source: `SpmConverter` in
+    Hugging Face transformers, `convert_slow_tokenizer.py`.
     """
     parsed: Any = _SENTENCEPIECE.FromString(tokenizer.model)
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    scores = tokenizer.scores()  # special pieces have none
+    scores = tokenizer.scores()  # without special pieces
     if parsed.trainer_spec.model_type == _BPE:
         model: models.Model = models.BPE(
             {piece: number for number, piece in enumerate(pieces)},
@@ -240,14 +240,14 @@ def sentencepiece_pipeline(tokenizer: SentencePieceTokenizer) -> tokenizers.Toke
 def _fold(tokenizer: SentencePieceTokenizer) -> Iterator[normalizers.Normalizer]:
     """Yields the steps of `bert_jax.text.basic_tokenizer.fold` as normalizers."""
     if tokenizer.lower_case:
-        # `Lowercase` does not know the form of sigma at the end of a word.
+        # `Lowercase` does not map a final Σ to ς.
         yield normalizers.Replace(tokenizers.Regex(r"(?<=\p{L})Σ(?!\p{L})"), "ς")
         yield normalizers.Lowercase()
     if tokenizer.drops_accents:
         yield normalizers.NFD()
         # `StripAccents` would also remove the vowel signs (Mc) of Indic scripts.
         yield normalizers.Replace(tokenizers.Regex(r"\p{Mn}"), "")
-        # `Precompiled` composes Hangul syllables of two letters, but not of three.
+        # Compose Hangul syllables of three letters. `Precompiled` composes only those of two.
         yield normalizers.NFC()
 
 

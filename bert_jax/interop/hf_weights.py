@@ -30,8 +30,8 @@ class TorchFile:
     def __init__(self, path: Path) -> None:
         """Opens the file with PyTorch's ``weights_only`` loader.
 
-        Raises UserError if PyTorch is not installed, or the file is damaged or contains other
-        objects than tensors.
+        Raises UserError if PyTorch is not installed, or the file is damaged or contains objects
+        other than tensors.
         """
         try:
             import torch
@@ -73,7 +73,8 @@ class TorchFile:
 def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
     """Returns a tensor's shape and type.
 
-    Raises UserError if the tensor is sparse, or larger than its data in the file.
+    Raises UserError if the tensor is sparse, of an unknown type, or larger than its data in the
+    file.
     """
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
@@ -86,7 +87,7 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
             layout=str(tensor.layout),
             allowed=list(DTYPES.values()),
         )
-    # An expanded view of a few numbers could claim terabytes.
+    # An expanded view of a few stored numbers could need terabytes when it is read.
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UserError(
             "tensor.larger_than_file",
@@ -99,7 +100,7 @@ def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
 
 def _load(torch: Any, path: Path) -> Any:
     with warnings.catch_warnings():
-        # PyTorch warns about an unusual pickle protocol before it raises.
+        # Hide PyTorch's warning about an unusual pickle protocol, because an error follows.
         warnings.simplefilter("ignore", UserWarning)
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -108,7 +109,8 @@ def _load(torch: Any, path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
-# Readers by file name, in order of preference. A checkpoint may have an index of shards instead.
+# Readers by file name, in order of preference. Instead of one file, a checkpoint may have an index
+# and shards.
 _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
     WEIGHTS: SafetensorsFile,
     TORCH_WEIGHTS: TorchFile,
@@ -123,7 +125,7 @@ class HfWeights:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Opens the files, and resolves old names and the second names of tied tensors.
+        """Opens the files. Resolves old tensor names and the second names of tied tensors.
 
         Raises UserError if there are no weights, a file is damaged, the index names a file outside
         the directory, or the decoder differs from the embeddings.

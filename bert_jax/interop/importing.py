@@ -26,7 +26,7 @@ def read_checkpoint(
     Args:
         source: directory of the checkpoint, or the prefix of a TensorFlow checkpoint's files.
         tokenizer: tokenizer directory, for a checkpoint without a tokenizer.
-        lower_case: casing, for a vocab.txt without tokenizer_config.json.
+        lower_case: whether to lower-case text, for a vocab.txt without tokenizer_config.json.
 
     Raises:
         UserError: if there is no readable checkpoint, or a tensor does not fit the configuration.

@@ -27,7 +27,7 @@ _CHECKSUM: Final = "bert_jax_sha256"
 _NO_CHECKSUM: Final = b"0" * 64
 _CHUNK: Final = 1 << 22  # bytes
 
-# NumPy's names of the types by their names in the format.
+# NumPy's dtype names by the format's type names.
 DTYPES: Final[dict[str, str]] = {
     "F64": "float64",
     "F32": "float32",
@@ -92,10 +92,10 @@ def write_safetensors(
 ) -> None:
     """Writes tensors one after the other, in the order of `specs`.
 
-    The library's writer needs all tensors as bytes at once, so it would double the memory of a
-    checkpoint. The format: the header's length (8 bytes, little-endian), the header (JSON: name →
-    type, shape, offsets), the numbers. Raises UserError if the disk is full, or the path is not
-    writable.
+    The library's writer needs all tensors as bytes at once, which would double the memory of an
+    export. The format: the header's length (8 bytes, little-endian), the header (JSON: name → type,
+    shape, offsets), the tensors' bytes. Raises UserError if the path is not writable or the disk is
+    full.
     """
     codes = {np.dtype(name): code for code, name in DTYPES.items()}
     metadata = {"format": "pt", _CHECKSUM: _NO_CHECKSUM.decode()}

@@ -1,6 +1,6 @@
 """Finds other programs' checkpoints by name: on a hub or in a local directory. Needs no JAX.
 
-The hub is Hugging Face's, or the server in ``HF_ENDPOINT``. A pinned name identifies the contents:
+The hub is Hugging Face, or the server at ``HF_ENDPOINT``. A pinned name identifies the contents:
 ``owner/name@COMMIT``, ``models/mine@SHA256``.
 """
 
@@ -50,9 +50,9 @@ def is_hub_name(source: str | os.PathLike[str]) -> bool:
 def fetch(source: str | os.PathLike[str]) -> Source:
     """Downloads a model's configuration, tokenizer and weights, or finds them in the cache.
 
-    The source is ``owner/name`` or ``owner/name@revision``: a branch, a tag or a commit. Raises
-    UserError if the name or revision does not exist, access is denied, the hub does not answer, or
-    `huggingface_hub` is not installed.
+    The source is ``owner/name`` or ``owner/name@revision``; a revision is a branch, tag or commit.
+    Raises UserError if the name or revision does not exist, access is denied, the hub does not
+    answer, or `huggingface_hub` is not installed.
     """
     name, _, revision = str(source).removeprefix(MODELS).partition("@")
     hub = library()
@@ -81,11 +81,11 @@ def fetch(source: str | os.PathLike[str]) -> Source:
 
 
 def push(directory: Path, name: str, *, private: bool, message: str) -> str:
-    """Uploads a directory as a model and returns the address of the commit.
+    """Uploads a directory as a model and returns the URL of the commit.
 
-    If the model does not exist, it is created, `private` or public. Other files of the model are
-    not deleted. Raises UserError if the name is invalid, there is no token, access is denied, or
-    the hub does not answer.
+    If the model does not exist, creates it; `private` has no effect on an existing model. Other
+    files of the model are not deleted. Raises UserError if the name is invalid, there is no token,
+    access is denied, or the hub does not answer.
     """
     hub = library()
     name = name.removeprefix(MODELS)
@@ -110,7 +110,7 @@ def no_directory(directory: os.PathLike[str]) -> UserError:
 def is_checkpoint(source: str | os.PathLike[str]) -> bool:
     """Returns whether a path, pinned or not, is another program's checkpoint.
 
-    A directory with a config.yaml is always a run of ours.
+    A directory with a config.yaml is always a bert_jax run.
     """
     text = str(source)
     if is_remote(text):

@@ -84,9 +84,9 @@ OUTPUTS: Final[Mapping[str, _Output]] = {
 
 
 def default_outputs(heads: HeadsSection) -> list[str]:
-    """Returns the outputs that are exported by default: all except `mlm_logits`.
+    """Returns the outputs that are exported by default: usually all except `mlm_logits`.
 
-    `mlm_logits` has a number per token and vocabulary piece, and needs a fifth of a base model's
+    `mlm_logits` has one number per token and vocabulary piece, and needs a fifth of a base model's
     FLOPs. It is exported by default only if the model has neither a next-sentence nor a task head.
     """
     omitted = "mlm_logits" if heads.next_sentence or heads.task is not None else ""
@@ -109,8 +109,8 @@ def export_stablehlo(
 
     Batch and length are symbolic: the program runs with any batch size, and any length up to the
     model's positions. The weights are arguments of the program. As constants they would need
-    several times their memory during the export (docs/stablehlo.md has the figures), and each
-    program would contain a copy.
+    several times their memory during the export (measured in docs/stablehlo.md), and each program
+    would contain a copy.
 
     Args:
         directory: existing directory for ``model.stablehlo``, ``model.safetensors`` and
@@ -119,7 +119,7 @@ def export_stablehlo(
         execution: settings of the run. Only the dtype of activations is used: weights and outputs
             are float32, kernels would run on one platform only, and there are no gradients.
         heads: heads of the checkpoint.
-        params: nested dict of float32 arrays, in the layout of a checkpoint.
+        params: nested dict of float32 arrays, as in a checkpoint.
         outputs: names from `OUTPUTS`. The default is `default_outputs`.
 
     Raises:

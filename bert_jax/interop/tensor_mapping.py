@@ -1,9 +1,9 @@
 """Converts between our parameters and the tensors of another format.
 
 Our parameters are a nested dict. Layers are stacked along a leading axis, and attention biases have
-an axis of heads and an axis of head columns. Other formats have one matrix or vector per layer,
-sometimes transposed, and do not pad the vocabulary. One table of `NameRule`s describes all tensors,
-for import and export.
+an axis of heads and an axis of columns in a head. Other formats have one matrix or vector per
+layer, sometimes transposed, and do not pad the vocabulary. One table of `NameRule`s describes all
+tensors, for import and export.
 """
 
 import fnmatch
@@ -42,7 +42,7 @@ class NameRule(NamedTuple):
     theirs: str  # name in the other format, with {layer} if our tensor is stacked
     matrix: bool = False  # whether their tensor is a matrix; otherwise it is a vector
     transposed: bool = False  # whether their matrix is [outputs, inputs]
-    vocabulary: bool = False  # whether the first axis is the vocabulary, which is padded in ours
+    vocabulary: bool = False  # whether the first axis is the vocabulary, which we pad
 
 
 class TensorSpec(NamedTuple):
@@ -227,7 +227,7 @@ def wrong_type(path: str, name: str, found: str, allowed: Sequence[str]) -> User
 
 
 class Pretrained(NamedTuple):
-    """A model with its parameters and its tokenizer, independent of the format of files."""
+    """A model with its parameters and its tokenizer, independent of the file format."""
 
     architecture: Architecture
     heads: HeadsSection

@@ -14,7 +14,7 @@ DECODER_BIAS: Final = "cls.predictions.decoder.bias"
 MLM_BIAS: Final = "cls.predictions.bias"
 WORDS: Final = "embeddings.word_embeddings.weight"
 
-# Tied tensors with two names in Hugging Face's files. A file has one of the two names, or both.
+# Tied tensors in Hugging Face's files: second name → first name. A file has either name, or both.
 TIED: Final[dict[str, str]] = {DECODER_WEIGHT: WORDS, DECODER_BIAS: MLM_BIAS}
 
 HF_IGNORED: Final[dict[str, str]] = {
@@ -117,7 +117,7 @@ def google_names(task: TaskName | None) -> list[NameRule]:
 
 
 def current_name(name: str) -> str:
-    """Returns the current name of a tensor: early Hugging Face files have gamma and beta."""
+    """Returns a tensor's current name. Early Hugging Face files use gamma and beta."""
     stem, _, last = name.rpartition(".")
     if not stem.endswith("LayerNorm"):
         return name

@@ -44,7 +44,7 @@ LAYER_NORM_EPS: Final = 1e-12
 
 
 def is_tf(path: epath.PathLike) -> bool:
-    """Returns whether a path is a TensorFlow checkpoint, or a directory with a checkpoint."""
+    """Returns whether a directory, or the directory of a prefix, has a TensorFlow checkpoint."""
     given = epath.Path(path)
     beside = given if given.is_dir() else given.parent
     return any(beside.glob(f"*{INDEX}"))
@@ -55,10 +55,10 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
 
     ``read_tf("uncased_L-12_H-768_A-12/bert_model.ckpt", tokenizer=tokenizer)``
 
-    The path is the prefix of the checkpoint's files, or a directory with one checkpoint. The same
-    directory must contain `bert_config.json`. A checkpoint of `run_classifier.py` does not name its
-    outputs, so they are called LABEL_0, LABEL_1, …, as in Hugging Face transformers. If the
-    checkpoint has Adam's moments and the global step, the model has them too.
+    The path is the prefix of the checkpoint's files, or a directory with one checkpoint.
+    `bert_config.json` must be in the checkpoint's directory. A checkpoint of `run_classifier.py`
+    does not name its outputs, so they are called LABEL_0, LABEL_1, …, as in Hugging Face
+    transformers. If the checkpoint has Adam's moments and the global step, the model has them too.
 
     Raises:
         UserError: if a file is missing or damaged, the configuration contradicts the vocabulary or
@@ -98,12 +98,14 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
 def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     """Writes a checkpoint for google-research/bert and every program that reads its models.
 
-    The tokenizer's casing goes to tokenizer_config.json; google-research/bert has a flag for it
-    instead. If the model has moments, `run_pretraining.py` resumes with them.
+    The tokenizer's casing is stored in tokenizer_config.json. google-research/bert does not read
+    this file; it has a flag for the casing. If the model has moments, `run_pretraining.py` resumes
+    with them.
 
     Args:
         directory: existing directory.
-        model: model with NumPy arrays, or with JAX arrays on the host. Arrays are not copied.
+        model: model with NumPy arrays, or with JAX arrays on the host. Contiguous arrays are not
+            copied.
 
     Raises:
         UserError: if the format cannot express a setting that changes the model's results,

@@ -1,8 +1,8 @@
 """Reads and writes TensorFlow's checkpoint files: ``PREFIX.index``, ``PREFIX.data-*``.
 
 Writing needs TensorFlow, which the extra ``tf`` installs. Reading does not use it, because its C++
-code ends the process if an entry is malformed or a shape is impossible. Here every number is
-checked before it is used.
+code ends the process if an entry is malformed or a shape is impossible. This module checks every
+number before it uses it.
 
 Source: ``tensorflow/core/lib/io/table_format.txt`` (the index is a LevelDB table: blocks of keys
 and values, each with a CRC-32C) and ``tensorflow/core/protobuf/tensor_bundle.proto`` (the values).
@@ -37,9 +37,9 @@ _TRAILER: Final = struct.Struct("<BI")  # end of a block: compression, masked CR
 _LONGEST_NAME: Final = 1024
 _MOST_TENSORS: Final = 100_000
 _MOST_AXES: Final = 8
-_LARGEST: Final = 1 << 48  # limit of a tensor's size, in numbers
+_LARGEST: Final = 1 << 48  # maximum number of elements in a tensor
 
-# NumPy's types by number in ``tensorflow/core/framework/types.proto``. Other types are not read.
+# NumPy dtypes by enum value in ``tensorflow/core/framework/types.proto``. Others are not read.
 _DTYPES: Final[dict[int, Any]] = {
     **{1: np.float32, 2: np.float64, 19: np.float16, 14: ml_dtypes.bfloat16, 10: np.bool_},
     **{6: np.int8, 5: np.int16, 3: np.int32, 9: np.int64},
@@ -93,7 +93,7 @@ def find_prefix(path: epath.PathLike) -> epath.Path:
     """Returns the prefix of a checkpoint's files: ``dir`` → ``dir/bert_model.ckpt``.
 
     The path is the prefix itself, or a directory with one checkpoint. Raises UserError if there is
-    no checkpoint, or several.
+    no checkpoint, or more than one.
     """
     given = epath.Path(path)
     if epath.Path(f"{given}{INDEX}").exists():
@@ -130,7 +130,7 @@ def _prefixes(directory: epath.Path) -> list[str]:
 
 
 class _Entry(NamedTuple):
-    """A tensor's spec and its place in the data files."""
+    """A tensor's spec and its location in the data files."""
 
     spec: TensorSpec
     shard: int  # index of the data file
@@ -305,7 +305,8 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
                 shape_and_slices=[""] * len(shared),
                 tensors=[_as_tensor(tf, array) for array in shared.values()],
             )
-    # TensorFlow's C++ errors are raised as its own class or, by their code, as one of Python's.
+    # A C++ error of TensorFlow is raised as an OpError or, depending on its code, a Python
+    # exception.
     except (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError) as error:
         raise UserError(
             "export.tf_failed",
@@ -320,8 +321,8 @@ def _as_tensor(tf: Any, array: np.ndarray) -> Any:
     if array.ndim == 0:
         return tf.constant(array)
     if not array.flags.writeable:
-        # NumPy exports only writeable arrays as DLPack, and JAX's arrays are read-only. Saving
-        # does not write to them.
+        # NumPy exports only writeable arrays as DLPack, but JAX's arrays are read-only. A writeable
+        # view is safe, because saving does not write to it.
         memory = (ctypes.c_byte * array.nbytes).from_address(array.ctypes.data)
         array = np.frombuffer(memoryview(memory), array.dtype).reshape(array.shape)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

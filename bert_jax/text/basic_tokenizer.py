@@ -5,7 +5,7 @@ all white space by spaces; put spaces around CJK ideographs; lower-case; decompo
 accents; put spaces around punctuation. google-research/bert uses the character classes of Python's
 ``unicodedata``, so its words depend on the Python version. This module uses the classes of Unicode
 14.0 (Python 3.11) under every Python, so that tokenizers with equal hashes give equal words.
-Characters of later Unicode versions are ordinary characters, as unassigned ones are.
+Characters added by later Unicode versions are treated as ordinary characters.
 """
 
 import re
@@ -14,16 +14,15 @@ from collections.abc import Callable
 
 UNICODE_VERSION = "14.0"
 
-# New characters of Unicode 15.0 and 15.1 that are accents, punctuation or controls, or that NFD
-# reorders. Found by comparing the tables of 14.0 and 15.1; no older character changed.
+# Characters added in Unicode 15.0 and 15.1 that are accents, punctuation or control characters, or
+# that NFD reorders. No older character changed between 14.0 and 15.1.
 _NEWER = re.compile(
     "([\u0ece\U00010efd-\U00010eff\U00011241\U00011b00-\U00011b09\U00011f00\U00011f01"
     "\U00011f36-\U00011f3a\U00011f40-\U00011f4f\U00013439-\U00013440\U00013447-\U00013455"
     "\U0001e08f\U0001e4ec-\U0001e4ef])"
 )
-# Characters that depend on their neighbours: capital sigma, which has a second lower-case form for
-# the end of a word, and marks that NFD may reorder but that are no accents. All other characters
-# can be replaced one by one.
+# Characters whose folding depends on their neighbours. Capital sigma has another lower case at the
+# end of a word. NFD may reorder the others, which are marks outside category Mn.
 _NEEDS_CONTEXT = re.compile(
     "[\u03a3\u1715\u1734\u1b44\u1baa\u1bf2\u1bf3\u302e\u302f\ua953\ua9c0\U000111c0\U00011235"
     "\U0001134d\U000116b6\U0001193d\U00016ff0\U00016ff1\U0001d15e-\U0001d166\U0001d16d-\U0001d172"
@@ -56,13 +55,14 @@ def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
     """Lower-cases and drops accents: ``fold("Élan", lower_case=True, strip_accents=True)`` -> elan.
 
     Lower-casing is ``str.lower``, with its rule for a final sigma. Dropping accents decomposes the
-    text (NFD) and drops category Mn, so Hangul syllables become single letters.
+    text (NFD) and removes category Mn. NFD also splits Hangul syllables into letters.
     """
     if not (lower_case or strip_accents) or (text.isascii() and not lower_case):
         return text
     if text.isascii():
         return text.lower()
-    # The final-sigma rule and NFD stop at newer characters, which are unassigned in Unicode 14.0.
+    # Fold the text between newer characters separately: they are unassigned in Unicode 14.0, so the
+    # final-sigma rule and NFD do not cross them.
     parts = _NEWER.split(text)
     for index in range(0, len(parts), 2):
         part = parts[index].lower() if lower_case else parts[index]
@@ -129,7 +129,7 @@ class WordSplitter:
 
 
 class _ByCharacter(dict[int, str]):
-    """A table for ``str.translate`` that computes and stores a replacement at its first use."""
+    """A table for ``str.translate``. Computes a replacement at its first use and stores it."""
 
     def __init__(self, rule: Callable[[str], str]) -> None:
         super().__init__()

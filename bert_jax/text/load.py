@@ -10,12 +10,12 @@ from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
 
-_FLAGS = {"strip_accents": None, "tokenize_chinese_chars": True}  # settings and their defaults
+_FLAGS = {"strip_accents": None, "tokenize_chinese_chars": True}  # defaults of optional settings
 _FILE_OF_TYPE = {"wordpiece": VOCAB_FILE, "sentencepiece": MODEL_FILE}
 
 
 def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
-    """Opens a directory of ``Tokenizer.save``, or one of Hugging Face with a ``vocab.txt``.
+    """Opens a directory of ``Tokenizer.save``, or a Hugging Face directory with ``vocab.txt``.
 
     The directory, local or ``gs://``, has ``vocab.txt`` or ``spiece.model``, and a
     ``tokenizer_config.json`` with ``do_lower_case``. Raises UserError if a file, a setting or a
@@ -96,7 +96,7 @@ def _wrong(path: epath.Path, key: str, found: str, allowed: object, hint: str = 
 
 
 def _kind(config: dict[str, Any], root: epath.Path) -> str:
-    """Returns ``type`` of the settings. If it is not set, the files decide."""
+    """Returns ``type`` of the settings. Without it, returns the type of the vocabulary file."""
     if "type" in config:
         kind = str(config["type"])
         if kind not in _FILE_OF_TYPE:

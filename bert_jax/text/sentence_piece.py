@@ -24,7 +24,7 @@ class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model.
 
     Lower-casing and dropping accents, if set, come before the model's own normalisation (NFKC).
-    Special pieces are control symbols of the model, so no text gives their ids.
+    Special pieces are control symbols of the model, so text such as ``[SEP]`` never has their ids.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class SentencePieceTokenizer(Tokenizer):
     ) -> None:
         """Opens a serialised ``ModelProto`` with settings.
 
-        ``source`` is the model's name in errors. Raises UserError if the bytes are no SentencePiece
-        model or a special piece is missing.
+        ``source`` is the model's name in errors. Raises UserError if the bytes are not a
+        SentencePiece model or a special piece is missing.
         """
         self.model = model
         self.drops_accents = lower_case if strip_accents is None else strip_accents
@@ -59,7 +59,7 @@ class SentencePieceTokenizer(Tokenizer):
         self.hash = _hash(model, lower_case=lower_case, strip_accents=self.drops_accents)
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of ``text``. Lone surrogates are spaces."""
+        """Returns the ids of ``text``. Lone surrogates are encoded as spaces."""
         prepared = prepare(text, lower_case=self.lower_case, strip_accents=self.drops_accents)
         return self._model.encode(prepared, out_type=int)
 
@@ -109,10 +109,10 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 def prepare(text: str, *, lower_case: bool, strip_accents: bool) -> str:
-    """Returns the folded text: the model's input, in training and in use.
+    """Returns the folded text, the model's input in training and in `encode`.
 
-    SentencePiece refuses lone surrogates, so they become spaces. The model's own normalisation does
-    that to U+FFFD.
+    SentencePiece refuses lone surrogates, so they become spaces. The model's normalisation also
+    turns U+FFFD into a space.
     """
     folded = fold(text, lower_case=lower_case, strip_accents=strip_accents)
     return folded if folded.isascii() else _SURROGATE.sub(" ", folded)

@@ -5,8 +5,8 @@ from typing import Final
 
 from bert_jax.errors import UserError
 
-# The form of a language code. sentencex accepts any string, even "english" or "En", and uses the
-# rules of English for unknown languages.
+# Language codes are checked here: sentencex accepts any string, even "english" or "En", and uses
+# English rules for unknown languages.
 _LANGUAGE: Final = re.compile(r"[a-z]{2,3}(-[a-z]{2,8})*")
 
 
@@ -16,7 +16,8 @@ def split_sentences(text: str, *, language: str) -> list[str]:
     A line end always ends a sentence. Sentences are in order and not empty. Only the white space
     around sentences is dropped.
     """
-    # Every configuration imports this module, but only the extra `data` installs sentencex.
+    # Imported late: every configuration imports this module, but only the extra `data` installs
+    # sentencex.
     import sentencex
 
     sentences = (sentence.strip() for sentence in sentencex.segment(language, text))  # pyright: ignore[reportAttributeAccessIssue]
@@ -26,7 +27,7 @@ def split_sentences(text: str, *, language: str) -> list[str]:
 def check_language(language: str, *, key: str = "language") -> str:
     """Returns ``language`` if it has the form of an ISO 639 code: ``"en"``, ``"zh"``, ``"yue"``.
 
-    For a language without rules, sentencex uses a related language, and English if there is none.
+    If sentencex has no rules for the language, it uses rules of a related language or of English.
     Raises UserError at the setting ``key`` if ``language`` has another form.
     """
     if not _LANGUAGE.fullmatch(language):

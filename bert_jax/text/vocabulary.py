@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.read import read_text
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)  # special pieces in the order of SpecialIds
+SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)  # in the order of SpecialIds
 _SLOTS_BEFORE_UNK = 99  # number of unused pieces before [UNK]; ids 1 to 99 in 2018 vocabularies
 
 
@@ -27,7 +27,7 @@ def reserved_pieces(unused_slots: int) -> list[str]:
     """Returns the pieces before the learned ones, in the order of the 2018 vocabularies.
 
     ``reserved_pieces(2)`` -> ``[PAD] [unused0] [unused1] [UNK] [CLS] [SEP] [MASK]``. With 99 or
-    more unused slots, [UNK] is 100, [CLS] 101, [SEP] 102 and [MASK] 103; slots after the 99th
+    more unused slots, [UNK] has id 100, [CLS] 101, [SEP] 102 and [MASK] 103; slots after the 99th
     follow [MASK].
     """
     slots = [f"[unused{number}]" for number in range(unused_slots)]
@@ -53,10 +53,9 @@ def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
 def read_vocabulary(path: epath.Path) -> list[str]:
     """Reads a ``vocab.txt`` of the 2018 release: a piece per line, from id 0.
 
-    White space around a piece is dropped, as in google-research/bert. A piece that is only white
-    space stays, such as the line separator U+2028 of the Chinese vocabulary; no text gives its id.
-    Raises UserError if the file is missing, empty or not UTF-8, or has a blank line or a piece
-    twice.
+    White space around a piece is dropped, as in google-research/bert. A piece of non-ASCII white
+    space is kept, such as U+2028 in the Chinese vocabulary; no text is encoded as its id. Raises
+    UserError if the file is missing, empty or not UTF-8, or has a blank line or a repeated piece.
     """
     lines = read_text(path).split("\n")
     if lines[-1] == "":

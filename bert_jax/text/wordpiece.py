@@ -17,8 +17,8 @@ from bert_jax.text.vocabulary import UNK, read_vocabulary
 
 VOCAB_FILE = "vocab.txt"
 CONTINUATION = "##"
-# Longest word that is divided into pieces, as in google-research/bert; longer words are [UNK]. The
-# default of the `tokenizers` library is 100.
+# Maximum length of a word, as in google-research/bert; a longer word is [UNK]. The default of the
+# `tokenizers` library is 100.
 MAX_WORD_CHARACTERS = 200
 _CACHED_WORDS = 1 << 17  # maximum number of cached words, about 30 MB
 
@@ -93,11 +93,11 @@ def load_wordpiece(
     strip_accents: bool | None = None,
     chinese: bool = True,
 ) -> WordPieceTokenizer:
-    """Opens a ``vocab.txt`` of the 2018 release, given as a file or its directory.
+    """Opens a ``vocab.txt`` of the 2018 release. The path is the file or its directory.
 
     For the settings see `WordSplitter`. ``lower_case`` is True for uncased models and for the
-    Chinese model. Raises UserError if the file is missing or no vocabulary with BERT's special
-    pieces.
+    Chinese model. Raises UserError if the file is missing, or is not a vocabulary with BERT's
+    special pieces.
     """
     path = epath.Path(vocab_file)
     if path.is_dir():
@@ -112,7 +112,7 @@ def load_wordpiece(
 
 
 class _IdsOfWord(dict[str, tuple[int, ...]]):
-    """A cache of the ids of words. The library divides a word at its first use."""
+    """Caches the ids of each word. The library computes them at the word's first use."""
 
     def __init__(self, vocabulary: Sequence[str], *, unknown: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class _IdsOfWord(dict[str, tuple[int, ...]]):
         )
 
     def __missing__(self, word: str) -> tuple[int, ...]:
-        if len(word) > MAX_WORD_CHARACTERS:  # not cached: it may have a megabyte
+        if len(word) > MAX_WORD_CHARACTERS:  # not cached: it may be a megabyte long
             return self._unknown
         try:
             ids = tuple(token.id for token in self._model.tokenize(word))

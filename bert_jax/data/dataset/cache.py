@@ -1,7 +1,7 @@
 """Local copies of datasets in a bucket.
 
-The loader reads examples at random places of a shard, a few kilobytes each. From a bucket, every
-read would be a request.
+The loader reads examples of a few kilobytes at random offsets. From a bucket, every read would be a
+request.
 """
 
 import fcntl
@@ -34,20 +34,20 @@ from bert_jax.section import LocalPathText, Section
 _PARTIAL: Final = ".partial"
 _USERS: Final = ".users"
 
-# Open lock files of datasets in use. They keep other processes from removing the datasets and close
-# when this process ends.
+# Open lock files of datasets in use. Until this process ends, they prevent other processes from
+# deleting these datasets.
 _held: Final[list[int]] = []
 
 
 class CacheSection(Section):
-    """Where each machine stores copies of datasets in ``gs://``.
+    """Each machine's local copies of ``gs://`` datasets.
 
     Attributes:
         directory: directory of the copies. By default ``bert_jax/datasets`` in ``$XDG_CACHE_HOME``,
             or in ``~/.cache`` if that variable is not set.
-        max_gb: limit for the sum of all copies, in 10⁹ bytes. To make space for a new copy, the
-            least recently used copies that no process uses are deleted. By default the disk is the
-            limit.
+        max_gb: maximum total size of all copies, in 10⁹ bytes. If a new copy does not fit, the
+            least recently used copies that no process uses are deleted. By default, only the disk
+            limits the size.
     """
 
     directory: LocalPathText | None = None
@@ -55,7 +55,7 @@ class CacheSection(Section):
 
     @property
     def path(self) -> pathlib.Path:
-        """The directory."""
+        """Absolute path of the directory."""
         if self.directory is not None:
             return pathlib.Path(self.directory).expanduser().absolute()
         return user_cache("datasets")
@@ -68,7 +68,7 @@ class DatasetCache:
     ``/home/me/.cache/bert_jax/datasets/wiki-3f2a90c1d4e5b6f7``
 
     If several processes need a dataset, one copies it and the others wait. An interrupted copy
-    resumes with the next file. A dataset that was made again under the same name is copied again.
+    resumes with the next file. A dataset that was rebuilt under its old name is copied again.
     """
 
     def __init__(self, section: CacheSection, *, say: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ class DatasetCache:
         self._opened: dict[str, str] = {}
 
     def local(self, directory: str) -> str:
-        """Returns a local directory unchanged; copies a remote one first and returns the copy.
+        """Returns the local copy of a remote dataset. Returns a local directory unchanged.
 
         Raises UserError if the dataset is missing or damaged, or if the disk is full. Raises
         RunStopped if the bucket does not answer.
@@ -102,7 +102,7 @@ class DatasetCache:
                 if not target.exists():
                     self._copy(source, files, target, raw)
                 _hold(target)
-        except FileNotFoundError as error:  # an object of the bucket has disappeared
+        except FileNotFoundError as error:  # an object was deleted meanwhile
             raise UserError(
                 "file.changed_in_copy",
                 "changed while it was copied. Run the command again.",
@@ -188,7 +188,7 @@ def check_files(directory: epath.PathLike) -> None:
 
 
 def _files(source: epath.Path) -> list[RemoteFile]:
-    """Returns the files of a dataset without its provenance; raises the errors of `check_files`."""
+    """Returns the files of a dataset except its provenance. Raises as `check_files` does."""
     splits = read_provenance(source).splits
     hashes = {lengths_name(name): split.lengths_sha256 for name, split in splits.items()}
     sizes: dict[str, int] = {}
@@ -216,7 +216,7 @@ def _waiting(lock: filelock.BaseFileLock, say: Callable[[], None]) -> filelock.A
 def _hold(dataset: pathlib.Path) -> None:
     """Locks a copy until this process ends, so that no other process deletes it.
 
-    The modification time of the directory becomes the time of the last use.
+    Sets the directory's modification time, by which `_unused` orders the copies.
     """
     users = os.open(_beside(dataset, _USERS), os.O_RDWR | os.O_CREAT, 0o666)
     fcntl.flock(users, fcntl.LOCK_SH)

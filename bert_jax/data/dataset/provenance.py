@@ -20,17 +20,17 @@ PROVENANCE_NAME: Final = "provenance.json"
 TokenDtype: TypeAlias = Literal["uint16", "uint32"]
 Count: TypeAlias = Annotated[int, pydantic.Field(ge=0)]
 Sha256: TypeAlias = Annotated[str, pydantic.Field(pattern="^[0-9a-f]{64}$")]
-# Name of a file in the dataset's directory. Slashes are refused, so that no name leads out of it.
+# File name without slashes, so that no path leaves the dataset's directory.
 FileName: TypeAlias = Annotated[str, pydantic.Field(pattern=r"^[\w-][\w.-]*$")]
 PairingKind = Literal["nsp", "sop", "full_sentences", "doc_sentences"]
 
 PAIR_KINDS: Final = ("nsp", "sop")  # kinds of pairing whose examples have a second span
 PAIR_SPECIAL_TOKENS: Final = 3  # number of special tokens in `[CLS] A [SEP] B [SEP]`
-MIN_PAIR_TOKENS: Final = 2  # shortest pair: one token in each span
+MIN_PAIR_TOKENS: Final = 2  # minimum tokens of a pair: one in each span
 
 
 class PairingSection(Section):
-    """How documents become examples: the flags of google-research/bert, and RoBERTa's formats."""
+    """How documents become examples: the flags of google-research/bert and RoBERTa's formats."""
 
     kind: PairingKind = "nsp"
     """``nsp``: two spans; the second is random in half of the examples (arXiv 1810.04805). ``sop``:
@@ -41,14 +41,14 @@ class PairingSection(Section):
     max_seq_length: Annotated[
         int, pydantic.Field(ge=PAIR_SPECIAL_TOKENS + MIN_PAIR_TOKENS, lt=1 << 16)
     ] = 512
-    """Most tokens in an example, including special tokens. google-research/bert's default is
-    128."""
+    """Maximum number of tokens in an example, including special tokens. google-research/bert's
+    default is 128."""
     dupe_factor: Annotated[int, pydantic.Field(ge=1)] = 10
-    """Number of passes over the documents, each with other random numbers. Without a pair task the
-    default is 1. Every pass of ``full_sentences`` has another order of documents."""
+    """Number of passes over the documents, each with different random numbers. Without a pair task
+    the default is 1. With ``full_sentences``, the order of documents differs between passes."""
     short_seq_prob: Annotated[float, pydantic.Field(ge=0.0, le=1.0)] = 0.1
-    """Share of the passes over a document that have a random target length. Without a pair task it
-    is 0."""
+    """Probability that a pass over a document has a random target length. Always 0 without a pair
+    task."""
 
     @property
     def has_pairs(self) -> bool:
@@ -107,10 +107,9 @@ class ShardRecord(Section):
 
 
 class PairsRecord(Section):
-    """Number of pairs with spans from one document and from two: (label 0, label 1) each.
+    """Number of pairs (label 0, label 1), by whether their spans are from one document or two.
 
-    With kind ``nsp``, pairs of label 1 (random) have spans from two documents, pairs of label 0
-    from one.
+    With kind ``nsp``, pairs of label 0 are from one document, random pairs (label 1) from two.
     """
 
     same_document: tuple[Count, Count]
@@ -174,7 +173,8 @@ class TextRecord(Section):
 
     layout: str
     documents: str
-    # Language of the sentence splitter. If the settings distinguish languages, one for each file.
+    # Language of the sentence splitter. If the settings distinguish languages, a tuple with the
+    # language of each file.
     language: str | tuple[str, ...] | None
     files: tuple[SourceRecord, ...]
 
@@ -192,7 +192,7 @@ class CorpusRecord(Section):
 
 
 class Recipe(Section):
-    """Everything except the input files that determines a dataset's bytes."""
+    """Settings that, together with the input files, determine a dataset's bytes."""
 
     tokenizer_hash: str
     vocab_size: Annotated[int, pydantic.Field(ge=1, le=1 << 32)]
@@ -231,10 +231,10 @@ class Provenance(Recipe):
             )
 
     def fingerprint(self, split: str) -> str:
-        """Returns the identity of one split's content: 32 hexadecimal digits.
+        """Returns a hash of one split's content, 32 hexadecimal digits.
 
-        It is a hash of the tokenizer's hash, the stored type and the hashes of the shards in order.
-        They determine the example at each index.
+        It covers the tokenizer's hash, the token dtype, and the shards in order, which determine
+        the example at each index.
         """
         content = [self.tokenizer_hash, self.token_dtype]
         content += [f"{shard.sha256}:{shard.examples}" for shard in self.splits[split].shards]
@@ -242,7 +242,7 @@ class Provenance(Recipe):
 
 
 def _without_none(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """Omits a field that is None. Files of datasets without this field stay as they were."""
+    """Omits a field that is None, so older files without this field do not change."""
     return {key: value for key, value in fields.items() if key != name or value is not None}
 
 
@@ -313,7 +313,7 @@ def wrong_size(path: epath.Path, found: int, *, expected: int) -> UserError:
 
 
 def split_unknown(place: epath.PathLike, split: str, splits: Collection[str]) -> UserError:
-    """Returns the error for an unknown split, with the nearest name."""
+    """Returns the error for an unknown split, with the most similar name."""
     return UserError(
         "dataset.split_unknown",
         'no split "{name}", allowed: {allowed}{hint}',

@@ -35,8 +35,8 @@ def open_dataset(directory: epath.PathLike, split: str) -> Dataset:
 
     Checks the size of every shard and the hash of the lengths index. Reading a record checks the
     checksum of its chunk; :meth:`Dataset.verify` checks every byte. Raises UserError if the
-    directory is no dataset, the split does not exist, a file is missing or damaged, or the dataset
-    is from a newer version.
+    directory is not a dataset, the split does not exist, a file is missing or damaged, or the
+    dataset is from a newer version.
     """
     root = epath.Path(directory)
     provenance = read_provenance(root)
@@ -95,7 +95,7 @@ class Dataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Returns examples in the order of ``indices``, several times faster than one by one.
+        """Returns examples in the order of ``indices``. Several times faster than single reads.
 
         The indices are in ``[-len(self), len(self))``, in any order, with or without repeats.
         Raises IndexError if an index is out of range and UserError if a shard is damaged.

@@ -17,19 +17,19 @@ class Example(NamedTuple):
     """An unmasked, unpadded example of n tokens: ``[CLS] A [SEP] B [SEP]`` or ``[CLS] A [SEP]``."""
 
     input_ids: np.ndarray  # token ids `[n]`, uint16 or uint32, read-only
-    first_length: int  # tokens of `[CLS] A [SEP]`, which have type 0; n if there is no B
+    first_length: int  # number of tokens in `[CLS] A [SEP]`; n if there is no B
     # Label as in google-research/bert: 0 if B really follows A, 1 if B is random. With pairing kind
     # `sop`: 1 if the spans are swapped. Without B: 0.
     next_sentence_label: int
 
     @property
     def has_pair(self) -> bool:
-        """Whether the example has a second span. Without one the label has no meaning."""
+        """Whether the example has a second span. Without it, the label has no meaning."""
         return self.first_length < len(self.input_ids)
 
 
 def token_dtype(vocab_size: int) -> TokenDtype:
-    """Returns the type of stored ids: ``30_522 -> "uint16", 119_547 -> "uint32"``."""
+    """Returns the dtype of stored ids: ``30_522 -> "uint16", 119_547 -> "uint32"``."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
@@ -68,7 +68,7 @@ class ExampleEncoder:
     def encode(self, input_ids: bytes, *, first_length: int, next_sentence_label: int) -> bytes:
         """Returns one example as bytes. Equal examples give equal bytes.
 
-        ``input_ids`` has the token ids in the dataset's token type, little-endian.
+        ``input_ids`` has little-endian token ids of the dataset's dtype.
         """
         if self._used == _MOST_USES:
             self._renew()
@@ -94,8 +94,9 @@ class ExampleEncoder:
 def decode(record: bytes, dtype: np.dtype) -> Example:
     """Decodes a message of :class:`ExampleEncoder`.
 
-    Raises ValueError if the bytes are no such message, or if the first span's length or the label
-    is impossible. Does not check the ids: the row transform compares them with the vocabulary.
+    Raises ValueError if the bytes are not such a message, or if the first span's length or the
+    label is out of range. Does not check the ids: the row transform compares them with the
+    vocabulary.
     """
     try:
         feature = tf_example.Example.FromString(record).features.feature

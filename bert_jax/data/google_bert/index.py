@@ -29,7 +29,7 @@ class FileRecord(Section):
 
     path: str  # name of the file without its directory
     bytes: int
-    modified: int  # modification time since 1970, in nanoseconds; for a bucket in seconds
+    modified: int  # modification time since 1970, in nanoseconds; in a bucket, in seconds
     records: int
 
 
@@ -39,7 +39,7 @@ class IndexSummary(Section):
     version: int = _VERSION
     files: tuple[FileRecord, ...]
     fingerprint: str  # hash of the checksums of all records in order: 32 hexadecimal digits
-    slots: int  # slots for predictions in a row (`max_predictions_per_seq`)
+    slots: int  # number of prediction slots in a row (`max_predictions_per_seq`)
     most_predictions: int  # maximum number of predictions in an example
     highest_id: int
     tokens: int  # number of tokens, with special tokens and without padding
@@ -56,12 +56,12 @@ class RecordIndex(NamedTuple):
 
 
 def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
-    """Returns the index of one file or more, in the dataset's order.
+    """Returns the index of all records of one or more files, in the dataset's order.
 
     Building the index reads every byte and checks every record. The index of local files is cached
-    beside them, in a directory whose name begins with ``.bert_jax_index``. Without write permission
-    there, and for ``gs://``, the index is rebuilt each time. Raises UserError if a file cannot be
-    read, is damaged, or has records of another kind.
+    beside them, in a directory whose name begins with ``.bert_jax_index``. The index of ``gs://``
+    files, and of files in a read-only directory, is rebuilt each time. Raises UserError if a file
+    cannot be read, is damaged, or has records of another kind.
     """
     cache = _cache_of(paths)
     if cache is not None and (cached := _read(cache, paths)) is not None:
@@ -73,7 +73,7 @@ def load_index(paths: Sequence[epath.Path]) -> RecordIndex:
             np.save(aside / "lengths.npy", index.lengths)
             (aside / "index.json").write_text(index.summary.model_dump_json(indent=1) + "\n")
             (aside / _CHECKSUM).write_text(_checksum(aside))
-        # Memory-mapped, so that worker processes share it.
+        # Read again as a memory map, which worker processes share.
         return _read(cache, paths) or index
     return index
 

@@ -27,7 +27,8 @@ SPLITS: Final = ("train", "validation")
 def is_google_bert(path: epath.PathLike) -> bool:
     """Returns whether a path is TFRecords rather than a dataset of ``bert-jax examples``.
 
-    TFRecords are a file, a glob, or a directory with files whose names contain ``tfrecord``.
+    A glob or an existing file counts as TFRecords. A directory counts if a file's name contains
+    ``tfrecord``.
     """
     if _is_glob(path):
         return True
@@ -61,7 +62,7 @@ def find_splits(path: epath.PathLike) -> dict[str, list[epath.Path]]:
 
 
 class GoogleBertDataset:
-    """One split of TFRecords: a sequence of `StaticExample`, with their stored masks.
+    """One split of TFRecords: a sequence of `StaticExample`, with stored masks.
 
     It can be pickled and implements Grain's random-access protocol.
 
@@ -112,10 +113,10 @@ class GoogleBertDataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[StaticExample]:
-        """Returns examples in the order of ``indices``, several times faster than one by one.
+        """Returns examples in the order of ``indices``. Several times faster than single reads.
 
-        Raises IndexError if an index is out of range. Raises UserError, with the file and the
-        record's number from 1, if a record is damaged.
+        Raises IndexError if an index is out of range. If a record is damaged, raises UserError with
+        the file and the record's number (from 1).
         """
         payloads, places, total = [], [], len(self)
         for index in indices:
@@ -133,7 +134,7 @@ class GoogleBertDataset:
         file = self._open.get(at)
         if file is None:
             if len(self._open) >= _MOST_OPEN:
-                # A file closes when its last reference goes, so running reads can finish.
+                # Running reads can finish: a file closes when its last reference is deleted.
                 self._open.clear()
             file = self._open[at] = RecordFile(self._files[at])
         return file

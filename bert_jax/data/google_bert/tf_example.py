@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-_MORE: Final = 0x80  # bit that is set in every byte of a number except the last
+_MORE: Final = 0x80  # bit that is set in every byte of a varint except the last
 _WITH_MORE: Final = bytes(range(_MORE, 256))
-_MOST_BYTES: Final = 10  # longest varint
+_MOST_BYTES: Final = 10  # maximum bytes of a varint
 
 _FILE: Final = """
 name: "bert_jax/example.proto" package: "tensorflow" syntax: "proto3"
@@ -68,10 +68,10 @@ def decode_varints(packed: bytes) -> np.ndarray:
 def decode_lists(packed: Sequence[bytes]) -> tuple[np.ndarray, list[int]]:
     """Decodes lists of varints. Returns all numbers concatenated, and the count of each list.
 
-    Decoding all lists in one call is faster than one call per list: most of the time is spent per
-    call. Raises ValueError as `decode_varints` does.
+    One call for all lists is faster than a call per list, because a call has a fixed cost. Raises
+    ValueError as `decode_varints` does.
     """
-    if any(each and each[-1] >= _MORE for each in packed):  # a number would end in the next list
+    if any(each and each[-1] >= _MORE for each in packed):  # it would continue in the next list
         raise ValueError("found a truncated number, allowed: whole numbers")
     counts = [
         len(each) if each.isascii() else len(each.translate(None, _WITH_MORE)) for each in packed
@@ -82,7 +82,7 @@ def decode_lists(packed: Sequence[bytes]) -> tuple[np.ndarray, list[int]]:
 def message_classes(file: str) -> dict[str, Any]:
     """Returns the message classes of a ``.proto`` file by name.
 
-    They are in a pool of their own, because TensorFlow and TFDS register messages with these names.
+    Uses a separate pool: TensorFlow and TFDS register these names in the default pool.
     """
     parsed = text_format.Parse(file, descriptor_pb2.FileDescriptorProto())
     pool = descriptor_pool.DescriptorPool()
@@ -104,18 +104,18 @@ Example: Final[Any] = _made["Example"]
 
 _PACKED: Final = _FILE.replace("TYPE_FLOAT", "TYPE_BYTES").replace("TYPE_INT64", "TYPE_BYTES")
 PackedExample: Final[Any] = message_classes(_PACKED)["Example"]
-"""``tf.train.Example`` with lists of numbers as undecoded bytes. Without them, most of the time of
-reading a record would be spent on decoding single numbers."""
+"""``tf.train.Example`` with lists of numbers as undecoded bytes. Decoding single numbers would take
+most of the time of reading a record."""
 
 
 def packed_example(record: bytes) -> Any:
     r"""Parses an example without decoding numbers: ``int64_list.value`` is ``[b"\x01\xac\x02"]``.
 
-    Raises DecodeError if the bytes are no ``tf.train.Example``.
+    Raises DecodeError if the bytes are not a ``tf.train.Example``.
     """
     example = PackedExample.FromString(record)
     example.DiscardUnknownFields()
     if example.ByteSize() == len(record):
         return example
-    # The record has unknown fields or unpacked numbers. No known program writes such records.
+    # Slow path for unknown fields or unpacked numbers, which no known program writes.
     return PackedExample.FromString(Example.FromString(record).SerializeToString())

@@ -1,7 +1,8 @@
 """TFRecord files: framing and checksums.
 
-A record is a uint64 length, the uint32 masked CRC-32C of the length, the bytes, and the uint32
-masked CRC-32C of the bytes, all little-endian. Source: ``tensorflow/core/lib/io/record_writer.h``.
+A record is a uint64 length, the uint32 masked CRC-32C of the length, the payload, and the uint32
+masked CRC-32C of the payload, all little-endian. Source:
+``tensorflow/core/lib/io/record_writer.h``.
 """
 
 import os
@@ -104,8 +105,7 @@ class RecordFile:
                     "found a gzip file, allowed: TFRecords without compression",
                     place=self._path,
                 )
-            # The checksum is checked before the length is used: a file of another format would
-            # give an arbitrary length.
+            # Check before using the length: a file of another format has an arbitrary length here.
             raise self._damaged(number, "length")
         if length + FRAME_BYTES > self.size - offset:
             raise self._cut_short(number)

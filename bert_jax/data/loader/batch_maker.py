@@ -1,4 +1,4 @@
-"""Makes the batch of a step from a dataset. Worker processes receive these callables."""
+"""Callables that make the batch of a step; the loader sends them to worker processes."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ def attach(batch: Row, indices: Sequence[Sequence[int]], *, epochs: Sequence[int
 
 
 def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
-    """Returns a batch without the array of `attach`, and the indices by epoch.
+    """Returns a batch without the array of `attach`, and the example indices by epoch.
 
     The indices are None if the batch has no such array.
     """
@@ -40,19 +40,19 @@ def detach(batch: HostBatch) -> tuple[HostBatch, dict[int, list[int]] | None]:
 class ExampleSequence(Protocol):
     """Random access to examples. It can be pickled; each worker process opens the files itself."""
 
-    fingerprint: str  # identity of the content: equal if every index gives the same example
+    fingerprint: str  # hash of the content: equal if the examples at every index are equal
     lengths: np.ndarray  # number of tokens of each example, integers `[len(self)]`
 
     def __len__(self) -> int: ...
 
     def __getitems__(self, indices: Sequence[int], /) -> list[Any]:
-        """Returns examples in the order of ``indices``, in the form of the row transform."""
+        """Returns examples, in the order of ``indices``, as the row transform expects them."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingBatch:
-    """Makes this host's part of the batch of one step of a phase."""
+    """Makes this host's part of the batch of a training step."""
 
     dataset: ExampleSequence
     transform: RowTransform
@@ -66,7 +66,7 @@ class TrainingBatch:
     def __call__(self, step: int) -> Row:
         """Returns the arrays of a batch, ``[batch_size / share.count, ...]``."""
         rows = _rows(step, self.batch_size, self.share)
-        lengths = np.asarray(self.dataset.lengths)  # slicing a memmap is microseconds slower
+        lengths = np.asarray(self.dataset.lengths)  # faster to slice than a memmap
         indices = [self.order.examples(row, lengths) for row in rows]
         # One read for the whole batch is several times as fast as one read per row.
         examples = iter(self.dataset.__getitems__(list(itertools.chain.from_iterable(indices))))
@@ -108,5 +108,5 @@ class EvaluationBatch:
 
 
 def _rows(step: int, batch_size: int, share: HostShare) -> range:
-    """Returns the numbers, within the phase, of this host's rows of batch ``step``."""
+    """Returns the indices, within the phase, of this host's rows of batch ``step``."""
     return range(step * batch_size, (step + 1) * batch_size)[share.part(batch_size)]

@@ -13,7 +13,7 @@ class DataPosition(Section):
     """How far a phase has read its data.
 
     Attributes:
-        example_index: number of rows that all hosts have read in the phase.
+        example_index: number of rows read in the phase, over all hosts.
         fingerprint: values by name that determine the rows and their order: dataset, seed, row
             length, masking. A position is valid only for an equal fingerprint.
     """
@@ -51,11 +51,10 @@ class PositionedBatches:
         return DataPosition(example_index=step * self.batch_size, fingerprint=self._fingerprint)
 
     def check(self, position: DataPosition) -> int:
-        """Returns the step of a data position, from which training resumes.
+        """Returns the step at which training resumes from a data position.
 
-        The batch size may have changed if the new one divides the number of rows read. Raises
-        UserError for the first value of the fingerprints that differs, or if the position is no
-        whole number of batches.
+        A new batch size must divide the number of rows read. Raises UserError for the first value
+        of the fingerprint that differs, or if the position is not a whole number of batches.
         """
         for name, (then, now) in position.differences(self._fingerprint).items():
             raise UserError(
@@ -80,10 +79,10 @@ class PositionedBatches:
         return step
 
     def resume_position(self, position: DataPosition) -> DataPosition:
-        """Returns the position in this data from which a run on other data resumes.
+        """Returns the position in this data at which a run on other data resumes.
 
-        If the order is the same, it is the next row after a whole number of batches. If the order
-        differs, it is the first row.
+        If the order of rows is unchanged, rounds the position up to whole batches. Otherwise
+        returns the first row.
         """
         rows = -(-position.example_index // self.batch_size) * self.batch_size
         if any(name in self._order for name in position.differences(self._fingerprint)):

@@ -93,8 +93,8 @@ class Batches(Iterator[T]):
     def __next__(self) -> T:
         """Returns the next batch.
 
-        Raises the error that occurred in the thread or worker process. Raises LoaderWorkerKilled if
-        the system killed a worker process.
+        Raises errors of the background thread or worker process. Raises LoaderWorkerKilled if the
+        system killed a worker process.
         """
         try:
             return self._unless_dead(lambda: next(self._iterator))
@@ -161,11 +161,11 @@ class Loader(PositionedBatches):
         share: HostShare = ONE_HOST,
         section: LoaderSection,
     ) -> None:
-        """Checks that dataset, rows and hosts fit together, and plans the rows. Starts nothing.
+        """Checks that dataset, rows and hosts fit together, and plans the rows. Starts no worker.
 
         Args:
             dataset: examples of the phase.
-            transform: transform to rows of one example, or of several if it packs.
+            transform: transform to rows of one example or, with packing, several.
             batch_size: rows of a batch, over all hosts.
             seed: seed of the order and the masks.
             phase: index of the phase in the run. Each phase has its own order and masks.
@@ -213,9 +213,8 @@ def evaluation_batches(
     """Returns this host's part of every example once, in the dataset's order, one example per row.
 
     Batches are arrays ``[batch_size / share.count, ...]``. Masks depend only on the seed and the
-    example's index. If the last batch is not full, its last rows have weight 0, so that sums over
-    all batches include each example once: ten examples make three batches of four rows, and two
-    rows have weight 0.
+    example's index. The last batch is filled up with rows of weight 0, so sums over all batches
+    include each example once.
 
     Args:
         dataset: examples to evaluate.
@@ -273,8 +272,8 @@ def _order(
 def _shuffled(length: int, seed: int, *key: int | str) -> Sequence[int]:
     """Returns Grain's shuffle of ``0 .. length - 1`` for every epoch, one epoch after the other.
 
-    Grain seeds epoch e with ``seed + e``. The run's seed is hashed first: otherwise runs with
-    neighbouring seeds would have epochs of the same order.
+    Grain seeds epoch e with ``seed + e``. The run's seed is hashed first: otherwise epochs of runs
+    with neighbouring seeds would have equal orders.
     """
     shuffle_seed = int(rng.stream(seed, *key).integers(2**32))
     order = grain.MapDataset.range(length).shuffle(seed=shuffle_seed).repeat()

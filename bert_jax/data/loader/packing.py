@@ -13,7 +13,7 @@ from bert_jax.section import Section
 
 
 class PackingSection(Section):
-    """Several examples in a row. Each example attends only to itself.
+    """Packs several examples into a row. Each example attends only to itself.
 
     Attributes:
         max_examples: maximum number of examples in a row. Every row has this many [CLS] slots.
@@ -23,14 +23,14 @@ class PackingSection(Section):
 
 
 class RowPattern(NamedTuple):
-    """Rows that have examples of equal lengths: 30 rows of (300, 200, 12) tokens."""
+    """A group of rows with equal example lengths: 30 rows of (300, 200, 12) tokens."""
 
     rows: int  # number of rows
     lengths: tuple[int, ...]  # lengths of the examples in each row, longest first
 
 
 class LengthRank(NamedTuple):
-    """An example of an epoch: number `rank`, from 0, among the examples of a length."""
+    """Identifies an example of an epoch by its rank (from 0) among examples of its length."""
 
     length: int
     rank: int
@@ -43,8 +43,8 @@ def first_fit_decreasing(
 
     ``counts[3] = 2, counts[5] = 1``, capacity 8 → ``[1 row of (5, 3), 1 row of (3,)]``
 
-    Examples of equal length are placed together, so the time depends on the number of lengths
-    rather than examples. "Histogram" packing (arXiv 2107.02027) does this too, but chooses the
+    Examples of equal length are placed together, so the time depends on the number of distinct
+    lengths, not of examples. "Histogram" packing (arXiv 2107.02027) does this too, but chooses the
     fullest row instead of the first.
 
     Args:
@@ -53,7 +53,7 @@ def first_fit_decreasing(
         max_examples: maximum number of examples in a row.
 
     Returns:
-        The rows in the order in which they were opened; equal neighbours are merged.
+        Rows in the order in which they were opened, grouped by pattern.
     """
     patterns: list[RowPattern] = []
     for length in range(len(counts) - 1, 0, -1):
@@ -89,7 +89,7 @@ def _fill(pattern: RowPattern, length: int, *, fit: int, left: int) -> list[RowP
 
 
 class PackingPlan:
-    """The rows of an epoch, as lengths that share a row. A plan has only a few kilobytes.
+    """The example lengths in each row of an epoch. A plan has only a few kilobytes.
 
     Attributes:
         rows: number of rows in every epoch.
@@ -100,7 +100,8 @@ class PackingPlan:
     def __init__(self, counts: np.ndarray, *, capacity: int, max_examples: int) -> None:
         patterns = first_fit_decreasing(counts, capacity=capacity, max_examples=max_examples)
         self._starts = [0, *itertools.accumulate(pattern.rows for pattern in patterns)]
-        # For each pattern, a list of (length, examples per row, first rank in the first row).
+        # For each pattern: (length, examples of this length per row, their first rank in the first
+        # row).
         self._lengths: list[list[tuple[int, int, int]]] = []
         taken: Counter[int] = Counter()
         for pattern in patterns:

@@ -1,8 +1,8 @@
 """The examples of each row of a phase: rows p = 0, 1, …, epoch after epoch.
 
-A plan, made by first-fit-decreasing over the lengths of a dataset, fixes which lengths share a
-packed row. Every epoch assigns other examples to these lengths. So all epochs have equal numbers of
-rows, and one binary search finds any row of any epoch. See ``docs/adr/0006-packing.md``.
+A first-fit-decreasing plan fixes which example lengths share a packed row. Every epoch assigns
+other examples to these lengths. So all epochs have equal numbers of rows, and one binary search
+finds any row of any epoch. See ``docs/adr/0006-packing.md``.
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ import numpy as np
 from bert_jax.data import rng
 from bert_jax.data.loader.packing import PackingPlan
 
-# Number of random candidates for the factor. Below 2**32 a candidate is coprime to the count with
-# probability 1/7 or more.
+# Number of random candidates for a permutation's factor. If the count is below 2**32, a candidate
+# is coprime to it with probability 1/7 or more.
 _TRIES: Final = 64
-# Number of examples to scan per lookup. The table has 4 bytes per length and block.
+# Number of examples that a lookup scans. The index has 4 bytes per length and block.
 _BLOCK: Final = 4096
 
 
@@ -26,9 +26,8 @@ class AffinePermutation:
     """A permutation of 0 … count − 1 for each epoch: ``k -> (factor · k + offset) mod count``.
 
     The factor is coprime to the count. Few permutations have this form, but the examples that share
-    a row vary enough, because the rows themselves are shuffled fully. Grain's shuffle, a cipher,
-    takes a hundred times as long for a few elements, because it retries every value outside of a
-    small range.
+    a row vary enough, because the rows themselves are shuffled fully. Grain's shuffle is a cipher
+    that retries values outside the range, so for small counts it takes a hundred times as long.
     """
 
     def __init__(self, count: int, seed: int, *key: int | str) -> None:
@@ -73,7 +72,7 @@ class LengthIndex:
         return self._before[:, -1]
 
     def find(self, lengths: np.ndarray, length: int, rank: int) -> int:
-        """Returns the dataset index of example number ``rank``, from 0, of a length.
+        """Returns the dataset index of the example with a rank (from 0) among those of a length.
 
         ``lengths`` is the array that the index was made from. The rank is below ``counts[length]``.
         """
@@ -99,7 +98,7 @@ class ShuffledOrder:
 
 @dataclasses.dataclass(frozen=True)
 class PackedOrder:
-    """Rows of a packing plan. Every epoch has another order of rows, and other examples in them."""
+    """Rows of a packing plan. Every epoch reorders the rows and assigns other examples to them."""
 
     plan: PackingPlan  # plan of an epoch's rows
     index: LengthIndex

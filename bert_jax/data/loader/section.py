@@ -10,9 +10,9 @@ class LoaderSection(Section):
     """How a host prefetches batches. No setting changes the content of a batch.
 
     Attributes:
-        workers: number of worker processes that make batches. With 0 a thread of the training
-            process makes them. Worker processes take seconds to start, but leave the training
-            process more time.
+        workers: number of worker processes that make batches. With 0, a thread of the training
+            process makes them. Worker processes take seconds to start, but relieve the training
+            process.
         cache: local copies of datasets in a bucket.
     """
 

@@ -1,4 +1,4 @@
-"""Assembles token sequences to rows, pads them, and stacks rows to a batch."""
+"""Assembles token sequences into rows, pads them, and stacks rows into a batch."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -20,14 +20,14 @@ class Ragged:
     """
 
     def __init__(self, sequences: Iterable[Sequence[int] | np.ndarray]) -> None:
-        """Copies the sequences; they are read once."""
+        """Copies the sequences in one pass."""
         ends = [0]
         parts: list[np.ndarray] = []
         for sequence in sequences:
             parts.append(np.asarray(sequence, np.int32))
             ends.append(ends[-1] + len(sequence))
         self._flat = np.concatenate([np.zeros(0, np.int32), *parts])
-        # First place of each sequence, and the end of the last: [sequences + 1].
+        # Start offset of each sequence in `_flat`, then the end of the last; [sequences + 1].
         self.offsets = np.asarray(ends, np.int64)
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class Ragged:
         return self.between(index, index + 1)
 
     def between(self, first: int, end: int) -> np.ndarray:
-        """Returns the sequences `first` to `end` − 1, joined to one int32 array."""
+        """Returns the sequences `first` to `end` − 1, concatenated into one int32 array."""
         return self._flat[self.offsets[first] : self.offsets[end]]
 
 
@@ -134,11 +134,11 @@ def collate_tokens(
 
 
 def stack_rows(rows: Sequence[Row], *, batch_size: int, like: Row | None = None) -> Row:
-    """Stacks rows of equal names, shapes and dtypes to arrays ``[batch_size, *shape]``.
+    """Stacks rows of equal names, shapes and dtypes into arrays ``[batch_size, *shape]``.
 
     Three rows ``{"input_ids": [L]}``, ``batch_size`` 4 -> ``{"input_ids": [4, L]}``. Missing rows
-    are zeros. They have no token (``segment_ids`` 0) and no weight, so no sum includes them. There
-    are at most ``batch_size`` rows. If there is none, ``like`` is a row that gives the shapes.
+    are zeros. They have no token (``segment_ids`` 0) and no weight, so no sum includes them.
+    ``rows`` has at most ``batch_size`` rows. If it is empty, ``like`` is a row of the right shapes.
     """
     batch = {}
     for name, first in (rows[0] if like is None else like).items():

@@ -14,7 +14,7 @@ from bert_jax.text.basic_tokenizer import is_chinese
 from bert_jax.user_function import load_function
 
 _KEY: Final = "objective.masking.segmenter"
-_BLOCK: Final = 64  # number of words to convert at once; most examples need only the first block
+_BLOCK: Final = 64  # words converted to a list at once; most examples need only one block
 
 
 class Words(NamedTuple):
@@ -92,8 +92,8 @@ def choose_spans(
     """Chooses spans of whole words, in random order, until ``budget`` tokens are chosen.
 
     A span begins at a uniformly random word that is not yet chosen, and has a random size. It ends
-    earlier before a special token, a chosen word, or a word that exceeds the budget. The spans
-    may have fewer tokens than the budget, by less than a word.
+    earlier before a special token, a chosen word, or a word that exceeds the budget. If no further
+    word fits, the spans have fewer tokens than the budget.
 
     Args:
         words: words of the example.
@@ -106,7 +106,7 @@ def choose_spans(
     limits = list(itertools.accumulate(chances[:-1].tolist()))
     lengths, opens_run = words.lengths.tolist(), words.opens_run.tobytes()
     taken = bytearray(len(lengths) + 1)
-    taken[-1] = 1  # a word after the last one, which ends every span
+    taken[-1] = 1  # sentinel after the last word: it ends every span
     left = budget
     spans: list[WordSpan] = []
     order = keys.argsort()
@@ -167,11 +167,11 @@ class Segmenter:
 
     BERT's tokenizers split Chinese text into single characters, so tokens do not show where words
     begin. The loader finds words when it masks, so one dataset serves every masking unit. A
-    segmenter can be pickled, since it has only the function's name.
+    segmenter can be pickled, since it stores only the function's name.
     """
 
-    # Name of the function, "module:function", such as "jieba:lcut". Its argument is text without
-    # white space. It returns the words in order; together they are the text.
+    # Name of the function, "module:function", such as "jieba:lcut". It takes text without white
+    # space and returns the words in order. They must concatenate to the text.
     hook: str
     pieces: tuple[str, ...] = dataclasses.field(repr=False)  # pieces of the vocabulary
     # Whether a piece consists only of Chinese characters, bool [vocab_size].

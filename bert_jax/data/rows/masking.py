@@ -23,7 +23,7 @@ MAX_NGRAM: Final = 3
 MAX_SPAN: Final = 10
 SPAN_STOP: Final = 0.2  # probability that a span ends after each of its words: SpanBERT's p
 
-# The units for which a setting has an effect. With other units the setting is refused.
+# Units that use a setting. With any other unit the setting is refused.
 _UNITS_OF_SETTINGS: Final = {
     "max_words": ("ngram", "span"),
     "segmenter": ("whole_word", "ngram", "span"),
@@ -36,12 +36,13 @@ class MaskingSection(Section):
     The defaults are BERT's (arXiv 1810.04805, section 3.1).
 
     Attributes:
-        rate: share of an example's tokens that are predicted. Special tokens are included in the
-            number of tokens, as in google-research/bert (``masked_lm_prob``).
+        rate: share of an example's tokens that are predicted. Special tokens count towards the
+            total, as in google-research/bert (``masked_lm_prob``).
         unit: unit that is masked as a whole. ``token``: a token. ``whole_word``: a word's first
             piece and its continuations (google-research/bert's ``do_whole_word_mask``). ``ngram``:
             up to 3 words, with p(n) ∝ 1/n (ALBERT, arXiv 1909.11942). ``span``: up to 10 words,
-            geometrically distributed, all replaced the same way (SpanBERT, arXiv 1907.10529).
+            geometrically distributed; all tokens of a span get one kind of replacement (SpanBERT,
+            arXiv 1907.10529).
         max_words: longest ``ngram`` or ``span`` in words. The default is 3 for ``ngram``, 10 for
             ``span``.
         segmenter: function that divides Chinese text into words, as ``module:function``, such as
@@ -155,8 +156,8 @@ class TokenMasker:
 
         The number of predictions is ``min(max_predictions, max(1, round(n * rate)))``, where n
         includes [CLS] and [SEP], as in google-research/bert. Whole words and spans may give fewer
-        predictions, because words that would exceed this number are skipped. One array is drawn
-        from ``rng``. Raises UserError if an id is not in the vocabulary.
+        predictions, because words that would exceed this number are skipped. Raises UserError if an
+        id is not in the vocabulary.
         """
         check_vocabulary(int(input_ids.max()), vocab_size=self.vocab_size)
         candidates = np.flatnonzero(
@@ -166,8 +167,8 @@ class TokenMasker:
         budget = max(1, round(len(input_ids) * self.masking.rate))
         budget = min(self.max_predictions, budget, total)
         sized = total if self.masking.unit in ("ngram", "span") else 0
-        # Only uniform doubles are drawn: `choice` and `permutation` are more likely to give other
-        # numbers in another version of NumPy than `random`.
+        # Draw only uniform doubles: a new NumPy version is less likely to change `random` than
+        # `choice` or `permutation`.
         draws = rng.random(total + 2 * budget + sized)
         actions, randoms = draws[total : total + budget], draws[total + budget : total + 2 * budget]
         keys, sizes = draws[:total], draws[total + 2 * budget :]
@@ -203,7 +204,8 @@ class TokenMasker:
     def _replace(self, ids: np.ndarray, actions: np.ndarray, randoms: np.ndarray) -> np.ndarray:
         """Returns the replacement of each id: [MASK], a random id, or the id itself.
 
-        The uniform numbers `actions` [k] choose between these three, `randoms` [k] the random id.
+        The uniform numbers `actions` [k] choose the kind of replacement, `randoms` [k] the random
+        id.
         """
         shares = self.masking
         random_ids = (randoms * self.vocab_size).astype(np.int32)

@@ -49,7 +49,7 @@ def empty_rows(rows: int, *, seq_length: int, predictions: int, max_examples: in
 
 
 def lay_out(row: Row, examples: Sequence[Example], masked: Sequence[MaskedExample]) -> None:
-    """Writes 1 to E examples one after the other into an empty row, with their masked forms.
+    """Writes 1 to E masked examples one after the other into an empty row.
 
     Examples of 5 and 3 tokens in a row of 10 have ``segment_ids`` 1 1 1 1 1 2 2 2 0 0,
     ``position_ids`` 0 1 2 3 4 0 1 2 0 0 and ``cls_positions`` 0 5. ``token_type_ids`` are 0 for
@@ -85,7 +85,7 @@ class MaskingTransform:
     """A `bert_jax.task.RowTransform` for unmasked examples."""
 
     seq_length: int  # L, tokens in a row
-    masker: TokenMasker  # masker of each example; it does not see other examples of the row
+    masker: TokenMasker  # masks each example independently of the others in its row
     max_examples: int = 1  # E, maximum number of examples in a row; above 1 rows are packed
 
     @classmethod
@@ -110,7 +110,7 @@ class MaskingTransform:
 
         An example of n tokens has fewer than ``n · rate + 1`` predictions. So E examples with L
         tokens in total have fewer than ``L · rate + E``. For 8 examples in 512 tokens at 15%, this
-        gives 84 slots. E times the limit per example is an upper bound too.
+        gives 84 slots. The slots are also limited to E times the limit per example.
         """
         if self.max_examples == 1:
             return self.masker.max_predictions
@@ -129,7 +129,7 @@ class MaskingTransform:
         Raises ValueError if the examples of a row do not fit, and UserError if an id is not in the
         vocabulary.
         """
-        # Rows are written in place. Stacking finished rows would take a tenth more time.
+        # Rows are written in place: stacking finished rows would take 10% longer.
         batch = empty_rows(
             len(records),
             seq_length=self.seq_length,
@@ -190,11 +190,11 @@ class StaticExample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StaticMaskTransform:
-    """A `bert_jax.task.RowTransform` that pads masked examples. Every epoch has equal rows."""
+    """A `bert_jax.task.RowTransform` that pads masked examples. All epochs have equal rows."""
 
     seq_length: int  # L, tokens in a row
     max_predictions: int  # P, prediction slots in a row
-    vocab_size: int  # size of the model's vocabulary; higher ids are an error
+    vocab_size: int  # size of the model's vocabulary; ids must be lower
     pad_id: int
     max_examples: int = dataclasses.field(default=1, init=False)  # examples in a row
 
