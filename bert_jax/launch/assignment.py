@@ -1,8 +1,8 @@
-"""A host's environment variables, and its part of a run.
+"""The environment variables of a host, and the host's part of a run.
 
-Every launcher sets the same variables. On Cloud TPU, attributes of the instance's metadata hold
-them, in lower case with hyphens (``bert-jax-job``). `tpu_setup/startup.sh` turns attributes into
-variables and starts `python -m bert_jax.launch.host`.
+On Cloud TPU, the launcher sets them as attributes of the instance's metadata, in lower case with
+hyphens (``bert-jax-job``). `tpu_setup/startup.sh` exports the attributes as environment variables
+and starts `python -m bert_jax.launch.host`.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class HostEnvironment(Section):
     coordinator: str | None = None  # ``127.0.0.1:PORT``, for processes of `on: local`
     home: str | None = None  # local directory for the Python environment, caches and datasets
     beat_seconds: float = 60.0  # time between heartbeats
-    pause_seconds: float = 5.0  # pause before the first restart of a run; doubles each time
+    pause_seconds: float = 5.0  # pause before the first restart; later pauses are longer
 
     @property
     def files(self) -> JobFiles:
@@ -106,7 +106,7 @@ class Assignment:
 
     @property
     def _overrides(self) -> Iterator[str]:
-        """Yields the settings that only the host knows."""
+        """Yields overrides for this host: platform, slices, processes, dataset cache."""
         mesh, placement = self.config.get("mesh") or {}, self.attempt.placement
         if placement.topology is not None:
             if mesh.get("platform", "auto") == "auto":
@@ -125,8 +125,8 @@ class Assignment:
 def read_assignment(host: HostEnvironment) -> Assignment:
     """Returns the assignment of a host.
 
-    Raises UserError if the job's directory is damaged or the attempt has no such host. Raises
-    RunStopped if the bucket does not answer.
+    Raises UserError if the job's files are damaged, another version of bert-jax submitted the job,
+    or the job has no such attempt or host. Raises RunStopped if the bucket does not answer.
     """
     files, job = host.files, read_job(host.files)
     if job.version != __version__:

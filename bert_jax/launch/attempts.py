@@ -1,7 +1,7 @@
-"""Records of a job's attempts in the bucket, and the decisions on them.
+"""Records of a job's attempts in the bucket, and rules that act on the records.
 
-The decisions: when an attempt has ended, when to give up the job, and which placement to try next.
-A new supervisor can take over from these records.
+The rules decide when an attempt has ended, when to give up the job, and which placement to try
+next. A new supervisor continues from the records.
 """
 
 import dataclasses
@@ -38,15 +38,15 @@ class AttemptRecord(Section):
     # supervisor can find the machines.
     intended: float
     created: float | None = None  # time of the launcher's answer
-    bills_from: float | None = None  # time of the last observation without billing
-    # Time when a supervisor first saw the machines start or run. Their start-up time limit begins
-    # here: a supervisor that was suspended for hours cannot know their true age.
+    bills_from: float | None = None  # start of billing: time of the last poll without it
+    # Time when a supervisor saw the machines start. The start-up limit counts from this time,
+    # because a supervisor that was suspended for hours does not know when machines really started.
     up_from: float | None = None
     state: State = State.ABSENT  # last observed state
     message: str = ""  # the provider's message
     end: End | None = None  # why the attempt ended; saved before its machines are deleted
     reason: str = ""  # explanation of `end`
-    deleted: float | None = None  # time when the machines were gone, or refused
+    deleted: float | None = None  # time of the machines' deletion, or of the refused request
     step: int | None = None  # last step that the hosts have reported
 
     def of(self, job: Job) -> Attempt:
@@ -66,13 +66,13 @@ class SupervisorState(Section):
 
     # All attempts so far. Only the last attempt may have machines.
     attempts: Annotated[tuple[AttemptRecord, ...], pydantic.BeforeValidator(as_tuple)] = ()
-    outcome: Outcome | None = None  # the job's outcome
+    outcome: Outcome | None = None  # unset until the job ends
     message: str = ""  # reason for the outcome
-    seen: float = 0.0  # time of the last write
+    seen: float = 0.0  # time of the last supervisor's last poll
 
     @property
     def current(self) -> AttemptRecord | None:
-        """The attempt whose machines may exist."""
+        """The last attempt if its machines may exist, otherwise None."""
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and last.deleted is None else None
 
@@ -82,14 +82,14 @@ class SupervisorState(Section):
         return [record for record in self.attempts if record.end in ("taken", "broken")]
 
     def dollars(self, placements: Sequence[JobPlacement], now: float) -> float:
-        """Returns the cost of all attempts. An attempt without a price costs 0."""
+        """Returns the cost of all attempts in US dollars. Attempts without a price cost 0."""
         return sum(
             record.hours(now) * (placements[record.placement].dollars_per_hour or 0.0)
             for record in self.attempts
         )
 
     def hours(self, now: float) -> float:
-        """Returns the wall time since the first request."""
+        """Returns the hours of wall time since the first request."""
         return (now - self.attempts[0].intended) / 3600 if self.attempts else 0.0
 
     def with_last(self, **changes: object) -> Self:
@@ -99,7 +99,7 @@ class SupervisorState(Section):
 
 
 def read_state(files: JobFiles) -> SupervisorState:
-    """Returns the state of a job; it has no attempts before its first supervisor.
+    """Returns the state of a job, empty before its first supervisor.
 
     Raises UserError if the file is damaged.
     """
@@ -117,10 +117,10 @@ class WatchPace:
     """A supervisor's intervals and time limits in seconds."""
 
     poll: float = 60.0  # interval between polls
-    start: float = 2700.0  # limit from the first sight of machines to each host's first report
-    silence: float = 900.0  # limit between two reports of a host, and between the ends of two hosts
-    settle: float = 180.0  # limit from a request to the first sight of its machines
-    status: float = 50.0  # interval between status lines; below the usual `poll`
+    start: float = 2700.0  # limit from `up_from` to each host's first report
+    silence: float = 900.0  # limit without a new report; also, for hosts that outlast a done host
+    settle: float = 180.0  # limit from a request until the service lists its machines
+    status: float = 50.0  # minimum interval between status lines, checked every minute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ def run_verdict(hosts: Hosts) -> Verdict | None:
         return None
     worker, host = hosts.failed
     reason = f"worker {worker}: {host.message or f'exit code {host.exit_code}'}"
-    if host.exit_code is None:  # before the run began: the machine may be the cause
+    if host.exit_code is None:  # the agent failed, not the run: other machines may work
         return Verdict("broken", reason)
     return Verdict("over", reason, "failed")
 
@@ -162,7 +162,7 @@ def machines_verdict(
     waited_seconds = now - (record.created or now)
     patience = job.wait_hours
     waited = patience is not None and waited_seconds >= patience * 3600
-    # The service ends a request by its own clock; 5% allow for the difference of the clocks.
+    # The service measures the wait by its own clock: allow a difference of 5%.
     expired = patience is not None and waited_seconds >= _EXPIRY_FRACTION * patience * 3600
     if seen.state is State.SUSPENDED:
         return Verdict("taken", f"suspended{detail}")
@@ -184,7 +184,7 @@ def silence_verdict(
 ) -> Verdict | None:
     """Returns the verdict on the hosts' heartbeats, or None if all hosts report.
 
-    Once one host has finished the run, the run is done. The other hosts get `pace.silence` to end.
+    If a host has finished the run, returns `done` after `pace.silence` even if other hosts run.
     """
     finished = ages.since_finished(now)
     if finished is not None:
@@ -242,7 +242,7 @@ def next_placement(job: Job, state: SupervisorState) -> int | str:
     """Returns the index of the placement to try next, or the reason to give up.
 
     After a preemption, try the first placement. If a placement has no machines, try the next one.
-    If no placement has machines, the job ends, unless its wait is unlimited.
+    Give up after a whole round without quota, or without capacity if `limits.wait_hours` is set.
     """
     if not state.attempts or state.attempts[-1].end == "taken":
         return 0

@@ -1,4 +1,4 @@
-"""The files that hosts read, staged into the job's directory before machines exist."""
+"""Writes the files that hosts need to the job's directory, before the request for machines."""
 
 import base64
 import hashlib
@@ -19,11 +19,11 @@ from bert_jax.launch.job import RUN_JOB, Job, JobFiles
 from bert_jax.version import __version__
 
 HASHES: Final = "SHA256SUMS"
-"""Name of the file with the hashes of the other files, for `sha256sum --check`. Written last."""
+"""Name of the file with SHA-256 hashes of the software, for `sha256sum --check`."""
 
 
 def startup_script() -> str:
-    """Returns ``tpu_setup/startup.sh``, which is part of the package."""
+    """Returns the text of ``tpu_setup/startup.sh``, which is part of the package."""
     return (PACKAGE / "tpu_setup" / "startup.sh").read_text(encoding="utf-8")
 
 
@@ -33,7 +33,7 @@ def software() -> dict[str, bytes]:
     Raises UserError if the package is not installed here.
     """
     return {
-        f"{_NAME}-{__version__}-py3-none-any.whl": build_wheel(),  # by PEP 427
+        f"{_NAME}-{__version__}-py3-none-any.whl": build_wheel(),  # named as in PEP 427
         "constraints.txt": constraints().encode(),
         "python-version": f"{sys.version_info[0]}.{sys.version_info[1]}\n".encode(),
         "startup.sh": startup_script().encode(),
@@ -41,7 +41,7 @@ def software() -> dict[str, bytes]:
 
 
 def stage(job: Job, config: str) -> JobFiles:
-    """Writes a job's directory, ``job.json`` last, and a pointer to it in the run directory.
+    """Writes a job's files, ``job.json`` last, and then ``job.txt`` in the run directory.
 
     `config` is the resolved configuration as YAML. Raises UserError if a job of that name exists or
     the bucket cannot be written. Raises RunStopped if the bucket does not answer.
@@ -132,7 +132,7 @@ def _distribution() -> metadata.Distribution:
 
 def _files() -> Iterator[tuple[str, Path]]:
     """Yields the relative name and the path of each file in the package, in a fixed order."""
-    # In a checkout, some folders of the package are symbolic links to top-level folders.
+    # Follow links: in a checkout, some folders of the package link to top-level folders.
     for directory, folders, names in os.walk(PACKAGE, followlinks=True):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(names):

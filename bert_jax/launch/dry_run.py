@@ -18,7 +18,7 @@ UNCHECKED: Final = (
     "existence and hashes of dataset and tokenizer",
     "capacity",
 )
-"""Checks that only the cloud can make."""
+"""Conditions that a dry run cannot check."""
 
 
 def dry_run(
@@ -33,10 +33,10 @@ def dry_run(
 ) -> str:
     """Returns cost, limits and unchecked conditions; with `full`, also all files and requests.
 
-    `config` is the hosts' YAML, `software` their files by name, `warnings` are lines on the
-    placements. Raises UserError if the launcher cannot make the machines.
+    `config`: configuration for the hosts as YAML. `software`: files that hosts install, by name.
+    `warnings`: warnings to print. Raises UserError if the launcher cannot create the machines.
     """
-    requests = list(_requests(job, launcher))  # even if unused: the launcher may refuse
+    requests = list(_requests(job, launcher))  # may raise, so call it without `full` too
     lines = [f"Dry run of job {job.name}: creates no files and requests no machines.", ""]
     lines += [f"{name:<10}{text}" for name, text in _summary(job, uploads, software)]
     lines += [*warnings, _title("Not checked"), *(f"- {line}" for line in UNCHECKED)]

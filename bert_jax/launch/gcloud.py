@@ -1,7 +1,7 @@
 """The user's Google Cloud settings on this machine: project, zone and credentials.
 
-Project and zone come from flags or the configuration, the environment, or gcloud's settings, in
-that order. This module reads gcloud's files itself, so gcloud need not be installed.
+Project and zone come from the first source that sets them: options or the configuration,
+environment variables, gcloud's files. Reading gcloud's files needs no installed gcloud.
 """
 
 import configparser
@@ -40,7 +40,7 @@ def find(setting: str) -> str | None:
         parser.read(_active_file(), encoding="utf-8")
         return parser.get(section, setting, fallback="").strip() or None
     except (configparser.Error, UnicodeDecodeError, OSError):
-        return None  # gcloud itself reports a damaged file
+        return None  # ignore a damaged file, which gcloud itself reports
 
 
 def _active_file() -> Path:

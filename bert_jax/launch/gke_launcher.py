@@ -22,7 +22,7 @@ _INSTALL: Final = (
     "kubectl apply --server-side -f "
     "https://github.com/kubernetes-sigs/jobset/releases/latest/download/manifests.yaml"
 )
-_RETRIED_STATUSES: Final = (408, 409, 429)  # 4xx that are retried
+_RETRIED_STATUSES: Final = (408, 409, 429)  # 4xx statuses that are retried
 
 
 class GkeJobSets:
@@ -59,8 +59,8 @@ class GkeJobSets:
     def observe(self, attempt: Attempt) -> Observation:
         """Returns the state of the JobSet.
 
-        JobSet replaces failed pods, and the new pods wait for capacity again. If pods wait longer
-        than the job's limit, they count as failed, or as preempted if they have run before.
+        If pods wait for capacity longer than the job's limit, returns FAILED. If these pods
+        replace pods that ran, returns SUSPENDED instead.
         """
         found = self._get(attempt.resource)
         if found is None or not _owner(found).is_job(Owner.of(attempt)):
@@ -79,7 +79,7 @@ class GkeJobSets:
         self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
-        """Deletes an entry of `existing`."""
+        """Deletes a JobSet that `existing()` returned, and its pods."""
         namespace = existing.zone.rpartition("/")[2]
         there = GkeJobSets(cluster=self._cluster, namespace=namespace, pace=self._pace)
         there._delete(existing.resource, existing.owner)
@@ -87,7 +87,7 @@ class GkeJobSets:
     def existing(self) -> list[Existing]:
         """Returns the JobSets with our label.
 
-        Without permission for all namespaces, searches only its own namespace.
+        If permission for all namespaces is missing, searches only `namespace`.
         """
         try:
             try:
@@ -135,9 +135,9 @@ class GkeJobSets:
 
     @functools.cached_property
     def _context(self) -> str:
-        """The cluster's context in kubectl: its name, or ``gke_PROJECT_ZONE_NAME``.
+        """Kubectl's context for the cluster, named ``NAME`` or ``gke_PROJECT_ZONE_NAME``.
 
-        Cached, so that all clients use the same cluster if kubectl's context changes.
+        Cached: if kubectl's current context changes, later clients still use this cluster.
         """
         contexts, current = cast("Any", kubernetes.config.list_kube_config_contexts())
         if self._cluster is None:
@@ -157,7 +157,7 @@ class GkeJobSets:
         return fits[0]
 
     def _send(self, method: str, what: str, expected: tuple[int, ...], **values: Any) -> Any:
-        """Sends a request on JobSets: ``create_namespaced``, ``list_cluster``, …."""
+        """Calls a method on JobSets, such as ``create_namespaced`` or ``list_cluster``."""
         values |= {"group": GROUP, "version": VERSION, "plural": PLURAL}
         if method.endswith("_namespaced"):
             values["namespace"] = self._namespace
@@ -176,7 +176,7 @@ class GkeJobSets:
                 pace=self._pace,
             )
         except (NoCredentials, launcher.Unavailable):
-            # A client caches its credentials. A new client reads the credentials of a new login.
+            # The client caches its credentials. A new client reads them again, after a new login.
             self.__dict__.pop("_api", None)
             raise
 
@@ -203,7 +203,7 @@ class GkeJobSets:
         return self._scheduling(found["metadata"])
 
     def _scheduling(self, jobset: dict[str, Any]) -> Observation:
-        """Returns whether the pods are scheduled on machines."""
+        """Returns WAITING while a pod is missing or not scheduled, otherwise STARTING."""
         pods = self._call(
             kubernetes.client.CoreV1Api(self._api).list_namespaced_pod,
             f"pods of {jobset['name']}",
@@ -224,7 +224,7 @@ class GkeJobSets:
 
     def _delete(self, name: str, owner: Owner) -> None:
         def is_gone() -> bool:
-            found = self._get(name)  # again on each call: another job may take the free name
+            found = self._get(name)  # on each call: another job may take the free name
             if found is None or not _owner(found).is_job(owner):
                 return True
             # Foreground deletion: the JobSet exists until its pods are gone.

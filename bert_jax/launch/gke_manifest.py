@@ -18,7 +18,7 @@ DIRECTORY: Final = "bert-jax/job"  # the annotation with the job's directory
 REPLICATED: Final = "slice"  # the name of the replicated Job: pods are NAME-slice-SLICE-WORKER-…
 
 GRACE_SECONDS: Final = 600
-"""Seconds from SIGTERM to the end of a pod, for a save to the bucket. Spot machines get only 25."""
+"""Seconds from SIGTERM to SIGKILL, in which the run saves. Spot machines get only 25 s."""
 
 _WORK: Final = "/mnt/bert-jax"
 _CHIPS: Final = "google.com/tpu"
@@ -100,7 +100,7 @@ def _pod(attempt: Attempt, topology: TpuTopology, image: str) -> dict[str, Any]:
         "env": _environment(attempt),
         "resources": {"limits": {_CHIPS: str(chips)}},
         "volumeMounts": [
-            # Loader processes pass batches through it. The default size is 64 MiB.
+            # Loader processes pass batches through /dev/shm. The default of 64 MiB is too small.
             {"name": "shared-memory", "mountPath": "/dev/shm"},
             {"name": "work", "mountPath": _WORK},
         ],
@@ -139,7 +139,7 @@ def _node_selector(attempt: Attempt, topology: TpuTopology) -> dict[str, str]:
 
 
 def _environment(attempt: Attempt) -> list[dict[str, Any]]:
-    """Returns a container's variables. GKE adds the worker's index within its slice."""
+    """Returns a container's variables. GKE adds TPU_WORKER_ID, the index within the slice."""
     values = host_variables(attempt) | variables(home=_WORK)
     slices, name = attempt.placement.slices, attempt.resource
     index = []
@@ -148,7 +148,7 @@ def _environment(attempt: Attempt) -> list[dict[str, Any]]:
         values["MEGASCALE_COORDINATOR_ADDRESS"] = f"{name}-{REPLICATED}-0-0.{name}"
         field = {"fieldRef": {"fieldPath": _JOB_INDEX}}
         index = [{"name": "MEGASCALE_SLICE_ID", "valueFrom": field}]
-    # Kubernetes expands $(NAME) in a value unless the dollar is doubled.
+    # Double each dollar: Kubernetes expands $(NAME) in a value.
     return [
         *({"name": key, "value": value.replace("$", "$$")} for key, value in values.items()),
         *index,

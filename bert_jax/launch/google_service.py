@@ -1,6 +1,6 @@
 """Sends requests to a Google service with timeouts and retries, and translates its errors.
 
-Importing this module loads Google's clients.
+Import it late: Google's clients take a second to load.
 """
 
 import datetime
@@ -19,7 +19,7 @@ from bert_jax.files.storage_retries import credentials_refused, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable, no_permission
 from bert_jax.launch.retries import Pace, persistently
 
-# Minimal roles. tpu_setup/role.yaml is a custom role with only the permissions needed.
+# Predefined roles, for messages. tpu_setup/role.yaml is a custom role with fewer permissions.
 _ROLES: Final = {
     "tpu": "roles/tpu.admin",
     "cloudquotas": "roles/cloudquotas.viewer",
@@ -51,7 +51,7 @@ class GoogleService:
         """Calls a method of the client and returns the answer.
 
         `what` names the request in messages. Raises Google's errors of the types in `expected`
-        unchanged. Raises all other errors as NoCredentials, OutOfQuota, Unavailable, or as
+        unchanged. Turns Google's other errors into NoCredentials, OutOfQuota, Unavailable, or
         UserError (no permission, API disabled, request refused).
         """
         values = {"request": request, "retry": None, "timeout": self._pace.timeout}
@@ -63,7 +63,7 @@ class GoogleService:
                 pace=self._pace,
             )
         except (NoCredentials, Unavailable):
-            # A client caches its credentials. A new client reads the credentials of a new login.
+            # The client caches its credentials. A new client reads them again, after a new login.
             self.__dict__.pop("_client", None)
             raise
 

@@ -16,7 +16,7 @@ from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.validation import read_section
 
 _RECENT_SECONDS: Final = 3600.0
-_MAX_ENDING_LINES: Final = 3  # lines printed for simultaneous endings
+_MAX_ENDING_LINES: Final = 3  # maximum lines for endings in one update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Hosts:
 
     @property
     def finished(self) -> int | None:
-        """A worker that has finished the run, if any.
+        """Index of a worker that has finished the run, or None.
 
-        Then the run is complete: a process ends with exit code 0 only after all processes have made
-        the last save.
+        One finished worker means that the run is complete: a process exits with 0 only after all
+        processes have saved the last checkpoint.
         """
         return next((worker for worker, host in self.reports.items() if host.state == "done"), None)
 
     @property
     def failed(self) -> tuple[int, HostStatus] | None:
-        """The first worker that failed permanently, and its report."""
+        """The first worker that failed permanently, and its report, or None."""
         failed = [item for item in self.reports.items() if item[1].state == "failed"]
         return min(failed, key=lambda item: (item[1].at, item[0]), default=None)
 
@@ -89,11 +89,11 @@ class HeartbeatAges:
         return None if self._finished_at is None else now - self._finished_at
 
     def reset(self) -> None:
-        """Forgets all ages. The next report of each host starts a new age."""
+        """Forgets all ages. The next call of `record` restarts the age of every host."""
         self._changed.clear()
 
     def longest(self, hosts: Hosts, now: float) -> tuple[int, float]:
-        """Returns the unfinished worker with the oldest report, and its age in seconds."""
+        """Returns the unfinished worker with the oldest report, and the report's age in seconds."""
         waits = [
             (now - self._changed[worker][1], worker)
             for worker, host in hosts.reports.items()
@@ -104,7 +104,7 @@ class HeartbeatAges:
 
 
 def total_steps(config: epath.PathLike) -> int | None:
-    """Returns the number of steps of a pretraining configuration, or None for other verbs.
+    """Returns the number of steps of a pretraining configuration, or None without phases.
 
     Raises RunStopped if its bucket does not answer.
     """
@@ -120,7 +120,7 @@ class RunProgress:
     def __init__(self, total: int | None, *, old_endings: bool = False) -> None:
         """`total`: steps of the run, if known.
 
-        `old_endings`: whether the first call of `update` returns no lines.
+        `old_endings`: skip the lines of the first `update`: an earlier supervisor printed them.
         """
         self._total = total
         self._steps: collections.deque[tuple[float, int]] = collections.deque()  # (time, step)
@@ -129,7 +129,7 @@ class RunProgress:
         self._skip_endings = old_endings
 
     def update(self, hosts: Hosts, now: float) -> list[str]:
-        """Adds the reports at time `now` in seconds; returns a line for each new restart."""
+        """Adds the reports at time `now` in seconds; returns lines on new restarts."""
         self._hosts = hosts
         if (step := hosts.step) is not None:
             if self._steps and step < self._steps[-1][1]:  # the run resumed from a checkpoint
@@ -180,7 +180,7 @@ class RunProgress:
 
 
 def step_of(step: int, total: int | None) -> str:
-    """Returns ``300 of 1,000 (30.0%)``, or the step alone without a total."""
+    """Returns ``300 of 1,000 (30.0%)``, or ``300`` if the total is unknown."""
     return f"{step:,} of {total:,} ({step / total:.1%})" if total else f"{step:,}"
 
 

@@ -1,7 +1,7 @@
 """The agent of one host: stages data, runs the job's verb, restarts it, and uploads reports.
 
-`tpu_setup/startup.sh` starts it as `python -m bert_jax.launch.host`: on Cloud TPU VMs, in
-containers and on this machine. Start reading at `Agent.run` and `Agent._run_until_end`.
+`tpu_setup/startup.sh` starts it as `python -m bert_jax.launch.host` on Cloud TPU VMs, in
+containers and for `on: local`. Start reading at `Agent.run` and `Agent._run_until_end`.
 """
 
 import os
@@ -53,7 +53,7 @@ class Agent:
         """Runs to the end and returns the exit code.
 
         0: done; 1 and 2: exit codes of the run; 3: stopped by a signal; 4: this machine or the
-        bucket failed. If the host had ended before a reboot, returns that exit code at once.
+        bucket failed. If the run ended before a reboot, returns its exit code at once.
         """
         before = self._reports.status
         if before.state in ("done", "failed") and before.exit_code is not None:
@@ -78,7 +78,7 @@ class Agent:
         return verdict.exit_code
 
     def stop(self) -> None:
-        """Requests the end of the run, which saves first. Any thread may call it."""
+        """Requests the end of the run, which first saves a checkpoint. Thread-safe."""
         self._stop.set()
         if (process := self._process) is not None:
             process.terminate()
@@ -132,7 +132,7 @@ class Agent:
             self._process = None
 
     def _decision_of_peers(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
-        """Returns the decision to end this host if another host has finished the run or failed."""
+        """Returns the decision to end because another host has finished or failed, or None."""
         if assignment.attempt.hosts == 1:
             return None
         try:
@@ -169,7 +169,7 @@ def run_agent(host: HostEnvironment, directory: Path) -> int:
 
 
 def main() -> int:
-    """Runs the agent with the settings of the environment variables."""
+    """Runs the agent with settings from environment variables."""
     try:
         host = read_environment(os.environ)
     except UserError as error:

@@ -42,7 +42,7 @@ def on_bucket(path: str, key: str, bucket: str) -> str:
 
 
 def for_hosts(config: Mapping[str, Any], bucket: str) -> dict[str, Any]:
-    """Returns a configuration with ``gs://…`` for every path of the run, except its task's paths.
+    """Returns a configuration with paths that hosts can read. Keeps the paths of its task.
 
     Raises UserError if a path is local and absolute, or outside the bucket.
     """
@@ -93,9 +93,9 @@ def task_paths(task: Mapping[str, Any]) -> dict[str, str]:
 def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], list[Upload]]:
     """Returns the task with paths in the bucket, and the uploads that it needs.
 
-    Uploads a path that exists on this machine; any other path is relative to the bucket. `task` is
-    `finetune.task` as plain values. Raises UserError if files are too large, or a path is neither
-    on this machine nor in the bucket.
+    Paths that exist on this machine are uploaded. All other paths are relative to the bucket.
+    `task`: `finetune.task` as JSON values. Raises UserError if the files exceed `LARGEST_BYTES`, or
+    a missing path cannot be relative to the bucket.
     """
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():

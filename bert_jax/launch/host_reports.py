@@ -1,4 +1,4 @@
-"""What a host reports to the job's directory: its status, and the log of the run."""
+"""Reports of a host in the job's directory: its status, and the log of the run."""
 
 import functools
 import itertools
@@ -18,14 +18,14 @@ from bert_jax.launch.run_process import read_heartbeat
 _MAX_ENDINGS: Final = 20
 
 PART_BYTES: Final = 1 << 20
-"""Bytes of a log part. Objects in a bucket cannot grow, so an upload rewrites the last part."""
+"""Size of a full log part. Objects in a bucket cannot grow: uploads rewrite the last part."""
 
 
 class HostReports:
     """Uploads a host's status and log every minute, at each change, and at the end.
 
-    A context manager: the end of the block waits for the last upload. If the bucket does not
-    answer, the run continues without uploads.
+    Leaving the context waits for the last upload. If the bucket does not answer, the run continues
+    without uploads.
 
     Attributes:
         status: the host's status. Initial value: the last report before a reboot, if any.
@@ -45,7 +45,7 @@ class HostReports:
         self._thread = threading.Thread(target=self._run, daemon=True, name="reports")
 
     def update(self, ending: Ending | None = None, **changes: object) -> None:
-        """Changes fields of the status, adds an ending of the run's process, and uploads now."""
+        """Changes fields of the status, appends `ending` if given, and starts an upload."""
         if ending is not None:
             endings = (*self.status.endings, ending)[-_MAX_ENDINGS:]
             changes |= {"endings": endings, "exit_code": ending.exit_code}
@@ -82,7 +82,7 @@ class HostReports:
             self._upload()
 
     def _upload(self) -> None:
-        """Writes the log, then the status: with a status ``done``, the log is complete."""
+        """Writes the log before the status: if the status is ``done``, the log is complete."""
         figures = read_heartbeat(self._heartbeat)
         fields = {name: figures[name] for name in ("step", "loss", "goodput") if figures.get(name)}
         status = self.status.model_copy(update=fields | {"at": time.time()})

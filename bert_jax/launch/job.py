@@ -18,7 +18,7 @@ from bert_jax.validation import read_section
 
 Verb = Literal["pretrain", "finetune"]
 
-RUN_JOB: Final = "job.txt"  # file in a run directory that names the job's directory
+RUN_JOB: Final = "job.txt"  # file in a run directory with the path of the job's directory
 JOBS: Final = "jobs"  # directory of all jobs in a bucket
 JOB_LABEL: Final = "bert-jax-job"  # label of all our resources; its value is the job's name
 BUCKET: Final = "BERT_JAX_BUCKET"  # environment variable with the default of --bucket
@@ -27,7 +27,7 @@ _SHARED_WAIT_HOURS: Final = 0.25
 
 
 class JobPlacement(Section):
-    """Where one attempt runs."""
+    """Machines of an attempt: topology, slices and zone."""
 
     on: str  # topology in the documentation's spelling (``v5e:4x4``), or ``local``
     slices: int = 1  # number of slices
@@ -48,7 +48,7 @@ class JobPlacement(Section):
 
 
 class Job(Section):
-    """All facts fixed at submission, saved as ``job.json`` in the job's directory."""
+    """A job as submitted, saved as ``job.json`` in the job's directory."""
 
     # Resources are named after the job and the attempt.
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)]
@@ -115,7 +115,7 @@ class JobFiles:
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"
 
     def log(self, attempt: int, worker: int, part: int = 0) -> epath.Path:
-        """Returns the path of one part of a host's log. A part has about a megabyte."""
+        """Returns the path of one part of a host's log; see `host_reports.PART_BYTES`."""
         number = f".{part}" if part else ""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}{number}.log"
 
@@ -131,7 +131,7 @@ class Ending(Section):
     at: float  # seconds since 1970
     exit_code: int  # exit code of the process; 128 + the signal's number if a signal killed it
     step: int | None = None  # last step that the process reported
-    message: str = ""  # the reason
+    message: str = ""  # the process's error or last line
 
 
 class HostStatus(Section):
@@ -142,7 +142,7 @@ class HostStatus(Section):
     state: Literal["installing", "staging", "running", "restarting", "stopped", "done", "failed"]
     exit_code: int | None = None  # exit code of the last ended process of the run
     restarts: int = 0  # number of restarts of the run's process on this host in this attempt
-    message: str = ""  # the reason
+    message: str = ""  # reason for the state
     at: float  # seconds since 1970
     step: int | None = None
     loss: float | None = None
@@ -173,8 +173,8 @@ class Attempt:
 def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFiles:
     """Returns the files of a job: ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket=b)``.
 
-    `bucket`: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``. `what` names the job in
-    messages. Raises UserError if there is no such job, or its bucket is not known.
+    `bucket`: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``. `what`: noun for the
+    error message. Raises UserError if there is no such job, or its bucket is not known.
     """
     bucket = bucket or os.environ.get(BUCKET)
     if "/" in job:
@@ -205,7 +205,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
 
 
 def _names(jobs: epath.Path) -> list[str]:
-    """Returns the names in a directory of jobs, empty for any other directory."""
+    """Returns the names of jobs, or [] if the directory does not contain jobs."""
     try:
         found = jobs.iterdir() if jobs.name == JOBS and jobs.exists() else ()
         return sorted(path.name for path in found)
@@ -216,8 +216,8 @@ def _names(jobs: epath.Path) -> list[str]:
 def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[JobPlacement, ...]:
     """Returns every combination of `on`, `zone` and `slices`; `slices` varies fastest.
 
-    `rates` are US dollars per chip and hour for each generation with a price. Raises UserError if
-    `on` is missing, `local` is one of several, or a cost limit is set without a price.
+    `rates`: US dollars per chip-hour by TPU generation. Raises UserError if `on` or `zone` is
+    missing, `local` is not alone, or a cost limit is set and a topology has no price.
     """
     if not section.on:
         raise UserError(

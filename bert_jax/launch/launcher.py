@@ -46,7 +46,7 @@ class Owner(NamedTuple):
         return cls(attempt.job.name, str(attempt.job.directory))
 
     def is_job(self, wanted: "Owner") -> bool:
-        """Returns whether both owners are one job. Without a directory, compares only names."""
+        """Returns whether the jobs are equal. If `directory` is empty, compares only names."""
         return self.job == wanted.job and self.directory in ("", wanted.directory)
 
 
@@ -98,8 +98,8 @@ class Launcher(Protocol):
         """Requests the machines, which run `tpu_setup/startup.sh` when they start.
 
         Raises UserError if only the user can help (no permission, no such zone), OutOfQuota if the
-        quota is too small, NotOurs if another job has the name, and NoCredentials if no request was
-        accepted.
+        quota is too small, NotOurs if another job has the name, and NoCredentials if the first try
+        was refused.
         """
         ...
 
@@ -116,7 +116,7 @@ class Launcher(Protocol):
         ...
 
     def remove(self, existing: Existing) -> None:
-        """Deletes an entry of `existing`, unless another job has taken its name."""
+        """Deletes machines that `existing()` returned, unless another job has their name now."""
         ...
 
 
@@ -139,7 +139,7 @@ def require_ours(attempt: Attempt, owner: Owner | None, what: str, *, where: str
 
 
 def no_permission(place: str, reason: str, *, needed: str) -> UserError:
-    """Returns the error for a refused request, with the role that it needs."""
+    """Returns the error for a missing permission. `needed`: a role that has it."""
     return UserError(
         "cloud.permission",
         "no permission ({reason}). Needed: {needed}.",
@@ -194,7 +194,7 @@ def launcher_for(section: SubmitSection) -> Launcher:
 
 
 def known_launchers(section: SubmitSection, *, say: Callable[[str], None]) -> Iterator[Launcher]:
-    """Yields the launchers that this machine can query; calls `say` for each other launcher."""
+    """Yields the launchers that this machine can query; calls `say` for each skipped launcher."""
     yield launcher_for(SubmitSection(on=("local",)))
     configs = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     has_cluster = any(Path(path).is_file() for path in configs.split(os.pathsep))

@@ -56,7 +56,7 @@ class LocalMachine:
     def start(
         self, worker: int, script: Path, environment: Mapping[str, str], *, cwd: str | None
     ) -> None:
-        """Starts one host, which runs a script with bash, unless the host is alive."""
+        """Starts a host that runs `script` with bash, unless it is alive."""
         with self._lock_of(worker) as lock:
             if lock is None:
                 return
@@ -79,7 +79,7 @@ class LocalMachine:
             return lock is None
 
     def kill(self, workers: Iterable[int]) -> None:
-        """Ends hosts with all their descendants: sends SIGTERM, later SIGKILL."""
+        """Sends SIGTERM to hosts and waits, then sends SIGKILL to hosts and descendants."""
         hosts = [host for worker in workers if (host := self._process(worker)) is not None]
         family = _with_descendants(hosts)
         _signal(hosts, signal.SIGTERM, seconds=_GRACE_SECONDS)
@@ -175,7 +175,7 @@ class LocalLauncher:
             hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns ACTIVE while a host is alive, otherwise FAILED: the run is done or has failed."""
+        """Returns ACTIVE while a host is alive. After the last host ends, even with 0: FAILED."""
         return self._observe(attempt.resource, Owner.of(attempt))
 
     def delete(self, attempt: Attempt) -> None:
@@ -183,7 +183,7 @@ class LocalLauncher:
         self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
-        """Ends the hosts of an entry of `existing`."""
+        """Ends the hosts of machines that `existing()` returned."""
         self._delete(existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
@@ -209,7 +209,7 @@ class LocalLauncher:
     def _delete(self, resource: str, owner: Owner) -> None:
         directory = self._directory / resource
         found = _read(directory)
-        if found is not None:  # otherwise `create` was interrupted before its first host
+        if found is not None:  # without a record, `create` has started no host
             if not _owner(found).is_job(owner):
                 return
             LocalMachine(directory).kill(range(found["hosts"]))

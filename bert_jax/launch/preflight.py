@@ -41,7 +41,7 @@ _ALTERNATIVES: Final = {
 class PreflightFinding:
     """The result of one check."""
 
-    # `wrong` excludes the placement, or the whole job. `unknown`: the check was impossible.
+    # `wrong`: the placement, or the whole job, cannot run. `unknown`: the check was impossible.
     verdict: Literal["fine", "warning", "wrong", "unknown"]
     line: str  # message for the user
     placement: JobPlacement | None = None  # unset if the finding concerns the whole job
@@ -49,7 +49,7 @@ class PreflightFinding:
 
 
 def wrong(error: UserError, placement: JobPlacement | None = None) -> PreflightFinding:
-    """Returns the finding that a placement, or the whole job, has an error."""
+    """Returns a `wrong` finding. Without a placement, it concerns the whole job."""
     return PreflightFinding("wrong", str(error), placement, error)
 
 
@@ -114,8 +114,8 @@ def check_layout(
 ) -> Iterator[PreflightFinding]:
     """Yields a finding if mesh or batch do not fit a placement's hosts and devices.
 
-    `batch_sizes`: rows and accumulation steps of each global batch, by key. For ``local``, the
-    number of devices is known only if they are simulated.
+    `batch_sizes`: rows and accumulation steps of each global batch, by key. For ``local`` without
+    simulated devices, the number of devices is unknown: only rows per host are checked.
     """
     for placement in job.placements:
         hosts, topology = job.hosts(placement), placement.topology
@@ -131,7 +131,7 @@ def check_layout(
                 parts = data * fsdp
             for key, (rows, accumulation) in batch_sizes.items():
                 check_batch(key, rows, parts=parts, accumulation=accumulation)
-                # With a tensor axis, hosts may share rows.
+                # With a tensor axis, hosts may load the same rows: any number of rows is allowed.
                 if not devices and mesh.tensor == 1 and rows % hosts:
                     raise UserError(
                         "submit.batch_of_hosts",
@@ -147,14 +147,14 @@ def check_layout(
 def check_platform(job: Job, mesh: MeshSection) -> Iterator[PreflightFinding]:
     """Yields a finding if a placement's hosts lack the platform of the configuration.
 
-    For ``local``, a process tries to open the platform.
+    For ``local``, a subprocess tries to open the platform.
     """
     for placement in job.placements:
         if placement.topology is None:
             if (error := missing_platform(mesh.platform)) is not None:
                 yield wrong(error, placement)
             continue
-        # Otherwise hosts would train on their CPUs, and their TPUs would cost money for nothing.
+        # On another platform, hosts would train on CPUs while their TPUs cost money.
         if mesh.platform not in ("auto", "tpu"):
             error = UserError(
                 "submit.platform",
@@ -201,7 +201,7 @@ def check_bucket_name(bucket: str) -> None:
 
 @contextlib.contextmanager
 def _errors_as_findings(key: str, findings: list[PreflightFinding]) -> Iterator[None]:
-    """Turns errors of the block into findings."""
+    """Appends an error of the block to `findings`."""
     try:
         yield
     except UserError as error:

@@ -32,7 +32,7 @@ class Pace:
     poll: float = 10.0  # interval between requests for a deletion
     delete: float = 1800.0  # limit for a deletion
     sleep: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic  # clock for pauses
+    clock: Callable[[], float] = time.monotonic  # clock for pauses and limits, in seconds
     now: Callable[[], float] = time.time  # clock in seconds since 1970
     draw: Callable[[], float] = random.random  # uniform random number from 0 to 1
 
@@ -62,7 +62,7 @@ def persistently(
             if verdict is error:
                 raise
             if isinstance(verdict, NoCredentials) and tries:
-                # An earlier try may have succeeded although its answer was lost.
+                # An earlier try may have succeeded: not NoCredentials, which means that none has.
                 raise Unavailable(
                     "cloud.login_expired",
                     "no answer, and then expired credentials: {reason}",

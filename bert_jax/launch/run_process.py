@@ -19,8 +19,8 @@ from bert_jax.train.metrics_writer import HEARTBEAT
 _ERROR_PREFIX: Final = "bert-jax: "  # prefix of the line with a verb's error
 _MAX_MESSAGE: Final = 500  # characters
 COORDINATOR_GONE: Final = "the JAX distributed service detected fatal errors"
-"""Part of the line that JAX logs before it aborts a process because process 0 is gone."""
-# Limit for reading the output: descendants of a killed process may keep it open.
+"""Text in JAX's log before it aborts a process that has lost process 0."""
+# Limit for reading the output of an ended process: its descendants may keep the pipe open.
 _READ_SECONDS: Final = 10.0
 
 _DONE: Final = 0
@@ -42,9 +42,10 @@ class RunProcess:
         heartbeat: Path,
         log: Callable[[bytes], None],
     ) -> None:
-        """Starts the process, which writes its progress to `heartbeat`. Sends its output to `log`.
+        """Starts the process, which writes its progress to `heartbeat`.
 
-        This process's environment variables take precedence over `environment`.
+        `log`: called with each line of output. `environment`: variables to add; the agent's own
+        environment takes precedence.
         """
         heartbeat.unlink(missing_ok=True)
         self._heartbeat, self._log = heartbeat, log
@@ -122,8 +123,8 @@ class Restarts:
     """Decides after each ending whether the run starts again.
 
     After a signal (3) or a lost peer (4), the run always restarts. Uncaught exceptions (70) allow
-    `MOST_UNCAUGHT` restarts without a new checkpoint. After any other crash the run restarts,
-    unless it has crashed at the same step before. Pauses double until the run makes progress.
+    `MOST_UNCAUGHT` restarts without a new checkpoint. After any other crash, the run restarts
+    unless it has already crashed at that step. Pauses double until the run makes progress.
     """
 
     def __init__(self, first_pause: float) -> None:

@@ -30,14 +30,14 @@ Zones = Annotated[tuple[Zone, ...], pydantic.BeforeValidator(as_tuple)]
 
 
 class LimitsSection(Section):
-    """Limits of a job. If it reaches one, the job ends and its machines are deleted.
+    """Limits of a job. At a limit, the job ends and its machines are deleted.
 
     Attributes:
         retries: maximum restarts of machines, after preemptions and failures.
         hours: maximum wall time since the first request.
         cost: maximum cost in US dollars, by the price list of `bert-jax plan`.
         wait_hours: maximum wait of one request for capacity (`valid-until`). If no placement has
-            capacity within it, the job ends. Default: a single placement waits without limit.
+            capacity in time, the job ends. Default: a single placement waits without limit.
             Several placements wait 15 minutes each, in turn, until one of them has capacity.
     """
 
@@ -72,7 +72,7 @@ class SubmitSection(Section):
         subnetwork: the hosts' subnetwork. Default: the project's default subnetwork.
         external_address: whether hosts have an external IP address.
         service_account: the hosts' service account. Default: the project's. Queued resources need
-            its e-mail address, GKE needs an account of the cluster.
+            its e-mail address, GKE needs a Kubernetes service account.
         labels: labels of every resource.
         data_disk: queued resources: an existing disk of the zone, mounted read-only on every host
             at `/mnt/disks/data`.
@@ -81,7 +81,7 @@ class SubmitSection(Section):
         cluster: name of the GKE cluster.
         namespace: GKE namespace.
         image: GKE container, built with `tpu_setup/Dockerfile`.
-        limits: limits that end the job.
+        limits: see `LimitsSection`.
         poll_seconds: interval between polls of the supervisor.
     """
 

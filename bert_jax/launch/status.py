@@ -23,7 +23,7 @@ _RECENT_SECONDS: Final = 3600.0  # window of the speed for the ETA
 
 
 class RunFigures(Section):
-    """The latest figures of a run."""
+    """The latest metrics of a run."""
 
     step: int = 0  # 0 before the first report
     total_steps: int | None = None  # unset if the configuration has no number of steps
@@ -33,7 +33,7 @@ class RunFigures(Section):
     # Mean over the last hour of the current process, including all interruptions. Unset before the
     # second report.
     seconds_per_step: float | None = None
-    at: float | None = None  # time of the figures in seconds since 1970, if any
+    at: float | None = None  # time of these metrics in seconds since 1970; unset before the first
     seconds: dict[str, float] = pydantic.Field(default_factory=dict)  # wall time by kind
     starts: int = 0  # number of process starts
     finished: bool = False
@@ -51,7 +51,7 @@ class RunFigures(Section):
 def read_figures(
     run_dir: epath.PathLike, config: epath.PathLike, *, since: float = 0.0
 ) -> RunFigures:
-    """Reads the metrics of a run, which may not have begun. Does not import JAX.
+    """Reads the latest metrics of a run, empty before its start. Does not import JAX.
 
     `config`: file with the number of steps. `since`: start of the time account in seconds since
     1970. Raises RunStopped if the bucket does not answer.
@@ -120,12 +120,12 @@ class JobStatus(Section):
     hosts: dict[str, int] = pydantic.Field(default_factory=dict)
     restarts: tuple[Restart, ...] = ()  # restarts of machines and of the run's processes, by time
     paid_hours: float = 0.0  # paid hours of all attempts
-    dollars: float | None = None  # cost of these hours; unset without a list price
-    watched: float | None = None  # time of the last supervisor's last write
+    dollars: float | None = None  # cost of `paid_hours`; unset without a list price
+    watched: float | None = None  # time of the last supervisor's last poll
 
 
 class Status(Section):
-    """A run and its job."""
+    """The status of a run and its job."""
 
     run_dir: str
     job: JobStatus | None  # unset for a run started by hand
@@ -139,7 +139,7 @@ class Status(Section):
 
     @property
     def hours(self) -> float:
-        """The hours that `shares` divides: paid hours, or wall time of the run's processes."""
+        """The total of `shares`: paid hours if any, otherwise wall time of the processes."""
         if self.job is not None and self.paid:
             return self.job.paid_hours
         return sum(self.run.seconds.values()) / 3600
@@ -148,7 +148,7 @@ class Status(Section):
     def shares(self) -> dict[str, float]:
         """Shares of the hours by kind, with a sum of 1.
 
-        ``train`` is progress. ``no run``: paid time without a process of the run.
+        ``no run``: paid time without a process of the run. `time_account` defines other kinds.
         """
         seconds = dict(self.run.seconds)
         if self.paid:

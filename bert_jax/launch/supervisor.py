@@ -33,7 +33,7 @@ from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 # and its machines, and retries.
 _TEMPORARY_ERRORS = (RunStopped, UserError, OSError)
 UNFORESEEN: Final = "retrying after an unexpected error"
-"""Start of the line on an unexpected error."""
+"""Prefix of the line on an unexpected error."""
 
 _LINE_SECONDS: Final = 60.0
 _STATE_TEXTS: Final = {State.WAITING: "waiting for capacity", State.ABSENT: "no machines seen yet"}
@@ -58,14 +58,14 @@ class Supervisor:
     ) -> None:
         """Reads the state of the job.
 
-        `held`: the job's lease. `say`: called with a line at each change. `pace`: intervals and
-        limits. Default: the job's. Raises UserError if there is no such job.
+        `held`: the job's lease. `say`: called with each line to print. `pace`: default:
+        `WatchPace` with the job's `poll_seconds`. Raises UserError if there is no such job.
         """
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
         self._pace = pace or attempts.WatchPace(poll=self.job.submit.poll_seconds)
-        self._until_next_poll = self._pace.poll  # a poll takes long while a bucket is down
+        self._until_next_poll = self._pace.poll  # longer than `poll` while a bucket is down
         self._ages = HeartbeatAges()
         self._last_line, self._printed_at = "", -math.inf
         self._total_steps = total_steps(files.config)
@@ -133,7 +133,7 @@ class Supervisor:
             self._lease.check()
         except LockLost:
             raise
-        except _TEMPORARY_ERRORS as error:  # without the bucket, `_begin` fails before its request
+        except _TEMPORARY_ERRORS as error:  # safe: without the bucket, `_begin` requests nothing
             self._print_change(f"retrying: {error}")
         with self._errors_logged():
             if self.state.outcome is None:
@@ -284,7 +284,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _errors_logged(self) -> Iterator[None]:
-        """Logs errors of the block. An error must not end the supervisor: machines would bill."""
+        """Logs errors of the block. No error may end the supervisor: machines would bill on."""
         try:
             yield
         except _TEMPORARY_ERRORS as error:
@@ -308,7 +308,7 @@ class Supervisor:
         self.state = state
 
     def _print_change(self, line: str) -> None:
-        """Prints a change once, with the name of the last attempt's machines or of the job."""
+        """Prints a line unless it repeats the last. Before the first attempt, it names the job."""
         records = self.state.attempts
         name = records[-1].of(self.job).resource if records else self.job.name
         if (text := f"{name}: {line}") != self._last_line:

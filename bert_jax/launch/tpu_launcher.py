@@ -75,7 +75,7 @@ class QueuedResources:
         self._delete(self._location(attempt), attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:
-        """Deletes an entry of `existing`."""
+        """Deletes a queued resource that `existing()` returned, and its machines."""
         self._delete(parent(self._project, existing.zone), existing.resource, existing.owner)
 
     def existing(self) -> list[Existing]:
@@ -123,7 +123,7 @@ class QueuedResources:
             return False
 
         def nodes_are_gone() -> bool:
-            # A node without its queued resource would keep billing unseen. A name is ambiguous:
+            # A node without its queued resource would keep billing unseen. Compare owners, because
             # base-1-3 may be a slice of base-1, or attempt 3 of job base-1.
             left = [
                 node
@@ -148,7 +148,7 @@ class QueuedResources:
     def _list(
         self, kind: Literal["queued_resources", "nodes"], location: str | None = None
     ) -> Iterator[Any]:
-        """Yields the resources of a zone, or of all zones that answer."""
+        """Yields the resources of `location`. Default: of all zones that answer."""
         queued = kind == "queued_resources"
         request = tpu_v2.ListQueuedResourcesRequest if queued else tpu_v2.ListNodesRequest
         where = request(parent=location or parent(self._project, "-"))
@@ -193,5 +193,5 @@ def _reason(resource: tpu_v2.QueuedResource) -> str:
 
 
 def parent(project: str, zone: str) -> str:
-    """Returns the parent of a zone's resources."""
+    """Returns the resource name of a zone."""
     return f"projects/{project}/locations/{zone}"

@@ -81,7 +81,7 @@ def _node(attempt: Attempt, location: str, script: str) -> tpu_v2.Node:
 
 
 def as_json(request: tpu_v2.CreateQueuedResourceRequest) -> str:
-    """Returns the request as JSON to print, with the script's name in place of its text."""
+    """Returns the request as JSON to print, with the startup script's path in place of its text."""
     shown = tpu_v2.CreateQueuedResourceRequest(request)
     shown.queued_resource.tpu.node_spec[0].node.metadata[SCRIPT] = "(tpu_setup/startup.sh)"
     text = tpu_v2.CreateQueuedResourceRequest.to_json(
@@ -91,7 +91,7 @@ def as_json(request: tpu_v2.CreateQueuedResourceRequest) -> str:
 
 
 def as_command(request: tpu_v2.CreateQueuedResourceRequest) -> str:
-    """Returns the same request as a gcloud command, which reads the script from a checkout."""
+    """Returns the request as a gcloud command, to run in a checkout of this repository."""
     wanted = request.queued_resource
     spec = wanted.tpu.node_spec[0]
     node, several, network = spec.node, spec.multislice_params, spec.node.network_config
