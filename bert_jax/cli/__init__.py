@@ -1,7 +1,7 @@
 """The verbs: ``bert-jax VERB CONFIG.yaml [key=value …]``.
 
-Every verb imports its libraries when it runs. So ``--help``, messages about wrong commands and the
-first line of a run appear immediately.
+Verbs import their libraries when they run, so that ``--help``, usage errors and the first line of a
+run appear at once.
 """
 
 import signal
@@ -19,8 +19,8 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         from bert_jax.parallel.stop_signal import STOP
 
-        # Install the handler before slow imports. Hold signals until the configuration is read,
-        # which determines whether other processes must be informed.
+        # Install the handler before slow imports. Hold signals until the configuration is read:
+        # before that, it is unknown whether the run has other processes to inform.
         STOP.listen(owns_process=True, hold=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     from bert_jax.cli.commands import cli

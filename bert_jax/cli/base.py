@@ -1,4 +1,4 @@
-"""Parts that verbs share: the group, options, and exit codes of errors."""
+"""Shared by all verbs: the group, common options, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bert_jax.config import RunConfig
     from bert_jax.parallel.section import MeshSection
 
-# These verbs print progress to standard output. Other verbs print only their result there.
+# These verbs print progress to standard output, all others to standard error.
 _REPORTING_VERBS: Final = ("pretrain", "finetune", "demo", "examples", "vocab")
 
 
@@ -35,7 +35,7 @@ class PathType(click.ParamType):
     name = "path"
 
     def __init__(self, *, hub: str = "") -> None:
-        """If `hub` is given, names on a hub with this prefix are also allowed."""
+        """`hub`: names on a hub with this prefix are also allowed. Default: no names on a hub."""
         self.hub = hub
 
 
@@ -45,7 +45,7 @@ MODEL_PATH: Final = PathType(hub=MODELS)
 
 config_argument = click.argument("config", type=PATH)
 overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-debug_option = click.option("--debug", is_flag=True, help="Show the traceback of a mistake.")
+debug_option = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 checkpoint_option = click.option(
     "--checkpoint",
     default="auto",
@@ -72,7 +72,7 @@ mesh_option = click.option(
     "mesh_settings",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Setting of the section mesh, such as distributed.enabled=true on the hosts of a pod.",
+    help="Setting of the section mesh. On each host of a pod: distributed.enabled=true.",
 )
 
 
@@ -182,7 +182,7 @@ def read_config(config: str, overrides: Sequence[str]) -> RunConfig:
 
 def require_run(run_dir: str, mesh: MeshSection | None = None) -> None:
     """Raises UserError if a directory is not a run. Does not import JAX."""
-    # With several processes, the check runs after they have joined, or other processes would wait.
+    # Several processes check after they have joined: an error here would leave the others waiting.
     if mesh is not None and mesh.distributed.enabled:
         return
     from etils import epath

@@ -1,4 +1,4 @@
-"""Verbs for checkpoints and for checks of this machine."""
+"""The verbs `import`, `export`, `replay` and `doctor`."""
 
 import sys
 from pathlib import Path
@@ -53,7 +53,7 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     "--as",
     "kind",
     metavar="CLASS",
-    help="Hugging Face class. [default: the class with most of the heads]",
+    help="Hugging Face class. [default: the class that covers most heads]",
 )
 @click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload OUTPUT to a hub.")
@@ -84,7 +84,7 @@ def export(run_dir: str, output: str, outputs: str | None, public: bool, **optio
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    help="Dtype of activations. [default: that of the run]",
+    help="Dtype of activations. [default: the run's dtype]",
 )
 @base.platform_option
 @base.verb

@@ -1,4 +1,4 @@
-"""The group with all verbs: importing a module of verbs registers them."""
+"""Imports all modules of verbs, which registers the verbs in the group `cli`."""
 
 from bert_jax.cli import checkpoints, finetuning, launching, planning, pretraining
 from bert_jax.cli.base import cli

@@ -1,4 +1,4 @@
-"""Verbs that use a pretrained run: fine-tuning, prediction, features."""
+"""The verbs `finetune`, `predict` and `features`."""
 
 import sys
 from typing import Any
@@ -44,7 +44,7 @@ def finetune(
     metavar="FILE",
     help="Input file. [default: the task's test files]",
 )
-@click.option("--submission", is_flag=True, help="Write the files of the benchmark to OUTPUT.")
+@click.option("--submission", is_flag=True, help="Write the benchmark's submission files.")
 @click.option("--probabilities", is_flag=True, help="In a .csv, add a column for each label.")
 @click.option(
     "--on-error",

@@ -1,4 +1,4 @@
-"""The group of all verbs, with help in the order of a workflow and one-line usage errors."""
+"""The group of all verbs: help in the order of a workflow, and one-line usage errors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _STAGES: Final = {
     "Cloud": ("plan", "submit", "watch", "status", "logs", "stop", "jobs"),
     "Check": ("doctor", "replay"),
 }
-# Sections of each verb. Their settings are preferred in suggestions.
+# Sections whose settings are suggested first, by verb.
 _SECTIONS: Final = {"vocab": ("vocab",), "examples": ("examples",), "finetune": ("finetune",)}
 _PRETRAINING: Final = ("train", "optimizer", "model")
 
 
 def exit_with(error: Exception, code: int, line: str) -> NoReturn:
-    """Prints an error as one line and exits; the error is the cause of the SystemExit."""
+    """Prints `line` to standard error, and raises SystemExit from `error`."""
     click.echo(f"bert-jax: {line}", err=True)
     raise SystemExit(code) from error
 
 
 class Verb(click.Command):
-    """A verb. The error for an unknown option suggests a setting."""
+    """A verb. For an unknown option, the error suggests an option or a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the command line. Exits with one line if it is invalid."""
@@ -111,7 +111,7 @@ class VerbGroup(click.Group):
 
 
 def _describe(error: click.UsageError, verb: str) -> UserError:
-    """Returns our error for an error of click. The place is the option or argument."""
+    """Converts an error of click. `place`: the option or argument if known, else the verb."""
     place, text = verb or "bert-jax", error.format_message().removesuffix(".")
     see = " ".join(filter(None, ("bert-jax", verb, "--help")))
     if isinstance(error, click.BadParameter) and (param := error.param) is not None:

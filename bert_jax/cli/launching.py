@@ -1,4 +1,4 @@
-"""Verbs for jobs on cloud machines, and for the status of any run."""
+"""The verbs `submit`, `watch`, `stop`, `jobs`, `status` and `logs`."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ import bert_jax
 from bert_jax.cli import base
 from bert_jax.parallel.stop_signal import INTERRUPTED
 
-# Options whose name differs from their setting in the section `submit`.
+# Options that set a nested key of the section `submit`.
 _SETTINGS: Final = {
     "max_cost": "limits.cost",
     "max_hours": "limits.hours",
@@ -125,7 +125,7 @@ def submit(
 @yes_option
 @base.verb
 def watch(job: str, bucket: str | None, yes: bool) -> None:
-    """Watch a job without a supervisor to its end. Exit codes: as for submit."""
+    """Watch a job to its end, if no other process does. Exit codes: as for submit."""
     state = bert_jax.watch(job, bucket=bucket, confirm=None if yes else _confirm, say=click.echo)
     if state.outcome != "done":
         sys.exit(INTERRUPTED)
@@ -142,7 +142,7 @@ def stop(job: str, bucket: str | None, yes: bool) -> None:
 
 
 @base.cli.command()
-@click.option("--stop-orphans", is_flag=True, help="Delete machines without a supervisor or use.")
+@click.option("--stop-orphans", is_flag=True, help="Delete machines that no job needs.")
 @bucket_option
 @project_option
 @cluster_option

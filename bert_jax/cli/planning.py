@@ -70,7 +70,7 @@ def plan(
     if as_json:
         click.echo(plans_as_json(plans, price_list))
     else:
-        # A file or pipe has no width: use the width of the tables.
+        # A file or pipe has no width: use one that fits the tables.
         console = Console() if sys.stdout.isatty() else Console(width=140)
         show_plans(plans, price_list, console=console, details=details, suggestions=bool(suggest))
     sys.exit(0 if all(found.fits for found in plans) else 1)

@@ -1,4 +1,4 @@
-"""Verbs from text to a pretrained run."""
+"""The verbs `new`, `vocab`, `examples`, `pretrain`, `evaluate`, `fill-mask` and `demo`."""
 
 import sys
 from typing import Any
@@ -56,9 +56,9 @@ def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
 )
 @base.verb
 def examples(config: str, overrides: tuple[str, ...], **options: Any) -> None:
-    """Make a dataset: text + tokenizer → two-span examples. With options: report on it, export it.
+    """Make a dataset: text + tokenizer → two-span examples. Options add a report or an export.
 
-    If the dataset exists already, it is kept, and the text is not read.
+    If the dataset exists, it is kept, and the text is not read.
     """
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.examples import ExtraOutputs
@@ -101,7 +101,7 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 )
 @click.option(
     "--split",
-    help="Split: validation, or for a fine-tuned run dev or test. [default: validation or dev]",
+    help="Split: validation; of a fine-tuned run: dev, test. [default: validation or dev]",
 )
 @base.checkpoint_option
 @base.batch_size_option

@@ -52,7 +52,7 @@ def demo(
 ) -> Demo:
     """Trains a vocabulary and a model on a mesh of simulated devices, then uses the model.
 
-    An interrupted demo resumes and keeps its finished parts.
+    If repeated after an interruption, skips finished steps and resumes the training.
 
     Args:
         directory: directory for all outputs.
@@ -150,7 +150,7 @@ def _majority_accuracy(dataset: epath.PathLike) -> float:
 
 
 def _print_scores(result: Evaluation, entropy: float, guess: float, console: Console) -> None:
-    """Prints the two scores, and the scores of trivial predictions."""
+    """Prints MLM loss and NSP accuracy beside the scores of trivial predictions."""
     mlm, nsp = result.scores["mlm_loss"], result.scores["nsp_accuracy"]
     error = math.sqrt(guess * (1 - guess) / result.examples)
     narrator_of(console).say(

@@ -1,7 +1,7 @@
 """`bert-jax doctor`: checks installed software, devices, and a run's inputs before it starts.
 
-It also verifies run directories. Findings are yielded one by one, and slow libraries are imported
-late, so that the first lines appear at once.
+It also verifies run directories. Yields findings one by one and imports slow libraries late, so
+that the first lines appear at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> 
 
     Args:
         config: devices of the planned run. Default: all devices.
-        run_dir: directory of the planned run, local or gs://. Default: no check of a directory.
+        run_dir: directory of the planned run, local or gs://. Default: not checked.
 
     Returns:
         The findings. Reports problems as findings, never as exceptions.
@@ -61,7 +61,7 @@ def machine_findings(
 
 
 def config_findings(config: RunConfig) -> Iterator[Finding]:
-    """Yields findings about a configuration: its machine, inputs and disk space."""
+    """Yields findings about a configured run: this machine, inputs and disk space."""
     problems = False
     trained = functools.cache(functools.partial(_trained, config))  # opens the tokenizer once
     for finding in machine_findings(
@@ -94,11 +94,11 @@ def config_findings(config: RunConfig) -> Iterator[Finding]:
 
 
 def run_findings(run_dir: str) -> Iterator[Finding]:
-    """Verifies a run directory, local or gs://; yields findings on each part.
+    """Verifies a run directory, local or gs://; yields its findings.
 
     ``Finding("problem", "checkpoint 4000", "params/d/1f… is missing")``
 
-    Reads every file of its checkpoints, settings, metrics and datasets, and changes none.
+    Reads all checkpoints, settings, metrics and datasets. Changes no file.
     """
     with doing("starting JAX", at_once=True):
         from bert_jax.diagnostics.run_directory import check_run
@@ -139,7 +139,7 @@ def _trained(config: RunConfig) -> _Trained | None:
 
 
 def _checkpoint_bytes(trained: _Trained | None) -> int | None:
-    """Returns the size of one checkpoint: parameters and two moments."""
+    """Returns the bytes of one checkpoint: parameters and two moments."""
     import jax
 
     from bert_jax.train.state import define_model

@@ -30,8 +30,8 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a run's checkpoint on every example once.
 
-    A pretrained or imported run is evaluated on a dataset with fixed masks at 15%, a fine-tuned run
-    on its task.
+    Pretrained and imported runs use a dataset with fixed masks at 15%. Fine-tuned runs use their
+    task.
 
     Args:
         run_dir: run directory of `pretrain`, `import` or `finetune`.
@@ -39,17 +39,17 @@ def evaluate(
         split: a split of the dataset. Default: "validation". For a task: "dev" or "test".
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
             fine-tuned run, and the last checkpoint of any other run.
-        batch_size: rows per batch; does not change the figures.
+        batch_size: rows per batch; does not change the scores.
         mesh: devices to use. Default: all devices.
         console: console for the table.
 
     Returns:
-        The figures. They are also written to the run directory: figures of the `auto` checkpoint on
-        the run's own held-out split to ``evaluation.json``, all others to ``evaluations/``.
+        The scores. Also writes them to the run directory: to ``evaluation.json`` for the `auto`
+        checkpoint on the run's own held-out split, otherwise to ``evaluations/``.
 
     Raises:
         UserError: the run, checkpoint, dataset or split does not exist, the batch size is invalid,
-            or the figures cannot be written. The figures are printed before they are written.
+            or the scores cannot be written. Scores are printed before they are written.
     """
     check_batch_size(batch_size)
     arguments = {

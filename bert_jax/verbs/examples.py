@@ -26,7 +26,7 @@ from bert_jax.section import need, under
 from bert_jax.text import load_tokenizer
 
 _COUNT: Final = re.compile(r" (?P<done>\d+) of (?P<all>\d+)$")  # finished jobs in a progress line
-_PROGRESS_SECONDS: Final = 30.0  # between two progress lines of a stage
+_PROGRESS_SECONDS: Final = 30.0  # minimum time between progress lines of a stage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,11 +54,11 @@ def examples(
 
     Args:
         config: a configuration or its file, with the section `examples`.
-        extra: additional outputs. If the dataset is finished, they are made without the text.
+        extra: additional outputs. If the dataset exists, they do not read the text.
         console: console for the progress.
 
     Returns:
-        The dataset's settings and figures.
+        The dataset's settings and statistics.
 
     Raises:
         UserError: the section is missing, or the text cannot be read or split into pairs.
@@ -159,7 +159,7 @@ def _write_extra(
 def _check_settings(section: ExamplesSection, made: Provenance) -> None:
     """Raises UserError if a finished dataset was made with other settings.
 
-    `make_examples` also compares settings that need the text.
+    Only `make_examples` compares settings that depend on the text.
     """
     names = ("seed", "num_shards", "mixture", "validation_fraction")
     held = made.pairing.model_dump() | {name: getattr(made, name) for name in names}

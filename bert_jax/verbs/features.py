@@ -70,7 +70,7 @@ def features(
         run_dir: run directory of `pretrain`, `finetune` or `import`, with any heads.
         input_path: .txt (a text per line), .jsonl, .csv, .tsv or .parquet.
         output: .npz, .parquet or .jsonl.
-        layers: a name of `select_layers`, comma-separated numbers, or "mix" for a probe. Default:
+        layers: a name of `select_layers`, comma-separated layers, or "mix" with a probe. Default:
             "concat-last-four", or "last" if the model has fewer than four layers.
         level: one vector per piece, per word (the mean of its pieces) or per text.
         pool: vector of a text: "cls", or "mean" of all pieces including special pieces. Default:
@@ -168,7 +168,7 @@ def _probe(
 ) -> ProbeScore:
     """Scores sentence features and writes them.
 
-    If `states` is set, each feature has that many layers, and their learned mix is written.
+    If `states` is set, each vector joins that many layers; writes their learned mix instead.
     """
     vectors = np.concatenate([found.vectors for found in features])
     if states is not None:

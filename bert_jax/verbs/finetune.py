@@ -46,16 +46,16 @@ def finetune(
         seeds: number of seeds to run and compare. Default: the setting `finetune.sweep`. The run
             directory of a sweep contains its best run; see `bert_jax.tasks.sweep.run`.
         allow_data_change: whether a resumed run may use changed data. If the data changed, the run
-            prints the change and its position in the new data.
+            prints the change and the position at which it continues.
         started: start of the run for its time account, in seconds since 1970. Default: the time of
             this call.
         console: console for the progress. Default: standard output.
 
     Returns:
-        The step reached, whether a signal stopped the run, and the best checkpoint's figures.
+        The step reached, whether a signal stopped the run, and the best checkpoint's scores.
 
     Raises:
-        UserError: the configuration does not fit the data, the origin or the run directory.
+        UserError: the configuration does not fit the data, `init_from` or the run directory.
         RunStopped: bad steps ended the run, see `bert_jax.train.bad_steps`.
     """
     config = as_config(config)
@@ -100,9 +100,9 @@ def no_table(place: str, kind: str) -> UserError:
 
 
 def with_tables(config: RunConfig, data: Mapping[str, Rows]) -> RunConfig:
-    """Writes tables in memory to ``<run_dir>/data/KEY.jsonl`` for the task's keys.
+    """Writes tables to ``<run_dir>/data/KEY.jsonl``, and sets these files in the task.
 
-    Returns the configuration with these files. Raises UserError if the task is neither "table" nor
+    Returns the changed configuration. Raises UserError if the task is neither "table" nor
     "multiple_choice", or if a key is unknown.
     """
     section = need(config.finetune, "finetune", "finetune")

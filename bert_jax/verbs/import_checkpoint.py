@@ -57,7 +57,7 @@ def import_checkpoint(
             the source.
         run_dir: a new local directory.
         tokenizer: a tokenizer directory, for a checkpoint without a tokenizer.
-        lower_case: whether the vocabulary is lower case, for a ``vocab.txt`` without settings.
+        lower_case: whether the vocabulary is lower case, for a ``vocab.txt`` alone.
         force: replace `run_dir`. The old run stays until the new run is complete.
         console: console for the result.
 
@@ -79,7 +79,7 @@ def import_checkpoint(
             )
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_output(run_dir))
-        if Path(run_dir, CONFIG).exists():  # the old run may be training
+        if Path(run_dir, CONFIG).exists():  # fails if the old run is training
             stack.enter_context(hold_run(epath.Path(run_dir)))
         aside = stack.enter_context(new_directory(Path(run_dir), force=force))
         stack.enter_context(doing(f"importing {source}"))
@@ -92,14 +92,14 @@ def import_checkpoint(
 
 
 class Origin(NamedTuple):
-    """A run with initial parameters."""
+    """A run from which another run takes its initial parameters."""
 
     run_dir: str
-    name: str  # name in configurations: a run directory, or a pinned name
+    name: str  # value for a configuration: run directory, or model with its revision
 
 
 def find_origin(source: str) -> Origin:
-    """Returns the run of a source; imports another program's checkpoint into the cache.
+    """Returns a run with the parameters of a source, imported into the cache if necessary.
 
     `source`: a run directory; a local Hugging Face or google-research/bert directory, with an
     optional ``@`` and the SHA-256 of its contents; or a model on a hub. Raises UserError like
@@ -111,7 +111,7 @@ def find_origin(source: str) -> Origin:
     found = fetch(source) if on_hub else identify(source, cached=models)
     run_dir = models / found.cached_as
     run_dir.parent.mkdir(parents=True, exist_ok=True)
-    # Processes of one job start together, and may share a machine's cache.
+    # Processes of one job may import into a shared cache at the same time.
     with filelock.FileLock(f"{run_dir}.importing"):
         if not (run_dir / CONFIG).exists():
             import_checkpoint(

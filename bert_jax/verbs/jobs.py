@@ -22,7 +22,7 @@ _UNWATCHED_SECONDS: Final = 900.0
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """Existing machines, and their use."""
+    """Existing machines, and whether a job needs them."""
 
     existing: Existing
     launcher: Launcher  # launcher that can delete the machines
@@ -37,14 +37,14 @@ def jobs(
     confirm: Confirm | None = None,
     say: Say = print,
 ) -> list[Machines]:
-    """Returns all machines of jobs: on this machine, and in the project's zones.
+    """Returns the machines of all jobs, except those that it deletes.
 
     ``[found.existing.resource for found in jobs()] -> ["base-2"]``
 
     Args:
         section: project, zones, cluster and bucket. Default: from the environment.
-        stop_orphans: delete machines without a supervisor if their job has ended, they were
-            preempted, or their hosts are silent.
+        stop_orphans: delete machines without a supervisor if their job or run has ended, they were
+            preempted or replaced, or their hosts are silent.
         confirm: callback that asks the user before each deletion. Default: do not ask.
         say: callback for output lines.
 

@@ -59,8 +59,8 @@ def read_log(
     """Yields the output of a host in whole lines. `follow` calls `pause` between two polls."""
     part = shown = 0
     while True:
-        # Read the status first. A host uploads it after the log, so the log of a finished run is
-        # complete.
+        # Read the status first. A host uploads it after the log: if the status says that the run
+        # has ended, the log is complete.
         status = read_host(files.host(attempt, worker))
         over = status is not None and status.state in _OVER
         while (path := files.log(attempt, worker, part)).exists():

@@ -27,7 +27,7 @@ def plan(
     suggest: bool | None = None,
     console: Console | None = None,
 ) -> list[Plan]:
-    """Compiles the train and evaluation steps of a run for topologies: memory, time, collectives.
+    """Compiles a run's train and evaluation steps; estimates memory, time and collectives.
 
     ``plan(load_config("configs/pretrain/base.yaml"), ["v3:4x4"])[0].hours``
 
@@ -41,8 +41,8 @@ def plan(
         exact: generate code, which takes minutes. By default, the cycles of models with more than
             two layers are estimated.
         fresh: ignore cached results.
-        suggest: search for settings that fit, by compiling up to eleven. Default: search only if
-            the run does not fit.
+        suggest: search for settings that fit; compiles up to eleven candidates. Default: search
+            only if the run does not fit.
         console: console for the progress. Default: standard error.
 
     Raises:

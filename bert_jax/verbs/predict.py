@@ -38,7 +38,7 @@ class Predictions(NamedTuple):
     step: int  # step of the checkpoint
     files: Sequence[Path]
     records: Mapping[str, Sequence[Record]]  # records by split
-    scores: Mapping[str, float] | None  # figures of the labelled examples, if any
+    scores: Mapping[str, float] | None  # scores on labelled examples, if any
     scored: Mapping[str, int]  # number of labelled examples by split, without zeros
     notes: Sequence[str]  # findings about the data, one per line
 
@@ -57,9 +57,9 @@ def predict(
     on_error: OnError | None = None,
     console: Console | None = None,
 ) -> Predictions:
-    """Predicts a file, or the test splits of the run's task.
+    """Predicts the examples of a file, or the test splits of the run's task.
 
-    For SQuAD 2.0, the threshold comes from an evaluation of the same checkpoint on the dev split.
+    For SQuAD 2.0, uses the no-answer threshold of this checkpoint's evaluation on the dev split.
 
     Args:
         run_dir: run directory of `finetune`.
@@ -79,7 +79,7 @@ def predict(
 
     Raises:
         UserError: the run is not fine-tuned, a file is missing, `output` exists, the batch size is
-            invalid, or the evaluation with the threshold of SQuAD 2.0 is missing.
+            invalid, or a SQuAD 2.0 run has no evaluation of this checkpoint.
     """
     path = Path(output)
     _check_output(path, submission=submission, force=force)

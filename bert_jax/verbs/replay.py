@@ -27,7 +27,7 @@ def replay(
     Args:
         dump: a directory ``bad_step_<n>`` of a run, or a copy.
         dtype: dtype of activations. Default: the run's dtype. In float32, an overflow of bfloat16
-            disappears, but other bad numbers remain.
+            disappears, but other non-finite values remain.
         mesh: section whose platform is used; its other settings are ignored. The replay runs on as
             many local devices as divide the batch.
         console: console for the result. Default: standard output.

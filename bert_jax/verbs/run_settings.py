@@ -66,7 +66,7 @@ def finetune_settings(
             "finetune.dtype to change it.",
             place="model",
         )
-    # Settings of pretraining. A resolved configuration contains their defaults.
+    # Refuse settings of pretraining, except defaults: a resolved configuration contains them.
     replaced = {
         "optimizer": "finetune.optimizer",
         "train": "finetune",

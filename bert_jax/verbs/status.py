@@ -20,7 +20,7 @@ _SHOWN_SHARE = 0.0005
 
 
 def status(target: str, *, bucket: str | None = None) -> Status:
-    """Returns the status of a job: machines, the run's figures, goodput, cost, ETA.
+    """Returns the status of a job or run: machines, metrics, goodput, cost, ETA.
 
     ``status("gs://bucket/runs/base").run.step``
 

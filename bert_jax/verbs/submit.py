@@ -50,7 +50,7 @@ def submit(
             `on: local` to the working directory.
         verb: the verb that hosts run.
         watch: watch the job to its end, then delete its machines. Otherwise return after the
-            request for machines; `bert_jax.watch` then has to replace and delete them.
+            request for machines: then only `bert_jax.watch` replaces and deletes them.
         prices: path of a custom price list.
         no_limit: allow any cost. Otherwise `submit.limits.cost` is required, except for
             ``on: local``.

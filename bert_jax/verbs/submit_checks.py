@@ -69,7 +69,7 @@ def checked_online(prepared: PreparedJob, *, planned: bool, say: Say) -> Job:
 
 
 def _allowed(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Sequence[JobPlacement]:
-    """Returns the placements without problems. Prints all findings except the one it raises."""
+    """Returns the placements without problems. Prints findings, except `fine` and raised ones."""
     raised = None
     try:
         return preflight.refuse(findings, job.placements)
@@ -86,7 +86,7 @@ def _allowed(findings: Sequence[PreflightFinding], job: Job, *, say: Say) -> Seq
 
 
 def require_limit(job: Job, *, no_limit: bool) -> None:
-    """Raises UserError unless the job has either a cost limit or `no_limit`."""
+    """Raises UserError if a cloud job has neither a cost limit nor `no_limit`, or has both."""
     cost = job.submit.limits.cost
     if job.submit.on == ("local",):
         return
@@ -110,7 +110,7 @@ def price_accepted(job: Job, confirm: Confirm) -> bool:
     first, *others = job.placements
     if first.dollars_per_hour == 0.0:
         return True
-    more = f" ({len(others)} other places if it has none)" if others else ""
+    more = f" ({len(others)} other placements if it has no capacity)" if others else ""
     limit = job.submit.limits.cost
     at_most = f", at most ${limit:,.2f}" if limit is not None else ""
     return confirm(f"{job.name}: {first.place}: {money(first)}{at_most}{more}. Submit?")
@@ -148,7 +148,7 @@ def _plan(
     *,
     say: Say,
 ) -> Iterator[PreflightFinding]:
-    """Yields the finding of `plan` for each placement, and adds its hours to `hours`."""
+    """Yields a finding for each cloud placement, and adds estimated hours to `hours`."""
     from bert_jax.planning.request import CannotPlan
     from bert_jax.verbs.plan import plan  # imports JAX
 

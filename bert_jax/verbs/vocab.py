@@ -24,8 +24,8 @@ def vocab(
 
     Args:
         config: a configuration or its file, with `vocab`.
-        force: replace an existing tokenizer. Datasets and runs made with the old tokenizer refuse
-            the new tokenizer.
+        force: replace an existing tokenizer. Datasets and runs of the old tokenizer cannot use the
+            new one.
         console: console for warnings. Default: standard output.
 
     Raises:

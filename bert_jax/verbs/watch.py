@@ -63,7 +63,7 @@ def watch_job(
                 supervisor.stop("by Ctrl-C")
                 state = supervisor.run()
             except KeyboardInterrupt:
-                say("interrupted while deleting machines: `bert-jax jobs` lists the others")
+                say("interrupted while deleting machines: `bert-jax jobs` lists the rest")
                 raise
     say(outcome_line(supervisor.job, state))
     return state
@@ -105,7 +105,7 @@ def outcome_line(job: Job, state: SupervisorState) -> str:
             outcome=state.outcome,
             reason=state.message,
         )
-    # The job ends when its machines are deleted. A later command may have updated `seen`.
+    # Time to the deletion of the last machines: a later command may have updated `seen`.
     last = state.attempts[-1].deleted if state.attempts else None
     spent = timedelta(seconds=round(state.hours(last or state.seen) * 3600))
     again = f", {counted(len(state.restarts), 'restart')}" if state.restarts else ""
