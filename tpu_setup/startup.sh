@@ -9,7 +9,7 @@
 #   BERT_JAX_JOB       gs://BUCKET/jobs/NAME, or a directory. Default, on a Cloud TPU VM: the metadata
 #                      attributes bert-jax-job and bert-jax-attempt set the job and the attempt.
 #   BERT_JAX_ATTEMPT   number of the attempt.
-#   BERT_JAX_WORKER    index of the host in the attempt, from 0. Default: from the values that JAX reads.
+#   BERT_JAX_WORKER    index of the host in the attempt, from 0. Default: from the variables of TPU or Kubernetes.
 #   BERT_JAX_PYTHON    a Python with bert-jax: in a container, or on this machine. Default: install
 #                      bert-jax from the job's directory.
 #   BERT_JAX_HOME      directory of this host for virtual environments, caches and datasets.

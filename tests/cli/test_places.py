@@ -1,4 +1,4 @@
-"""Every path setting and path argument refuses unsupported addresses."""
+"""Every path setting and path argument refuses unsupported URLs."""
 
 import importlib.util
 import socket
@@ -35,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "finetune": {"init_from": "runs/b", "task": TABLE},
     "submit": {},
 }
-# Verbs, and the keys of settings that they read.
+# Path settings, each with a verb that reads it.
 SETTINGS = [
     *(("vocab", "vocab.input"), ("vocab", "vocab.output"), ("examples", "examples.input")),
     *(("examples", "examples.tokenizer"), ("examples", "examples.output")),
@@ -53,7 +53,7 @@ TASKS: list[tuple[dict[str, Any], str]] = [
     *(({"kind": "token_classification"}, role) for role in ("train", "dev", "test")),
     *(({"kind": "multiple_choice"}, role) for role in ("train", "dev", "test")),
 ]
-# Commands in which @ is replaced by the address, by the name of the refused argument.
+# Commands by the argument that the error names. A URL replaces @.
 ARGUMENTS = {
     "CONFIG": ["pretrain @", "finetune @", "vocab @", "examples @", "plan @ --topology v5e:4x4"],
     "[FILE]": ["new table @"],
@@ -88,7 +88,7 @@ MODELS = ("--init-from", "SOURCE", "finetune.init_from")
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration in an empty directory, and no network."""
+    """Writes a configuration to an empty directory; forbids connections."""
 
     def connect(*_: object) -> None:
         raise AssertionError("the network was asked")
@@ -101,10 +101,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(config: Path, words: list[str], address: str, *, name: str) -> None:
-    """Asserts that the address is refused in one line and no file is written."""
+    """Asserts that a command refuses the URL in one line and writes no file."""
     expected = ADDRESSES[address]
     if name in MODELS and address.startswith("hf://"):
-        return  # it is the name of a model
+        return  # a valid name of a model
     line = refused(*(str(config) if word == "CONFIG" else word for word in words))
     assert line.values["place"].endswith(name), line
     assert line.values["found"] == address

@@ -48,7 +48,7 @@ def make_attempt(
     number: int = 1,
     **submit: Any,
 ) -> Attempt:
-    """Returns an attempt of an unstaged job."""
+    """Returns an attempt of a job without files."""
     placement = JobPlacement(on=on, slices=slices, zone=zone)
     settings = {"bucket": bucket, "project": PROJECT, "on": on, **submit}
     job = Job(
@@ -63,7 +63,7 @@ def make_attempt(
 
 
 def stage(attempt: Attempt, script: str = "#!/bin/sh\n") -> Attempt:
-    """Writes the files that launchers read from a job's local directory."""
+    """Writes the startup script, the only file of a job that launchers read."""
     files = JobFiles(attempt.job.directory)
     Path(files.software).mkdir(parents=True, exist_ok=True)
     files.startup.write_text(script)

@@ -45,7 +45,7 @@ exec "$@"
 
 
 def wheel() -> bytes:
-    """Returns a wheel with the package's name that has an agent and no dependencies."""
+    """Returns a wheel named bert_jax with a fake agent and no dependencies."""
     content, records = io.BytesIO(), []
     info = "bert_jax-0.2.0.dist-info"
     files = {
@@ -81,7 +81,7 @@ def stage_software(job: epath.Path) -> None:
 
 @contextlib.contextmanager
 def metadata_server(attributes: dict[str, str]) -> Iterator[str]:
-    """Yields the address of the metadata server of an instance with these attributes."""
+    """Serves the metadata of an instance; yields the server's host and port."""
     token = f'{{"access_token":"{TOKEN}","expires_in":3599,"token_type":"Bearer"}}'
     found = {f"attributes/{name}": value for name, value in attributes.items()}
     found["service-accounts/default/token"] = token
@@ -120,7 +120,7 @@ class Vm:
         """Runs the startup script with only the environment of a Cloud TPU VM."""
         with metadata_server(attributes) as address:
             variables = {
-                # The Python of the tests comes first: a pyenv shim may fail here.
+                # Put the tests' Python first, because a pyenv shim may fail here.
                 "PATH": f"{self._bin}:{sys.base_prefix}/bin:{os.environ['PATH']}",
                 "HOME": str(self.home),
                 "BERT_JAX_HOME": str(self.home),

@@ -24,7 +24,7 @@ KUBERNETES = "1.34"
 
 def check_manifest(manifest: dict[str, Any]) -> None:
     """Raises if a JobSet, its Jobs or their pods violate the published schemas."""
-    # Imported here: it loads hundreds of classes, which most pytest-xdist processes do not need.
+    # Late import: it loads hundreds of classes, which most pytest-xdist processes do not need.
     from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
     parsed = JobsetV1alpha2JobSet.from_dict(manifest)
@@ -50,8 +50,8 @@ class Cluster:
         jobsets: JobSets by name.
         unscheduled: the reason why pods get no machine, or None.
         pods_made: creation time of the pods.
-        errors: status, headers and message of the next failures.
-        lingering: number of requests that still see a deleted JobSet.
+        errors: responses to the next requests: status, headers, message.
+        lingering: number of DELETE requests until a JobSet is gone.
         installed: whether JobSets are installed.
     """
 
@@ -109,7 +109,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def serving(self, folder: Path) -> Iterator[Path]:
-        """Yields a configuration for kubectl and our client that points here."""
+        """Serves the API; yields the path of a kubeconfig for it."""
         cluster = self
 
         class Handler(http.server.BaseHTTPRequestHandler):

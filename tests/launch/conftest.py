@@ -18,7 +18,7 @@ _SOFTWARE = functools.cache(bundle.software)  # packed once
 
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
-    """Replaces every launcher."""
+    """Replaces every launcher with a scripted one."""
     provider = Provider(Clock())
     monkeypatch.setattr(bundle, "software", _SOFTWARE)
     for module in (submit, watch, stop):
@@ -29,7 +29,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Provider:
 
 @pytest.fixture
 def config(project: Path, tmp_path: Path) -> Path:
-    """The configuration of a run with any number of hosts on this machine."""
+    """Writes a configuration for any number of hosts on this machine."""
     values: dict[str, Any] = project_config(project)
     values |= {"run_dir": str(tmp_path / "runs" / "BERT_small.1")}
     values["submit"] = {"poll_seconds": 0.01, "on": "local"}

@@ -45,13 +45,13 @@ def wait_until(condition: Callable[[], bool], said: Callable[[], str]) -> None:
     end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, said()
-        time.sleep(0.1)  # reading a bucket takes CPU time
+        time.sleep(0.1)  # poll rarely: reading a bucket takes CPU time
 
 
 def assert_done_as_undisturbed(
     files: JobFiles, ends: Sequence[str], run_dir: object, undisturbed: Path, *, said: str
 ) -> None:
-    """Asserts that a job is done, how its attempts ended, and that both runs are equal."""
+    """Asserts that a job is done, the ends of its attempts, and equal parameters of both runs."""
     found = read_state(files)
     assert [record.end for record in found.attempts] == ends, said
     assert found.outcome == "done"

@@ -1,4 +1,4 @@
-"""Jobs in a directory, as `submit` writes them, and hosts started there."""
+"""Writes jobs as `submit` does, and starts their hosts as local processes."""
 
 import contextlib
 import http.server
@@ -20,7 +20,7 @@ from tests.project import ROOT, environment
 
 STARTUP = ROOT / "tpu_setup" / "startup.sh"
 
-# Long enough for a busy machine.
+# Seconds, enough for a busy machine.
 TIMEOUT = 300.0
 
 
@@ -59,7 +59,7 @@ def write_job(
 
 @contextlib.contextmanager
 def http_server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Yields the port of a silent server on loopback."""
+    """Serves `handler` on loopback, without logging; yields the port."""
     handler.log_message = lambda *args: None  # type: ignore[method-assign]
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -71,7 +71,7 @@ def http_server(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[i
 
 
 class HostProcess:
-    """A host: the startup script and the agent that replaces it."""
+    """The process of a host: the startup script, which turns into the agent by `exec`."""
 
     def __init__(self, process: subprocess.Popen[str], files: JobFiles, worker: int) -> None:
         self.process, self._files, self._worker = process, files, worker

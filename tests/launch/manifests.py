@@ -1,6 +1,6 @@
 """``python -m tests.launch.manifests`` writes the golden requests and manifests.
 
-One host, four hosts and four slices of four hosts of every generation.
+Every TPU generation has three jobs: one host, four hosts, and four slices of four hosts.
 """
 
 import pathlib

@@ -116,7 +116,7 @@ class ScriptedLauncher:
 
 
 class Provider(ScriptedLauncher):
-    """Machines that are active at once. Their run is done at the third observation."""
+    """A launcher with machines that are active at once, and done at the third observation."""
 
     looks_until_done = 3
     interrupt_at = 0
@@ -139,7 +139,7 @@ class Provider(ScriptedLauncher):
 
 
 class Lines(list[str]):
-    """Lines of a supervisor. A line on an unexpected error fails the test by default."""
+    """Lines of a supervisor. By default, a line on an unexpected error fails the test."""
 
     unexpected_allowed = False
 
@@ -180,7 +180,7 @@ class World:
         assert self.lock.take()
 
     def supervisor(self, pace: WatchPace = PACE) -> Supervisor:
-        """Returns a new supervisor, which knows only the bucket's content."""
+        """Returns a new supervisor, which reads its state from the bucket."""
         return Supervisor(
             self.files,
             self.launcher,
@@ -194,7 +194,7 @@ class World:
     def beat(
         self, attempt: int, state: Any = "running", *, workers: Any = (0, 1), **report: Any
     ) -> None:
-        """Writes heartbeats of hosts; a final heartbeat ends them."""
+        """Writes heartbeats of hosts. After ``done`` or ``failed``, `keep_beating` stops."""
         if state in ("done", "failed"):
             self.ended.add(attempt)
         for worker in workers:
@@ -232,6 +232,6 @@ class World:
         self.clock.after(at, lambda: self.launcher.become(f"base-{attempt}", state, message))
 
     def run_until_done(self, attempt: int, *, at: float, step: int) -> None:
-        """Runs a supervisor; an attempt's run is done at the given time."""
+        """Runs a supervisor to its end. An attempt's run is done in `at` seconds."""
         self.clock.after(at, lambda: self.beat(attempt, "done", exit_code=0, step=step))
         self.supervisor().run()

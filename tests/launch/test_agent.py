@@ -44,7 +44,7 @@ class Host:
         self.pause_seconds = "0.02"
 
     def run(self, *endings: tuple[int | None, int | None]) -> int:
-        """Runs the agent until it ends. Its processes end as listed."""
+        """Runs the agent to its end. `endings`: (exit code, step) of each process."""
         plan = self._directory / "plan.json"
         plan.write_text(json.dumps(endings))
         command = [sys.executable, "-S", "-c", PROGRAM, str(plan)]
@@ -103,7 +103,7 @@ def test_a_host_stops_after_another_has_failed(
 def test_a_crashed_host_of_a_finished_run_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    """It crashed after the last save, or rebooted. A new process would wait for ended peers."""
+    """A new process of the crashed host would wait for its peers, which have ended."""
     pair = Host(tmp_path, monkeypatch, hosts=2)
     done = HostStatus(state="done", exit_code=0, at=0.0, step=9)
     pair.files.host(1, 1).write_text(done.model_dump_json())
@@ -132,7 +132,7 @@ def test_sigterm_ends_the_run_then_the_host(host: Host) -> None:
 
 
 def test_sigterm_in_a_pause_ends_the_host_at_once(host: Host) -> None:
-    """The signal may reach another thread than the main thread."""
+    """The system may deliver the signal to any thread."""
     host.pause_seconds = str(2 * TIMEOUT)
     began = time.monotonic()
 
@@ -251,7 +251,7 @@ def test_pauses_double_to_two_minutes_and_reset() -> None:
 def test_machine_trouble_has_no_exit_code_and_is_retried(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The supervisor then requests other machines."""
+    """Without an exit code, the supervisor requests other machines."""
 
     def full(self: Agent, assignment: Assignment) -> None:
         raise OSError("No space left on device")

@@ -1,4 +1,4 @@
-"""JobSets follow the schemas, and are made, watched and deleted through a cluster."""
+"""JobSets follow the schemas. The launcher creates, observes and deletes them."""
 
 import dataclasses
 import os
@@ -111,7 +111,7 @@ def test_a_jobset_waits_runs_and_is_deleted(world: World) -> None:
     attempt = gke_attempt(slices=2)
     assert world.launcher.observe(attempt).state == State.ABSENT
     world.launcher.create(attempt)
-    world.launcher.create(attempt)  # again: it is ours
+    world.launcher.create(attempt)  # no error: the JobSet is ours
     world.cluster.unscheduled = "0/3 nodes are available"
     seen = world.launcher.observe(attempt)
     assert (seen.state, seen.message) == (State.WAITING, "0/3 nodes are available")

@@ -28,7 +28,7 @@ _SETTINGS = {"PROJECT": "my-project", "REGION": "us-west4", "ZONE": "us-west4-a"
 
 
 def commands(page: Path, **variables: str) -> Iterator[list[str]]:
-    """Yields the words of every command of a page, split like a shell."""
+    """Yields the words of every command of a page, split as by a shell."""
     for block in _FENCE.findall(page.read_text(encoding="utf-8")):
         text = block.replace("\\\n", " ")
         for name, value in (_SETTINGS | variables).items():
@@ -40,7 +40,7 @@ def commands(page: Path, **variables: str) -> Iterator[list[str]]:
 
 
 def of_ours(page: Path, **variables: str) -> Iterator[list[str]]:
-    """Yields the arguments of our commands, also inside another program's arguments."""
+    """Yields the arguments of our commands, also of commands inside arguments of other programs."""
     for words in commands(page, **variables):
         if words[0] == "bert-jax":
             yield words[1:]

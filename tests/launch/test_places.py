@@ -1,4 +1,4 @@
-"""A job's possible places and costs, known before any request."""
+"""Placements and costs of a job are known before any request."""
 
 from pathlib import Path
 

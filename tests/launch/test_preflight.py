@@ -1,4 +1,4 @@
-"""Checks find doomed jobs before any machine is rented."""
+"""Checks find jobs that cannot run, before machines are requested."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -70,7 +70,7 @@ def test_quota_is_compared_with_all_slices(service: TpuService) -> None:
     values = only_error(found[2], "submit.quota").values
     assert values["place"] == "quota TPUV5sLitepodPerProjectPerZoneForTPUAPI in us-west4-a"
     assert (values["found"], values["expected"]) == (32, 48)
-    # A listed zone without a value has no quota; v5p counts TensorCores.
+    # A zone that is listed without a value has quota 0. The quota of v5p counts TensorCores.
     (finding,) = check_quotas(job_on(("v6e:4x4", "us-east5-b", 1)), pace=PACE)
     assert finding.verdict == "wrong"
     spot = job_on(("v5p:2x2x2", "us-west4-a", 1), provisioning="spot")

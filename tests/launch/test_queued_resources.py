@@ -157,7 +157,7 @@ def test_another_jobs_machines_are_left_alone(world: World, tmp_path: Path) -> N
 
 
 def test_slices_and_attempts_of_numbered_names_are_distinct(world: World) -> None:
-    """Both have nodes called bert-1-3."""
+    """The name bert-1-3 fits attempt 3 of job bert-1, and slice 3 of attempt 1 of job bert."""
     theirs = world.attempt(name="bert-1", number=3)
     world.launcher.create(theirs)
     world.wait_for(theirs, State.ACTIVE)
@@ -264,7 +264,7 @@ def test_transient_service_errors_are_retried(world: World) -> None:
         world.wait_for(attempt, State.ACTIVE)
         world.launcher.delete(attempt)
     assert world.service.billing() == []
-    assert world.clock.slept  # some requests failed
+    assert world.clock.slept  # some requests were retried
 
 
 def test_a_lost_answer_to_a_creation_makes_one_resource(world: World) -> None:
@@ -286,7 +286,7 @@ def test_expired_credentials_leave_a_creation_uncertain(
 
 
 def test_the_next_request_uses_a_new_login(world: World) -> None:
-    """A client caches the credentials of its first request."""
+    """A client caches credentials, so a new login needs a new client."""
     attempt = world.attempt()
     world.launcher.create(attempt)
     world.launcher.observe(attempt)

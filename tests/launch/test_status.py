@@ -241,7 +241,7 @@ def found(world: World) -> Machines:
 
 def test_unwatched_machines_with_silent_hosts_are_orphans(world: World) -> None:
     world.launcher.become("base-1", State.ACTIVE)
-    # The machines may have started a minute ago.
+    # No supervisor has seen the machines: they may be new.
     assert (found(world).orphan, found(world).note) == ("", "not watched")
     world.supervisor()._poll()
     assert found(world).orphan == "not started within 300 min"

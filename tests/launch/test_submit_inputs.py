@@ -32,7 +32,7 @@ def _respell(root: Path) -> None:
 
 
 def _another(root: Path) -> None:
-    """A foreign valid tokenizer, without our hash."""
+    """Replaces the tokenizer with a valid one of another program, without our hash."""
     _respell(root)
     path = root / "tokenizer" / "tokenizer_config.json"
     values = json.loads(path.read_text())

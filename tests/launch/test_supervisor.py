@@ -1,4 +1,4 @@
-"""Every event in a job's life ends as designed, and no machines are left."""
+"""Every event of a job leads to its intended outcome and leaves no machines."""
 
 import dataclasses
 import itertools
@@ -136,7 +136,7 @@ class Login:
             raise NoCredentials("test.login", "tpu.googleapis.com: no credentials")
 
     def expires(self, *, hours: float) -> None:
-        """Refuses the credentials for a while from now on."""
+        """Refuses the credentials for `hours`."""
         self.valid = False
         self.world.clock.after(hours * HOUR, lambda: setattr(self, "valid", True))
 
@@ -195,7 +195,7 @@ def test_missing_credentials_are_named_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by_itself", [True, False], ids=["service", "supervisor"])
 def test_missing_capacity_ends_the_job(tmp_path: Path, by_itself: bool) -> None:
     world = World(tmp_path, placements=TWO, limits=LimitsSection(wait_hours=2.0))
-    for number in (1, 2) if by_itself else ():  # valid-until
+    for number in (1, 2) if by_itself else ():  # the service fails it at `valid-until`
         world.becomes(State.FAILED, attempt=number, at=number * (2 * HOUR + 60) - 70)
     world.supervisor().run()
     found = ends(world, "limit")
@@ -367,7 +367,7 @@ def test_a_second_supervisor_is_refused(tmp_path: Path) -> None:
 def test_a_bucket_outage_does_not_change_the_outcome(tmp_path: Path) -> None:
     world = running(tmp_path)
     begin, end = bucket_outage()
-    # The outage is longer than the timeout of heartbeats, which must not end the hosts.
+    # The outage is longer than the limit between heartbeats. The attempt must not end.
     world.clock.after(HOUR, begin)
     world.clock.after(HOUR + 3 * PACE.silence, end)
     world.run_until_done(1, at=3 * HOUR, step=70)
@@ -445,7 +445,7 @@ def test_a_run_that_stopped_itself_is_not_restarted(
 
 @pytest.mark.parametrize("state", ["running", "restarting", None])
 def test_machines_are_deleted_despite_an_unfinished_host(tmp_path: Path, state: str | None) -> None:
-    """Its process hangs after the last save, waits for an ended peer, or is silent."""
+    """Host 1 hangs after the last save, waits for an ended peer, or never reports."""
     world = running(tmp_path)
 
     def other_goes_on() -> None:
@@ -498,7 +498,7 @@ def test_externally_deleted_machines_are_replaced(tmp_path: Path) -> None:
 
 
 def test_machines_from_a_suspended_time_may_start(tmp_path: Path) -> None:
-    """A laptop closed for ten hours did not see their arrival."""
+    """The supervisor was suspended for ten hours, in which the machines started."""
     world = World(tmp_path)
 
     def sleep() -> None:
@@ -571,7 +571,7 @@ def test_a_hosts_restart_is_printed_once(
 def test_machines_that_wait_again_are_not_abandoned(
     tmp_path: Path,
 ) -> None:
-    """Like pods recreated by JobSet: their launcher knows how long they have waited."""
+    """JobSet recreates pods, which wait again. The launcher limits this wait."""
     world = running(tmp_path, limits=LimitsSection(wait_hours=1.0))
     world.becomes(State.WAITING, at=2 * HOUR)
     world.becomes(State.ACTIVE, at=2.5 * HOUR)

@@ -99,7 +99,7 @@ class TpuService(grpc.GenericRpcHandler):
     # Methods for tests.
 
     def phase(self, name: str) -> Phase | None:
-        """Returns the state of a queued resource, named by the last part of its name, or None."""
+        """Returns a queued resource's state, or None. `name`: last part of the resource name."""
         held = self._named(name)
         return None if held is None else held.message.state.state
 
@@ -145,7 +145,7 @@ class TpuService(grpc.GenericRpcHandler):
             for held in self._held.values():
                 self._stop(held.message.name.rpartition("/")[2])
 
-    # Methods of the API, under their names.
+    # Methods of the API.
 
     def CreateQueuedResource(self, request: Any) -> operations_pb2.Operation:
         name = f"{request.parent}/queuedResources/{request.queued_resource_id}"
@@ -179,7 +179,7 @@ class TpuService(grpc.GenericRpcHandler):
         held = self._require(request.name)
         if held.nodes and not request.force:
             raise refusal(code_pb2.FAILED_PRECONDITION, "has nodes; delete them, or use force")
-        if held.message.state.state == Phase.DELETING:  # the second request finds it deleted
+        if held.message.state.state == Phase.DELETING:
             self._stop(request.name.rpartition("/")[2])
             del self._held[request.name]
         else:
@@ -322,7 +322,7 @@ def not_enabled() -> status_pb2.Status:
 
 
 def too_fast(seconds: int) -> status_pb2.Status:
-    """An error 429 with a retry delay."""
+    """A 429 error with a retry delay."""
     info = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=seconds))
     return status(code_pb2.RESOURCE_EXHAUSTED, "Quota exceeded for read requests per minute", info)
 
