@@ -6,9 +6,9 @@ passes compute the dropout mask with `random_bits`, so `fused` and `xla` drop th
 Tests compare the results with `bert_jax.model.xla_attention`.
 
 If heads are narrower than the 128 lanes of a vector register, a block has several heads side by
-side, in the layout of the projections, so nothing is transposed. The product of a head uses all
-lanes, since the matrix unit pads to 128 anyway. The lanes of the other heads contain encoded
-segments. So the same product computes and masks the scores, and no elementwise mask is needed.
+side, as the projections store them, so nothing is transposed. In the product of one head, the lanes
+of the other heads contain encoded segments. They cost nothing, because the matrix unit pads to 128
+lanes, and the product computes the scores and masks them.
 
 The kernels are in `attention_kernels`, and their block shapes in `attention_tiles`.
 """
@@ -33,7 +33,7 @@ _MASKED: Final = -(2.0**15)
 _CODE: Final = 32  # lanes of an encoded segment, two per bit
 
 _Triple: TypeAlias = tuple[Array, Array, Array]
-# Logical axes of the arrays of the kernels. `heads` is an axis of heads or of their columns.
+# Logical axes of the kernels' operands and results. `heads` shards heads or their columns.
 _AXES: Final[dict[str, LogicalAxes]] = {
     **dict.fromkeys(("query_words", "key_words"), ("batch", "heads", "length")),
     **dict.fromkeys(("query_segments", "key_segments"), ("batch", "length")),
@@ -42,7 +42,7 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     "logs": ("batch", "heads", "rest", "length"),
     "sums": ("rest", "batch", "rest", "heads"),
 }
-# Names in `_AXES` of the operands of both kernels; see `Read`.
+# Operands of both kernels, as keys of `_AXES`; see `attention_kernels.Read`.
 _READ: Final = (
     *("query_words", "key_words", "query_segments", "key_segments"),
     *("queries", "keys", "keys"),
@@ -61,8 +61,8 @@ def fused_attention(
 ) -> Array:
     """Returns softmax(q·kᵀ/√columns) · v for each head, with dropout: [B, Q, heads · columns].
 
-    Biases are added here, so that the backward kernel can sum their gradients in VMEM. Kernels are
-    compiled on a TPU, and interpreted elsewhere, which is for tests.
+    Biases are added here, so that the backward kernel can sum their gradients in VMEM. Without a
+    TPU, the kernels are interpreted, for tests.
 
     Args:
         qkv_BLW: queries [B, Q, heads · columns], keys and values [B, L, heads · columns] without
@@ -93,7 +93,7 @@ class _Tokens(NamedTuple):
 
 
 def _padded(x: Array, tokens: _Tokens, *, keys: bool = False) -> Array:
-    """Pads an array [B, tokens, …] of queries or keys to the size in the kernels."""
+    """Pads the tokens of an array [B, tokens, …] of queries or keys for the kernels."""
     queries, length = tokens.of_queries.shape[1], tokens.of_keys.shape[1]
     most = padded(length) if keys else padded_queries(queries, length=length)
     missing = most - x.shape[1]
@@ -113,7 +113,7 @@ def _forward(
     with_bias = [x.astype(jnp.float32) + each for x, each in zip(qkv, bias, strict=True)]
     with_bias[0] *= scale(columns)
     q, k, v = (x.astype(qkv[0].dtype) for x in with_bias)
-    # Add 1, because segment 0 is the padding of the kernel. Padding of the caller is segment 1.
+    # Add 1: segment 0 is padding that the kernels add, segment 1 is padding of the caller.
     of_queries = _padded(tokens.of_queries + 1, tokens)
     of_keys = _padded(tokens.of_keys + 1, tokens, keys=True)
     positions = _padded(tokens.positions, tokens)
@@ -154,8 +154,8 @@ _attend.defvjp(_forward, _backward)
 def _coded(segments: Array, shape: Shape, dtype: Any, *, of_keys: bool) -> Array:
     """Encodes segments [B, L] of queries or keys for the kernels, [B, L, lanes].
 
-    Each bit takes two lanes. If the bits of query and key differ, the product of one of the lanes
-    is `_MASKED`; otherwise both products are zero.
+    Each bit takes two lanes. If query and key differ in a bit, the product of one of its lanes is
+    `_MASKED`; otherwise the products of both lanes are zero.
     """
     lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
     bits = (segments[..., None] >> (lane // 2)) + lane & 1
@@ -172,9 +172,9 @@ def _run(
     columns: int,
     rate: float,
 ) -> tuple[Array, ...]:
-    """Runs a kernel on each device, for its own rows and heads. Returns the named results.
+    """Runs a kernel on each device, for the device's rows and heads. Returns `results`.
 
-    `names` and `results` are names in `_AXES`. A gradient has the name of its array.
+    `names` (operands) and `results` are keys of `_AXES`. A gradient has the key of its array.
     """
     forward = body is forward_kernel
 

@@ -1,9 +1,9 @@
 """The attention kernels. Each invocation processes the rows, heads and queries of a block.
 
 Scores are [keys, queries], with queries along lanes. So the reductions of the softmax combine whole
-registers instead of the lanes of a register. Each operation is written for all heads of a stage
-before the next operation. The operations of one head depend on each other, and the compiler does
-not reorder the operations of different heads, so this order keeps the units busy.
+registers instead of the lanes of a register. The code applies each operation to all heads of a
+stage before the next operation. This keeps the units busy: the operations of one head depend on
+each other, and the compiler does not interleave heads.
 """
 
 import math
@@ -19,18 +19,18 @@ from bert_jax.kernels.launch import LANES
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 
 Array = jax.Array
-Head = tuple[int, int]  # row in the block, and number of the head in the row
+Head = tuple[int, int]  # indices of the row in the block, and of the head in the row
 
-_FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ
+_FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ is ln 2 · 2ˣ
 
 
 def scale(columns: int) -> float:
-    """Returns the scale of queries for exponentials with base two, as in the hardware."""
+    """Returns the scale of queries for a softmax of base-2 exponentials, as in the hardware."""
     return columns**-0.5 * math.log2(math.e)
 
 
 class Read(NamedTuple):
-    """Operands of both kernels: refs to blocks of rows, heads and a tile of queries."""
+    """Operands of both kernels: refs to the blocks of `Shape.block`."""
 
     query_words: Any
     key_words: Any
@@ -47,8 +47,8 @@ _READ: Final = len(Read._fields)
 def forward_kernel(*refs: Any, shape: Shape) -> None:
     """Writes the attended values and the logarithms of the softmax sums.
 
-    Sums over values are [columns, queries] until the end, which halves the work for heads of 64
-    columns.
+    Sums over values stay [columns, queries] until the end. With 64 columns along 128 lanes, they
+    would take twice the work.
     """
     read, (out, logs) = Read(*refs[:_READ]), refs[_READ:]
     attended: dict[int, list[Array]] = {row: [] for row in range(shape.rows)}
@@ -60,8 +60,8 @@ def forward_kernel(*refs: Any, shape: Shape) -> None:
         log_sums = [jnp.log2(each.sum(axis=0, keepdims=True)) for each in weights]
         weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
         v_WL = {row: jnp.transpose(read.v[row]) for row, _ in heads}
-        # Divide the sum over values, because dividing every weight would cost more. Multiply by a
-        # power of two, because an exact division would cost more.
+        # Divide the sum over values instead of every weight. Multiplying by a power of two is
+        # cheaper than an exact division.
         inverse = [jnp.exp2(-math.log2(1 - shape.rate) - each) for each in log_sums]
         for at, (row, head) in enumerate(heads):
             first = head * shape.columns
@@ -112,7 +112,7 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
             inside = _lanes_of(head, shape)
             pairs = zip(found, before, strict=True)
             total[row] = tuple(jnp.where(inside, new, old) for new, old in pairs)
-    # The operand `q` is already scaled.
+    # The operand `q` is already scaled, so only its own gradient needs `scale`.
     factors = (scale(shape.columns) * _FROM_BASE_TWO, _FROM_BASE_TWO, 1.0)
     for row, of_three in total.items():
         for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
@@ -131,10 +131,10 @@ def _so_far(running: Any, at: tuple[int, int], of_tile: Array) -> Array:
 
 
 def _slopes(made: Sequence[Any], shape: Shape) -> tuple[list[tuple[Any, int, Any]], Sequence[Any]]:
-    """Returns (array, index, tokens) for the gradients of q, k and v, and the other results.
+    """Returns (array, index, tokens) for the gradients of q, k and v, and the remaining refs.
 
-    If one array has all three gradients, its block has whole rows, and the gradients of a tile of
-    queries are a slice.
+    If one array has all three gradients, its block has whole rows. The gradients of a tile of
+    queries are then a slice of a row.
     """
     if shape.queries != shape.length:
         of_q, of_kv, *others = made
@@ -187,7 +187,7 @@ def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
 
 
 def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
-    """Returns the columns of a head and encoded segments, in the lanes of the other heads.
+    """Returns the columns of a head, with encoded segments in the lanes of other heads.
 
     If a block has one head, the segments are in additional lanes.
     """
@@ -208,7 +208,7 @@ def _lanes_of(head: int, shape: Shape) -> Array:
 
 
 def _across(x: Array, tile: int) -> Array:
-    """Repeats [keys, 128] with equal lanes for all queries of a tile."""
+    """Resizes [keys, 128], whose lanes are equal, to [keys, queries of a tile]."""
     return x[:, :tile] if tile < LANES else jnp.concatenate([x] * (tile // LANES), axis=1)
 
 

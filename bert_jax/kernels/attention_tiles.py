@@ -13,28 +13,28 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.launch import LANES, PACKED
 
-# Maximum number of scores per stage. Several arrays of this size must fit into VMEM, which has
-# 16 MiB on v4. The forward kernel needs fewer such arrays than the backward kernel.
+# Maximum number of scores per stage. Several arrays of this size must fit into VMEM (16 MiB on v4).
+# The backward kernel needs more of these arrays.
 _FORWARD: Final = 2**20
 _BACKWARD: Final = 9 * 2**16
-# Maximum number of scores of the short rows in a block. More do not run faster, but add code.
+# Maximum number of scores in a block of several short rows. More scores add code, but no speed.
 _SCORES_OF_ROWS: Final = 2**19
 _MOST_ROWS: Final = 8
-# Rows longer than this are padded to two registers, because tiles of one register are 25% slower.
+# Rows longer than this are padded to a multiple of 256 tokens. Tiles of 128 queries are 25% slower.
 _WIDE: Final = 768
 # For rows longer than this, VMEM has no space to prefetch the next keys and values.
 _BUFFERED_ONCE: Final = 1536
 # Maximum length of rows. Keys and values of longer rows do not fit into VMEM together with scores,
-# and the words of dropout repeat after 2,048 lines.
+# and `random_bits` has distinct words for only 2,048 rows or columns.
 LONGEST: Final = 2048
-# Maximum length for blocks other than two heads in 128 lanes, whose spilled registers fill VMEM.
+# Maximum length for other blocks than two 64-column heads in bfloat16: spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
 # Maximum heads × tokens in blocks wider than 128 lanes, for dtypes of two bytes.
 _MOST_TOKENS: Final = 3072
 
 
 def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
-    """Returns the maximum length of rows in tokens that compiles for v4.
+    """Returns the maximum length of rows, in tokens, for which the kernels compile on v4.
 
     Args:
         heads: number of heads on a device.
@@ -49,9 +49,9 @@ def longest_rows(*, heads: int, columns: int, itemsize: int) -> int:
 
 
 def _block_width(heads: int, columns: int) -> int:
-    """Returns the number of lanes of a block: the least common multiple of head and register.
+    """Returns the lanes of a block: the least common multiple of 128 and a head's columns.
 
-    If that does not divide the columns of a device, a block has all heads.
+    If this multiple does not divide the columns on a device, a block has all heads.
     """
     whole = math.lcm(columns, LANES)
     return whole if heads * columns % whole == 0 else heads * columns
@@ -66,8 +66,8 @@ def padded(length: int) -> int:
 def padded_queries(queries: int, *, length: int) -> int:
     """Returns the number of queries of a row in the kernels.
 
-    Up to 128 queries are padded to a multiple of 16 rows, not to 128 lanes. Empty lanes
-    cost nothing, but padding in HBM costs bandwidth.
+    If at most 128 queries are selected, their number is padded to a multiple of 16, not 128. Empty
+    lanes cost nothing, but padding in HBM costs bandwidth.
     """
     if queries == length or queries > LANES:
         return padded(queries)
@@ -124,8 +124,8 @@ class Shape:
     def rows(self) -> int:
         """Number of rows in a block.
 
-        A block has several short rows, because the operations of one head depend on each other,
-        and operations of other heads and rows keep the units busy meanwhile.
+        The operations of one head depend on each other. In a block of several short rows,
+        operations of other heads and rows keep the units busy.
         """
         # In the forward kernel on v4, more rows are slower.
         scores = 2 * _SCORES_OF_ROWS if self.forward and not self.composes else _SCORES_OF_ROWS
@@ -134,12 +134,12 @@ class Shape:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Numbers of blocks: of rows, of heads, and of queries."""
+        """Number of blocks along rows, heads and queries."""
         return self.batch // self.rows, self.heads // self.group, self.tiles
 
     @property
     def lanes_of_segments(self) -> int:
-        """Lanes of encoded segments: those of the block, or additional lanes for a single head."""
+        """Lanes of encoded segments. If a block has one head, these are additional lanes."""
         return self.width if self.group > 1 else LANES
 
     def stages(self) -> Sequence[Sequence[tuple[int, int]]]:
@@ -154,7 +154,7 @@ class Shape:
 
     @property
     def running(self) -> Sequence[Any]:
-        """Scratch arrays of the backward kernel: sums over tiles of key and value gradients."""
+        """Scratch arrays of the backward kernel: gradients of keys and values summed over tiles."""
         if self.forward or self.tiles == 1:
             return ()
         return (pltpu.VMEM((2, self.rows, self.padded, self.width), jnp.float32),)
@@ -189,7 +189,7 @@ class Shape:
             "logs": ((rows, 1, self.group, tile), lambda b, t, i: (b, t, 0, i)),
             "sums": ((3, rows, 1, self.width), lambda b, t, _: (0, b, 0, t)),
         }
-        # One buffer suffices for segments, which all heads of a row share.
+        # All heads of a row share the segments, so one buffer suffices.
         once = self.tiles > 1 and name == "key_segments"
         once |= self.padded > _BUFFERED_ONCE and name == "keys"
         return pl.BlockSpec(*blocks[name], pipeline_mode=pl.Buffered(1) if once else None)

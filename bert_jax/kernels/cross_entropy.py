@@ -1,14 +1,14 @@
 """Decoder, softmax and loss over a vocabulary, in two Pallas kernels.
 
-The forward kernel writes the logits. While the matrix units compute the next logits, it computes
-the largest logit, the sum of exponentials and the label's logit. The backward kernel reads the
-logits once to compute the gradients of rows, table and bias. Rows are processed in groups that fit
-into VMEM. The backward kernel is called once per group, and adds to the table's gradient. Tests
-compare the results with `bert_jax.model.cross_entropy`.
+The forward kernel writes the logits. While the matrix units compute the next logits, the vector
+units compute the largest logit, the sum of exponentials and the label's logit. The backward kernel
+reads the logits once to compute the gradients of rows, table and bias. Rows are processed in groups
+that fit into VMEM. The backward kernel is called once per group, and adds to the table's gradient.
+Tests compare the results with `bert_jax.model.cross_entropy`.
 
 Maxima and sums are computed separately for every lane, because operations across lanes are slow.
-They are combined after the kernel. Block shapes are in `cross_entropy_shape`. Shape suffixes: N
-rows, D hidden size, V pieces.
+The lanes are combined after the kernel. Block shapes are in `cross_entropy_shape`. Shape suffixes:
+N rows, D hidden size, V pieces.
 """
 
 import functools
@@ -27,7 +27,7 @@ from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 
 Array = jax.Array
 
-# The logit of padding. Its softmax is zero.
+# Logit of padding pieces. Its exponential is zero.
 NO_PIECE: Final = -1e9
 _NO_LABEL: Final = -1  # label of padding rows, and of rows whose label is on another device
 
@@ -51,11 +51,10 @@ def decode(
 ) -> tuple[Decoded, Array]:
     """Returns statistics of ``rows · tableᵀ + bias``, and the logits for `decode_backward`.
 
-    The logits include the padding of rows and pieces on each device. Kernels are compiled on a TPU,
-    and interpreted elsewhere, which is for tests.
+    The logits include the padding of rows and pieces on each device. Without a TPU, the kernels are
+    interpreted, for tests.
 
-    The dtype of `rows_ND` and `table_VD` is that of the product. `bias_V` is float32 and `labels_N`
-    is int32.
+    `rows_ND` and `table_VD` have the dtype of the product. `bias_V` is float32, `labels_N` int32.
     """
     run = per_shard(
         _forward,
@@ -80,7 +79,7 @@ def decode_backward(
 ) -> tuple[Array, Array, Array]:
     """Returns the gradients of rows, table and bias of ``Σ gradient · (log_total − picked)``.
 
-    The gradient of the table is not summed over devices: float32 [S, V, D] for S parts of the rows.
+    The gradient of the table, float32 [S, V, D], is not summed over the S parts of the rows.
     """
     run = per_shard(
         _backward,
@@ -90,13 +89,13 @@ def decode_backward(
     of_rows, of_table, of_bias = run(
         rows_ND, table_VD, _numbers(table_VD), labels_N, log_total_N, gradient_N, logits
     )
-    # Not `sum`, with which devices would exchange float32.
+    # Not `sum`: it would exchange float32 between devices.
     of_rows = jax.lax.reduce(of_rows, jnp.zeros((), of_rows.dtype), jax.lax.add, (0,))
     return of_rows, of_table, of_bias.sum(axis=0)
 
 
 def _numbers(table_VD: Array) -> Array:
-    """Returns the ids of all pieces. After sharding, the first id is the offset."""
+    """Returns the ids of all pieces. On a device, the first id is the offset of its pieces."""
     return jnp.arange(len(table_VD), dtype=jnp.int32)
 
 
@@ -143,7 +142,7 @@ def _backward(
 
 
 def _own(labels: Array, numbers: Array) -> Array:
-    """Returns labels relative to the first piece on the device, or −1 for other pieces."""
+    """Returns labels relative to the device's first piece; −1 for pieces on other devices."""
     found = labels - numbers[0]
     return jnp.where((found >= 0) & (found < len(numbers)), found, _NO_LABEL)
 
@@ -173,10 +172,10 @@ def _padded(x: Array, shape: Shape, value: float = 0) -> Array:
 def _call(
     body: Callable[..., None], operands: Mapping[str, Array], shape: Shape, *, group: int | Array
 ) -> tuple[Array, ...]:
-    """Calls a kernel, starting at a group. Returns its results.
+    """Calls a kernel. `group` is the first group of rows to process.
 
-    `operands` are arrays by their names in `Shape.block`. The kernel adds to the operand `so_far`,
-    the gradient of the table, in place.
+    `operands` maps names in `Shape.block` to arrays. The backward kernel adds to the operand
+    `so_far`, the table's gradient, in place.
     """
     names = [name.replace("so_far", "table") for name in operands]
     results = ("logits", "statistics") if shape.forward else ("of_rows", "table", "bias")
@@ -263,7 +262,7 @@ def _backward_kernel(_: Any, *refs: Any, shape: Shape) -> None:
 
 
 def _first_piece(shape: Shape) -> Array:
-    """Returns the first piece of the tile of this grid step."""
+    """Returns the index of the first piece in this grid step's tile."""
     return shape.tile_number(pl.program_id(0), pl.program_id(2)) * shape.tile
 
 
@@ -277,7 +276,7 @@ def _tile(table: Any, shape: Shape) -> Array:
 
 
 def _write_at_the_end(kept: Any, out: Any, shape: Shape) -> None:
-    """Copies the results to HBM after the last tile. An output block would be in VMEM twice."""
+    """Copies the results to HBM after the last tile. An output block would need two buffers."""
     part, group = pl.program_id(0), pl.program_id(1)
 
     @pl.when(pl.program_id(2) == shape.grid[2] - 1)

@@ -18,16 +18,16 @@ _BACKWARD: Final = 256
 # on v5e.
 _FORWARD_STRIP: Final = 256
 _BACKWARD_STRIP: Final = 128
-# Maximum bytes of a kernel in VMEM. v4 has 16 MiB, which is the default limit on other chips.
+# Maximum bytes of a kernel in VMEM. v4 has 16 MiB. Other chips allow 16 MiB by default.
 _VMEM: Final = 14 * 2**20
 _F32: Final = 4
-# Upper limit of the search for the rows of a group, in registers.
+# Maximum rows of a group, in bfloat16 registers.
 _MOST: Final = 256
 
 # Number of statistics per row and lane in the forward kernel: the largest logit, the sum of
 # exponentials relative to it, and the label's logit.
 STATISTICS: Final = 3
-# Numbers per row in the backward kernel: log-sum-exp, the gradient of the loss, and the label.
+# Operands per row of the backward kernel: log-sum-exp, the gradient of the loss, and the label.
 FACTS: Final = 3
 
 
@@ -60,21 +60,21 @@ class Shape:
 
     @property
     def tiles(self) -> int:
-        """Number of tiles of the table. The last tile may extend beyond its end."""
+        """Number of tiles of the table. The last tile may extend beyond the table."""
         return -(-self.pieces // self.tile)
 
     @property
     def parts(self) -> int:
-        """Number of parts of the grid: one per core, if the tiles divide equally."""
+        """Parts of the grid: one per core if the tiles divide equally, otherwise one."""
         return self.cores if self.tiles % self.cores == 0 else 1
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """Numbers of parts, of groups of rows, and of tiles per part."""
+        """Number of parts, of groups of rows per part, and of tiles per part."""
         return self.parts, self.groups if self.forward else 1, self.tiles // self.parts
 
     def tile_number(self, part: Any, step: Any) -> Any:
-        """Returns the number of the tile for a step of the grid."""
+        """Returns the index of the tile that a part processes in a grid step."""
         return part * self.grid[2] + step
 
     def strips(self) -> Sequence[tuple[int, int]]:
@@ -116,7 +116,7 @@ class Shape:
     def block(self, name: str) -> pl.BlockSpec:
         """Returns the block of an array. A gradient has the block of its array.
 
-        The first operand of a kernel is the number of the first group of a call.
+        The first operand of a kernel is the index of the first group in the call.
         """
         if name in ("statistics", "of_rows"):  # copied to HBM by the kernel
             return pl.BlockSpec(memory_space=pl.ANY)

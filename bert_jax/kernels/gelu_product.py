@@ -1,8 +1,8 @@
 """A product and the gradient of GELU in one kernel: ``(g · kᵀ) · gelu'(x)``.
 
-The kernel also computes its sum over rows, the gradient of a bias. With XLA, the slope of GELU and
-the sum add 50% to the cycles of the product. In this kernel, the vector units compute them while
-the matrix unit computes the product. Tests compare the results with `bert_jax.model.elementwise`.
+The kernel also sums the result over rows, which is the gradient of a bias. With XLA, the slope of
+GELU and the sum add 50% to the cycles of the product. Here, the vector units compute them during
+the product. Tests compare the results with `bert_jax.model.elementwise`.
 """
 
 import functools
@@ -18,10 +18,10 @@ from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
 
-# Rows and columns of one product. The epilogue of the previous product overlaps with it.
+# Rows and columns of one product. It overlaps with the epilogue of the previous product.
 _ROWS: Final = 256
 _COLUMNS: Final = (256, LANES)
-# Maximum sizes of a block, and bytes of its four arrays, each of which is in VMEM twice.
+# Maximum size of a block, and maximum bytes of its four arrays. VMEM has two buffers of each.
 _MOST_ROWS: Final = 1024
 _MOST_COLUMNS: Final = 768
 _BYTES: Final = 6 * 2**20
@@ -44,8 +44,8 @@ class _Blocks(NamedTuple):
     """Sizes of products and blocks: (rows, columns)."""
 
     product: tuple[int, int]  # size of one product
-    block: tuple[int, int]  # size of the block of one invocation
-    grid: tuple[int, int]  # numbers of blocks: of columns, and of rows
+    block: tuple[int, int]  # size of an invocation's block
+    grid: tuple[int, int]  # number of blocks along columns and rows
     padded: int  # rows, padding included
 
 
@@ -53,7 +53,7 @@ def _blocks(*, rows: int, width: int, inner: int, itemsize: int) -> _Blocks:
     """Returns the largest blocks that fit into VMEM. Prefers more rows to more columns.
 
     The gradient is [rows, width]. The input of GELU is [rows, inner] with `itemsize` bytes per
-    number.
+    element.
     """
     down = min(_ROWS, -(-rows // PACKED) * PACKED)
     across = next(count for count in _COLUMNS if inner % count == 0)

@@ -1,4 +1,4 @@
-"""Calls kernels: compiled on a TPU, interpreted elsewhere, which is for tests."""
+"""Calls kernels: compiled on a TPU, interpreted on other devices for tests."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,9 @@ def on_each_device(
     arguments: Sequence[str],
     results: Sequence[str],
 ) -> tuple[Array, ...]:
-    """Calls `run` on every device of the mesh with its part of the operands.
+    """Calls `run` on every device of the mesh with the device's shards of the operands.
 
-    `arguments` and `results` are the names of the arrays in `axes`.
+    `arguments` and `results` are keys of `axes`.
     """
     of_arguments, of_results = ([axes[name] for name in names] for names in (arguments, results))
     return per_shard(run, arguments=of_arguments, results=of_results)(*operands)
@@ -54,7 +54,7 @@ def launch(
         name: name of the kernel in plans and traces.
         made: shapes and dtypes of the results.
         order: whether cores may split each axis of the grid.
-        flops: FLOPs of products.
+        flops: FLOPs of matrix products.
         transcendentals: number of exponentials, roots and similar operations.
         options: other arguments of `pl.pallas_call`, such as grid, blocks and scratch.
     """

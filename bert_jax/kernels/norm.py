@@ -1,9 +1,9 @@
 """LayerNorm kernels that read their input once, forward and backward.
 
-The backward kernel also computes dropout of a term and the sums over tokens. XLA would make four
-passes. The forward kernel does not compute its input, because XLA fuses that into the epilogue of
-the preceding product. Tests compare the results with `bert_jax.model.elementwise` and
-`bert_jax.model.dropout`.
+The backward kernel also applies dropout to the gradient of a term, and sums gradients over tokens.
+XLA would make four passes. The forward kernel does not compute the residual sum, because XLA fuses
+it into the epilogue of the preceding product. Tests compare the results with
+`bert_jax.model.elementwise` and `bert_jax.model.dropout`.
 
 The kernels loop over chunks of tokens. A chunk stays in registers from reading to writing. Sums
 along a token have a long latency, so they are computed for many tokens at once.
@@ -24,9 +24,9 @@ from bert_jax.kernels.random_bits import Factors, kept
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
-Chunk: TypeAlias = tuple[Any, Any]  # row in the block, and tokens in the row
+Chunk: TypeAlias = tuple[Any, Any]  # index of the row in the block, slice of its tokens
 
-# Maximum bytes of a block. The backward kernel has four blocks in VMEM, each twice.
+# Maximum bytes of a block. The backward kernel has four blocks in VMEM, with two buffers each.
 _BLOCK: Final = 2**20
 # Maximum tokens of a block. More tokens do not hide more latency.
 _TOKENS: Final = 512
@@ -83,7 +83,7 @@ def normalised(x: Array, scale: Array, bias: Array, *, eps: float) -> Array:
 def norm_gradients(
     gradient: Array, x: Array, scale: Array, *, eps: float, dropped: Dropped | None
 ) -> NormGradients:
-    """Returns the gradients of `normalised`, applied to a sum `x`.
+    """Returns the gradients of `normalised` for a residual sum `x`.
 
     `gradient` and `x` are [B, L, D]. `dropped` is the dropout of a term of the sum, or None without
     dropout.
@@ -106,7 +106,7 @@ def _run(
     eps: float,
     dropped: Dropped | None,
 ) -> tuple[Array, ...]:
-    """Runs a kernel on each device, for its own rows. Returns the named results."""
+    """Runs a kernel on each device, for the device's rows. Returns `results`."""
     names, arrays = zip(*operands, strict=True)
 
     def run(*arrays: Array) -> tuple[Array, ...]:
@@ -158,7 +158,7 @@ class _Shape:
     batch: int  # rows on a device
     length: int  # tokens of a row before padding
     width: int  # hidden size
-    itemsize: int  # bytes of a number
+    itemsize: int  # bytes of an element
     factors: int  # number of row factors of dropout; 0 without dropout
     scale_up: float  # scale of elements that dropout keeps
     eps: float  # constant added to the variance
@@ -190,7 +190,7 @@ class _Shape:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Numbers of blocks: of rows, and of tokens."""
+        """Number of blocks along rows and tokens."""
         return self.batch // self.rows, self.padded // self.tile
 
     @property
@@ -205,12 +205,12 @@ class _Shape:
 
     @property
     def words(self) -> int:
-        """Tokens with words of dropout: padded to whole registers for the transpose."""
+        """Dropout words of a row: one per token, padded to whole registers for the transpose."""
         return self.padded if self.tile < self.padded else -(-self.padded // LANES) * LANES
 
     @property
     def turned(self) -> list[Any]:
-        """Scratch arrays of the backward kernel: a word per token, repeated in all lanes."""
+        """Scratch arrays of the backward kernel: dropout words of tokens, repeated in all lanes."""
         tokens = self.words // self.grid[1]
         dtype = jnp.int32 if self.factors == 1 else jnp.float32
         return [pltpu.VMEM((self.rows, tokens, LANES), dtype)] * self.factors
@@ -245,7 +245,7 @@ def _forward_kernel(x: Any, scale: Any, bias: Any, out: Any, *, shape: _Shape) -
 
 
 def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shape) -> None:
-    """Writes the gradients of a block, and their sums over its tokens for scale and biases.
+    """Writes the gradients of a block's tokens, and sums them for scale and biases.
 
     `refs` are the row and column factors of dropout, the results, and scratch arrays for transposed
     row factors.
@@ -305,5 +305,5 @@ def _mean(x: Array) -> Array:
 
 
 def _folded(x: Array) -> Array:
-    """Adds whole registers. The sum within a register is computed once, at the end."""
+    """Sums whole registers. The caller sums within a register once, at the end."""
     return x.reshape(-1, SUBLANES, x.shape[-1]).sum(axis=0)

@@ -2,15 +2,15 @@
 
 A tile is the matrix of the last two axes of an array. From two random seeds of the tile, each row
 and each column gets a random word with two parts: `low`, which is odd and has 10 bits, and `high`,
-which has 12 bits. The 12-bit word of an element is ``low · high + high · low`` of its row and its
-column. The parts are packed into one int32 so that this sum is the upper 12 bits of one product
-modulo 2³². So an element takes one operation, where a hash of its position would take ten. Some
-chips emulate int32 products with about twenty operations. They compute the sum exactly in float32,
-with four operations.
+which has 12 bits. The 12-bit word of row r and column c is ``r.low · c.high + r.high · c.low``. The
+parts are packed into one int32, so that this sum is the upper 12 bits of the product of two words
+modulo 2³². So an element takes one operation; a hash of its position would take ten. Some chips
+emulate int32 products with about twenty operations. On them, four float32 operations compute the
+sum exactly.
 
-For almost all pairs of columns, and of rows, the words are points of a lattice that fills the plane
-evenly. The exceptions are a few pairs in a million. Up to 2,048 lines all differ in `low` and
-`high`.
+The words of two columns are the coordinates of one point per row. For all but a few pairs of
+columns in a million, these points form a lattice that fills the plane evenly; likewise for rows. Up
+to 2,048 rows or columns have distinct pairs of `low` and `high`.
 """
 
 from typing import Final, TypeAlias
@@ -32,19 +32,19 @@ _ROUNDS: Final = (
 )
 _LAST_SHIFT: Final = 14
 
-# Bits of a line's word. The tile permutes the numbers of its lines. `low` is a 1 bit and 9 bits of
-# the permuted number. `high` is 2 bits of the permuted number and 10 bits of a hash. The empty bits
-# between them keep `low · low` below `high`.
+# Bits of the word of a row or column. The seed permutes their indices. `low` is 9 bits of the
+# permuted index and a 1 bit. `high` is 10 bits of a hash and 2 bits of the permuted index. The
+# empty bits between them keep ``low · low`` out of the upper 12 bits.
 _PLACES: Final = 2**11 - 1
-_TURNS: Final = ((6, 0), (5, 8), (6, 16))  # shifts of the number and of the seed, per round
+_TURNS: Final = ((6, 0), (5, 8), (6, 16))  # shifts of the index and of the seed, per round
 _DRAWN: Final = 9  # random bits of `low`
 _HIGH: Final = 20  # position of the lowest bit of `high`
 _HASHED: Final = np.int32(-(2**22))
 
-# Words of lines: one int32 array, or `low` and `high` as float32 arrays. For columns, an additional
-# array has the smallest word of a kept element.
+# Words of rows or columns: one int32 array. If devices emulate int32 products, float32 arrays `low`
+# and `high`. For columns, an additional array has the smallest word of a kept element.
 Factors: TypeAlias = tuple[Array, ...]
-# The lowest mantissa bit of a float32 of this size is 1, so a sum with it has an integer mantissa.
+# At 2²³, the lowest mantissa bit of a float32 is worth 1. Adding 2²³ makes the mantissa an integer.
 _WHOLE: Final = np.float32(2**23)
 
 
@@ -60,13 +60,13 @@ def tile_seeds(key: Array, tiles: tuple[int, ...]) -> Array:
 def line_words(line: Array, seed: Array) -> Array:
     """Returns the random words of rows or columns, int32, in the broadcast shape of the arguments.
 
-    `line` is the number of each row or column in its tile. `seed` is from `tile_seeds`.
+    `line` is the index of each row or column in its tile. `seed` is from `tile_seeds`.
     """
     word = line + seed
     for shift, multiplier in _ROUNDS:
         word = (word ^ jax.lax.shift_right_logical(word, shift)) * multiplier
     word ^= jax.lax.shift_right_logical(word, _LAST_SHIFT)
-    # A permutation of 2,048 numbers, since every operation is invertible.
+    # Permute 2,048 indices: every operation is invertible.
     place = line
     for shift, bits in _TURNS:
         more = jax.lax.shift_right_logical(seed, bits)
@@ -83,7 +83,7 @@ def composes_words() -> bool:
 
 
 def row_factors(words: Array) -> Factors:
-    """Returns the words of rows in the form of `kept` for the devices of the mesh."""
+    """Returns the words of rows, as `kept` needs them on the devices of the mesh."""
     if not composes_words():
         return (words,)
     low, high = words & (2 ** (_DRAWN + 1) - 1), jax.lax.shift_right_arithmetic(words, _HIGH)
@@ -94,7 +94,7 @@ def column_factors(words: Array, rate: float) -> Factors:
     """Returns the words of columns, and the smallest word of kept elements.
 
     Words have 12 bits, so the rate of a column is one of the two multiples of 2⁻¹² next to `rate`.
-    The `low` of the column decides which. The mean over columns is within 2⁻²² of `rate`.
+    The column's `low` selects the multiple. The mean over columns is within 2⁻²² of `rate`.
     """
     least, share = divmod(min(rate, 1 - 2**-12) * 2 ** (32 - _HIGH), 1)
     more = (words & (2**_DRAWN - 1) << 1) < round(share * 2**_DRAWN) << 1
