@@ -1,7 +1,7 @@
 """The end of each half of an encoder layer: bias, dropout, residual sum and LayerNorm.
 
-With our kernels, LayerNorm is one pass over the sum, and all gradients together are another pass.
-Bias, dropout and sum cost no pass: XLA fuses them into the epilogue of the preceding product.
+With the fused kernels, the forward and the backward pass each read the residual sum once. XLA fuses
+bias, dropout and sum into the epilogue of the preceding product.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def add_norm(
 
 
 class _Vectors(NamedTuple):
-    """Parameters of LayerNorm and the bias before it, or their gradients: float32 [D]."""
+    """Bias of the dense layer and parameters of LayerNorm, or their gradients: float32 [D]."""
 
     term_bias: Array
     scale: Array

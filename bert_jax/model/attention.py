@@ -55,7 +55,7 @@ class SelfAttention(nnx.Module):
         q_BQHK, k_BLHK, v_BLHK = self.projected(x_BLD, queries_BQ)
         core = functools.partial(xla_attention, dropout_rate=self.dropout_rate)
         if self.remat_core:
-            # The scores, L² numbers per head, are cheap to recompute.
+            # The scores, L² elements per head, are cheap to recompute.
             core = jax.checkpoint(core)
         return core(q_BQHK, k_BLHK, v_BLHK, segment_ids, dropout_key=key, queries_BQ=queries_BQ)
 
@@ -99,7 +99,7 @@ class SelfAttention(nnx.Module):
         if self.core != "fused" and parts_in_use("heads") == 1:
             # Stacked gradients need one sum over devices instead of three. With one device in the
             # tensor axis there is no sum, and stacking makes the step 5% slower on v3. With the
-            # fused kernel, stacking is faster anyway.
+            # fused kernel, stacking is faster even without a sum.
             return tuple(each.without_bias(x_BLD) for each in maps)
         kernels = tuple(each.kernel[...] for each in maps)
         return project_each(x_BLD.astype(self.query.dtype), kernels, self.query.use)

@@ -78,7 +78,7 @@ class Bert(nnx.Module):
             batch: `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L]. Packed rows also
                 need `position_ids`.
             words_BLD: word embeddings of `input_ids`. If None, they are looked up.
-            queries_BQ: positions of the computed states. If None, all states are computed.
+            queries_BQ: positions of the states to compute. If None, all states are computed.
             dropout_key: threefry key, or None in evaluation.
         """
         return self.encoder(
@@ -121,7 +121,7 @@ class Bert(nnx.Module):
         The shape is [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels]
         for token classification, and [B, L, 2] (start, end) for question answering. `dropout_key`
         is the key of the dropout before the head, or None in evaluation. Question answering has no
-        dropout there.
+        dropout before the head.
         """
         read = self.pooler(hidden_BLD[:, :1]) if self.heads.reads_pooled else hidden_BLD
         if self.heads.task != "question_answering":
@@ -136,9 +136,9 @@ def attention_maps(
     """Returns the attention probabilities of every layer and head, float32, without dropout.
 
     ``maps[layer, row, head, query, key]`` is the weight of `key` for `query`. The weights of a
-    query sum to 1 over the tokens of its segment. Weights of padding are 0, both as query and as
-    key. Queries and keys are computed in the execution's dtype, as in training. The result has
-    layers · B · heads · L² numbers, so pass only a few sentences. For the batch, see `Bert.hidden`.
+    query sum to 1 over the tokens of its segment. If query or key is padding, the weight is 0.
+    Queries and keys are computed in the execution's dtype, as in training. The size of the result
+    grows with L², so pass only a few sentences. For the batch, see `Bert.hidden`.
     """
     entering_NBLD = model.encoder.every_layer(batch)[:-1]
     attention_def, stacked = nnx.split(model.encoder.layers.attention)

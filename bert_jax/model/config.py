@@ -17,7 +17,7 @@ Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
 Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "attention", "dots", "full"]
-# Plain JAX compiled by XLA, or one of our kernels.
+# `xla`: plain JAX. `fused`: a Pallas kernel.
 Implementation = Literal["auto", "xla", "fused"]
 TaskName = Literal[
     "sequence_classification", "token_classification", "question_answering", "multiple_choice"
@@ -37,7 +37,7 @@ SIZES: Final[dict[str, tuple[int, int, int]]] = {
 
 VOCAB_MULTIPLE: Final = 128
 
-# For "gelu" in a bert_config.json of 2018, modeling.py computes the tanh approximation.
+# In google-research/bert, "gelu" is the tanh approximation.
 GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
 
 
@@ -57,7 +57,7 @@ class Architecture(Section):
     intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
     """Width of the hidden layer of the FFN."""
     max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)
-    """Number of position embeddings, and so the maximum length of a row."""
+    """Number of position embeddings, which is the maximum length of a row."""
     type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
     """Number of token types. With 1, both spans have the same type."""
     hidden_act: Activation = "gelu_tanh"
@@ -113,9 +113,9 @@ class Execution(Section):
     `xla`. `bert-jax doctor` shows the choice."""
     norm: Implementation = "auto"
     """Implementation of LayerNorm in encoder layers. `xla`: plain JAX on any device. `fused`: a
-    kernel, and another for the gradients of LayerNorm and dropout, on v4, v5e, v5p and v6e. The
-    hidden size must be a multiple of 128. `auto`: `fused` in training if possible, otherwise
-    `xla`."""
+    kernel for LayerNorm and a kernel for the gradients of LayerNorm and dropout, on v4, v5e, v5p
+    and v6e. The hidden size must be a multiple of 128. `auto`: `fused` in training if possible,
+    otherwise `xla`."""
     loss: Implementation = "auto"
     """Implementation of the MLM loss. `xla`: plain JAX on any device. `fused`: a kernel for both
     the product with the vocabulary's table and the softmax, on v4, v5e, v5p and v6e, for hidden
@@ -123,15 +123,15 @@ class Execution(Section):
     `xla`."""
     ffn: Implementation = "auto"
     """Implementation of the gradient of GELU in the FFN. `xla`: plain JAX on any device. `fused`: a
-    kernel together with the preceding product, on v4, v5e, v5p and v6e, for
-    `hidden_act: gelu_tanh` in bfloat16. The widths on a device must be multiples of 128. `auto`:
-    `fused` in training if possible, otherwise `xla`."""
+    kernel that includes the preceding product, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh`
+    in bfloat16. The widths on a device must be multiples of 128. `auto`: `fused` in training if
+    possible, otherwise `xla`."""
     remat: Remat = "none"
     """What the backward pass recomputes. `attention`: attention weights. `dots`: everything except
     products. `full`: whole layers."""
     unroll: int | None = pydantic.Field(default=None, ge=1)
-    """Number of layers per iteration of the loop over layers. Default: all layers of a model with
-    up to 24 in training on a TPU, or up to 4 elsewhere; otherwise 1."""
+    """Number of layers per iteration of the loop over layers. Default: all layers if the model has
+    at most 24 (TPU training) or 4 (otherwise); 1 for deeper models."""
 
     def elsewhere(self) -> Execution:
         """Returns the settings for other devices than the run's: `fused` becomes `auto`.
@@ -331,7 +331,7 @@ def _refuse_other_sizes(
 
 
 def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
-    """Reads a `bert_config.json` and translates "gelu" to our name."""
+    """Reads a `bert_config.json` and replaces "gelu" by `gelu_tanh`."""
     try:
         values = read_json_object(epath.Path(path))
         # Delete unused keys of the multilingual and Chinese models.

@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, Int
 from bert_jax.kernels.cross_entropy import decode, decode_backward
 from bert_jax.model.layers import placed
 
-# `cpu_cross_entropy` takes the maximum first over an outer axis of vectors of 128 pieces. XLA then
-# adds the bias while it reads the logits. For a maximum over the last axis it would write the sums.
+# `cpu_cross_entropy` takes the maximum of [rows, pieces / 128, 128] over axis 1 first. XLA then
+# adds the bias while it reads the logits, instead of writing the sums first.
 _LANES: Final = 128
-_LINES: Final = 8  # rows of a product: XLA's CPU compiler makes a product of one row a scalar loop
+_LINES: Final = 8  # rows of a product: with one row, XLA's CPU compiler emits a scalar loop
 
 
 class Scored(NamedTuple):
@@ -32,8 +32,8 @@ def cross_entropy(
 
     The label's logit is compared with the largest logit, because an argmax would read all logits
     once more. The hand-written gradient reads the logits once; the gradient of JAX would write two
-    arrays of their size. Rows are flattened to one axis, as in the product that makes the logits,
-    because another shape would require a copy.
+    arrays of their size. Rows are flattened to one axis, as in the product that computes the
+    logits. Another shape would require a copy.
     """
     flat = _cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1))
     return Scored(*(each.reshape(labels.shape) for each in flat))
@@ -64,7 +64,7 @@ def _compared(logits: Array, labels: Array) -> Array:
 
 
 def _indexed(logits: Array, labels: Array) -> Array:
-    """Returns the labels' logits by indexing. XLA's CPU compiler would write all comparisons."""
+    """Returns the labels' logits by indexing. On a CPU, XLA would store all comparisons."""
     return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
 
 
@@ -127,10 +127,10 @@ def cpu_cross_entropy(
     """Returns `cross_entropy` of ``rows · tableᵀ + bias`` in float32, on one CPU.
 
     XLA's CPU compiler would write the logits both with and without their bias, and read them once
-    for each reduction. This function makes half as many passes. It writes the logits without their
-    bias, and their exponentials once. The divisor of the softmax and the weight of a row in the
-    loss are applied to the rows of the products instead of the logits. The vocabulary must be a
-    multiple of 128 pieces.
+    for each reduction. This function makes half as many passes. It writes only the logits without
+    their bias, and the exponentials. It applies the divisor of the softmax and the weight of a row
+    in the loss to the rows of the products instead of the logits. The vocabulary must be a multiple
+    of 128 pieces.
     """
     return _on_cpu_forward(rows_ND, table_VD, shares_SVD, bias_V, labels_N)[0]
 

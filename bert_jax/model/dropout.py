@@ -42,7 +42,7 @@ def tile_factors(
 ) -> TileFactors:
     """Returns the row and column hash factors of an array [*tiles, rows, width].
 
-    If the array has only some rows of each tile, `lines` are the numbers of these rows in the whole
+    If the array has only some rows of each tile, `lines` are the indices of these rows in the whole
     tile: int32, broadcast to [*tiles, rows]. The rows then get the same bits as in the whole tile.
     If `lines` is None, the array has all rows in order.
     """
@@ -56,7 +56,7 @@ def tile_factors(
     row_words = line_words(of_rows, first[..., None])
     column_words = line_words(numbered(width), second[..., None])
 
-    # Optimization barrier: without it XLA would hash the number of a row for each of its elements.
+    # Optimization barrier: without it XLA would hash the index of a row for each of its elements.
     return jax.lax.optimization_barrier(
         (row_factors(row_words), column_factors(column_words, rate))
     )

@@ -1,7 +1,7 @@
 """GELU and LayerNorm with hand-written gradients, computed in float32 for inputs of any dtype.
 
-The gradients take a third of the operations of JAX's gradients. The gradient of LayerNorm reads its
-input once instead of three times, which matters because reads dominate the time.
+The gradients take a third of the operations of JAX's gradients. The gradient of LayerNorm, whose
+time is mostly memory reads, reads its input once instead of three times.
 """
 
 import functools
@@ -68,7 +68,7 @@ def _norm_forward(
 ) -> tuple[Array, tuple[Array, ...]]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
-    # A second pass: if the mean is large, E[x²] − E[x]² would cancel.
+    # A second pass is necessary: if the mean is large, E[x²] − E[x]² cancels.
     variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(variance + eps)
     y = (wide - mean) * inverse * scale + bias

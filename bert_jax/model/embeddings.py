@@ -52,7 +52,7 @@ class Embeddings(nnx.Module):
 
         Args:
             input_ids: token ids.
-            token_type_ids: 0 in the first span, 1 in the second. Ignored if there is one type.
+            token_type_ids: 0 in the first span, 1 in the second. Ignored if the model has one type.
             position_ids: positions within each packed example. Default: 0 to length − 1.
             words_BLD: word embeddings of `input_ids`. If None, they are looked up.
             dropout_key: threefry key, or None in evaluation.

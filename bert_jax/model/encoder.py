@@ -30,7 +30,7 @@ REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = 
     "full": jax.checkpoint,
 }
 
-# Parameters and dropout keys [3], stacked for several layers. No keys in evaluation.
+# Parameters and dropout keys [3], stacked for several layers. Keys are None in evaluation.
 _Layers: TypeAlias = tuple[Any, Array | None]
 
 
@@ -59,7 +59,7 @@ class EncoderLayer(nnx.Module):
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the states at the positions `queries_BQ`, or all states if it is None.
 
-        Every query attends to all tokens. `dropout_keys` [3] is None in evaluation.
+        Every query attends to all tokens of its segment. `dropout_keys` [3] is None in evaluation.
         """
         core_key, attended_key, fed_key = [None] * 3 if dropout_keys is None else dropout_keys
         attended = self.attention(x_BLD, segment_ids, dropout_key=core_key, queries_BQ=queries_BQ)
@@ -83,7 +83,7 @@ class EncoderLayer(nnx.Module):
             kernel = self.output.kernel[...]
             return gelu_project(y_BLF, self.intermediate.bias[...], kernel, use=self.output.use)
         inner_BLF = constrain(self.intermediate(x_BLD), "batch", "length", "mlp")
-        # On a chip (bfloat16), recomputing the activation is cheaper than reading it.
+        # In bfloat16, used on accelerators, recomputing the activation is cheaper than reading it.
         again = jax.checkpoint if inner_BLF.dtype == jnp.bfloat16 else lambda function: function
         return again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
 
@@ -193,7 +193,7 @@ class Encoder(nnx.Module):
         of_layer: _Layers,
         queries_BQ: Array | None = None,
     ) -> Array:
-        """Returns the output of a layer, at the queries or for all tokens."""
+        """Returns a layer's output at `queries_BQ`, or for all tokens if it is None."""
 
         def layer(x_BLD: Array, of_layer: _Layers) -> Array:
             params, dropout_keys = of_layer

@@ -5,7 +5,7 @@ from typing import Final
 from bert_jax.model.config import Architecture
 
 TRAINING: Final = 3
-"""FLOPs of a training step, in forward passes: one forward, two for the backward pass."""
+"""FLOPs of a train step in units of a forward pass: one forward, two backward."""
 
 
 def forward_flops(

@@ -13,7 +13,7 @@ Array = jax.Array
 def gelu_project(y: Array, bias: Array, kernel: Array, *, use: ParamUse) -> Array:
     """Returns ``gelu_tanh(y + bias) · kernel``, in the dtype of `y`.
 
-    The gradient recomputes GELU, which on a chip is cheaper than reading it. `y` is [..., F];
+    The backward pass recomputes GELU: on a TPU, this is cheaper than reading it. `y` is [..., F];
     `bias` [F] and `kernel` [F, D] are float32.
     """
     out: Array = _project(y, bias, kernel, use)

@@ -21,7 +21,7 @@ from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
 
 
 class MlmHead(nnx.Module):
-    """Dense, activation, LayerNorm and decoder. The decoder is the embedding table, an argument."""
+    """Dense, activation, LayerNorm, and a decoder with the embedding table as its matrix."""
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width, parts = (
@@ -71,7 +71,7 @@ class MlmHead(nnx.Module):
 
     def _logits(self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
         logits_NV = add_bias(decoded(self._rows(hidden_BPD), table_VD, shares_SVD), self._bias())
-        # Reshape last: an operation between this reshape and that of the loss would cause copies.
+        # Reshape last: an operation between this and the reshape of the loss would cause copies.
         return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
 
     def _rows(self, hidden_BPD: Array) -> Array:

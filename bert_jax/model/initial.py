@@ -1,6 +1,6 @@
 """Initial values of parameters.
 
-``values(shape, seed=…, name=…)`` returns float32 numbers that depend only on the arguments: the
+``values(shape, seed=…, name=…)`` returns float32 values that depend only on the arguments: the
 shape of all layers together, the seed of the run, and the name of the parameter, such as
 ``encoder/layers/output/kernel``.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.data.rng import stream
 
-# Numbers per random stream. Threads draw the streams of a large parameter in parallel.
+# Elements per random stream. Threads draw the streams of a large parameter in parallel.
 _BLOCK: Final = 1 << 20
 _CUT: Final = 2.0  # limit in standard deviations
 

@@ -24,7 +24,7 @@ UNROLLED: Final = 4
 
 
 class Choice(NamedTuple):
-    """The implementation of a part of the train step, and the reason."""
+    """The implementation that a setting resolves to, and the reason."""
 
     name: Implementation
     why: str
@@ -44,7 +44,7 @@ def choose(
     mesh: Mesh,
     longest: int,
 ) -> Choice:
-    """Resolves the setting of a part: ``("fused", "one kernel on TPU v5 lite")``.
+    """Resolves one setting: ``("fused", "one kernel on TPU v5 lite")``.
 
     `device` is a device of the mesh, and `longest` the length of the longest rows in tokens. Raises
     UserError if the setting is `fused` and the kernel cannot run.
@@ -81,7 +81,7 @@ def choose(
 def _obstacle(
     part: Part, execution: Execution, architecture: Architecture, mesh: Mesh, longest: int
 ) -> tuple[str, str]:
-    """Returns the unsupported size of a kernel and the supported sizes, or empty texts."""
+    """Returns (unsupported size or setting, what the kernel supports), or empty texts."""
     width, itemsize = architecture.hidden_size, jnp.dtype(execution.dtype).itemsize
     if part == "attention":
         heads = architecture.num_attention_heads

@@ -1,7 +1,7 @@
-"""Parts of the model: parameters with named axes, dense layers, LayerNorm.
+"""Building blocks of the model: parameters with logical axes, dense layers, LayerNorm.
 
-Shape suffixes: B batch, L length, Q queries of a row, D hidden size, F FFN
-width, H heads, K head columns, P masked positions, E examples per row, V padded vocabulary.
+Shape suffixes: B batch, L length, Q queries of a row, D hidden size, F FFN width, H heads, K head
+columns, P masked positions, E examples per row, V padded vocabulary.
 """
 
 import functools
@@ -39,12 +39,12 @@ def param(shape: Sequence[int], axes: LogicalAxes, initial: Initial) -> nnx.Para
 class ParamUse(NamedTuple):
     """How a parameter is stored and how its gradient is summed."""
 
-    stored: LogicalAxes  # axes between steps, sharded over devices
+    stored: LogicalAxes  # logical axes that determine its sharding between steps
     gradient_dtype: Dtype  # dtype of the sum over devices
 
     @property
     def axes(self) -> LogicalAxes:
-        """Axes of the parameter in a computation."""
+        """Logical axes of the parameter during a step."""
         return whole(self.stored)
 
 
@@ -96,8 +96,7 @@ class Dense(nnx.Module):
     def with_bias(self, y: Array) -> Array:
         """Returns a product with the bias added.
 
-        The bias is broadcast before it is cast, so that its gradient is summed in the dtype of
-        gradients.
+        The bias is broadcast before it is cast, so that its gradient is summed in `gradient_dtype`.
         """
         y = y.reshape(*y.shape[:-1], *self.bias.shape)
         wide = self.bias[...].astype(self.use.gradient_dtype)
@@ -109,8 +108,8 @@ def project(x: Array, kernel: Array, *, use: ParamUse) -> Array:
 
     Batch and length are flattened to one axis. If a gradient contracted two axes, XLA's CPU
     compiler would transpose the operands element by element, which takes 40% of the time of the
-    FFN. The gradient of the kernel is computed in `use.gradient_dtype`. With JAX's gradient, in the
-    dtype of `x`, XLA would sum over devices in bfloat16, because it sums before it casts.
+    FFN. The gradient of the kernel is computed in `use.gradient_dtype`. JAX's gradient would have
+    the dtype of `x`, and XLA would sum it over devices in bfloat16 before the cast.
     """
     y: Array = _product(x.reshape(-1, x.shape[-1]), kernel, use)
     return y.reshape(*x.shape[:-1], -1)
@@ -153,9 +152,9 @@ def gradient_of_kernel(rows: Array, gradient: Array, use: ParamUse) -> Array:
 
 
 def placed(param: Array, dtype: DTypeLike, axes: LogicalAxes) -> Array:
-    """Returns a parameter for use. Casts it before the gather, which then moves half the bytes."""
+    """Casts a parameter, then gathers it for use. A gather in bfloat16 moves half the bytes."""
     if param.dtype != dtype:
-        # Optimization barrier: without it XLA would fuse the cast into the product, for each tile.
+        # Optimization barrier: without it XLA would repeat the cast for each tile of the product.
         param = jax.lax.optimization_barrier(param.astype(dtype))
     return constrain(param, *axes)
 
@@ -206,7 +205,7 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
         width = (architecture.hidden_size,)
-        # Not the sharded axis "embed": sharding so few numbers costs more than it saves.
+        # Not the sharded axis "embed": sharding so few elements costs more than it saves.
         self.scale = param(width, ("hidden",), Constant(1.0))
         self.bias = param(width, ("hidden",), Constant(0.0))
         self.eps = architecture.layer_norm_eps
@@ -222,9 +221,9 @@ class LayerNorm(nnx.Module):
 def add_bias(y: Array, bias: Array) -> Array:
     """Returns ``y + bias`` for `y` [N, V] and `bias` [V].
 
-    The gradient of the bias is a product with ones, because for a vocabulary XLA's sum over rows
-    takes a CPU as long as the projection. The ones have eight rows, because the TPU compiler turns
-    a product with one row into a sum.
+    The gradient of the bias is a product with ones. For a vocabulary, XLA's sum over rows would
+    take as long as the projection on a CPU. The ones have eight rows, because the TPU compiler
+    turns a product with one row into a sum.
     """
     return y + bias
 

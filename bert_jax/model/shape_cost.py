@@ -1,4 +1,4 @@
-"""Estimates the time to compile for one more shape, compared with the time per token."""
+"""Estimates the compile time of an additional batch shape, as a number of computed tokens."""
 
 from typing import Final, NamedTuple
 
@@ -10,9 +10,9 @@ from bert_jax.model.config import Architecture
 from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.parallel.accelerators import peak_flops
 
-# Seconds to compile a program for one length: a constant, and seconds per layer. Values for the CPU
-# were measured with MiniLM on two cores, where the scan makes the forward pass nearly independent
-# of the number of layers. Values for accelerators were measured with the TPU compiler on two cores
+# Seconds to compile a program for one length: a constant, and seconds per layer. The CPU values
+# were measured with MiniLM on two cores. There, layers are scanned, so the forward pass hardly
+# depends on their number. The accelerator values were measured with the TPU compiler on two cores
 # and unrolled layers.
 _CPU_STEP: Final = (1.5, 0.9)
 _CPU_FORWARD: Final = (1.0, 0.1)
@@ -25,7 +25,7 @@ _UNKNOWN_PEAK: Final = 100e12  # assumed peak FLOP/s of an unknown accelerator
 
 
 class ShapeCost(NamedTuple):
-    """The cost of compiling a program."""
+    """The cost of compiling a program for one more shape."""
 
     program: float  # tokens that are computed in the time of one compilation
     passes: int = 1  # number of times that each row is computed
@@ -34,7 +34,7 @@ class ShapeCost(NamedTuple):
 def training_cost(
     architecture: Architecture, mesh: Mesh, *, max_length: int, epochs: int
 ) -> ShapeCost:
-    """Returns the cost of compiling a train step. An error of 50% costs only seconds."""
+    """Returns the cost of compiling a train step. An error of 50% costs a run only seconds."""
     flops = TRAINING * forward_flops(architecture, seq_length=max_length) / max_length
     seconds = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
     return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, epochs)
@@ -59,7 +59,7 @@ def _on_cpu(mesh: Mesh) -> bool:
 
 
 def _speed(mesh: Mesh) -> float:
-    """Returns the FLOP/s of all devices. Equal on all hosts, which must choose equal shapes."""
+    """Returns the FLOP/s of all devices, equal on all hosts, which must choose equal shapes."""
     if _on_cpu(mesh):
         return _CORE_FLOPS * (available_cores() if jax.process_count() == 1 else mesh.size)
     return (peak_flops(mesh.devices.flat[0]) or _UNKNOWN_PEAK) * _SHARE_OF_PEAK * mesh.size

@@ -26,7 +26,7 @@ _SHARES = ("batch", *_TABLE)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def shares_of(table_VD: Float[Array, "vocab hidden"], dtype: Dtype) -> Array:
-    """Returns zeros [S, V, D] whose gradient, summed over S in `dtype`, is that of the table."""
+    """Returns zeros [S, V, D]. Summed over S in `dtype`, their gradient is the table's."""
     del dtype
     shape = (parts_in_use("batch"), *table_VD.shape)
     return constrain(jnp.zeros(shape, jnp.float32), *_SHARES)

@@ -1,8 +1,8 @@
 """Attention in plain JAX, the reference for the fused kernel.
 
-The gradient is hand-written. The forward pass stores each probability with its dropout in one
-number: negative if it is dropped, otherwise scaled up. So the backward pass needs neither the mask
-nor the scores, and only scores are float32.
+The gradient is hand-written. The forward pass stores each probability and its dropout in one value:
+negative if it is dropped, otherwise scaled up. So the backward pass needs neither the mask nor the
+scores. Only scores are float32.
 """
 
 import functools
@@ -19,7 +19,7 @@ from bert_jax.parallel.sharding_rules import on_one_cpu
 # Finite, so that a query without a visible key gets a uniform average instead of NaN.
 MASKED: Final = -1e9
 
-# Maximum number of parts of a batch on a CPU, and minimum number of scores per part.
+# On a CPU: maximum number of parts of a batch, and minimum number of scores per part.
 _MOST_PARTS: Final = 8
 _LEAST_SCORES: Final = 2**17
 
