@@ -33,7 +33,7 @@ TPU_COMPILER: Final[Mapping[str, str]] = {
     "TPU_STDERR_LOG_LEVEL": "3",
     "TPU_LOG_DIR": "disabled",
 }
-# A program from JAX's compilation cache has no HLO text.
+# Disables JAX's compilation cache, because a cached program has no HLO text.
 _NO_CACHE: Final[Mapping[str, str]] = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
@@ -49,8 +49,8 @@ class Compiler:
     ) -> list[CompiledStep]:
         """Returns the compiled step of each request, from the cache if possible.
 
-        A cached exact step replaces a quick one. Quick steps compile in parallel, one for each CPU
-        core. `title` names the steps in progress lines. Default: the titles of the requests.
+        A cached exact step also answers a quick request. Quick steps compile in parallel, one for
+        each CPU core. `title` is for progress messages. Default: the titles of the requests.
 
         Raises:
             CannotPlan: if libtpu is not installed, or does not know the topology.
@@ -68,7 +68,7 @@ class Compiler:
         return [step or next(compiled) for step in found]
 
     def _kept(self, request: CompileRequest, title: str) -> CompiledStep | None:
-        """Returns a cached step and shows its date, or returns None."""
+        """Returns a request's cached step and prints its date. Returns None if there is none."""
         exact = request.model_copy(update={"quick": False})
         for kept in dict.fromkeys((kept_at(exact), kept_at(request))):
             try:

@@ -1,8 +1,8 @@
-"""Estimates time and cost from the compiler's figures.
+"""Estimates time and cost from compiled steps.
 
-The time of a step is its cycles at the chip's clock, plus the exposed time of its collectives. A
-collective takes its bytes divided by the bandwidth, and is exposed while the core does not compute.
-Estimates exclude waiting for input, checkpoints and preemptions.
+The time of a step is its cycles at the chip's clock, plus the exposed time of its collectives. The
+time of a collective is its bytes divided by the bandwidth; it is exposed while the core does not
+compute. Estimates exclude waiting for input, checkpoints and preemptions.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class StepEstimate:
 
     @property
     def bound(self) -> str:
-        """The part with the most seconds."""
+        """The unit with the most seconds: a key of `parts`."""
         return max(self.parts, key=self.parts.__getitem__)
 
 
@@ -40,7 +40,7 @@ class PhasePlan:
     """The compiled steps of one phase.
 
     An evaluation step is not compiled if it surely fits (see `bert_jax.planning.planning`). Its
-    time is then estimated as a third of a train step's, because it has no backward pass.
+    time per row is then estimated as a third of a train step's, because it has no backward pass.
     """
 
     steps: int
@@ -80,7 +80,7 @@ class Plan:
     topology: TpuTopology  # topology of one slice
     slices: int
     phases: Sequence[PhasePlan]
-    notes: tuple[str, ...] = ()  # remarks on the figures for the reader
+    notes: tuple[str, ...] = ()  # limits of the estimates, as sentences
     suggestions: tuple[Suggestion, ...] = ()  # settings that fit, fastest first
 
     @property
@@ -124,7 +124,7 @@ class Plan:
         return f"{where} needs {needed:.1f} GiB of {available:.1f} GiB per chip"
 
     def suggestion(self, overrides: tuple[str, ...], step: CompiledStep) -> Suggestion:
-        """Returns the suggestion of settings whose compiled train step fits."""
+        """Returns the suggestion of `overrides`, with which the compiled train step fits."""
         estimate = self.estimate(step)
         return Suggestion(
             overrides=overrides,

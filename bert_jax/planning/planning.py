@@ -1,7 +1,7 @@
 """Makes a plan: chooses the steps to compile, and searches for settings that fit.
 
 Most suggestions change only memory and time, not the training: accumulation, remat, and how
-parameters are sharded. The last suggestion has another batch size, which changes the training.
+parameters are sharded. One suggestion has another batch size, which changes the training.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ QUICK_NOTE: Final = (
     f"quick: memory is from the compiler, cycles are estimates within about {_CYCLES_OFF}; --exact "
     f"also generates code, which takes minutes"
 )
-SHALLOW: Final = 2  # number of layers up to which exact compilation is as fast as quick
+SHALLOW: Final = 2  # maximum number of layers for which exact compilation is as fast as quick
 
-COMPILED: Final = 10  # maximum candidates to compile with the batch size of the run
-_ENOUGH: Final = 4  # number of fitting candidates that ends the search
+COMPILED: Final = 10  # maximum number of candidates compiled at the run's batch size
+_ENOUGH: Final = 4  # the search stops after this many candidates fit
 
-# Remat settings from the fastest to the one with the least memory.
+# Remat settings, fastest first. Each needs less memory than the previous one.
 _REMAT: Final[tuple[Remat, ...]] = ("none", "attention", "dots", "full")
 _TRIED: Final[tuple[Remat, ...]] = ("none", "attention", "full")
 _ACCUMULATION: Final = (1, 2, 4, 8, 16)  # multiples of the configured accumulation
@@ -102,9 +102,9 @@ def _is_compiled(run: CompileRequest, phase: int, train: CompiledStep) -> bool:
 def _surely_fits(run: CompileRequest, phase: int, train: CompiledStep) -> bool:
     """Returns whether the train step shows that a phase's evaluation fits.
 
-    An evaluation batch has by default as many rows as a microbatch. For equal rows, a forward pass
-    needs no more temporaries than a forward and backward pass. An evaluation therefore needs at
-    most the peak of the train step and the copy of the parameters.
+    By default, an evaluation batch has as many rows as a microbatch. For these rows, a forward pass
+    needs no more temporaries than a train step. So an evaluation needs at most the peak of the
+    train step plus the copy of the parameters.
     """
     section = run.train.phases[phase]
     if train.memory is None or run.train.evaluation_rows(section) > section.microbatch:
@@ -115,7 +115,7 @@ def _surely_fits(run: CompileRequest, phase: int, train: CompiledStep) -> bool:
 
 def _with_suggestions(plan: Plan, run: CompileRequest, compiler: Compiler) -> Plan:
     """Returns a plan with settings under which the largest phase fits."""
-    if not plan.fits:  # print before the search, which takes many times as long as the plan
+    if not plan.fits:  # print now: the search takes many times as long as the plan
         line = f"{run.topology}: does not fit: {plan.memory_missing()}"
         compiler.narrator.say(f"{line}; searching for settings that fit")
     sizes = [phase.batch_size * phase.seq_length**2 for phase in run.train.phases]
@@ -204,15 +204,16 @@ def find_fitting(
     *,
     compiled: Callable[[CompileRequest, str], CompiledStep],
 ) -> list[Fitting]:
-    """Compiles variants of a train step until enough of them fit; the smallest changes come first.
+    """Compiles candidates for a train step until enough of them fit.
 
-    Skips candidates that surely need too much memory, judging by those that did not fit.
-    `compiled` compiles a step with a title. If the evaluation does not fit, `compiled` returns the
-    evaluation step instead.
+    Skips a candidate if the memory of an earlier candidate shows that it cannot fit. `compiled`
+    compiles a step with a title. If the evaluation does not fit, `compiled` returns the evaluation
+    step instead.
 
     Returns:
-        At most four settings that fit, out of at most ten compiled. One more has another batch
-        size: the size is doubled, or, if fitting needed more accumulation, divided by that factor.
+        At most four settings that fit, out of at most ten compiled, and one with another batch
+        size. If accumulation had to grow, that size is divided by the factor; otherwise it is
+        doubled.
     """
     tried: dict[TriedSettings, CompiledStep | None] = {}  # None for invalid settings
 
@@ -254,7 +255,7 @@ def _of_another_batch(fitting: TriedSettings, request: CompileRequest) -> TriedS
 
 
 def candidates(request: CompileRequest, topology: TpuTopology) -> Iterator[TriedSettings]:
-    """Yields settings to try: configured ones, other layouts and remat, then more accumulation."""
+    """Yields settings to try: as configured, other meshes and remat, then more accumulation."""
     phase, configured = request.train.phases[request.phase], request.model.execution.remat
     inside = topology.devices
     devices = inside * request.mesh.slices

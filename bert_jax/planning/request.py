@@ -29,7 +29,7 @@ class CompileRequest(Section):
     topology: str  # topology of one slice, as spelled by `bert_jax.parallel.topology`
     kind: StepKind = "train"
     phase: int = pydantic.Field(default=0, ge=0)  # index of the phase
-    vocab_size: int = pydantic.Field(ge=1)  # pieces of the tokenizer, which is not read
+    vocab_size: int = pydantic.Field(ge=1)  # number of pieces; the tokenizer is not read
     model: ModelSection
     objective: ObjectiveSection
     mesh: MeshSection  # includes the number of slices
@@ -73,7 +73,7 @@ def versions() -> str:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """Returns a hash of all source files that influence a compiled step or its figures."""
+    """Returns a hash of all source files that influence a compiled step or its estimates."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     packages = ("kernels", "model", "objectives", "optim", "parallel", "planning", "train")

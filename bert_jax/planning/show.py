@@ -30,7 +30,7 @@ def show_plans(
 ) -> None:
     """Prints the verdict of each plan and the summary.
 
-    `suggestions` adds the settings that fit. `details` adds the same settings, memory, work,
+    `suggestions` adds the settings that fit. `details` adds these settings, memory, work,
     collectives, cycles by kind and kernel, and notes.
     """
     for found in plans:
@@ -117,7 +117,7 @@ def render_plans(plans: Sequence[Plan], prices: Prices, *, title: str) -> str:
 
 
 def _tiles(found: Plan, prices: Prices, *, one: bool) -> list[tuple[str, str]]:
-    """Returns the labels and values of hours, dollars and memory."""
+    """Returns (label, value) of a plan's hours, dollars and memory."""
     tiles = {
         "time": NOTHING if found.hours is None else duration(found.hours),
         "on demand": dollars(found.dollars(prices)),
@@ -131,7 +131,8 @@ def _tiles(found: Plan, prices: Prices, *, one: bool) -> list[tuple[str, str]]:
 def plans_as_json(plans: Sequence[Plan], prices: Prices) -> str:
     """Returns the plans as a JSON list.
 
-    Bytes of steps are per JAX device, FLOPs are those of all chips, times are in seconds.
+    `useful_flops` are for all chips. Memory, cycles and work are for one JAX device. Times are in
+    seconds.
     """
     return json.dumps([_plan(found, prices) for found in plans], indent=2)
 

@@ -21,7 +21,7 @@ def verdict(found: Plan, prices: Prices) -> str:
         return f"Does not fit: {found.memory_missing()}. {_change(found)}"
     costs = {"on demand": found.dollars(prices), "spot": found.dollars(prices, spot=True)}
     known = [f"{dollars(cost)} {kind}" for kind, cost in costs.items() if cost is not None]
-    cost = ", ".join(known) or f"no price of {found.topology.accelerator.name} known"
+    cost = ", ".join(known) or f"price of {found.topology.accelerator.name} unknown"
     return f"Fits ({found.hbm_share():.0%} of HBM). About {duration(found.hours)}, {cost}."
 
 
@@ -156,8 +156,8 @@ def memory(plans: Sequence[Plan]) -> Rows:
 def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
     """Yields tables of the cycles of train steps by kind of operation, and of their kernels.
 
-    Bundles are those of one call. The busiest unit alone would need `of that unit` bundles, a lower
-    bound for any schedule.
+    `bundles` are those of one call. `its bundles` are those that the busiest unit alone needs, a
+    lower bound for any schedule.
     """
     for found, at, phase in each_phase(plans):
         if (counted := phase.train.cycles) is None:
@@ -237,7 +237,7 @@ def suggestions(plans: Sequence[Plan]) -> Rows:
 
 
 def notes(plans: Sequence[Plan]) -> list[str]:
-    """Returns notes on the limits of the figures."""
+    """Returns the notes of all plans, and warnings about what the cycles exclude."""
     return [
         f"{found.name}: {line}" for found in plans for line in (*found.notes, *_warnings(found))
     ]

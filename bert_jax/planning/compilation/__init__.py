@@ -1,1 +1,1 @@
-"""Compiles one step for a TPU topology, and reads the compiler's figures. Start at `step`."""
+"""Compiles one step for a TPU topology: memory, cycles, work, collectives. Start at `step`."""

@@ -1,8 +1,8 @@
 """Finds the collectives of a program: executions, bytes, devices and links.
 
-Times are estimates: bytes divided by the bandwidth of the group's links, for rings along the
-dimensions of the torus (scaling book, part 3). While an asynchronous collective runs, the core can
-compute; these cycles hide part of its time.
+Estimates time as bytes divided by the bandwidth of the group's links. Assumes ring collectives
+along the dimensions of the torus (scaling book, part 3). While an asynchronous collective runs, the
+core can compute; these cycles hide part of its time.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class DevicePlacement:
     """The placement of a program's devices in slices and on the mesh."""
 
     topology: TpuTopology  # topology of one slice
-    mesh: Mapping[str, int]  # size of each axis, in the order of device numbers
+    mesh: Mapping[str, int]  # size of each axis; device indices are row-major
     coordinates: Sequence[Sequence[int]]  # coordinates of each device's chip in its slice
     slices: Sequence[int]  # slice index of each device
 
@@ -73,7 +73,7 @@ class Collective:
     group: int  # number of devices in a group
     link: str  # `DCN` if groups cross slices, otherwise `ICI`
     seconds: float  # estimated seconds of one execution
-    hidden_cycles: int  # cycles of the core during one execution, shared by concurrent collectives
+    hidden_cycles: int  # cycles of the core during one execution, split between concurrent ones
 
     def exposed_seconds(self, clock_hz: float) -> float:
         """Returns the seconds of all executions during which the core does not compute."""
@@ -88,7 +88,7 @@ def find_collectives(program: Program, placement: DevicePlacement) -> list[Colle
         inside = _inside(operation.module, operation.instruction) if operation.trips else ()
         for instruction in inside:
             if between := _between_slices(instruction):
-                # Each chip exchanges its part with the chips at the same place in other slices.
+                # Each chip exchanges its part with the chips at its position in other slices.
                 kind, arrays = between, instruction.arrays[:1]
                 group = [placement.slices.index(one) for one in sorted(set(placement.slices))]
                 size = arrays[0].bytes
@@ -161,7 +161,7 @@ def _between_slices(instruction: Instruction) -> str | None:
 
 
 def _inside(module: HloModule, instruction: Instruction) -> Iterator[Instruction]:
-    """Yields the instruction, or for a fusion its collectives.
+    """Yields the instruction. For a fusion, yields the collectives inside it instead.
 
     Yields an asynchronous collective only for the fusion that starts it.
     """
@@ -257,7 +257,7 @@ def _hidden_cycles(program: Program) -> dict[str, int]:
     hidden: dict[str, int] = {}
     for operations in computations.values():
         running: dict[str, float] = {}
-        # Name of the starting operation, by name of each operation that passes on its result.
+        # Maps each operation that passes on the result of a start to the start's name.
         carried: dict[str, str] = {}
         sends: dict[str | None, str] = {}  # name of the send, by rendezvous
         for name, operation in operations.items():

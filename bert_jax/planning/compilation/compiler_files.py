@@ -27,7 +27,7 @@ _POLL_SECONDS: Final = 0.05
 # Allocations outside of HBM have a color. Thread-local allocations are part of other allocations.
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), page \d+, (.*)$", re.MULTILINE)
 
-# Messages of libtpu 0.0.51 if the temporaries alone, or the whole program, do not fit.
+# Messages of libtpu 0.0.51: the temporaries do not fit, or the whole program does not.
 _SIZE = r"([\d.]+)([KMGT]?)"
 _TOO_LARGE = (
     re.compile(rf"temporaries \({_SIZE}\) exceeds available HBM \({_SIZE}\)"),
@@ -40,21 +40,21 @@ class CompiledProgram(NamedTuple):
     """A compiled program: its text and its memory."""
 
     text: str  # HLO in the order of execution
-    arguments: int  # bytes of arguments in a device's HBM; in the quick form also of new results
+    arguments: int  # bytes of arguments in a device's HBM; in the quick form, also new results
     temporaries: int  # bytes of temporaries in a device's HBM
     total: int  # bytes of arguments, temporaries, and results that do not overwrite an argument
 
 
 def compile_exactly(lowered: jax.stages.Lowered, folder: Path) -> CompiledProgram:
-    """Compiles a program including its code, so that the text has `estimated_cycles`.
+    """Compiles a program and generates code, so that the text has `estimated_cycles`.
 
     The compiler writes its files to `folder`, which must be empty. Raises JaxRuntimeError if the
     compiler refuses the program.
     """
     sizes = lowered.compile(_options(folder)).memory_analysis()
     assert sizes is not None  # only other backends return None
-    # `peak_memory_in_bytes` is not used: it includes buffers on the chip, and counts only part of
-    # the temporaries, although the device reserves all of them.
+    # `peak_memory_in_bytes` is not used: it includes on-chip buffers, and counts only part of the
+    # temporaries, although the device reserves all of them.
     arguments, temporaries = sizes.argument_size_in_bytes, sizes.temp_size_in_bytes
     total = arguments + temporaries + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     # `Compiled.as_text` is not used: jaxlib 0.10.2 cannot read libtpu 0.0.51's programs for v6e.

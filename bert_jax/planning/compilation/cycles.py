@@ -26,7 +26,7 @@ class KernelCycles:
     cycles: int  # cycles of one call
     busiest: str  # the core's busiest unit: `MATMUL`, `VALU`, …
     busiest_bundles: int  # bundles that this unit alone needs, a lower bound for any schedule
-    copied_bytes: int  # bytes of one call between HBM and the chip
+    copied_bytes: int  # bytes that one call copies between HBM and the chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +95,7 @@ def count_cycles(
 
 
 def _call(found: Operation, schedule: KernelSchedule, accelerator: Accelerator) -> KernelCycles:
-    """Returns one call of a kernel.
+    """Returns the cycles of one call of a kernel.
 
     Work is the larger of its bundles and its products at the peak of the matrix units. Copies move
     each operand and result once between HBM and the chip. Work and copies overlap, except for one

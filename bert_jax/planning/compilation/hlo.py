@@ -1,7 +1,7 @@
 """Parses optimized HLO text into computations and instructions.
 
-The compiler writes the text of a scheduled TPU program. The instructions of a computation are in
-the order of execution.
+In the compiler's text of a scheduled TPU program, the instructions of a computation are in the
+order of execution.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Bytes without padding. A token has 0 bytes."""
+        """Bytes without padding. An XLA token has 0 bytes."""
         named = _BITS.search(self.dtype)
         bits = 8 if self.dtype == "pred" else int(named[0]) if named else 0
         return self.elements * bits // 8
@@ -48,14 +48,14 @@ class Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One line of a computation."""
+    """One instruction of a computation."""
 
     name: str  # unique in the module
     opcode: str  # `fusion`, `all-reduce` …
     arrays: tuple[Array, ...]  # arrays of the result; several for a tuple
     operands: tuple[str, ...]  # names of instructions in the same computation
-    literal: str  # value of a constant, or number of a parameter
-    attributes: str  # the rest of the line
+    literal: str  # value of a constant, or index of a parameter
+    attributes: str  # text after the operands
     is_root: bool  # whether it is the computation's result
 
     @property
@@ -86,7 +86,7 @@ class HloModule:
     """A program as computations."""
 
     computations: Mapping[str, Computation]  # computations by name
-    entry: str  # name of the first computation to run
+    entry: str  # name of the entry computation
 
     def inside(self, instruction: Instruction) -> Computation:
         """Returns the instructions inside a fusion; empty for other instructions."""
@@ -97,7 +97,7 @@ class HloModule:
     def parts(
         self, computation: Computation, instruction: Instruction
     ) -> Iterator[tuple[Computation, Instruction]]:
-        """Yields the instruction with its computation, or for a fusion each instruction inside."""
+        """Yields (computation, instruction). Replaces a fusion by the instructions inside."""
         if instruction.opcode != "fusion":
             yield computation, instruction
             return

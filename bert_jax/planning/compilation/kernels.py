@@ -2,12 +2,12 @@
 
 The compiler writes `estimated_cycles` only for XLA's own operations. With a flag, libtpu also
 writes the final schedule of every operation: bundles of instructions, of which the core issues one
-per cycle. A loop, such as the grid, ends with a branch back. Its trips follow from the constant
-with which the exit test compares the counter. A pipelined grid has two more steps, which skip the
-body. Other code that a branch may skip counts in full, so the figures are upper bounds.
+per cycle. A loop, such as the grid, ends with a branch back. The exit test compares the counter
+with a constant, which determines the trips. A pipelined grid has two more steps, which skip the
+body. Other code that a branch may skip counts in full, so the bundles are upper bounds.
 
-A lowered program contains the code of each kernel. Compiled without the rest of the program, all
-kernels take seconds. A cache keeps each schedule for other programs with the same kernel.
+A lowered program contains the code of each kernel. Compiling only the kernels takes seconds. A
+cache keeps each schedule for other programs with the same kernel.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ class _Stretch(NamedTuple):
 
 
 def _loops(texts: Sequence[str]) -> tuple[list[_Stretch], int]:
-    """Returns the loops, the skippable parts of loops, and the number of unknown loops."""
+    """Returns the loops, their skippable parts, and the number of loops with unknown trips."""
     begins = {region: at for at, text in enumerate(texts) for region in _BEGINS.findall(text)}
     values = _Values(texts)
     loops: list[_Stretch] = []
@@ -167,12 +167,12 @@ def _loops(texts: Sequence[str]) -> tuple[list[_Stretch], int]:
 
 
 class _Values:
-    """Scalars and predicates of a schedule by name. Each has one operation and its operands."""
+    """Definitions of a schedule's scalars and predicates: operation and operands by name."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         text = _COMMENT.sub("", "".join(texts))
         self._defined = {name: (op, operands) for name, op, operands in _DEFINITION.findall(text)}
-        self._spilled = dict(reversed(_SPILLED.findall(text)))  # stored register by place
+        self._spilled = dict(reversed(_SPILLED.findall(text)))  # spilled register by address
 
     def trips(self, predicate: str) -> int | None:
         """Returns the trips of a loop that ends when a predicate holds, or None if unknown."""
@@ -187,7 +187,7 @@ class _Values:
         return max(-(-(limit[1] - int(first[-1])) // int(step[0])), 0)
 
     def steps_with_body(self, predicate: str) -> int | None:
-        """Returns the number of steps with a counter within bounds, or None for another test."""
+        """Returns the number of steps in which a predicate's counter is within bounds, or None."""
         if not (bounds := self._find(predicate, "pnand")):
             return None
         first = self._limit(bounds[0], "scmp.ge.s32.totalorder")
@@ -200,7 +200,7 @@ class _Values:
         return (found[0], int(found[1])) if found and found[1].isdecimal() else None
 
     def _find(self, name: str, operation: str) -> list[str]:
-        """Returns the operands of a value's definition, empty if that is another operation."""
+        """Returns the operands of a value that `operation` defines; empty for other values."""
         for _ in range(_DEEPEST):
             op, text = self._defined.get(name, ("", ""))
             operands = [name or number for name, number in _OPERAND.findall(text)]
@@ -252,9 +252,9 @@ def schedules_alone(
 ) -> dict[str, KernelSchedule]:
     """Returns the schedules of a lowered program's kernels, by their `body`.
 
-    Compiles the kernels without the rest of the program, for one device of the mesh. The compiler
-    writes its schedules to `written`. If the arrays of a kernel are too large for a device, it has
-    no schedule.
+    Compiles the kernels without the rest of the program, for one device of the mesh. `written` is
+    the folder of the compiler's schedules. A kernel whose arrays do not fit on a device has no
+    schedule.
     """
 
     def kept(kernel: Kernel) -> Path:
@@ -280,7 +280,7 @@ def _fitting(
 ) -> Iterator[tuple[Kernel, KernelSchedule]]:
     """Yields kernels with their schedules.
 
-    Compiles all kernels together, or one by one if they do not fit into memory together.
+    Compiles all kernels together. If they do not fit into memory, compiles them one by one.
     """
     if not kernels:
         return
@@ -297,9 +297,9 @@ def _fitting(
 
 def _compiled(kernels: Sequence[Kernel], mesh: Mesh, written: Path) -> dict[str, KernelSchedule]:
     def call_all(operands: list[tuple[jax.Array, ...]]) -> list[Any]:
-        # Kernels get computed arrays, not arguments. As in a program, the compiler then places
-        # small arrays on the chip, which changes the code. Single numbers, such as the start of a
-        # grid, are constants in a program.
+        # Pass computed arrays, not arguments: as in a train step, XLA then places small arrays in
+        # on-chip memory, and a kernel's code depends on that. Single numbers, such as the start of
+        # a grid, are constants in a train step.
         made = jax.tree.map(lambda x: jnp.zeros_like(x) if x.size == 1 else _changed(x), operands)
         results = [
             jax.ffi.ffi_call(

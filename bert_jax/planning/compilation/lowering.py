@@ -39,7 +39,7 @@ class LoweredStep(NamedTuple):
     flops: float
     parameter_bytes: int  # parameters, as the step shards them
     optimizer_bytes: int  # optimizer state; 0 for an evaluation
-    beside_bytes: int  # train state in memory that is no argument of an evaluation
+    beside_bytes: int  # train state that an evaluation keeps in memory but does not use
     copy_bytes: int  # copy of parameters for evaluations; only set for a train step
 
 
@@ -88,7 +88,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     return LoweredStep(
         lowered=lowered,
         rows=rows,
-        flops=rows * row_flops * (1.0 if trains else 1 / 3),  # evaluation goes forward only
+        flops=rows * row_flops * (1.0 if trains else 1 / 3),  # evaluation is one forward pass
         parameter_bytes=device_bytes(state.params if trains else whole),
         optimizer_bytes=device_bytes(but_params) if trains else 0,
         beside_bytes=0 if trains else device_bytes(state if copied else but_params),
@@ -97,7 +97,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
 
 
 def open_devices(topology: TpuTopology, *, slices: int) -> Sequence[Any]:
-    """Returns the devices of a topology, which can only compile.
+    """Returns the devices of a topology. They can compile, but not run.
 
     Raises CannotPlan if libtpu does not know the topology.
     """

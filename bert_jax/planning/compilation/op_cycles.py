@@ -55,7 +55,7 @@ class Features(NamedTuple):
 
     products: float  # FLOPs divided by the peak of the matrix units
     hbm: float  # bytes in HBM divided by the HBM bandwidth
-    on_chip: float  # bytes on the chip divided by the HBM bandwidth
+    on_chip: float  # bytes in on-chip memory divided by the HBM bandwidth
     elementwise: float  # registers of all elementwise results
     transcendental: float  # registers of exponentials, roots and divisions
     moved: float  # registers of copies and slices
@@ -69,7 +69,7 @@ class LinearCost(Section):
 
 
 class CostModel(Section):
-    """Cost model of one generation. Overlapping work counts only the longer part."""
+    """Cost model of one generation. Of overlapping work, only the longer part counts."""
 
     products: LinearCost
     others: LinearCost

@@ -15,7 +15,7 @@ PRODUCTS: Final = "matrix products"
 COLLECTIVES: Final = "collectives"
 KERNEL: Final = "custom kernels"
 OTHER: Final = "elementwise"
-# The first entry with an opcode inside a fusion gives the kind of the fusion.
+# The kind of a fusion is the first entry with an opcode that occurs inside the fusion.
 _KINDS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
     (PRODUCTS, frozenset(("convolution", "dot"))),
     ("random bits", frozenset(("rng-bit-generator", "rng"))),
@@ -84,7 +84,7 @@ class Operation:
 
     @functools.cached_property
     def parts(self) -> tuple[tuple[Computation, Instruction], ...]:
-        """The instruction, or for a fusion the instructions inside."""
+        """The instruction and its computation. For a fusion, the instructions inside it instead."""
         return tuple(self.module.parts(self.computation, self.instruction))
 
     @functools.cached_property
@@ -108,7 +108,7 @@ class Operation:
     def on_core(self) -> bool:
         """Whether the core executes the operation."""
         opcode = self.instruction.opcode
-        if opcode == "custom-call":  # others are custom calls of the compiler itself
+        if opcode == "custom-call":  # the compiler also makes custom calls
             return self.kernel is not None
         return not (opcode in _FREE or opcode.startswith(_NETWORK))
 
@@ -126,7 +126,7 @@ class Operation:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes between HBM and the chip in one execution, by the core or by DMA."""
+        """Bytes that the core or DMA moves between HBM and the chip in one execution."""
         moves = self.on_core or self.instruction.opcode in _DMA
         return self.hbm_bytes if moves else 0
 
@@ -180,7 +180,7 @@ class Program:
                 yield from walk(called["body"], inside)
                 yield from walk(called["condition"], inside)
             elif each.opcode == "conditional":
-                # The branch depends on data. Count the slowest one.
+                # The chosen branch depends on data. Count the slowest branch.
                 branches = [list(walk(branch, trips)) for branch in each.branches]
                 yield from max(branches, key=_cycles, default=[])
             elif each.opcode in ("call", "async-start"):
@@ -221,7 +221,7 @@ def _product_flops(computation: Computation, instruction: Instruction) -> int:
 
 
 def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
-    """Returns how many pairs of window and output positions meet an input element, not padding."""
+    """Returns the number of (output, window) positions that read an input element, not padding."""
     names = ("size", "stride", "rhs_dilate", "lhs_dilate")
     size, stride, apart, spread = (int(window.get(name, "1")) for name in names)
     low = int(window.get("pad", "0_0").split("_")[0])
@@ -232,8 +232,8 @@ def _positions(window: Mapping[str, str], *, inputs: int, outputs: int) -> int:
 def _trip_count(module: HloModule, caller: Computation, loop: Instruction) -> int | None:
     """Returns the trip count of a `while`, if the text determines it.
 
-    In such loops, a counter runs from a constant to a constant in equal steps: loops of
-    `jax.lax.scan`, and windowed products of the compiler, which count in steps of two.
+    The counter must run from a constant to a constant in equal steps. This covers `jax.lax.scan`,
+    and the compiler's windowed products, which count in steps of two.
     """
     condition, body = (module.computations[loop.called[role]] for role in ("condition", "body"))
     state, result = caller[loop.operands[0]], _root(body)
@@ -278,7 +278,7 @@ def _root(computation: Computation) -> Instruction:
 
 
 def _behind(computation: Computation, name: str) -> Instruction:
-    """Returns the source of an instruction, behind copies, conversions and reshapes."""
+    """Returns the source of a value, looking through copies, conversions and reshapes."""
     found = computation[name]
     while found.opcode in _TRANSPARENT and found.operands:
         found = computation[found.operands[0]]

@@ -1,8 +1,8 @@
 """Compiles one step of a run for a TPU topology: memory, cycles, work, collectives.
 
 ``python -m bert_jax.planning.compilation.step FOLDER`` compiles a request in a separate process.
-libtpu reads its settings only once per process, and a compiler that runs out of memory then ends no
-other process.
+libtpu reads its settings only once per process. If the compiler runs out of memory, only its own
+process ends.
 
 An exact step has the code that the run would execute. A quick step skips code generation: memory
 and collectives are from the compiler, and `op_cycles` estimates the cycles. The quick form depends
@@ -58,7 +58,7 @@ class Memory:
 
 @pydantic.dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-    """One compiled step, or the memory that it lacks."""
+    """One compiled step. If it does not fit, only the needed and the available memory."""
 
     rows: int  # rows of a batch
     useful_flops: float  # FLOPs of the model's products in one step on all chips, without remat
@@ -164,9 +164,9 @@ def compile_step(request: CompileRequest) -> CompiledStep:
 def main(folder: str) -> None:
     """Reads a request from a folder and writes ``{"step": …}`` into it.
 
-    For a user's mistake, writes ``{"refused": …}`` with the error's key, message and values. For a
-    topology unknown to this libtpu, writes ``{"unable": …}`` with the same. For other errors, such
-    as the compiler's, writes ``{"failed": …, "traceback": …}``.
+    If compilation fails, writes other keys instead. ``refused`` (a user's mistake) and ``unable``
+    (a topology unknown to this libtpu) have the error's key, message and values. ``failed`` and
+    ``traceback`` describe other errors.
     """
     request = CompileRequest.model_validate_json(Path(folder, REQUEST).read_bytes())
     result: dict[str, Any] = {}
