@@ -1,8 +1,8 @@
 """``python -m tests.kernels.alone_program '{"v4:2x2x1": [["norm", {…}]], …}'`` compiles kernels.
 
-The functions are those of `benchmarks.kernels_alone`. In addition, ``["finetuning", {}]`` is the
-step of a classifier, as in `finetune`. The program prints the names of the kernels for each
-topology as JSON. test_alone_compile.py runs it in a separate process.
+``norm`` calls `lower_norm` of `benchmarks.kernels_alone`. ``["finetuning", {}]`` compiles the train
+step of a classifier. Prints the names of the kernels for each topology as JSON.
+test_alone_compile.py runs this program in a separate process.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.support import small_architecture
 def kernels(topology: str, wanted: list[tuple[str, dict[str, Any]]]) -> list[str]:
     """Compiles programs, and returns the names of their kernels.
 
-    The kernels depend on the chip of the mesh: on its emulated operations and its cores.
+    The kernels depend on the chip: whether it emulates int32 products, and its number of cores.
     """
     devices = open_devices(parse_topology(topology), slices=1)
     names: list[str] = []

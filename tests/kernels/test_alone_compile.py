@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def attention(length: int) -> list[Program]:
-    """From 1,024 tokens the backward kernel has two tiles. Few queries use another kernel."""
+    """Returns programs for all queries of a row, and for the queries of masked tokens only."""
     heads = {"batch": 2, "length": length, "heads": 2, "columns": 64}
     settings = heads | {"dtype": "bfloat16", "rate": 0.1}
     few = settings | {"queries": round(0.15 * length) + 1}
@@ -31,7 +31,7 @@ def attention(length: int) -> list[Program]:
 
 
 def layer(length: int, width: int, dtype: str) -> list[Program]:
-    """LayerNorm with and without dropout, and GELU's gradient in its dtype."""
+    """Returns LayerNorm with and without dropout; in bfloat16, also the gradient of GELU."""
     numbers = {"width": width, "dtype": dtype}
     tokens = numbers | {"batch": 2, "length": length}
     wanted: list[Program] = [("norm", tokens | {"rate": rate}) for rate in (0.0, 0.1)]
@@ -53,11 +53,11 @@ SHORT = [
     *loss(12, 64, 256, "float32"),
 ]
 LONG = [
-    *(attention(length) for length in (512, 1024, 2048)),
+    *(attention(length) for length in (512, 1024, 2048)),  # one tile backward, then several
     layer(512, 2048, "float32"),
     layer(1000, 1024, "bfloat16"),
     layer(4096, 768, "bfloat16"),
-    # The maximum rows that fit, in one and in several groups, with partly filled registers.
+    # The maximum rows of one group, and rows for several groups, with partly filled registers.
     loss(1232, 1024, 30592, "bfloat16"),
     loss(5000, 312, 30592, "float32"),
     loss(5000, 2048, 119552, "bfloat16"),

@@ -1,4 +1,4 @@
-"""Compares the fused losses with `cross_entropy` of logits."""
+"""Compares `decoded_cross_entropy` and `cpu_cross_entropy` with `cross_entropy` of logits."""
 
 import functools
 from typing import Any
@@ -39,7 +39,7 @@ def xla(rows: Any, table: Any, bias: Any, labels: Any) -> Scored:
 
 @functools.partial(jax.jit, static_argnums=0)
 def score(core: Any, rows: Any, table: Any, bias: Any, labels: Any, weights: Any) -> Any:
-    """Returns losses and hits, and the gradients of the weighted loss."""
+    """Returns the gradients of the weighted loss, then losses and hits."""
 
     def value(rows: Any, table: Any, bias: Any) -> tuple[Any, Any]:
         found = core(rows, table, bias, labels)
@@ -51,7 +51,7 @@ def score(core: Any, rows: Any, table: Any, bias: Any, labels: Any, weights: Any
 def drawn(
     rows: int, hidden: int, pieces: int, *, vocab_size: int | None = None, size: float = 1.0
 ) -> list[Any]:
-    """Returns rows, a padded table, a bias, weights, and labels with the first and last piece."""
+    """Returns rows, padded table, bias, labels (first and last piece included), and weights."""
     rng = np.random.default_rng(0)
     used = vocab_size or pieces
     x = size * rng.standard_normal((rows, hidden))
@@ -77,7 +77,7 @@ SIZES = [
     (12, 64, 256, 250),
     (5, 32, 128, 128),
     (77, 48, 640, 601),  # tiles of 512 and 256: the table's last tile is partial
-    (300, 16, 1408, 1300),  # strips of rows; an odd number of tiles
+    (300, 16, 1408, 1300),  # several strips of rows; an odd number of tiles
 ]
 
 
@@ -98,7 +98,7 @@ def test_it_equals_the_loss_of_logits(
 def test_rows_beyond_vmem_are_split_into_groups(
     cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradient of the table is summed over groups. Two cores process parts of the table."""
+    """The table's gradient is summed over groups. Two cores process half of the table each."""
     monkeypatch.setattr(kernels, "groups_of", lambda rows, **sizes: (3, 16))
     monkeypatch.setattr(kernels, "_cores", lambda: cores)
     arrays = drawn(41, 24, 1024)

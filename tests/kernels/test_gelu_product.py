@@ -32,7 +32,7 @@ def xla(y: Any, bias: Any, kernel: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def fed(core: Any, y: Any, bias: Any, kernel: Any, weights: Any) -> Any:
-    """Returns the output, and the gradients of its weighted sum."""
+    """Returns the gradients of the weighted sum of the output, then the output."""
 
     def value(*arrays: Any) -> tuple[Any, Any]:
         out = core(*arrays)

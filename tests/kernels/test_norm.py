@@ -23,7 +23,7 @@ from tests.support import relative_error, small_architecture
 
 @functools.partial(jax.jit, static_argnames=("norm", "rate", "remat"))
 def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none") -> Any:
-    """Returns the output, and the gradients of its weighted sum."""
+    """Returns the gradients of the weighted sum of the output, then the output."""
     residual, product, weights = arrays
     architecture = small_architecture(hidden_size=residual.shape[-1])
     execution = Execution(dtype=residual.dtype.name, norm=norm)
@@ -43,7 +43,7 @@ def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none
 
 
 def drawn(rows: int, length: int, width: int, dtype: Any = jnp.float32) -> tuple[Any, Any]:
-    """Returns residual, product and weights, and a bias near 0, a scale near 1, a bias near 0."""
+    """Returns residual, product and weights; bias near 0, scale near 1, bias near 0."""
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(x, dtype) for x in rng.standard_normal((3, rows, length, width))]
     vectors = 0.3 * rng.standard_normal((3, width)) + np.array([[0.0], [1.0], [0.0]])
@@ -92,7 +92,7 @@ def test_bfloat16_error_is_no_larger_than_xlas() -> None:
 
 @pytest.mark.parametrize("ratio", [0, 100, 3000])
 def test_a_large_mean_costs_no_precision(ratio: int) -> None:
-    """The mean is `ratio` deviations. The error is only the rounding of float32."""
+    """The mean is `ratio` standard deviations. The error is only float32 rounding."""
     bound = 1e-6 + 1e-7 * ratio
     (residual, product, weights), (_, scale, bias) = drawn(1, 32, 256)
     arrays = residual + ratio, jnp.zeros_like(product), weights

@@ -20,7 +20,7 @@ from tests.interop.hf_checkpoints import (
     torch_inputs,
 )
 
-LAYERS, HEADS = 5, 4  # too many layers to be unrolled
+LAYERS, HEADS = 5, 4  # more layers than are unrolled on a CPU
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_the_maps_equal_hugging_faces(theirs: BertModel, imported: Imported) -> 
     rows, length = batch["input_ids"].shape
     assert found.shape == (LAYERS, rows, HEADS, length, length)
     assert found.dtype == np.float32
-    # Padding queries: Hugging Face averages over the sentence, ours are zero.
+    # The maps of padding queries are averages in Hugging Face, zero in bert_jax.
     tokens = batch["segment_ids"][None, :, None, :, None] > 0
     np.testing.assert_allclose(found, np.where(tokens, expected, 0), atol=2e-6)
     assert expected.std() > 0.02  # the maps are not uniform

@@ -22,7 +22,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import partition_spec
 
-SIGMAS = 5.0  # bound of a normal deviate among hundreds
+SIGMAS = 5.0  # bound, in standard deviations, for hundreds of statistics
 ROWS, WIDTH = 2048, 512
 
 
@@ -44,7 +44,7 @@ def test_without_a_key_or_a_rate_it_is_the_identity() -> None:
 
 
 def test_dropped_elements_get_no_gradient() -> None:
-    """The backward pass recomputes the mask."""
+    """The backward pass recomputes the mask of the forward pass."""
     x = jnp.ones((64, 64), jnp.bfloat16)
     out, pull = jax.vjp(jax.jit(lambda y: dropout(y, 0.3, jax.random.key(1))), x)
     assert out.dtype == jnp.bfloat16
@@ -54,7 +54,7 @@ def test_dropped_elements_get_no_gradient() -> None:
 
 
 def masks(rate: float, *, seed: int = 0) -> np.ndarray:
-    """Returns float64 [ROWS, WIDTH] with mean 0 and standard deviation 1."""
+    """Returns a mask scaled to mean 0 and standard deviation 1, float64 [ROWS, WIDTH]."""
     kept = np.asarray(dropout(jnp.ones((ROWS, WIDTH)), rate, jax.random.key(seed))) > 0
     return (kept - (1 - rate)) / np.sqrt(rate * (1 - rate))
 
@@ -68,12 +68,12 @@ def test_neighbours_rows_and_columns_are_independent(rate: float) -> None:
             assert abs(deviates) < SIGMAS, lag
     for of, count in ((mask.T, ROWS), (mask[:512], WIDTH)):
         products = (of @ of.T)[np.triu_indices(len(of), 1)] / np.sqrt(count)
-        # For independent masks, its variance is 1, estimated from 130,000 effective draws.
+        # For independent masks, the variance of the 130,816 products is 1.
         assert abs(products.var() - 1) < SIGMAS * np.sqrt(4 / products.size)
 
 
 def drawn_words(key: jax.Array, rows: int, width: int) -> np.ndarray:
-    """One tile."""
+    """Returns the words of one tile."""
     lines = (jnp.arange(count, dtype=jnp.int32) for count in (rows, width))
     down, across = map(line_words, lines, tile_seeds(key, ()))
     return np.asarray(down[:, None] * across)

@@ -1,4 +1,4 @@
-"""Which parts of a train step use a kernel, and when `fused` is refused."""
+"""The resolved `attention`, `norm`, `loss` and `ffn`, and when `fused` is refused."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ def chosen(
     dtype: str = "bfloat16",
     **changes: Any,
 ) -> Choice:
-    """Returns the resolved setting of a part on a kind of chip."""
+    """Returns the resolved value of a setting on a kind of chip."""
     return choose(
         part,
         Execution.model_validate({part: setting, "dtype": dtype}),
@@ -91,9 +91,9 @@ def test_the_widest_model_of_the_fused_loss(dtype: str, most: int) -> None:
         (64, "bfloat16", 1, 2048),
         (64, "bfloat16", 2, 2048),
         (64, "float32", 1, 512),
-        (64, "bfloat16", 4, 512),  # a device's three heads are one block
+        (64, "bfloat16", 4, 512),  # the three heads of a device form one block
         (32, "bfloat16", 1, 512),
-        (80, "bfloat16", 1, 256),  # twelve heads are one block
+        (80, "bfloat16", 1, 256),  # the twelve heads of a device form one block
     ],
 )
 def test_the_longest_row_depends_on_the_devices_heads(

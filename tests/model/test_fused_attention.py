@@ -63,7 +63,7 @@ def xla(
 def attend(
     core: Any, q: Any, k: Any, v: Any, weights: Any, *, rate: float, queries: Any = None
 ) -> Any:
-    """Returns the output, and the gradients of its weighted sum for all inputs and biases."""
+    """Returns the gradients of the weighted sum of the output, then the output."""
     segments = segments_of(*k.shape[:2])
     bias = jnp.linspace(-0.5, 0.5, 3 * q.shape[2] * q.shape[3]).reshape(3, *q.shape[2:])
 
@@ -75,7 +75,7 @@ def attend(
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Compares arrays. Biases are one array, because the key bias's gradient is only rounding."""
+    """Compares arrays. All biases are one array: the key bias's gradient alone is only rounding."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert relative_error(one, other) < 2e-5
 
@@ -85,17 +85,17 @@ def assert_same(found: Any, expected: Any) -> None:
     [
         (2, 128, 2, 64, 0.0),
         (2, 128, 3, 64, 0.3),  # an odd number of heads in one block
-        (11, 128, 1, 64, 0.1),  # a prime number of rows
+        (11, 128, 1, 64, 0.1),  # a prime number of rows: one row per block
         (10, 40, 1, 32, 0.1),  # two blocks of rows; not a multiple of a register
         (1, 128, 1, 128, 0.1),
-        (1, 1000, 1, 32, 0.1),  # two tiles of queries backward, padded
+        (1, 1000, 1, 32, 0.1),  # padded, two tiles of queries in the backward kernel
         pytest.param(3, 256, 6, 64, 0.1, marks=pytest.mark.chaos),
         pytest.param(3, 512, 3, 64, 0.1, marks=pytest.mark.chaos),  # two stages
-        pytest.param(2, 2048, 2, 64, 0.1, marks=pytest.mark.chaos),  # several tiles forward too
+        pytest.param(2, 2048, 2, 64, 0.1, marks=pytest.mark.chaos),  # forward: several tiles
     ],
 )
 def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: float) -> None:
-    """With dropout, both drop the same elements in the forward and backward pass."""
+    """`fused` and `xla` drop the same elements in the forward and backward pass."""
     drawn = np.random.default_rng(0).standard_normal((4, rows, length, heads, columns))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     assert_same(attend(fused, *arrays, rate=rate), attend(xla, *arrays, rate=rate))
@@ -103,7 +103,7 @@ def test_it_equals_xla(rows: int, length: int, heads: int, columns: int, rate: f
 
 @pytest.mark.parametrize("core", [fused, xla])
 def test_a_vector_shared_by_all_keys_costs_no_precision(core: Any) -> None:
-    """The softmax cancels the common part: five deviations of keys, one deviation of values."""
+    """The shared vector has five standard deviations in keys and one in values."""
     rng = np.random.default_rng(1)
     q, k, v, weights = rng.standard_normal((4, 1, 128, 2, 64))
     k, v = (x + by * rng.standard_normal((1, 1, 2, 64)) for x, by in ((k, 5), (v, 1)))
@@ -125,7 +125,7 @@ def test_a_vector_shared_by_all_keys_costs_no_precision(core: Any) -> None:
     ("rows", "length", "heads", "columns", "queries"),
     [
         (2, 256, 2, 64, 20),
-        (1, 1000, 1, 32, 300),  # three tiles of queries backward
+        (1, 1000, 1, 32, 300),  # three tiles of queries in the backward kernel
         (2, 128, 1, 32, 128),  # as many queries as tokens, in random order
     ],
 )
@@ -140,7 +140,7 @@ def test_selected_queries_equal_the_full_result(
     (of_q, *of_others), out = attend(xla, q, k, v, jnp.zeros_like(q).at[at].add(weights), rate=0.1)
     for core in (xla, fused):
         (found, *others), read = attend(core, q[at], k, v, weights, rate=0.1, queries=places)
-        # A query that occurs twice gets the sum of both gradients.
+        # The gradient of a position is the sum over all queries at that position.
         assert_same(jnp.zeros_like(q).at[at].add(found), of_q)
         assert_same((read, *others), (out[at], *of_others))
 
@@ -162,7 +162,7 @@ def test_bfloat16_error_is_no_larger_than_xlas() -> None:
 
 
 def test_a_mesh_splits_rows_and_heads() -> None:
-    """On one device, two of six heads form a block. With three heads per device, all three do."""
+    """A block has two of the six heads on one device, and all three heads on a mesh."""
     drawn = np.random.default_rng(2).standard_normal((4, 4, 128, 6, 64))
     arrays = [jnp.asarray(x, jnp.float32) for x in drawn]
     expected = attend(xla, *arrays, rate=0.2)

@@ -1,4 +1,4 @@
-"""A last layer with only the tokens that heads read has equal states and gradients."""
+"""A last layer that computes only the tokens that heads read has equal states and gradients."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ WIDE = {"hidden_size": 128, "num_attention_heads": 2}
 
 
 def packed_batch(rows: int) -> dict[str, Any]:
-    """Returns rows with two examples. One position, and padding, is read twice."""
+    """Returns rows with two examples. The queries repeat a position and include padding."""
     batch = small_batch(rows=rows)
     second = (np.arange(32) >= 9) & (batch["segment_ids"] > 0)
     batch["segment_ids"] = batch["segment_ids"] + second
@@ -32,7 +32,7 @@ def packed_batch(rows: int) -> dict[str, Any]:
 
 
 def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
-    """Returns the states that heads read, and the gradients of their weighted sum."""
+    """Returns the gradients of the weighted sum of the states that heads read, and the states."""
 
     @jax.jit
     def found(params: Any, batch: Any) -> Any:
@@ -56,7 +56,7 @@ def states(task: Any, params: Any, batch: Any, *, read_all: bool) -> Any:
         ({"unroll": 1, "remat": "attention"}, {"num_hidden_layers": 3}),
         ({}, {"num_hidden_layers": 1}),
         pytest.param({"remat": "full"}, {}, marks=pytest.mark.chaos),
-        pytest.param(FUSED, WIDE, marks=pytest.mark.chaos),  # tested on a mesh below
+        pytest.param(FUSED, WIDE, marks=pytest.mark.chaos),  # another test covers it on a mesh
         pytest.param(
             FUSED | {"remat": "dots", "unroll": 1},
             WIDE | {"num_hidden_layers": 3},
@@ -81,7 +81,7 @@ def test_it_equals_the_whole_layer_on_a_mesh() -> None:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """A key's bias has only rounding as its gradient."""
+    """Compares states and gradients. The gradient of the key bias is only rounding."""
     (gradients, read), (known, all_read) = found, expected
     np.testing.assert_allclose(np.asarray(read), np.asarray(all_read), atol=2e-5)
     largest = max(float(np.linalg.norm(each)) for each in jax.tree.leaves(known))

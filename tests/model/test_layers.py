@@ -1,4 +1,4 @@
-"""Initial parameters, attention, heads and equivalent ways of execution."""
+"""Initial parameters, attention, heads. Remat and unrolling change no gradient."""
 
 import functools
 from typing import Any
@@ -123,7 +123,7 @@ def test_padding_never_reaches_a_real_token() -> None:
 
 
 def loss_and_gradients(*, unroll: int = 1, **execution: Any) -> tuple[float, Any]:
-    """Returns loss and gradients with dropout, which reveal wrongly recomputed masks."""
+    """Returns loss and gradients. Dropout is on, to reveal wrongly recomputed masks."""
     _, params = small()
     dtype = execution.pop("dtype", "float32")
     task = small_task(dtype=dtype, execution={"unroll": unroll, **execution})
@@ -262,7 +262,7 @@ NORMAL = TruncatedNormal(0.02)
 
 
 def test_the_numbers_of_a_seed_equal_the_recorded_ones() -> None:
-    """A longer table starts with the same numbers as a shorter one."""
+    """A longer table starts with the rows of a shorter table."""
     found = NORMAL.values((2, 2), seed=7, name="kernel").ravel()
     expected = [-0.0034391680, 0.0011470966, 0.014643577, -0.0089504113]
     np.testing.assert_allclose(found, expected, rtol=1e-7)

@@ -16,7 +16,7 @@ from bert_jax.planning.request import CompileRequest
 
 HIDDEN, INTERMEDIATE, LAYERS, LENGTH, ROWS, VOCABULARY = 64, 128, 2, 64, 80, 1000
 PREDICTIONS = 10  # 15% of 64 tokens, plus one
-DEEP = 12  # layers of a run for the quick form
+DEEP = 12  # layers of a run that is compiled quickly
 CONFIG: dict[str, Any] = {
     "run_dir": "nowhere",
     "tokenizer": "nowhere",
@@ -46,7 +46,7 @@ CONFIG: dict[str, Any] = {
 
 
 def values(*, layers: int = DEEP) -> dict[str, Any]:
-    """Returns the settings of a run with this number of layers."""
+    """Returns the settings of a run with `layers` layers."""
     found = json.loads(json.dumps(CONFIG))
     found["model"]["execution"] = {}
     found["model"]["architecture"]["num_hidden_layers"] = layers
@@ -54,7 +54,7 @@ def values(*, layers: int = DEEP) -> dict[str, Any]:
 
 
 def run(*overrides: str, layers: int = DEEP) -> RunConfig:
-    """Returns a run with this number of layers."""
+    """Returns a run with `layers` layers."""
     return parse_config(values(layers=layers), overrides, source="test")
 
 

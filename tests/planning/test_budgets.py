@@ -1,4 +1,4 @@
-"""Compiled steps have only the allowed collectives, within bounds of bytes."""
+"""Compiled steps have only the allowed collectives, and each kind's bytes are within bounds."""
 
 import collections
 import importlib.util
@@ -25,7 +25,7 @@ pytestmark = [
 
 WIDTH, ROWS, VOCABULARY = 128, 32, 1024
 BF16, F32 = 2, 4
-SPLIT = 0.95  # minimum share of parameters that are split
+SPLIT = 0.95  # minimum share of parameter bytes that are sharded
 FIGURES = 4096  # bytes of all losses, counts and norms
 
 Kind: TypeAlias = tuple[str, tuple[str, ...], str]  # kind, mesh axes, dtype
@@ -50,7 +50,7 @@ def compiled(*overrides: str) -> CompiledStep:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uses an empty cache, and no code generation, which does not affect collectives."""
+    """Uses an empty cache. Skips code generation, which does not affect collectives."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(planning, "SHALLOW", LAYERS - 1)
 
@@ -70,16 +70,16 @@ def check(step: CompiledStep, budget: Mapping[Kind, Bounds]) -> None:
 
 
 def parameters(step: CompiledStep) -> int:
-    """Returns the bytes of a device's parameters between steps. All are float32."""
+    """Returns the bytes of a device's float32 parameters between steps."""
     assert step.memory is not None
     return step.memory.parameters
 
 
 def gathers(size: int, *, tensor: int = 1) -> dict[Kind, Bounds]:
-    """Returns bounds for gathering kernels in bfloat16 and lookup tables in float32.
+    """Returns bounds for gathers of kernels in bfloat16 and of lookup tables in float32.
 
-    The upper bound allows XLA to gather the vocabulary's table in bfloat16 too, and the FFN's
-    second kernels again to recompute GELU. `size` is the number of bytes of all parameters.
+    XLA may also gather the vocabulary's table in bfloat16, and the FFN's second kernels again to
+    recompute GELU. `size` is the number of bytes of all parameters.
     """
     looked_up = (VOCABULARY // tensor + LENGTH) * WIDTH * F32
     again = LAYERS * 2 * WIDTH * WIDTH * BF16 // tensor
@@ -94,7 +94,7 @@ def round_up(number: int, unit: int) -> int:
 
 
 def activations(rows: int, width: int = F32) -> int:
-    """Returns the bytes of the hidden states of rows."""
+    """Returns the bytes of the hidden states of `rows` rows."""
     return rows * LENGTH * WIDTH * width
 
 
@@ -135,10 +135,10 @@ def test_tensor_parallelism_sums_two_activations_per_block(attention: str) -> No
         | {
             ("reduce-scatter", ("data",), "f32"): (SPLIT * size, size),
             ("all-reduce", ("data",), "f32"): (0, (1 - SPLIT) * size + FIGURES),
-            # The kernel of the next-sentence head has two columns, which are not split.
+            # The two columns of the next-sentence head's kernel are not sharded.
             ("all-gather", ("tensor",), "f32"): (0, FIGURES),
             ("all-reduce", ("tensor",), "bf16"): (blocks + head, blocks + head),
-            # The vocabulary is split over two devices: embeddings are summed, and so are the
+            # The vocabulary is sharded over two devices. They sum embeddings, and reduce the
             # maximum and the total of the softmax over pieces.
             ("all-reduce", ("tensor",), "f32"): (
                 activations(ROWS // 2),

@@ -54,8 +54,8 @@ source_target_pairs={{{{0,1}},{{1,2}},{{2,3}},{{3,0}}}}
 """
 
 
-# A reduce-scatter over four devices, and an all-gather that overlaps a product. The gather occurs
-# in its start, in the overlapped fusion and in its end.
+# A reduce-scatter over four devices, and an all-gather that overlaps a product. The all-gather
+# occurs in three fusions: start, overlap and end.
 IN_FUSIONS = f"""
 %all-reduce-scatter.1 (s: f32[400]) -> f32[100] {{
   %s = f32[400] parameter(0)
@@ -135,7 +135,7 @@ ENTRY %main (a: f32[400], b: f32[400]) -> f32[1600] {{
 
 
 def test_concurrent_collectives_share_the_hiding_work() -> None:
-    """Work that hides two collectives is divided between them, so it is not counted twice."""
+    """Cycles that hide two collectives are divided between them."""
     first, second = find_collectives(module(TOGETHER), TWO_SLICES)
     assert (first.hidden_cycles, second.hidden_cycles) == (100 + 300, 300)
 
@@ -146,7 +146,7 @@ def test_collectives_have_bytes_axes_links_and_overlap() -> None:
     assert (permute.kind, permute.bytes, permute.axes) == ("collective-permute", 4000, ("tensor",))
     assert permute.hidden_cycles == 3000
     assert permute.exposed_seconds(1.5e9) == 0.0
-    # Four chips form a square without wraparound links, so a sum uses one link per dimension.
+    # Four chips form a square without wraparound, so an all-reduce uses one link per dimension.
     assert (inside.kind, inside.axes, inside.link, inside.group) == (
         "all-reduce",
         ("tensor",),

@@ -57,7 +57,7 @@ def test_a_larger_evaluation_that_does_not_fit_is_named(
     assert not found.fits
     assert found.hours is None
     assert found.memory_missing().startswith("the evaluation step of phase 0 needs 19.3 GiB")
-    # All suggestions reduce the rows of an evaluation. One of them does not change the training.
+    # All suggestions reduce the rows of an evaluation batch. One changes nothing else.
     assert found.suggestions
     overrides = [each.overrides for each in found.suggestions]
     assert ("train.evaluation.batch_size=null",) in overrides
@@ -77,7 +77,7 @@ def test_the_evaluation_program_counts_the_training_state(override: str, rows: i
     assert (train.rows, evaluation.rows) == (ROWS, rows)
     params, batch = evaluation.lowered.args_info[0]
     assert {leaf.shape[0] for leaf in batch.values()} == {rows}
-    # Each chip has all parameters, a quarter of the divisible state, and all indivisible arrays.
+    # Each chip has all parameters, a quarter of each divisible array, and the other arrays.
     whole = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     assert train.copy_bytes == evaluation.parameter_bytes == whole
     assert evaluation.beside_bytes == train.parameter_bytes + train.optimizer_bytes

@@ -26,8 +26,8 @@ def counted(text: str) -> Cycles:
     return count_cycles(module(text), {}, V5E)
 
 
-# A loop like the compiler's windowed product. It counts from 0 to 8 in steps of two. Its bound is
-# in the state of the loop, and its step is a sum of two values. The body has a scan of 3 steps.
+# A loop like the compiler's windowed product. It counts from 0 to 8 in steps of two. The bound is
+# in the state of the loop, and the step is a sum of two values. The body has a scan of 3 steps.
 NESTED = f"""
 HloModule jit_step, is_scheduled=true
 
@@ -118,8 +118,8 @@ def test_a_loops_body_counts_once_per_trip() -> None:
     found = counted(NESTED)
     assert found.product_flops == 12 * 2 * 8 * 8 * 8
     assert found.unknown_loops == ()
-    # A fusion is counted once, and only the costlier branch is counted. The cycles of random bits
-    # follow from their bytes: 4096 + 256.
+    # A fusion counts once. Of a conditional, only the costlier branch counts. The cycles of random
+    # bits are computed from their 4096 + 256 bytes.
     assert found.total - found.by_bytes == 12 * 100 + 4 * 7 + 50
     assert found.by_bytes == round((4096 + 256) / V5E.bytes_per_cycle) > 0
     assert found.by_kind["matrix products"] == 1200

@@ -1,4 +1,4 @@
-"""Schedules of kernels: recorded, hand-written, and compiled by the test."""
+"""Schedules of kernels: recorded, hand-written, and compiled here."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from tests.tpu_compiler import compile_for_tpus
 GOLDEN = ROOT / "tests/golden/planning"
 V5E = ACCELERATORS["v5e"]
 
-# The compiler spills the counter, and the test that skips the body in two of 50 steps.
+# The compiler spills the counter, and the predicate that skips the body in two of 50 steps.
 SPILLED = """
      0   :  { %s1 = smov.u32 0  ;;  %s2 = sld [smem:[#allocation9]] /* megacore core id */ }
    0x1 LB: > { %s3 = sphi %s1, %s4 } /* Start region 7 */
@@ -118,7 +118,7 @@ def test_a_compiled_kernel_has_its_loops_copies_and_calls(folder: Path) -> None:
     assert counted.uncounted == {}
     assert counted.unknown_loops == ()
     assert counted.in_kernels == counted.by_kind[KERNEL] == TURNS * one.cycles
-    # One turn of the inner loop takes a few bundles. Everything else takes few in total.
+    # An iteration of the inner loop takes a few bundles. Other code takes few bundles in total.
     assert 5 < one.bundles / (STEPS * OUTER * INNER) < 40
     assert one.copied_bytes >= STEPS * ROWS * LANES * 4
     assert one.copied_bytes <= (STEPS + 2) * (ROWS + 8) * LANES * 4

@@ -54,7 +54,7 @@ def planned(workplace: Path) -> dict[str, Any]:
     """Plans the tiny run for four v5e chips."""
     result = run_plan(workplace, "--topology", "v5litepod-4", "--json")
     assert result.exit_code == 0, result.stderr
-    # Without a terminal, one line is printed at once and more lines during compilation.
+    # Without a terminal, the first line appears before compilation, more lines during it.
     step = "compiling the train step of phase 0 for v5e:2x2"
     first, *_, last = (line for line in result.stderr.splitlines() if line.startswith(step))
     assert first == f"{step} …"
@@ -76,7 +76,7 @@ def test_memory_equals_the_compilers_and_the_states(planned: dict[str, Any]) -> 
     embeddings = (1024 + LENGTH + 2) * width + 2 * width  # vocabulary padded to a multiple of 128
     heads = (width * width + width) + (width * width + 3 * width + 1024) + (2 * width + 2)
     parameters = 4 * (LAYERS * layer + embeddings + heads)
-    # Each chip has a quarter of the parameters and of two moments, and all indivisible arrays.
+    # Each chip has a quarter of the divisible parameters and moments, and all other arrays.
     assert parameters / 4 < memory["parameters"] < parameters / 3
     assert 2 * memory["parameters"] <= memory["optimizer"] < 2 * memory["parameters"] + 2**10
     held = memory["parameters"] + memory["optimizer"] + memory["batch"]
@@ -120,8 +120,8 @@ def test_kernels_count_by_their_schedule(planned: dict[str, Any]) -> None:
     cycles = planned["phases"][0]["train"]["compiled"]["cycles"]
     assert cycles["uncounted"] == {}
     kernels = cycles["kernels"]
-    # LayerNorm and GELU have no kernel: 64 columns do not fill a register.
-    # The last layer has a separate kernel for fewer queries.
+    # LayerNorm and GELU use no kernel, because 64 columns do not fill a register. The last layer
+    # has a separate kernel for fewer queries.
     names = [one["name"] for one in kernels for _ in range(one["calls"])]
     both = ("attention_forward", "attention_backward")
     assert sorted(names) == sorted(
@@ -131,7 +131,7 @@ def test_kernels_count_by_their_schedule(planned: dict[str, Any]) -> None:
     assert cycles["by_kind"]["custom kernels"] == cycles["in_kernels"] == inside
     work = planned["phases"][0]["train"]["compiled"]["work"]
     # A row has 2 heads in 128 columns, and 64 tokens padded to 128. Attention needs 2 products
-    # forward and 5 backward. The 11 queries of the last layer are padded to 16.
+    # forward and 5 backward. The last layer has 11 queries, padded to 16.
     queries = (LAYERS - 1) * 128 + 16
     attention = ROWS / 4 * (2 + 5) * 2 * queries * 128 * HIDDEN
     # The loss needs one product forward and two backward. A chip has 200 predictions, padded to
@@ -205,7 +205,7 @@ def test_the_quick_form_estimates_the_same_program(
     memory, known = (each["compiled"]["memory"] for each in (estimated, exact))
     for of in ("parameters", "optimizer", "temporaries"):
         assert memory[of] == pytest.approx(known[of], rel=0.01)
-    # Peak memory comes from the executable in one plan, and from the compiler's files in the other.
+    # Exact peak memory is from the executable, quick peak memory from the compiler's files.
     assert memory["peak"] == pytest.approx(known["peak"], rel=1e-3)
     moved = [
         sorted((one["kind"], one["trips"], one["bytes"]) for one in each["collectives"])
@@ -216,7 +216,7 @@ def test_the_quick_form_estimates_the_same_program(
     for kind in ("product_flops", "kernel_flops"):
         assert works[0][kind] == works[1][kind] > 0
     cycles, counted = (each["compiled"]["cycles"] for each in (estimated, exact))
-    # Operations are so small that only their start takes time.
+    # The operations are so small that almost all cycles are their constant start.
     scheduled, known_cycles = (
         each["total"] - each["by_bytes"] - each["in_kernels"] for each in (cycles, counted)
     )
@@ -246,7 +246,7 @@ def test_the_quick_form_estimates_the_same_program(
 def test_a_mistake_is_one_line(
     workplace: Path, arguments: tuple[str, ...], key: str, values: dict[str, Any]
 ) -> None:
-    """A batch that the slices do not divide is found when compiling."""
+    """If the slices do not divide the batch, compilation fails."""
     config = workplace / "run.yaml"
     line = refused("plan", config, "--vocab-size", VOCABULARY, "--topology", *arguments)
     assert line.key == key

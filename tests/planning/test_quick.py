@@ -96,7 +96,7 @@ def test_only_operations_on_the_core_get_cycles() -> None:
     assert (call.bundles, call.busiest, call.busiest_bundles) == (800, "VALU", 400)
     # The kernel copies the words of its operands, and a result of 16 elements of two bytes.
     assert call.copied_bytes == 2 * 16 * 6 * 2 * 512 * 4 + 16 * 2
-    # Products at the peak of the matrix units dominate. Of 8 steps, the copies of one are exposed.
+    # Products take longer than copies. The copies of one of 8 grid steps are exposed.
     products, copies = round(2e8 / (197e12 / 1.5e9)), call.copied_bytes / V5E.bytes_per_cycle
     assert call.cycles == round(max(products, copies) + min(products, copies) / 8)
     without = count_cycles(program, {}, V5E)
@@ -151,7 +151,7 @@ def test_kernels_of_a_lowered_program_have_their_operands() -> None:
 def test_an_oversized_kernel_keeps_the_others_schedules(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The kernel gets no schedule. Compiling the whole step later reports the error."""
+    """The kernel has no schedule. The error appears later, when the whole step is compiled."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forward, norm = kernels_of(LOWERED)
     said = (
@@ -185,7 +185,7 @@ EXACT = train_step(run("train.evaluation=null"), "v5e:2x2", vocab_size=VOCABULAR
 
 @pytest.fixture
 def deep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A configuration of twelve layers, whose quick compilation is in the cache."""
+    """A configuration with twelve layers, and a cache with its quick compilation."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "run.yaml"
     settings = values()

@@ -56,7 +56,7 @@ def test_hopeless_candidates_are_skipped() -> None:
     assert all(step.memory is not None for _, step in found)
     # The memory of the first candidate rules out other candidates, which are not compiled.
     assert not any("accumulation=2" in title and "remat" not in title for title in compiler.titles)
-    # The last suggestion has the same microbatch without accumulation, which changes the batch.
+    # The last suggestion has equal microbatches, no accumulation and so a smaller batch.
     assert overrides[-1] == {"model.execution.remat=full", "train.phases.0.batch_size=32"}
     assert "settings 1 of at most 11: as configured" in compiler.titles[0]
 

@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
-    """A compiler whose steps need 8 of 16 GiB, or 19.3 GiB with twice the batch."""
+    """A compiler whose steps need 8 of 16 GiB. With twice the batch, they need 19.3 GiB."""
     return FakeCompiler().install(monkeypatch)
 
 

@@ -1,13 +1,13 @@
-"""``python -m tests.planning.tpu_programs FOLDER SLICE …``: programs with known figures.
+"""``python -m tests.planning.tpu_programs FOLDER SLICE …``: compiles programs with known trips.
 
-``loops.txt`` has OUTER × INNER products in two nested scans, with a sum over the chips in the outer
-scan, then a data-dependent loop and a branch.
+``loops.txt`` has OUTER × INNER products in two nested scans. The outer scan sums over the chips. A
+data-dependent loop and a branch follow.
 
-``kernel.txt`` has a kernel with a grid of STEPS and OUTER × INNER turns in each step. A scan calls
-the kernel TURNS times. The compiler's schedules are in the same folder. tests/golden/planning has
-the schedule of a similar kernel with 16 steps and a third, data-dependent loop.
+``kernel.txt`` has a kernel with STEPS grid steps of OUTER × INNER loop iterations. A scan calls the
+kernel TURNS times. The compiler's schedules are in the same folder. tests/golden/planning has the
+schedule of a similar kernel with 16 steps and a third, data-dependent loop.
 
-``devices.json`` has the devices and hosts of one and two slices, for each SLICE.
+``devices.json`` has the number of devices and hosts of one and two slices, for each SLICE.
 """
 
 import json
