@@ -6,16 +6,16 @@ import tempfile
 
 import pytest
 
-# Tracing and importing create millions of live objects; scanning them for cycles takes a fifth of
-# the time. The collector is enabled again, with a larger threshold, after collection.
+# Tracing and importing create millions of live objects. Scanning them for cycles takes a fifth of
+# the time. `pytest_collection_finish` enables the collector again, with a larger threshold.
 gc.disable()
 
-# Set before JAX is imported: its backend reads these once. Child processes inherit them.
+# Set before JAX is imported, because its backend reads them once. Child processes inherit them.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # or libtpu would query a TPU's metadata
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # otherwise libtpu queries the metadata server
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# XLA partitions the real programs; code generation is tuned for compile time, since programs run
-# for milliseconds. Without MLIR's fusion emitters a step compiles in a quarter of the CPU time.
+# These options reduce compile time, because programs run for milliseconds only. Partitioning is
+# unchanged. Without MLIR's fusion emitters, a step compiles in a quarter of the CPU time.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0",
@@ -23,7 +23,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
-# As `make` sets it; without it a training verb would restart itself.
+# `make` sets this variable too. Without it, a training verb would restart its process.
 os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
 # Tests and their child processes share one compilation cache. Workers of pytest-xdist inherit the
 # directory of their parent process.
@@ -34,20 +34,20 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 # JAX records one source line per operation instead of ten.
 os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "1"
-# For models of these sizes the threads of PyTorch and NumPy mostly wait for each other: they take a
-# third of the CPU time of tests against Hugging Face.
+# With small models, threads of PyTorch and NumPy mostly wait for each other. They would take a
+# third of the CPU time of tests that compare with Hugging Face.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Hugging Face's libraries must not contact a hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from jaxtyping import install_import_hook
 
-# Installed before the modules are imported: the hook rewrites them while they load. Implicit rank
-# promotion stays allowed: biases are added to activations of higher rank, as in every Flax layer,
-# and the annotated shapes catch wrong promotions.
+# Install the hook before the modules are imported, because it rewrites them while they load.
+# Implicit rank promotion stays allowed, because layers add biases to activations of higher rank.
+# The annotated shapes catch wrong promotions.
 install_import_hook("bert_jax.model", "beartype.beartype")
 
-# After the hook, since they import the models.
+# Import these after the hook, because they import the models.
 from tests.executables import keep_executables
 from tests.project import project  # noqa: F401  (a fixture for every test)
 
@@ -57,10 +57,10 @@ LONG = ("chaos", "feature_extraction", "processes")  # folders
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Runs long files first, so that at the end all processes have work.
+    """Runs long files first, so that all processes have work until the end.
 
-    One process runs a whole file (``--dist loadfile``), so that its tests share fixtures. The order
-    is: files with slow tests, the folders in `LONG`, verbs and training, light files of data.
+    One process runs a whole file (``--dist loadfile``), so that the file's tests share fixtures.
+    Files with slow tests and folders in `LONG` run first. Other files run in reverse order of path.
     """
     items.sort(key=lambda item: item.path.as_posix(), reverse=True)
     slow = {item.path for item in items if item.get_closest_marker("slow")}

@@ -20,12 +20,12 @@ WORDS = [
 
 
 def marker(document: int) -> str:
-    """A word that occurs in only one document."""
+    """Returns a word that occurs only in this document."""
     return f"mark{document}"
 
 
 def sentences(document: int, *, seed: int = 0) -> list[str]:
-    """The sentences of a document: 3 to 12, of 2 to 15 words, each with the document's marker."""
+    """Returns 3 to 12 sentences of 2 to 15 words. Each sentence contains the document's marker."""
     rng = np.random.default_rng((seed, document))
     return [
         " ".join([marker(document), *rng.choice(WORDS[:-1], rng.integers(1, 14)), "."])
@@ -34,7 +34,7 @@ def sentences(document: int, *, seed: int = 0) -> list[str]:
 
 
 def write_corpus(path: Path, *, documents: range) -> Path:
-    """Writes documents as google-research/bert reads them: a sentence per line."""
+    """Writes documents in the format of google-research/bert: a sentence per line."""
     text = "\n".join("".join(f"{line}\n" for line in sentences(d)) for d in documents)
     path.write_text(text, encoding="utf-8")
     return path
@@ -50,7 +50,7 @@ def write_tokenizer(directory: Path, *, documents: int = 200, extra: Sequence[st
 
 
 def section(directory: Path, **changes: Any) -> ExamplesSection:
-    """Settings for ``directory``: ``text*.txt`` and ``tokenizer/`` in, ``dataset/`` out."""
+    """Returns settings that read ``text*.txt`` and ``tokenizer/`` and write ``dataset/``."""
     values: dict[str, Any] = {
         "input": (f"{directory}/text*.txt",),
         "tokenizer": str(directory / "tokenizer"),
@@ -76,7 +76,7 @@ def make_dataset(directory: Path, **changes: Any) -> Provenance:
 def from_lists(
     keys: Iterable[int], documents: Iterable[Sequence[Sequence[int]]], dtype: np.dtype
 ) -> TokenisedDocuments:
-    """Concatenates documents that are not empty: ``[[[7, 8], [9]]] -> tokens [7, 8, 9]``."""
+    """Concatenates non-empty documents: ``[[[7, 8], [9]]] -> tokens [7, 8, 9]``."""
     held = list(documents)
     sentences = [sentence for document in held for sentence in document]
     return TokenisedDocuments(
@@ -88,13 +88,13 @@ def from_lists(
 
 
 def original(piece: str) -> str:
-    """The text of a printed piece: ``[MASK]⟨京⟩`` → ``京``, ``北⟨=⟩`` → ``北``."""
+    """Returns the original text of a printed piece: ``[MASK]⟨京⟩`` → ``京``, ``北⟨=⟩`` → ``北``."""
     seen, _, was = piece.removesuffix("⟩").partition("⟨")
     return seen if was in ("", "=") else was
 
 
 def stop_at(line: str) -> Callable[[str], None]:
-    """Progress that stops the run at a line with this beginning."""
+    """Progress display that stops the run at a line with this prefix."""
 
     def say(said: str) -> None:
         if said.startswith(line):

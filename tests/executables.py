@@ -6,15 +6,15 @@ from typing import Any
 
 from jax._src import compiler, distributed  # no public API for this
 
-WORTH_KEEPING = 0.1  # seconds that it took to compile
-MOST = 64  # programs of megabytes each: a test reuses programs of the tests right before it
+WORTH_KEEPING = 0.1  # minimum compile time in seconds
+MOST = 64  # number of programs of some megabytes each, enough for the preceding tests
 
 
 def keep_executables() -> None:
-    """From now on, prefers executables of this process to the cache on disk.
+    """Makes JAX reuse this process's executables before it reads the cache on disk.
 
     Each run of a verb traces its steps again and requests programs that this process ran before.
-    JAX would read them from disk and link them, a quarter of a second of CPU time each.
+    Reading and linking a program from disk takes a quarter of a second of CPU time.
     """
     kept: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
     read, write = compiler._cache_read, compiler._cache_write
@@ -46,10 +46,10 @@ def keep_executables() -> None:
 
 
 def write_from_every_process() -> None:
-    """From now on, each process of a job writes its programs into the cache.
+    """Makes each process of a job write its programs to the cache on disk.
 
-    JAX lets process 0 alone write, for the others to read. But on CPUs the programs of process 1
-    have keys of their own: it would find none, and compile all of them at each start.
+    By default, only process 0 writes. On CPUs, the programs of process 1 have other cache keys, so
+    process 1 would compile all of them at each start.
     """
     write = compiler._cache_write
 

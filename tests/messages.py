@@ -1,7 +1,7 @@
 """``python -m tests.messages`` writes the golden file of all error messages.
 
-The messages are read from the source: the first two arguments of every error, which must be
-literals. ``python -m tests.messages FOLDER`` prints the problems in a folder instead.
+Reads key and message from the first two arguments of every error, which must be literals.
+``python -m tests.messages FOLDER`` prints the problems in a folder instead.
 """
 
 import ast
@@ -17,19 +17,19 @@ from tests.project import ROOT
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "messages.txt"
 _KEY: Final = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
-_MAKERS: Final = ("_Problem", "kind")  # what makes an error of a class that a variable names
+_MAKERS: Final = ("_Problem", "kind")  # calls that make an error without a class name
 SOURCES: Final = ("bert_jax", "pipelines")
 WORDS: Final = 5
 """A test must not repeat this many words of a message in a row."""
 
 
 class Message(NamedTuple):
-    """One place that makes an error."""
+    """One error in the source."""
 
     where: str  # file and line
     key: str
     text: str
-    names: frozenset[str] | None  # of the given values; None if some come from a ``**mapping``
+    names: frozenset[str] | None  # names of the values; None if a ``**mapping`` is passed
 
 
 def messages(*folders: str) -> list[Message]:
@@ -39,7 +39,7 @@ def messages(*folders: str) -> list[Message]:
 
 
 def golden_text() -> str:
-    """Returns the golden file: each key with its message as a user sees it, values in braces."""
+    """Returns the golden file: each key and its message, with value names in braces."""
     shown = {
         (each.key, f"{{place}}: {each.text}" if "place" in (each.names or ()) else each.text)
         for each in messages()
@@ -49,7 +49,7 @@ def golden_text() -> str:
 
 
 def problems(*folders: str) -> Iterator[str]:
-    """Yields what is wrong with messages: no key, a key with two messages, a value not given."""
+    """Yields problems of messages: no key, a key with two messages, or a missing value."""
     texts: dict[str, str] = {}
     for message in messages():
         mine = not folders or message.where.startswith(folders)
@@ -63,7 +63,7 @@ def problems(*folders: str) -> Iterator[str]:
 
 
 def quotations() -> Iterator[str]:
-    """Yields the places where tests repeat the words of a message."""
+    """Yields file and line of tests that repeat the words of a message."""
     known = {run for message in messages() for run in _runs(message.text)}
     for path in _files("tests"):
         for node in ast.walk(_tree(path)):
@@ -114,7 +114,7 @@ def _tree(path: Path) -> ast.Module:
 
 @functools.cache
 def _kinds() -> set[str]:
-    """Returns the names of all classes of errors with a key."""
+    """Returns the names of all subclasses of `KeyedError`."""
     bases = {
         node.name: {ast.unparse(base) for base in node.bases}
         for path in [ROOT / "bert_jax/errors.py", *_files(*SOURCES)]

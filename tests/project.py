@@ -50,14 +50,14 @@ def ok(*arguments: object) -> str:
 
 
 class Refusal(str):
-    """The line that a user sees of an error, with the error's key and values."""
+    """The line that an error prints, with the error's key and values."""
 
     key: str
     values: dict[str, Any]
 
 
 def refused(*arguments: object, code: int = 2) -> Refusal:
-    """Runs the command line in this process; asserts an exit code and one line, and returns it."""
+    """Runs the command line in this process. Asserts the exit code; returns the only error line."""
     result = invoke(*arguments)
     assert result.exit_code == code, (result.output, result.exception)
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("bert-jax: "))
@@ -70,7 +70,7 @@ def refused(*arguments: object, code: int = 2) -> Refusal:
 
 
 def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """Runs the command line as a user does, in a process of its own."""
+    """Runs the command line in a new process with a user's environment."""
     return subprocess.run(
         [sys.executable, "-m", "bert_jax.cli", *map(str, arguments)],
         capture_output=True,
@@ -83,7 +83,7 @@ def bert_jax(*arguments: object, timeout: float = 240) -> subprocess.CompletedPr
 
 
 def environment() -> dict[str, str]:
-    """The environment of a user without an accelerator."""
+    """Returns the environment of a user without an accelerator."""
     kept = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     return kept | {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -95,7 +95,7 @@ def environment() -> dict[str, str]:
 def refuses(
     key: str, *, kind: type[KeyedError] = UserError, **values: object
 ) -> Iterator[pytest.ExceptionInfo[KeyedError]]:
-    """Asserts that a block raises an error with a key, and with these among its values."""
+    """Asserts that a block raises an error with this key, whose values include `values`."""
     with pytest.raises(kind) as caught:
         yield caught
     error = caught.value
@@ -110,7 +110,7 @@ def refuses(
 
 
 def said(result: subprocess.CompletedProcess[str]) -> Refusal:
-    """Asserts exit code 2 and one line on standard error; returns the line with its key alone."""
+    """Asserts exit code 2 and one error line. Returns the line and its key, without values."""
     assert result.returncode == 2, (result.returncode, result.stdout, result.stderr)
     lines = [line for line in result.stderr.splitlines() if line.startswith("bert-jax: ")]
     assert len(lines) == 1, result.stderr
@@ -119,7 +119,7 @@ def said(result: subprocess.CompletedProcess[str]) -> Refusal:
 
 
 def keyed(line: str) -> Refusal:
-    """Returns a line of another process with the key at its end."""
+    """Parses the key at the end of an error line."""
     refusal = Refusal(line)
     refusal.key, refusal.values = line.rpartition("[")[2].removesuffix("]"), {}
     return refusal
@@ -149,9 +149,9 @@ def made_once(
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text, tokenizer and datasets of 32 and 48 tokens, made once through the verbs.
+    """Text, tokenizer, and datasets with 32 and 48 tokens per row, made once through the verbs.
 
-    Tests must not write into it.
+    Tests must not write to this directory.
     """
     return made_once(tmp_path_factory, "project", _make_project)
 

@@ -6,13 +6,13 @@ from typing import Any
 VOCAB_SIZE = 640
 MESH = {"platform": "cpu", "data": 4, "fsdp": 2}
 
-# Dropout, which `project_config` omits because it doubles compile time. It is for tests of
-# bit-for-bit equality after a kill or on several processes.
+# Dropout for tests of bit-for-bit equality after a kill or on several processes. `project_config`
+# omits dropout, because it doubles compile time.
 DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 
 
 def project_config(root: Path) -> dict[str, Any]:
-    """The configuration of the whole job, two phases, as a user would write it."""
+    """Returns the configuration of a whole job with two phases."""
     return {
         "seed": 3,
         "run_dir": str(root / "run"),
@@ -63,7 +63,7 @@ def project_config(root: Path) -> dict[str, Any]:
 
 
 def one_phase(root: Path, *, steps: int = 12, **train: Any) -> dict[str, Any]:
-    """One phase on the eight devices of a test's own process.
+    """Returns a configuration with one phase on the eight devices of the test process.
 
     Tests with equal numbers of steps share one compiled program.
 

@@ -1,4 +1,4 @@
-"""Small helpers of several tests."""
+"""Helpers that several test files use."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from bert_jax.task import HostBatch
 
 
 def small_architecture(**changes: Any) -> Architecture:
-    """Two layers, eight heads, divisible by every tensor axis up to 8; 250 pieces pad to 256."""
+    """Returns sizes for a tensor axis of 1, 2, 4 or 8. The vocabulary of 250 is padded to 256."""
     values: dict[str, Any] = {
         "vocab_size": 250,
         "hidden_size": 64,
@@ -28,7 +28,7 @@ def small_architecture(**changes: Any) -> Architecture:
 def small_task(
     *, dtype: str = "float32", execution: dict[str, Any] | None = None, **changes: Any
 ) -> BertObjective:
-    """The BERT objective over `small_architecture`; rows come from `small_batch`."""
+    """Returns the BERT objective for `small_architecture`; `small_batch` makes its rows."""
     return BertObjective(
         architecture=small_architecture(**changes),
         execution=Execution.model_validate({"dtype": dtype, **(execution or {})}),
@@ -40,7 +40,7 @@ def small_task(
 def small_batch(
     *, rows: int = 16, length: int = 32, predictions: int = 6, vocab: int = 250, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """A batch with rows of unequal length and unequal numbers of masks."""
+    """Returns a batch whose rows differ in length and number of masks."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(8, length + 1, rows)
     inside = np.arange(length)[None] < lengths[:, None]

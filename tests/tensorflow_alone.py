@@ -1,7 +1,6 @@
 """TensorFlow without Keras: ``from tests.tensorflow_alone import tf``.
 
-TensorFlow loads Keras, and with it pandas and scikit-learn, which doubles the import time. It also
-works without Keras.
+By default, TensorFlow loads Keras, which loads pandas and scikit-learn and doubles the import time.
 """
 
 import sys

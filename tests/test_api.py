@@ -1,4 +1,4 @@
-"""The package's names do not change with other imports."""
+"""The public names of the package do not depend on other imports."""
 
 import inspect
 from pathlib import Path
@@ -12,7 +12,7 @@ from bert_jax.validation import sections_of
 
 
 def test_no_module_hides_a_name() -> None:
-    # Importing a submodule sets an attribute of its package: one named like a verb would hide it.
+    # Importing a submodule sets an attribute of its package, which would hide a verb of that name.
     inside = {path.stem for path in Path(bert_jax.__path__[0]).iterdir()}
     assert inside & {*bert_jax.__all__} == set()
     assert len(bert_jax.__all__) >= 60

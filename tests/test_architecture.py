@@ -23,7 +23,7 @@ def test_packages_import_only_lower_layers(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def named(path: Path) -> set[str]:
-    """The names that a file imports or uses: modules, imported names, attributes."""
+    """Returns the names in a file: modules, imported names and attributes."""
     names = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -43,7 +43,7 @@ def test_only_parallel_shards_arrays() -> None:
 
 
 def test_only_parallel_spells_the_names_of_mesh_axes() -> None:
-    # "data" is too common a word to check.
+    # The axis "data" is not checked, because the word is too common.
     found = [
         f"{path}:{node.lineno}"
         for path in OUTSIDE_PARALLEL

@@ -37,7 +37,7 @@ def test_committed_configurations_round_trip(path: Path, tmp_path: Path) -> None
     ("overrides", "source"),
     [
         (["model.size=base"], "override model.size"),
-        (["model.size=tiny"], "override model.size"),  # two layers like the file's, but wider
+        (["model.size=tiny"], "override model.size"),  # also two layers, but a larger width
         (["model={size: base, architecture: {num_hidden_layers: 3}}"], "override model.size"),
     ],
 )
@@ -49,7 +49,7 @@ def test_size_with_another_architecture_names_both_keys(overrides: list[str], so
     assert line.startswith(f"{source}: found ")
     assert "model.architecture." in line
     assert "\n" not in line
-    # Dropping either of the two named settings fixes it.
+    # Removing either of the two settings in the error fixes it.
     mended = load_config(demo, ["model.size=base", "model.architecture={}"])
     assert mended.model is not None
     assert resolve_architecture(mended.model, vocab_size=30522).hidden_size == 768

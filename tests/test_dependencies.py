@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def declared() -> set[str]:
-    """Distributions in install_requires and in the extras that users install."""
+    """Returns the distributions in install_requires and in the extras for users."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
     extras = ("data", "tpu", "gpu", "tf", "beam", "gcp", "hub", "launch")
@@ -25,7 +25,7 @@ def declared() -> set[str]:
 
 
 def imported() -> dict[str, str]:
-    """Top-level modules that the product imports, each with an importing file."""
+    """Returns the imported top-level modules, each with a file that imports it."""
     found: dict[str, str] = {}
     for folder in ("bert_jax", "pipelines"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -42,7 +42,7 @@ def imported() -> dict[str, str]:
 
 def test_every_imported_package_is_declared() -> None:
     distributions, allowed = packages_distributions(), declared()
-    # torch is needed only for users' pickles; an error names it then.
+    # torch is needed only for users' pickles, and an error asks for it.
     optional = {"torch"}
     missing = {
         module: where

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from bert_jax.cli.commands import cli
 from tests.project import ROOT
 
-# Code blocks of a page: language, file name and content.
+# Matches a code block: language, file name and content.
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""JAX is not loaded to make data or to report a mistake in the configuration."""
+"""Verbs that make data or report a mistake in the configuration do not load JAX."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def lines_of(program: str, cwd: Path = ROOT) -> list[str]:
 
 
 def test_light_verbs_and_first_lines_load_no_heavy_library() -> None:
-    """--help loads no heavy library either, and the first line of a run no settings library."""
+    """--help and light verbs load no heavy library. A run's first line needs no pydantic."""
     program = (
         "import sys, bert_jax.cli; print('click' in sys.modules)\n"
         "import bert_jax.cli.commands, bert_jax.narration, bert_jax.parallel.stop_signal\n"
@@ -158,7 +158,7 @@ def test_training_loads_no_data_libraries_or_pytorch(
         "examples: {input: [text.txt], tokenizer: tokenizer, output: made/dataset}\n"
     )
     torch, *lines = lines_of(_WITHOUT_DATA, tmp_path)
-    # PyTorch is installed for the tests, and tensorboardX would load it.
+    # PyTorch is installed for the tests, so tensorboardX could load it.
     assert torch == "False"
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     for verb, line in zip(("vocab", "examples"), lines, strict=True):

@@ -8,7 +8,7 @@ def test_every_error_has_a_key_a_message_and_the_values_it_names() -> None:
 
 
 def test_the_messages_equal_the_golden_file() -> None:
-    """After an intended change: ``python -m tests.messages``."""
+    """After an intended change, run ``python -m tests.messages``."""
     assert golden_text() == GOLDEN.read_text(encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ from bert_jax.train.progress_display import ProgressDisplay
 
 @pytest.fixture
 def console(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """A console that is not a terminal, with a tenth of the usual delays."""
+    """Returns a console that is not a terminal. Delays are a tenth of the usual."""
     monkeypatch.setattr(narration, "FIRST_LINE_SECONDS", 0.05)
     monkeypatch.setattr(narration, "QUIET_SECONDS", 0.2)
     monkeypatch.setattr(narration, "LAST_LINE_SECONDS", 0.1)

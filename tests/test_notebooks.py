@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from tests.project import ROOT, environment
 
 NOTEBOOKS = ROOT / "docs" / "notebooks"
-# The notebooks build on each other, so they share a folder and a kernel.
+# Each notebook uses the results of the previous one, so they share a folder and a kernel.
 # test_plain_scripts.py runs the code of "classifier".
 ORDER = ("pretrain", "finetune", "use")
 
@@ -67,7 +67,7 @@ def test_every_notebook_runs_in_one_folder(outputs: dict[str, Any]) -> None:
 
 
 def test_the_notebooks_fine_tuning_learns(outputs: dict[str, Any], directory: Path) -> None:
-    del outputs  # requested only to run the notebooks
+    del outputs  # the fixture runs the notebooks
     found = json.loads((directory / "runs" / "hunter" / "evaluation.json").read_text())
     assert found["failure"] is None, found
     assert found["scores"]["accuracy"] >= found["constant_score"] + 0.3

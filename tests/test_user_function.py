@@ -1,4 +1,4 @@
-"""A configuration can run functions of the user's modules only."""
+"""A configuration can only run functions in the user's own modules."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records JAX's own reports of traced functions."""
+"""Records the names of the functions that JAX traces."""
 
 import contextlib
 from collections.abc import Iterator

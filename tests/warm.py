@@ -1,4 +1,4 @@
-"""Starts command-line processes as forks of a server with the program already imported."""
+"""Starts command-line processes as forks of a server that has already imported the program."""
 
 import atexit
 import json
@@ -17,7 +17,7 @@ from tests.executables import write_from_every_process
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A separate server: the program's own pools share one that imports almost no modules.
+# Use a separate server. The program's own pools share a server that imports few modules.
 _SERVER = forkserver.ForkServer()
 _SERVER.set_forkserver_preload(
     [
@@ -57,7 +57,7 @@ def _become(arguments: list[str], environment: dict[str, str], output: str, erro
     os.environ.update(environment)
     import jax
 
-    # JAX read its variables when the server imported it.
+    # JAX read the environment when the server imported it, so set its options again.
     for name, default in jax.config.values.items():
         value: Any = environment.get(name.upper())
         if name == "jax_num_cpu_devices":

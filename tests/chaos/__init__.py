@@ -1,1 +1,1 @@
-"""Tests that break real runs at random, bounded and seeded. Long forms: `make chaos`."""
+"""Tests that kill or stop runs at random times, with a seed. Longer tests: `make chaos`."""

@@ -1,4 +1,4 @@
-"""Compares everything a run writes with an undisturbed run, bit for bit."""
+"""Compares the output of a run bit for bit with an undisturbed run."""
 
 import functools
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from bert_jax.train.example_log import read_example_log
 from bert_jax.train.metrics_writer import read_metrics
 from bert_jax.train.state import TrainState, abstract_state, define_model
 
-# Kinds of lines that measure time and differ between runs.
+# Kinds of metrics that contain times, which differ between runs.
 TIMES = ("speed", "goodput")
 
 
@@ -32,14 +32,14 @@ class Reference:
         self._state = functools.cache(lambda step: self._read(run_dir, step))
 
     def newest(self, run_dir: Path) -> int | None:
-        """Step of a run's newest checkpoint that the program accepts as complete."""
+        """Returns the step of a run's newest complete checkpoint, or None."""
         if not (run_dir / "checkpoints").exists():
             return None
         with open_checkpoints(run_dir) as checkpoints:
             return checkpoints.on_disk.newest()
 
     def check_checkpoint(self, run_dir: Path, step: int) -> None:
-        """Compares every array and the progress of a checkpoint with the undisturbed run's."""
+        """Compares the arrays and the progress of a checkpoint with the undisturbed run."""
         (state, progress), (expected, made) = self._read(run_dir, step), self._state(step)
         assert progress == made, f"progress of step {step} differs"
         leaves = jax.tree_util.tree_leaves_with_path(expected)
@@ -63,7 +63,7 @@ class Reference:
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
-    """Every line of metrics.jsonl except timings."""
+    """Returns the entries of metrics.jsonl except times."""
     return [line for line in read_metrics(run_dir) if line["kind"] not in TIMES]
 
 

@@ -1,4 +1,4 @@
-"""A run that is killed many times ends bit for bit like an undisturbed run."""
+"""A run that is killed many times gives the same results, bit for bit, as an undisturbed run."""
 
 import dataclasses
 import os
@@ -17,8 +17,8 @@ from tests.processes.hosts import Job
 from tests.project import DROPOUT, project_config, write_config
 
 EVERY: Final = 3  # steps between two checkpoints
-KILLS_A_RUN: Final = 8  # maximum; the run then finishes
-SLOW: Final = 3600.0  # seconds; limit of a run on a busy machine
+KILLS_A_RUN: Final = 8  # maximum number of kills; then the run may finish
+SLOW: Final = 3600.0  # time limit of a run in seconds, for a busy machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Tally:
     count: int  # number of processes
     runs: int = 0
     kills: int = 0
-    checkpoints: int = 0  # checkpoints that were compared after a kill
+    checkpoints: int = 0  # number of checkpoints compared after a kill
 
 
 def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = ()) -> Job:
@@ -57,7 +57,7 @@ def start(config: Path, run_dir: Path, count: int, *, settings: Sequence[str] = 
 
 
 def undisturbed(config: Path, directory: Path, *, count: int) -> Battlefield:
-    """Runs twice without a kill: the first run compiles, the second is timed."""
+    """Runs twice without a kill. The first run fills the compilation cache, the second is timed."""
     first, second = (directory / f"{name}{count}" for name in ("first", "undisturbed"))
     run_whole(config, first, count)
     seconds = run_whole(config, second, count)
@@ -67,7 +67,7 @@ def undisturbed(config: Path, directory: Path, *, count: int) -> Battlefield:
 
 
 def run_whole(config: Path, run_dir: Path, count: int) -> float:
-    """Runs to the end; returns its seconds."""
+    """Runs to the end and returns the duration in seconds."""
     began = time.monotonic()
     with start(config, run_dir, count) as job:
         assert job.wait(timeout=SLOW) == [0] * count, job.said()
@@ -75,7 +75,7 @@ def run_whole(config: Path, run_dir: Path, count: int) -> float:
 
 
 def kill_until(field: Battlefield, tally: Tally, *, kills: int, seed: int, deadline: float) -> None:
-    """Kills `kills` times over several runs; every run finishes."""
+    """Kills processes `kills` times over several runs. Every run then finishes."""
     random_ = random.Random(f"{seed} {field.count}")
     while tally.kills < kills and time.monotonic() < deadline:
         run_dir = field.directory / f"killed{field.count}-{tally.runs}"
@@ -111,13 +111,13 @@ def _one_run(
 
 
 def ended_within(job: Job, seconds: float) -> bool:
-    """Waits at most `seconds` for the end of all processes."""
+    """Waits up to `seconds`. Returns whether all processes have ended."""
     deadline = time.monotonic() + seconds
     return all(host.ended.wait(max(0.0, deadline - time.monotonic())) for host in job)
 
 
 def kill(job: Job, random_: random.Random) -> None:
-    """Sends SIGKILL to all processes at once, or to one and a moment later to the rest."""
+    """Sends SIGKILL to all processes at once, or to one process first."""
     hosts = list(job)
     if len(hosts) > 1 and random_.random() < 0.5:
         victim = random_.choice(hosts)
@@ -129,7 +129,7 @@ def kill(job: Job, random_: random.Random) -> None:
 
 @pytest.fixture(scope="module")
 def config(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two phases, saved every third step: about half of the kills interrupt a save."""
+    """Two phases that save every third step, so that about half of the kills interrupt a save."""
     values: dict[str, Any] = project_config(project)
     values["model"]["architecture"] |= DROPOUT
     values["mesh"] = {"platform": "cpu"}
@@ -149,7 +149,7 @@ def test_killed_run_equals_undisturbed_run(
     tmp_path: Path,
 ) -> None:
     whole = tmp_path / "whole"
-    # Half of the time is compilation, which later runs skip.
+    # Half of the time is compilation, which later runs read from the cache.
     seconds = run_whole(config, whole, 1) / 2
     field = Battlefield(
         *(config, 1, tmp_path, Reference(whole), seconds), at_last=("loader.workers=1",)
@@ -168,7 +168,7 @@ def test_often_killed_run_equals_undisturbed_run(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """CHAOS_KILLS, CHAOS_PROCESSES, CHAOS_MINUTES and CHAOS_SEED change it."""
+    """CHAOS_KILLS, CHAOS_PROCESSES, CHAOS_MINUTES and CHAOS_SEED set limits and seed."""
     kills = int(os.environ.get("CHAOS_KILLS", "200"))
     counts = [int(count) for count in os.environ.get("CHAOS_PROCESSES", "1,2,4").split(",")]
     seconds = 60 * float(os.environ.get("CHAOS_MINUTES", "120"))

@@ -1,4 +1,4 @@
-"""SIGTERM to one of four hosts: all save one common step, end alike and lose no data."""
+"""After SIGTERM to one of four hosts, all save the same step, exit with 3 and lose no data."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ STOPPED: Final = (
 class Stop:
     """Effect of a signal to one process."""
 
-    host: int  # host that got the signal
+    host: int  # index of the host that got the signal
     seconds: float  # seconds until all processes ended
     step: int  # saved step
 
@@ -34,7 +34,7 @@ class Stop:
 def stop_at_random(config: Path, run_dir: Path, *, count: int, random_: random.Random) -> Stop:
     """Starts or resumes a run, and sends SIGTERM to one process.
 
-    The signal comes up to five seconds after the first report of this start: in a step, an
+    The signal comes up to five seconds after the first new entry in metrics.jsonl, so in a step, an
     evaluation or a save.
     """
     before = _last_step(run_dir)
@@ -52,7 +52,7 @@ def stop_at_random(config: Path, run_dir: Path, *, count: int, random_: random.R
 
 
 def _saved(job: Job, run_dir: Path) -> int:
-    """The newest checkpoint's step; checks it against the step that process 0 printed."""
+    """Returns the step of the newest checkpoint. Asserts that process 0 printed this step."""
     said = re.search(STOPPED, job[0].out + job[0].err)
     assert said, job.said()
     with open_checkpoints(run_dir) as checkpoints:
@@ -63,7 +63,7 @@ def _saved(job: Job, run_dir: Path) -> int:
 
 
 def _last_step(run_dir: Path) -> int:
-    """The last step in metrics.jsonl."""
+    """Returns the last step in metrics.jsonl, or 0."""
     if not (run_dir / METRICS).exists():
         return 0
     return max((line["step"] for line in read_metrics(run_dir, kind="train")), default=0)
@@ -78,14 +78,14 @@ def test_signal_to_one_host_stops_all_four(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """CHAOS_STOPS, CHAOS_SEED and CHAOS_STOP_SECONDS change it."""
+    """CHAOS_STOPS, CHAOS_SEED and CHAOS_STOP_SECONDS set number, seed and time limit."""
     values: dict[str, Any] = project_config(project)
     values["model"]["architecture"] |= DROPOUT
     values["mesh"] = {"platform": "cpu"}
     values["train"] |= {
         "phases": [values["train"]["phases"][0] | {"steps": 1_000_000}],
         "log_every": 1,
-        "evaluation": {"every": 50, "batch_size": 4},  # a third of the time
+        "evaluation": {"every": 50, "batch_size": 4},  # takes a third of the time
         "checkpoint": {"every": 40, "keep_last": 3},
         "example_log": True,
     }

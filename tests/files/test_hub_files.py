@@ -17,7 +17,7 @@ TOKEN = "hf_secretsecretsecretsecret"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub with a dataset of three tables and another file."""
+    """Starts a hub with a dataset of three tables and another file."""
     for file, text in {
         "data/train-00000-of-00001.csv": "text,label\na,1\n",
         "data/validation.csv": "text,label\nb,0\n",
@@ -43,7 +43,7 @@ def test_a_file_is_found_by_name_or_role_and_pinned(
     assert len(by_name.record["sha256"]) == 64
     assert fetch_file(f"hf://datasets/{NAME}", role="train").path.name.startswith("train-")
     assert {found for *_, found in hub.requests} == {f"Bearer {TOKEN}"}
-    # Offline, the file is read from the cache, also by its commit.
+    # Offline, the file is read from the cache by branch or by commit.
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = len(hub.requests)
     assert fetch_file(by_name.pinned) == by_name

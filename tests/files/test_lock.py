@@ -22,7 +22,7 @@ time.sleep(600)
 
 @pytest.fixture
 def holder(tmp_path: Path):
-    """A process that holds ``tmp_path/lock``."""
+    """Starts a process that holds ``tmp_path/lock``."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "lock")],
         stdout=subprocess.PIPE,

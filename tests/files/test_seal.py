@@ -38,14 +38,14 @@ def test_every_flipped_bit_is_detected_or_harmless(
     path, whole = epath.Path(tmp_path / "file"), text.encode()
     path.write_bytes(whole)
     assert read(path) == VALUES
-    # Flip every third bit, which covers each byte and each position in a byte.
+    # Every third bit covers each byte and each bit position in a byte.
     for at, bit in itertools.islice(itertools.product(range(len(whole)), range(8)), 0, None, 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
         try:
             found = read(path)
         except UserError:
             continue
-        # Harmless flips: one in the word "sha256" adds a key, another turns 1e-12 into 1E-12.
+        # These flips are harmless: a flip in the word "sha256" adds a key, another gives 1E-12.
         assert {key: found.get(key) for key in VALUES} == VALUES
 
 

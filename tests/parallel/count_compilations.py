@@ -1,7 +1,7 @@
-"""``python -m tests.parallel.count_compilations VERB …``: the command line, with JAX's own counts.
+"""``python -m tests.parallel.count_compilations VERB …`` runs a verb and counts compilations.
 
-Prints a last line of JSON: how often each program was compiled or read from the persistent cache,
-and the cache's requests and hits.
+The last line is JSON: how often each program was compiled or read from the persistent cache, and
+the cache's requests and hits.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Compiled programs are read from files at the next start."""
+"""A later process reads compiled programs from the cache directory."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.project import ROOT, environment, project_config, refused, write_conf
 
 
 def configuration(project: Path, folder: Path, name: str, **mesh: Any) -> Path:
-    """Two steps, on one device."""
+    """Writes a configuration of two steps on one device."""
     values = project_config(project)
     values["train"]["phases"] = [values["train"]["phases"][0] | {"steps": 2}]
     values["train"]["evaluation"] = None
@@ -24,7 +24,7 @@ def configuration(project: Path, folder: Path, name: str, **mesh: Any) -> Path:
 
 
 def pretrain(config: Path, home: Path) -> dict[str, Any]:
-    """Runs with a user's default environment; returns the cache's requests and hits."""
+    """Runs `pretrain` with default cache settings. Returns the cache's requests and hits."""
     settings = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     inherited = {name: value for name, value in environment().items() if name not in settings}
     done = subprocess.run(
@@ -41,7 +41,7 @@ def pretrain(config: Path, home: Path) -> dict[str, Any]:
 
 
 def losses(run_dir: Path) -> list[float]:
-    """The loss of every report."""
+    """Returns the loss of every entry in metrics.jsonl."""
     return [line["loss"] for line in read_metrics(run_dir) if "loss" in line]
 
 
@@ -52,7 +52,7 @@ def test_a_second_start_compiles_no_step_and_agrees(project: Path, tmp_path: Pat
     entries = {path.name for path in kept.glob("*-cache")}
     assert any("step" in name for name in entries)
     assert first["hits"] == 0
-    # As after a kill during a write: JAX would neither read nor replace such an entry.
+    # Simulate a kill during a write. JAX would neither read nor replace such an entry.
     entry = next(path for path in kept.glob("*-cache") if "step" in path.name)
     (kept / f"{entry.name.removesuffix('-cache')}-atime").unlink()
     entry.write_bytes(entry.read_bytes()[:100])
@@ -90,7 +90,7 @@ for section, own, devices in json.loads(sys.argv[1]):
 
 
 def test_jaxs_cache_settings(tmp_path: Path) -> None:
-    """Cases: off; the default; several CPU devices; the user's directory; a configured one."""
+    """The cases: off, default, several CPU devices, the user's directory, a configured one."""
     named = {"directory": str(tmp_path / "named")}
     cases = [
         (None, None, 1, "False None -1"),

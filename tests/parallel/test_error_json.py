@@ -1,4 +1,4 @@
-"""An error that crosses processes as JSON is the same error: key, values and line."""
+"""An error keeps its key, values and text when it is sent to another process as JSON."""
 
 import json
 from pathlib import Path

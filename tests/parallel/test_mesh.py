@@ -1,4 +1,4 @@
-"""Makes a mesh, and each process's share of a batch, from settings or raises an error."""
+"""Makes meshes and each process's share of a batch. Refuses settings that do not fit."""
 
 import os
 import subprocess
@@ -145,7 +145,7 @@ def test_a_host_without_accelerators_gets_no_libtpu_errors() -> None:
 
 
 def test_device_free_work_does_not_open_a_tpu(tmp_path: Path) -> None:
-    """Without a TPU libtpu would print errors."""
+    """Without a TPU, libtpu would print errors if JAX opened it."""
     program = (
         "import bert_jax, jax\n"
         "assert not bert_jax.doctor(config=bert_jax.MeshSection(platform='gpu')).ok\n"

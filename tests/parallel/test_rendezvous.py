@@ -21,7 +21,7 @@ def _processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcomes(*processes: dict[str, Any]) -> list[Members | Exception]:
-    """The result of each of two processes: the members, or an error."""
+    """Returns the result of two processes: the members or an error for each."""
     port = free_port()
 
     def attend(process: dict[str, Any]) -> Members | Exception:

@@ -1,4 +1,4 @@
-"""A replica with one flipped bit is found and named in every layout."""
+"""Finds a replica with one flipped bit under every sharding."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def state(mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
 
 
 def corrupt(array: jax.Array, device: int, *, bit: int = 0) -> jax.Array:
-    """The same array with one flipped bit in one device's replica."""
+    """Returns the array with one flipped bit in one device's replica."""
     pieces = []
     for shard in array.addressable_shards:
         data = np.array(shard.data)

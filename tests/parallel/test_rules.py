@@ -29,7 +29,7 @@ def mesh(data: int, fsdp: int, tensor: int) -> Mesh:
 
 
 def test_every_layout_equals_the_golden_file() -> None:
-    """After an intended change: ``python -m tests.golden.make_specs``."""
+    """After an intended change, run ``python -m tests.golden.make_specs``."""
     assert text() == GOLDEN.read_text(encoding="utf-8")
 
 

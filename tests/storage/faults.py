@@ -1,4 +1,4 @@
-"""A proxy that injects seeded failures like those of a real bucket, and counts them."""
+"""A proxy that injects and counts seeded failures, which resemble failures of a real bucket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-# Headers of a single connection, which a proxy must not forward.
+# Headers that a proxy must not forward.
 _OWN: Final = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
 
 SLOW_SECONDS: Final = 0.2
@@ -20,18 +20,18 @@ SLOW_SECONDS: Final = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """Shares of requests that fail, by kind of failure."""
+    """Fraction of requests that fail, by kind of failure."""
 
     refused: float = 0.0  # not executed, answered with 429 or 503
     reset: float = 0.0  # executed, but the connection is closed without an answer
     cut: float = 0.0  # executed, but the connection is closed in the middle of a download
     slow: float = 0.0  # answered after 0.2 s
     seed: int = 0
-    answered: int | None = None  # number of requests after which all others are refused
+    answered: int | None = None  # number of requests before all others are refused
 
     @classmethod
     def share(cls, share: float, *, seed: int = 0) -> Faults:
-        """Returns faults in which all kinds have equal shares."""
+        """Returns faults in which all kinds are equally frequent."""
         return cls(refused=share / 4, reset=share / 4, cut=share / 4, slow=share / 4, seed=seed)
 
 
@@ -83,7 +83,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        # Unlimited, because each array of a checkpoint is sent in one request.
+        # No size limit, because each array of a checkpoint is sent in one request.
         application = web.Application(client_max_size=1 << 40)
         application.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
@@ -129,7 +129,7 @@ class Proxy:
 
     async def _forward(self, request: web.Request, body: bytes) -> web.Response:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _OWN}
-        # The server builds upload addresses from the Host header.
+        # The server builds upload URLs from the Host header.
         headers["Host"] = request.host
         async with self._session.request(
             request.method,

@@ -1,6 +1,6 @@
 """``python -m tests.storage.impatient GIVE_UP STOPPING VERB …`` runs a verb with short limits.
 
-GIVE_UP is the limit of an outage in seconds, and STOPPING the limit after a signal.
+GIVE_UP is the limit of an outage in seconds. STOPPING is the limit after a signal.
 """
 
 import sys

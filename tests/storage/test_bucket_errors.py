@@ -1,4 +1,4 @@
-"""Failed bucket requests are retried. Errors that a user can fix are one line."""
+"""Failed bucket requests are retried. An error that a user can fix is one line."""
 
 import os
 import time
@@ -31,7 +31,7 @@ def test_operations_survive_half_of_requests_failing(cloud: Cloud, kind: str) ->
     for name, raw in content.items():
         (bucket / "deep" / name).write_bytes(raw)
     large = os.urandom(33 << 20)  # uploaded in several pieces
-    if kind == "refused":  # the emulator, unlike the service, forgets a finished upload
+    if kind == "refused":  # unlike the service, the emulator cannot repeat a finished upload
         (bucket / "deep" / "large.bin").write_bytes(large)
         content["large.bin"] = large
     assert sorted(path.name for path in (bucket / "deep").iterdir()) == sorted(content)

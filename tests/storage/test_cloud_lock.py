@@ -1,4 +1,4 @@
-"""The lock in a bucket works despite failures."""
+"""The lock in a bucket works although requests fail."""
 
 import os
 import threading
@@ -92,7 +92,7 @@ class HeartbeatsWait(CloudObject):
 
 @pytest.fixture
 def cut_off(cloud: Cloud) -> Iterator[ObjectLock]:
-    """A held lock whose heartbeats get no answer."""
+    """A lock that is held while its heartbeats get no answer."""
     held = HeartbeatsWait(f"{cloud.make_bucket()}/run.lock")
     held.over = threading.Event()
     first = ObjectLock(held, say=lambda line: None, heartbeat_seconds=0.1)
@@ -146,7 +146,7 @@ def test_an_unverifiable_lock_ends_the_run(
 def test_a_paused_machine_checks_the_lock_before_writing(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch, counts: str
 ) -> None:
-    """Each clock includes one kind of pause: a sleeping machine, or a paused virtual machine."""
+    """Each clock advances in one kind of pause: during sleep, or in a paused virtual machine."""
     held = CloudObject(f"{cloud.make_bucket()}/run.lock")
     first = ObjectLock(held, say=lambda line: None, heartbeat_seconds=1000.0)
     assert first.take()

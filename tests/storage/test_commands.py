@@ -42,7 +42,7 @@ def config_of(directory: Path, run_dir: epath.Path) -> Path:
 def config(
     cloud: Cloud, project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[epath.Path, Path]:
-    """A bucket with a tokenizer, and the path of a configuration."""
+    """Returns a bucket with a tokenizer, and the path of a configuration."""
     bucket = cloud.make_bucket()
     for path in (project / "tokenizer").iterdir():
         (bucket / "tokenizer" / path.name).write_bytes(path.read_bytes())
@@ -63,7 +63,7 @@ def config(
 
 @pytest.fixture(scope="module")
 def bucket(cloud: Cloud, config: tuple[epath.Path, Path]) -> epath.Path:
-    """A bucket with the outputs of `examples` and `pretrain`, made while requests failed."""
+    """Returns a bucket to which `examples` and `pretrain` wrote while requests failed."""
     bucket, path = config
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client, "FIRST_PAUSE_SECONDS", 0.05)
@@ -110,7 +110,7 @@ def test_every_verb_reads_a_run_in_a_bucket(bucket: epath.Path, tmp_path: Path) 
 def test_submitted_fine_tuning_reads_the_submitters_files(
     bucket: epath.Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Submits a local file and a file in the bucket, and runs the job as a host does."""
+    """Submits a local file and a file in the bucket, and runs the host's command."""
     dev = bucket / "tables" / "dev.csv"
     dev.write_bytes(write_table(tmp_path, 16, 2).read_bytes())
     train = write_table(tmp_path, 32, 1)
@@ -181,7 +181,7 @@ def test_a_run_does_not_wait_for_a_lost_bucket(
         assert job.wait() == [1], job.said()
     assert time.monotonic() - begun < 60, job.said()
     assert "Traceback" not in job[0].err
-    # After the signal, either the last save or another request fails first and ends the run.
+    # After the signal, the first failure ends the run: the last save or another request.
     expected = (
         "bert-jax: (stopped by SIGTERM, .* failed: )?gs://" if stopped else f"bert-jax: {run}"
     )

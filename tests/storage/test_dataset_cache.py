@@ -1,4 +1,4 @@
-"""A dataset in a bucket is copied once and completely, and is checked."""
+"""A dataset in a bucket is copied once, completely, and verified."""
 
 import json
 import multiprocessing
@@ -144,7 +144,7 @@ def test_the_least_recently_used_copy_is_evicted(
         cache(tmp_path, max_gb=1.5 * size).local(str(others[0]))
     second = cache(tmp_path, max_gb=2.5 * size).local(str(others[0]))
     let_go()
-    assert cache(tmp_path).local(str(source)) == first  # now used more recently than the second
+    assert cache(tmp_path).local(str(source)) == first  # now the second is least recently used
     lines: list[str] = []
     third = cache(tmp_path, lines, max_gb=2.5 * size).local(str(others[1]))
     assert f"{second}: deleted" in "\n".join(lines)
@@ -158,7 +158,7 @@ def _stage(arguments: tuple[str, str]) -> str:
 
 def test_only_one_process_copies(cloud: Cloud, source: epath.Path, tmp_path: Path) -> None:
     cloud.proxy.inject(Faults(slow=0.5))
-    # Spawn, because the fork server of an earlier test does not know the address of this emulator.
+    # Spawn: the fork server of an earlier test does not have this emulator's URL.
     with multiprocessing.get_context("spawn").Pool(2) as processes:
         found = processes.map(_stage, [(str(tmp_path), str(source))] * 2, chunksize=1)
     assert found[0] == found[1]

@@ -77,7 +77,7 @@ def test_refused_metrics_wait_and_are_reported_once(
     report(1)
     setattr(cloud.proxy, how, True)
     report(2, 3, 4)
-    reason = failure_of(writer.flush)  # a checkpoint does not depend on metrics
+    reason = failure_of(writer.flush)  # a failed upload of metrics does not prevent a checkpoint
     why = "(over quota)" if how == "forbidden" else "try again"
     assert reason is not None
     assert why in reason
