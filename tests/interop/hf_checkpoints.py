@@ -45,7 +45,7 @@ class Imported(NamedTuple):
         return bind(self.run.build, self.params)
 
     def theirs(self, tree: Any) -> dict[str, np.ndarray]:
-        """Converts a tree like the parameters to Hugging Face's names and shapes."""
+        """Converts a tree of the parameters' structure to Hugging Face's names and shapes."""
         vocab = self.run.architecture.vocab_size
         return dict(their_tensors(tree, expand(hf_names("bert.", None), tree, vocab_size=vocab)))
 
@@ -75,7 +75,7 @@ def hf_model(
 ) -> Model:
     """Returns a model with random weights, in evaluation mode.
 
-    Biases start at 0 and scales at 1. Noise makes tests fail if one of them is lost or swapped.
+    Adds noise to biases and scales, so that tests fail if one of them is lost or swapped.
     """
     torch.manual_seed(seed)
     model = kind(config, **options).eval()
@@ -91,7 +91,7 @@ def save(
 ) -> Path:
     """Saves a model with `save_pretrained`, and a tokenizer.
 
-    The tokenizer has as many pieces as the model's vocabulary, or `pieces`.
+    The tokenizer has `pieces` pieces, by default as many as the model's vocabulary.
     """
     model.save_pretrained(directory, **options)
     write_tokenizer(directory, pieces or model.config.vocab_size)
@@ -151,7 +151,7 @@ def read_run(run_dir: Path) -> Imported:
 def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> dict[str, np.ndarray]:
     """Returns rows of unequal length, with unequal numbers of masks at distinct positions.
 
-    [PAD] occurs only in the padding, since torch omits its embedding from gradients.
+    [PAD] occurs only in the padding, since torch computes no gradient for its embedding.
     """
     rng, length, predictions = np.random.default_rng(seed), 24, 6
     lengths = np.linspace(predictions + 1, length, rows).astype(int)

@@ -1,4 +1,4 @@
-"""All file layouts of a Hugging Face checkpoint are read with equal results."""
+"""All file formats of a Hugging Face checkpoint give equal results."""
 
 import json
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def without(model: BertForPreTraining, directory: Path, *names: str) -> None:
 
 
 def old_names(tensors: Tensors) -> Tensors:
-    """Converts to early files: LayerNorm's gamma and beta, position ids, a separate decoder."""
+    """Returns the tensors of early files: gamma and beta, position ids, a separate decoder."""
     renamed = {}
     for name, tensor in tensors.items():
         stem, _, last = name.rpartition(".")
@@ -154,7 +154,7 @@ def test_half_precision_is_widened_exactly(dtype: torch.dtype, layout: str, tmp_
 
 
 def test_heads_missing_in_the_configuration_are_read(tmp_path: Path) -> None:
-    """Released English checkpoints name BertForMaskedLM, but have a pooler and an NSP head."""
+    """Released English checkpoints of class BertForMaskedLM also have a pooler and an NSP head."""
     directory = save(model(), tmp_path / "hf")
     config_file = directory / "config.json"
     config = json.loads(config_file.read_text()) | {"architectures": ["BertForMaskedLM"]}

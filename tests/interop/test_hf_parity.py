@@ -29,10 +29,10 @@ from tests.interop.hf_checkpoints import (
 from tests.interop.reference_adamw import gradient
 from tests.support import relative_error
 
-# The cases cover: all activations, the initialization of google-research/bert and larger ones (with
-# strongly nonlinear activations), vocabularies that are or are not a multiple of 128, one to three
-# token types, heads of 8 to 32 columns, an FFN that is not four hidden sizes wide, and unrolled and
-# looped layers.
+# The cases cover all activations, google-research/bert's initialization and larger ones (which make
+# activations nonlinear), vocabularies that are or are not a multiple of 128, one to three token
+# types, heads of 8 to 32 columns, an FFN not four hidden sizes wide, and unrolled and looped
+# layers.
 CONFIGS: dict[str, dict[str, Any]] = {
     "L2-H32-erf": {"hidden_act": "gelu"},
     "L2-H48-tanh": {
@@ -63,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "L1-H32-relu-one-type": {"hidden_act": "relu", "num_hidden_layers": 1, "type_vocab_size": 1},
 }
-# Numbers of pieces in cases with more embedding rows than pieces. The softmax includes all rows.
+# Number of pieces in cases with more embedding rows. The softmax includes all rows.
 PIECES = {"L2-H48-tanh": 143, "L5-H64-erf-three-types": 250}
 
 
@@ -98,7 +98,7 @@ def run_hf(model: BertForPreTraining, batch: dict[str, np.ndarray]) -> Side:
 
 
 def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
-    """Returns loss and gradients of the run's objective, and the other results of its model."""
+    """Returns loss and gradients of the run's objective, and the outputs of its model."""
     batch = jax.tree.map(jnp.asarray, arrays)
     task, real = objective_of(found.run), arrays["segment_ids"] == 1
     everywhere = jnp.broadcast_to(jnp.arange(real.shape[1]), real.shape)

@@ -37,7 +37,7 @@ LABELS = {0: "against", 1: "neutral", 2: "for"}
 THREE = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
 SINGLE = "single_label_classification"
 
-# Cases by name: class, changes of the configuration, arguments of the class.
+# Cases by name: model class, changes to the configuration, arguments of the class.
 CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
     "pretraining": ("BertForPreTraining", {"hidden_act": "gelu_new"}, {}),
     "masked-lm": ("BertForMaskedLM", {}, {}),
@@ -64,10 +64,10 @@ CASES: dict[str, tuple[ClassName, dict[str, Any], dict[str, Any]]] = {
     "bare": ("BertModel", {"num_hidden_layers": 3}, {}),
     "bare-without-pooler": ("BertModel", {}, {"add_pooling_layer": False}),
 }
-# Numbers of pieces in the cases that have fewer pieces than embedding rows.
+# Number of pieces in cases with more embedding rows.
 PIECES = {"masked-lm": 143, "token": 121}
 ROWS = 6
-# Labels and problem in the imported run.
+# Expected labels and problem of the imported run.
 MEANING: dict[str, tuple[tuple[str, ...], str | None]] = {
     "sequence": (tuple(LABELS.values()), "single_label"),
     "sequence-multi-label": (tuple(LABELS.values()), "multi_label"),
@@ -127,7 +127,7 @@ def assert_same_logits(found: Imported, model: PreTrainedModel) -> None:
     task, batch, theirs = found.run.heads.task, mixed_batch(model.config, rows=ROWS), answers(model)
     expected = np.stack(theirs, axis=-1) if task == "question_answering" else theirs[0]
     if task == "multiple_choice":
-        expected = expected.reshape(ROWS, 1)  # our batch has a row per choice
+        expected = expected.reshape(ROWS, 1)  # our logits have a row per choice
     bound = found.model
     ours = np.asarray(bound.task_logits(bound.hidden(jax_batch(batch), dropout_key=None)))
     assert (ours.dtype, ours.shape) == (np.float32, expected.shape)
@@ -224,8 +224,8 @@ def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Impo
     whole = weights.read_bytes()
     rng = np.random.default_rng(1)
     header = int.from_bytes(whole[:8], "little") + 8
-    # None of these places is in the checksum's name. Without the name, the file would be read as
-    # another program's file.
+    # No offset is in the checksum's key. Damage there would hide the checksum, as if another
+    # program had written the file.
     places = [*rng.integers(8, header, 40), *rng.integers(header, len(whole), 40)]
     for place in map(int, places):
         flipped = bytearray(whole)

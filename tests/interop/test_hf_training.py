@@ -1,7 +1,7 @@
 """Training an imported model equals training with google-research/bert's optimizer in PyTorch.
 
 Our compiled train step is compared with torch's gradients and a transcription of the optimizer.
-Both sides have the same checkpoint and batches, and no dropout.
+Checkpoint and batches are equal, and dropout is off.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ COMPARED = (1, STEPS)
 
 
 class Trained(NamedTuple):
-    """Results of one side after some steps, under Hugging Face's names and without padding."""
+    """Results of ours or torch's after some steps, with Hugging Face's names, without padding."""
 
     params: dict[str, np.ndarray]
     mlm: np.ndarray  # [real tokens, vocab]
@@ -113,7 +113,7 @@ def train_hf(
     batches: Sequence[dict[str, np.ndarray]],
     section: OptimizerSection,
 ) -> dict[int, Trained]:
-    """Trains with torch and the reference optimizer, and returns results like `train_ours`."""
+    """Trains with torch and the reference optimizer, and returns results as `train_ours` does."""
     optimizer = ReferenceAdamW(
         model,
         peak=section.learning_rate,
@@ -146,7 +146,7 @@ def parameters(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("warmup", [0, WARMUP])
 def test_updates_equal_google_researchs_and_losses_torchs(tmp_path: Path, warmup: int) -> None:
-    """The comparison is of parameter changes, because whole parameters would hide differences."""
+    """Compares parameter changes, because whole parameters would hide differences."""
     config = hf_config(
         hidden_act="gelu",
         initializer_range=0.1,

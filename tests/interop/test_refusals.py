@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def import_refused(checkpoint: Path) -> Refusal:
-    """Imports, asserts that this leaves no file, and returns the line of the refusal."""
+    """Imports a checkpoint, asserts that it fails without files, and returns the error line."""
     line = refused("import", checkpoint, checkpoint.parent / "run")
     assert [path.name for path in checkpoint.parent.iterdir()] == ["hf"]
     return line

@@ -123,7 +123,7 @@ class Written:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a function that exports a model once. "pretraining" is exported with all outputs."""
+    """Returns a cached export function. It exports "pretraining" with all outputs."""
 
     @cache
     def make(heads: str) -> Written:
@@ -134,7 +134,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def assert_same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    """Asserts equal shapes and dtypes, and errors of at most 1e-6 of the largest number."""
+    """Asserts equal shapes and dtypes, and errors of at most 1e-6 of the largest value."""
     for name, array in found.items():
         assert (array.shape, array.dtype) == (wanted[name].shape, np.float32), name
         error = np.abs(array - wanted[name]).max()

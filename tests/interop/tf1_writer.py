@@ -69,7 +69,7 @@ SQUAD = {"cls/squad/output_weights": (2, SMALL.hidden_size), "cls/squad/output_b
 
 
 def with_slots(variables: dict[str, np.ndarray], *, without: str = "-") -> dict[str, np.ndarray]:
-    """Adds random slots, as AdamWeightDecayOptimizer makes them, for trained variables."""
+    """Adds random moments for all variables except those whose names start with `without`."""
     trained = {name: v for name, v in variables.items() if not name.startswith(without)}
     rng = np.random.default_rng(5)
     first = {f"{n}/adam_m": rng.standard_normal(v.shape, np.float32) for n, v in trained.items()}

@@ -1,4 +1,4 @@
-"""A run of seconds, for tests of several processes."""
+"""A run that takes seconds, for tests with several processes."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def config(values: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def alone(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process, with an example log. Tests must not write into it."""
+    """A run in one process, with an example log. Tests must not write into it."""
 
     def make(run: Path) -> None:
         more = (f"run_dir={run}", "train.example_log=true")

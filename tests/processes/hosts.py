@@ -21,7 +21,7 @@ from typing import Any
 from tests.project import environment as everything
 from tests.warm import start_warm
 
-# Long enough for a busy machine.
+# In seconds; long enough for a busy machine.
 TIMEOUT = 300.0
 
 
@@ -58,8 +58,8 @@ class Host:
         return self._err.read_text(errors="replace") if self._err.exists() else ""
 
     def send(self, number: signal.Signals) -> None:
-        """Sends the process a signal, if it is still there."""
-        with contextlib.suppress(ProcessLookupError):  # it ended unnoticed
+        """Sends the process a signal if it is still running."""
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             if not self.ended.is_set():
                 os.kill(self.pid, number)
 
@@ -71,7 +71,7 @@ class Host:
 
 
 class Job(Sequence[Host]):
-    """The processes of one command; leaving the context kills those that still run."""
+    """The processes of one job. Leaving the context kills processes that still run."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = hosts
@@ -86,12 +86,12 @@ class Job(Sequence[Host]):
         return iter(self._hosts)
 
     def wait(self, timeout: float = TIMEOUT) -> list[int]:
-        """Returns the exit codes, one a process."""
+        """Returns the exit code of each process."""
         deadline = time.monotonic() + timeout
         return [host.wait(max(0.0, deadline - time.monotonic())) for host in self._hosts]
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = TIMEOUT) -> None:
-        """Waits until the running processes make a condition true."""
+        """Waits for a condition. Fails if all processes end first."""
         deadline = time.monotonic() + timeout
         while not condition():
             assert not all(host.ended.is_set() for host in self._hosts), self.said()
@@ -134,7 +134,7 @@ def start(
 ) -> Job:
     """Starts `count` processes of a command line that find each other on loopback.
 
-    `each`: extra arguments of process 0, 1, …; a value None in `environment` removes a variable.
+    `each` has the extra arguments of each process. None in `environment` removes a variable.
     """
     port, run = free_port(), next(_NUMBERS)
     return Job(

@@ -1,6 +1,6 @@
 """``python -m tests.processes.killed_at_shutdown PROCESS VERB …`` runs a verb and kills a process.
 
-One process of the job is killed at JAX's shutdown barrier, after all have finished.
+The process with index PROCESS is killed at JAX's shutdown barrier, after training.
 """
 
 import os

@@ -1,6 +1,6 @@
 """``python -m tests.processes.lost_lock PATH VERB …`` runs a verb whose run loses its lock.
 
-The run loses its lock as soon as a file exists at the path.
+The run loses its lock as soon as a file exists at PATH.
 """
 
 import sys

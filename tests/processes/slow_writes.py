@@ -1,6 +1,6 @@
 """``python -m tests.processes.slow_writes VERB …`` runs a verb with slow writes.
 
-The delay lets other processes reach the next step if they do not wait.
+If other processes do not wait for the writes, they reach the next step too early.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""A killed, stopped or missing process: the others name it and end in time."""
+"""If a process is killed, stopped or missing, the others name it and exit in time."""
 
 import signal
 import time
@@ -15,7 +15,7 @@ IN_TIME = 30.0  # seconds
 
 
 def line_of(host: Host) -> Refusal:
-    """The one line of a process with its key; asserts that there is no C++ or Python traceback."""
+    """Returns a process's only error line. Asserts that there is no C++ or Python traceback."""
     for trace in ("Traceback", "Check failure", "terminate called", "@     0x"):
         assert trace not in host.err, host.err
     lines = [line for line in host.err.splitlines() if line.startswith("bert-jax: ")]
@@ -56,7 +56,7 @@ def test_the_others_name_a_dead_process(
 def test_without_process_0_jax_ends_the_others(
     config: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """A submitted job recognises this end by JAX's message."""
+    """`run_process` recognises an abort without process 0 by JAX's message."""
     run = tmp_path / "run"
     more = (*ENDLESS, "mesh.distributed.silence_seconds=4")
     with start("pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path) as job:
@@ -73,7 +73,7 @@ def test_without_process_0_jax_ends_the_others(
 def test_a_death_at_shutdown_does_not_delay_the_others(
     config: Path, tmp_path: Path, killed: int
 ) -> None:
-    """JAX would wait five minutes for it, and kill the others in C++."""
+    """JAX would wait five minutes for the killed process, and then abort the others."""
     few = ("train.phases.0.steps=4", *ENDLESS[1:])
     with start(
         *("pretrain", config, f"run_dir={tmp_path / 'run'}", *few),
@@ -103,7 +103,7 @@ def test_a_missing_process_is_named(config: Path, tmp_path: Path) -> None:
     assert host.wait() == 4
     line = line_of(host)
     assert line.key == "processes.missing"
-    assert "process 1." in line  # without host and process id, unlike process 0
+    assert "process 1." in line  # its host and process id are unknown
     assert not (tmp_path / "run").exists()
 
 

@@ -18,9 +18,9 @@ MANY = (
     "train.log_every=1000",
     "train.checkpoint.every=10",
 )
-# Less than a process's part of the moments, more than its output.
+# File size limit in bytes: below a process's shard of the moments, above its output.
 FULL = 12_000
-# Well below Orbax's timeouts of 300 s and 1200 s.
+# In seconds; well below Orbax's timeouts of 300 s and 1200 s.
 SOON = 120.0
 
 
@@ -36,7 +36,7 @@ def has_room(host: Host, *, limit: int | None) -> None:
 
 
 def goes_on(job: Job, run: Path) -> None:
-    """Waits for a complete checkpoint newer than all others."""
+    """Waits for a new complete checkpoint."""
     last = saved(run)
     job.wait_until(lambda: saved(run) > last, timeout=SOON)
 
@@ -46,7 +46,7 @@ def test_training_continues_everywhere_if_one_cannot_save(config: Path, tmp_path
     more = (f"run_dir={run}", *MANY, "train.checkpoint.on_error=warn")
     with start("pretrain", config, *more, count=2, directory=tmp_path) as job:
         job.wait_until(lambda: saved(run) > 0)
-        # Process 0 creates the directories, and the other waits for them.
+        # These links make process 0 fail when it creates the directories of checkpoints.
         for step in range(10, 5000, 10):
             (run / "checkpoints" / f"{step}.orbax-checkpoint-tmp").symlink_to("nowhere")
         job.wait_until(lambda: "NOT SAVED (process 0 (" in job[0].err, timeout=SOON)

@@ -26,8 +26,8 @@ def alone(*arguments: object, directory: Path) -> None:
 def test_two_processes_fine_tune_and_predict_like_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """70 rows in batches of 16, and 37 for evaluation: the last batch is uneven."""
-    # One length; test_pretrain.py tests dropout over processes.
+    """70 rows for training and 37 for evaluation do not fill the last batch of 16."""
+    # One row length, so one program is compiled. test_pretrain.py tests dropout.
     values = tiny_config(tmp_path, epochs=1, log_every=1, max_length=8)
     values["mesh"] = {"platform": "cpu"}
     values["finetune"]["task"] |= {
@@ -37,12 +37,12 @@ def test_two_processes_fine_tune_and_predict_like_one(
     config = write_config(tmp_path / "config.yaml", values)
     one, two = tmp_path / "one", tmp_path / "two"
     alone("finetune", config, f"run_dir={one}", directory=tmp_path)
-    # Parameters are split over both processes.
+    # Parameters are split over the two processes.
     split = ("mesh.data=1", "mesh.fsdp=2")
     with start("finetune", config, f"run_dir={two}", *split, count=2, directory=tmp_path) as job:
         assert job.wait() == [0, 0], job.said()
         assert "best: step" in job[0].out
-        # Except Gloo's output, and slow stages before joining.
+        # Process 1 prints only slow stages before it joins process 0.
         before = ("reading ", "waiting for the other processes")
         assert [line for line in job[1].out.splitlines() if not line.startswith(before)] == []
     for expected, found in zip(read_metrics(one), read_metrics(two), strict=True):

@@ -1,4 +1,4 @@
-"""One run on changing numbers of hosts: every example once, equal losses."""
+"""A run on changing numbers of hosts reads every example once, with equal losses."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ HOSTS = [
 def test_a_run_resumes_on_any_number_of_hosts(
     values: dict[str, Any], alone: Path, tmp_path: Path, hosts: Sequence[int]
 ) -> None:
-    """All starts but the last are killed during steps. See also test_verbs.py."""
+    """Every start except the last is killed during a step. See also test_verbs.py."""
     values = values | {"train": values["train"] | {"example_log": True, "evaluation": None}}
     values["train"]["checkpoint"] = {"every": 2, "keep_last": 100}
     phase, steps = values["train"]["phases"][0], 4 * len(hosts)

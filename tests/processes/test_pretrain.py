@@ -14,7 +14,7 @@ from tests.processes.hosts import start
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without speeds and times, which differ between runs."""
+    """The records of metrics.jsonl except speeds and times, which differ between runs."""
     return [line for line in read_metrics(run_dir) if line["kind"] not in ("speed", "goodput")]
 
 

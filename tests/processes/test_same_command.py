@@ -1,4 +1,4 @@
-"""Processes with different commands or data all stop at the start with the same line."""
+"""If processes have different commands or data, all stop at the start with one error."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ Command = Sequence[object]
 def start_each(
     commands: Sequence[Command], *, directory: Path, verb_options: bool = False
 ) -> list[Host]:
-    """Starts a job whose processes each have a directory ``0``, ``1``, … and a command."""
+    """Starts a job. Each process has its own directory (``0``, ``1``, …) and command."""
     port, hosts = free_port(), []
     for index, command in enumerate(commands):
         (directory / str(index)).mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def start_each(
 
 
 def line_of_all(hosts: Sequence[Host]) -> Refusal:
-    """The line that all processes of a job print; asserts exit code 2 and its key."""
+    """Returns the error line that all processes print. Asserts exit code 2 and the key."""
     codes = [host.wait() for host in hosts]
     assert codes == [2] * len(hosts), "\n".join(host.out + host.err for host in hosts)
     line, *others = (line_of(host) for host in hosts)
@@ -56,7 +56,7 @@ def test_a_process_with_another_setting_ends_all(config: Path, tmp_path: Path) -
 def test_a_process_with_another_dataset_ends_all(
     values: dict[str, Any], project: Path, tmp_path: Path
 ) -> None:
-    """The dataset has the same path on another host's disk."""
+    """The hosts have different datasets at the same path."""
     train: Any = dict(values["train"])
     train |= {"phases": [train["phases"][0] | {"dataset": "data", "seq_length": 48}]}
     config = write_config(tmp_path / "run.yaml", values | {"train": train})

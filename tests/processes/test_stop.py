@@ -82,7 +82,7 @@ def test_a_signal_before_the_meeting_ends_all(config: Path, tmp_path: Path) -> N
 
 
 def test_a_signal_to_the_group_stops_a_run_with_workers(config: Path, tmp_path: Path) -> None:
-    """Like Ctrl-C in a terminal or a launcher: the workers get the signal too."""
+    """As with Ctrl-C in a terminal, the loader's workers get the signal too."""
     run = tmp_path / "run"
     with start(
         "pretrain",
@@ -131,7 +131,7 @@ def test_a_signal_ends_a_run_during_compilation(config: Path, tmp_path: Path) ->
 
 
 def test_a_signal_in_the_first_second_ends_with_one_line(config: Path, tmp_path: Path) -> None:
-    """The signal comes during imports, with a user's way of starting."""
+    """The signal comes during imports of a process that is started as by a user."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-X", "importtime", "-m", "bert_jax.cli", "pretrain"),

@@ -19,7 +19,7 @@ def config_file(directory: Path) -> Path:
 
 
 def test_two_processes_run_a_sweep_and_wait_for_writes(tmp_path: Path) -> None:
-    """With one learning rate the model does not learn: its predictions cause the flag."""
+    """With the learning rate 1e-9 the model does not learn, so its run is flagged."""
     swept = tmp_path / "swept"
     rates = "finetune.sweep.learning_rates=[3e-3, 1e-9]"
     with start(

@@ -1,4 +1,4 @@
-"""The verbs after training on several processes: each file is written once."""
+"""On several processes, the verbs after training write each file once."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from tests.project import ok
 
 @pytest.fixture(scope="module")
 def trained(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run; test_pretrain.py tests that two processes train the same."""
+    """A run of one process. test_pretrain.py tests that two processes train alike."""
     return shutil.copytree(alone, tmp_path_factory.mktemp("trained") / "run")
 
 

@@ -1,4 +1,4 @@
-"""Every user mistake gets one line that names it, and exit code 2."""
+"""Every user mistake ends with an error line that names it, and exit code 2."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def config(project: Path) -> dict[str, Any]:
 
 
 def mistake(tmp_path: Path, verb: str, config: dict[str, Any], *arguments: str) -> Refusal:
-    """Runs a verb through the command line's entry point and returns its one line."""
+    """Runs a verb, asserts that it fails with exit code 2, and returns the error line."""
     path = write_config(tmp_path / "config.yaml", config)
     return refused(verb, path, *arguments)
 
@@ -382,7 +382,7 @@ def test_a_second_vocab_is_refused_unless_the_first_died(
 def test_a_vocabulary_may_be_written_into_the_current_folder(
     tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lock file is named after its directory, and `.` has no name."""
+    """A lock file is named after its directory, so `.` must be resolved first."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     ok("vocab", write_config(tmp_path / "config.yaml", config), "vocab.output=.", "vocab.size=600")

@@ -67,7 +67,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
 
 
 def resumed_at(step: int, run_dir: Path, copy: Path) -> Path:
-    """Returns a copy of a run, as if the run was killed after a checkpoint."""
+    """Returns a copy of a run as if it had been killed after the checkpoint of `step`."""
     shutil.copytree(run_dir, copy)
     for checkpoint in (copy / "checkpoints").iterdir():
         if int(checkpoint.name) > step:
@@ -217,7 +217,7 @@ def test_fine_tuning_stops_at_a_nonfinite_last_evaluation(
     diverge_in(monkeypatch, {1, 2})
     line = refused("finetune", config, code=1)
     assert (line.key, line.values["place"]) == ("predict.not_finite", "step 30")
-    # The newest checkpoint, which has no score, and the best; the last step is not saved.
+    # Step 20 is the newest checkpoint, without a score. Step 10 is the best. Step 30 is not saved.
     assert {path.name for path in (run_dir / "checkpoints").iterdir()} == {"10", "20"}
     assert load_params(open_run(run_dir), checkpoint="best").step == 10
     assert [line["step"] for line in read_metrics(run_dir, kind="validation")] == [10]

@@ -179,7 +179,7 @@ def test_changed_masking_continues_with_the_next_row(small: dict[str, Any], tmp_
     steps = [list(step.values()) for step in read_example_log(run_dir).values()]
     rows = [example for step in steps for examples in step for example in examples]
     count = len(open_dataset(small["train"]["phases"][0]["dataset"], "train"))
-    assert len(set(rows[:count])) == min(count, len(rows))  # one epoch in one order
+    assert len(set(rows[:count])) == min(count, len(rows))  # each example once in the first epoch
 
 
 @pytest.mark.slow

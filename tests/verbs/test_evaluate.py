@@ -48,7 +48,7 @@ def tune(path: Path, threshold: float) -> None:
 
 
 def answers(run: Path, file: str, *options: object) -> set[bool]:
-    """Returns whether each prediction of a file has an answer, as a set."""
+    """Predicts a file. Returns {True} if every prediction has an answer, {False} if none has."""
     output = run / "out.jsonl"
     ok("predict", run, output, "--input", file, "--force", *options)
     return {bool(json.loads(line)["prediction"]) for line in output.read_text().splitlines()}

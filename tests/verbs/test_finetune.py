@@ -158,7 +158,7 @@ def test_predict_works_with_and_without_labels(
             assert shown == pytest.approx(record["probabilities"])
     assert [record["text"] for record in records] == [row["text"] for row in rows]
     assert [record["id"] for record in records] == list(range(20))
-    # Regression: labels were once read only if the first row of the batch had a label.
+    # Regression test: labels were read only if the first row of the batch had a label.
     lines = [f"{row['text']},{'' if n % 3 else row['label']}" for n, row in enumerate(rows)]
     for some in (lines, lines[::-1]):
         (tmp_path / "some.csv").write_text("\n".join(["text,label", *some]))
@@ -220,7 +220,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     for name, value in whole.items():
         np.testing.assert_array_equal(stopped[name], value, err_msg=name)
     assert times_seen(tmp_path / "stopped") == times_seen(tuned / "tuned")
-    # Only the directory in the configuration differs. All figures are equal.
+    # The configurations differ only in the directory, so all metrics are equal.
     assert read_metrics(tmp_path / "stopped", kind="validation") == read_metrics(
         tuned / "tuned", kind="validation"
     )
@@ -279,7 +279,7 @@ def test_frozen_layers_keep_bits_and_changed_data_are_refused(tmp_path: Path) ->
 def test_a_hugging_face_origin_is_pinned_by_contents(
     tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The exported head has the same labels, so the new run starts with that head."""
+    """The exported head has the same labels, so the new run starts from that head."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.chdir(tmp_path)

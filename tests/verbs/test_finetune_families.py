@@ -103,7 +103,7 @@ def write_labels(root: Path, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def in_rows(name: str, records: list[dict[str, Any]]) -> Any:
-    """Returns the examples of records in the form that a user has in memory."""
+    """Returns records as the Python values that a user would pass to `predict`."""
     if name == "squad":
         return [(record["question"], record["context"]) for record in records]
     if name == "conll":
@@ -115,7 +115,7 @@ def in_rows(name: str, records: list[dict[str, Any]]) -> Any:
     return [(record["text"], record["pair"]) for record in records]
 
 
-# Function that writes the data, ranking score, and name of the benchmark's file.
+# By family: function that writes the data, ranking score, name of the benchmark's file.
 FAMILIES: dict[str, tuple[Writer, str, str | None]] = {
     "rte": (write_rte, "accuracy", "RTE.tsv"),
     "stsb": (write_stsb, "spearman", "STS-B.tsv"),

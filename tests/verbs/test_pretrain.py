@@ -184,14 +184,14 @@ def test_init_from_draws_missing_heads_afresh(config: Path, trained: Path, tmp_p
     one_step = (
         "train.phases.0.steps=1",
         "optimizer.warmup_steps=1",
-    )  # a learning rate of zero
+    )  # the learning rate is zero, so parameters keep their initial values
     result = ok("pretrain", config, f"run_dir={run_dir}", *one_step, "--init-from", source)
     assert f"{source}: randomly initialized: the pooler, the next-sentence head" in result
     found, given = params_of(run_dir), params_of(trained)
     for part in found:
         same = jax.tree.map(np.array_equal, found[part], given[part])
         assert all(jax.tree.leaves(same)) == (part not in ("pooler", "next_sentence")), part
-    # A resumed run does not need the origin.
+    # A resumed run does not need the model that it started from.
     shutil.rmtree(source)
     ok("pretrain", config, f"run_dir={run_dir}", *one_step)
     origin = json.loads((run_dir / "provenance.json").read_text())["init_from"]

@@ -121,7 +121,7 @@ def test_a_second_writer_is_refused_unless_the_first_died(
     (run / LOCK).write_text("elsewhere 1\n")  # the holder of the lock is dead
     ok("pretrain", config, f"run_dir={run}")
     assert not (run / LOCK).exists()
-    # A killed export left the first directory. The second belongs to the user.
+    # The first directory is left from a killed export. The second belongs to the user.
     for name in (f"exported.{'0a' * 16}.tmp", "exported.tmp"):
         (tmp_path / name).mkdir()
     ok("export", run, tmp_path / "exported")

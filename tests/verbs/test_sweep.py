@@ -50,7 +50,7 @@ def sweep_output(config: RunConfig, **options: Any) -> str:
 
 
 def dies_after(count: int, ran: list[str]) -> Any:
-    """Replaces `run_finetuning`: records the names of runs, and ends after a number of runs."""
+    """Replaces `run_finetuning`. Records run names and interrupts the sweep after `count` runs."""
 
     def run(prepared: Any, root: Any, predictor: Predictor, **options: Any) -> Any:
         if len(ran) == count:
