@@ -59,7 +59,7 @@ class RowErrors:
             self._first.append(str(error))
 
     def kept(self, items: Iterable[ItemT], make: Callable[[ItemT], MadeT]) -> list[MadeT]:
-        """Returns ``make(item)`` for each item, without items for which `make` raises RowError."""
+        """Returns ``make(item)`` for each item. Refuses items for which `make` raises RowError."""
         made = []
         for item in items:
             try:
@@ -361,7 +361,7 @@ def _shown_delimiter(delimiter: str) -> str:
 def ragged(
     path: Path, line: int, *, found: int, allowed: int, like: str = "the header"
 ) -> RowError:
-    """Returns the error of a line with too few or too many fields.
+    """Returns the error for a line with too few or too many fields.
 
     `like` names the line that has the right number of fields.
     """

@@ -247,7 +247,7 @@ def _fold(tokenizer: SentencePieceTokenizer) -> Iterator[normalizers.Normalizer]
         yield normalizers.NFD()
         # `StripAccents` would also remove the vowel signs (Mc) of Indic scripts.
         yield normalizers.Replace(tokenizers.Regex(r"\p{Mn}"), "")
-        # Compose Hangul syllables of three letters. `Precompiled` composes only those of two.
+        # Compose Hangul syllables of three letters. `Precompiled` composes only syllables of two.
         yield normalizers.NFC()
 
 

@@ -37,7 +37,7 @@ class Source(NamedTuple):
 def is_hub_name(source: str | os.PathLike[str]) -> bool:
     """Returns whether a source is a model on a hub: ``hf://owner/name``, ``owner/name@revision``.
 
-    An existing path is not a hub name, nor is a path in an existing directory.
+    A path that exists, or whose parent directory exists, is not a hub name.
     """
     text = str(source)
     if text.startswith(MODELS):
@@ -125,9 +125,9 @@ def is_checkpoint(source: str | os.PathLike[str]) -> bool:
 def identify(source: str, *, cached: Path) -> Source:
     """Returns the checkpoint at a path, pinned by a hash of its contents.
 
-    `cached` is the directory of imported runs. If it has the run of a pinned source, the source is
-    not read and need not exist. Raises UserError if there is no directory, or its contents differ
-    from the pinned contents.
+    `cached` is the directory of imported runs. If `cached` has the run of a pinned source, the
+    source is not read and need not exist. Raises UserError if there is no directory, or its
+    contents differ from the pinned contents.
     """
     pinned = None if Path(source).exists() else _PINNED.fullmatch(source)
     directory = Path(pinned["path"] if pinned else source)

@@ -125,7 +125,7 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
 def _placements(
     architecture: Architecture, heads: HeadsSection
 ) -> tuple[Params, Sequence[Placement]]:
-    """Returns the shapes of our parameters, and a placement for each variable of the format."""
+    """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
     shapes = model_shapes(architecture, heads)
     return shapes, expand(
         tensor_names.google_names(heads.task), shapes, vocab_size=architecture.vocab_size

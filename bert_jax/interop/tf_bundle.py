@@ -1,6 +1,6 @@
 """Reads and writes TensorFlow's checkpoint files: ``PREFIX.index``, ``PREFIX.data-*``.
 
-Writing needs TensorFlow, which the extra ``tf`` installs. Reading does not use it, because its C++
+Writing needs TensorFlow, which the extra ``tf`` installs. Reading does not use TensorFlow: its C++
 code ends the process if an entry is malformed or a shape is impossible. This module checks every
 number before it uses it.
 
@@ -232,7 +232,7 @@ def _entry(name: str, value: bytes, *, shards: int) -> _Entry:
         and (dtype.kind == "O" or math.prod(shape) * dtype.itemsize == found.size)
     )
     if not sound:
-        raise _Damage(f"tensor {shown(name)} has an impossible shape, size or place")
+        raise _Damage(f"tensor {shown(name)} has an impossible shape, size or location")
     spec = TensorSpec(shape, dtype)
     return _Entry(spec, found.shard_id, found.offset, found.size, found.crc32c)
 

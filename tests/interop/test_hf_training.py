@@ -43,7 +43,7 @@ COMPARED = (1, STEPS)
 
 
 class Trained(NamedTuple):
-    """Results of ours or torch's after some steps, with Hugging Face's names, without padding."""
+    """Results of one implementation after some steps, by Hugging Face's names, without padding."""
 
     params: dict[str, np.ndarray]
     mlm: np.ndarray  # [real tokens, vocab]

@@ -1,4 +1,4 @@
-"""Bad input to `bert-jax import` and `export` ends with one line and exit code 2, without files."""
+"""Bad input to `bert-jax import` and `export` ends with an error line, exit code 2 and no files."""
 
 import json
 import pickle
@@ -24,7 +24,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def import_refused(checkpoint: Path) -> Refusal:
-    """Imports a checkpoint, asserts that it fails without files, and returns the error line."""
+    """Imports a checkpoint, asserts that it fails without output, and returns the error line."""
     line = refused("import", checkpoint, checkpoint.parent / "run")
     assert [path.name for path in checkpoint.parent.iterdir()] == ["hf"]
     return line

@@ -187,7 +187,7 @@ def joining(index: int, *, count: int, port: int, devices: int = 1) -> list[str]
 
 
 def free_port() -> int:
-    """Returns a free port of loopback."""
+    """Returns a free TCP port on loopback."""
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         return asked.getsockname()[1]

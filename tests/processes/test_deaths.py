@@ -56,7 +56,7 @@ def test_the_others_name_a_dead_process(
 def test_without_process_0_jax_ends_the_others(
     config: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """`run_process` recognises an abort without process 0 by JAX's message."""
+    """If process 0 ends, JAX aborts the others. `run_process` detects this by JAX's message."""
     run = tmp_path / "run"
     more = (*ENDLESS, "mesh.distributed.silence_seconds=4")
     with start("pretrain", config, f"run_dir={run}", *more, count=2, directory=tmp_path) as job:

@@ -1,4 +1,4 @@
-"""A save that fails on one of several processes fails on all of them at once."""
+"""If a save fails on one process, it fails on all processes at once."""
 
 import re
 import resource

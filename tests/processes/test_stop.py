@@ -131,7 +131,7 @@ def test_a_signal_ends_a_run_during_compilation(config: Path, tmp_path: Path) ->
 
 
 def test_a_signal_in_the_first_second_ends_with_one_line(config: Path, tmp_path: Path) -> None:
-    """The signal comes during imports of a process that is started as by a user."""
+    """The process starts as a user starts it. The signal comes during its imports."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-X", "importtime", "-m", "bert_jax.cli", "pretrain"),

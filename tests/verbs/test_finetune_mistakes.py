@@ -16,7 +16,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def mistake(tmp_path: Path, values: dict[str, Any], *overrides: str) -> Refusal:
-    """Runs `finetune`, asserts that it fails without a run, and returns the error line."""
+    """Runs `finetune`, asserts that it fails and creates no run, and returns the error line."""
     path = write_config(tmp_path / "config.yaml", values | {"run_dir": str(tmp_path / "tuned")})
     line = refused("finetune", path, *overrides)
     assert not (tmp_path / "tuned").exists()

@@ -41,7 +41,7 @@ def shard_name(split: str, index: int, count: int) -> str:
 def check_row_length(seq_length: int, lengths: np.ndarray) -> None:
     """Raises UserError if an example has more than ``seq_length`` tokens.
 
-    ``lengths`` is the number of tokens of each example, [examples], with at least one example.
+    ``lengths`` has the number of tokens of each example, [examples]; it is not empty.
     """
     if (longest := int(np.max(lengths))) > seq_length:
         raise UserError(

@@ -114,7 +114,7 @@ def _decode(records: Sequence[bytes]) -> StoredRows:
         if len(set(sizes.values())) > 1:
             raise UserError(
                 "tfrecord.sizes",
-                "found {found}, allowed: as many of each",
+                "found {found}, allowed: equal sizes",
                 found=[f"{size} {name}" for name, size in sizes.items()],
             )
     labels = values[LABEL]

@@ -94,7 +94,7 @@ class EvaluationBatch:
     def __call__(self, step: int) -> Row:
         """Returns arrays ``[batch_size / share.count, ...]``. Rows past the end are zeros."""
         rows = _rows(step, self.batch_size, self.share)
-        # If this host's part has no example, one row is made for its shapes and then zeroed.
+        # If this host has no example, make one row for the array shapes; it is zeroed below.
         indices = [row for row in rows if row < self.total] or [0]
         batch = self.transform.batch(
             [[example] for example in self.dataset.__getitems__(indices)],

@@ -56,7 +56,7 @@ class Batches(Iterator[T]):
     """
 
     def __init__(self, batches: grain.MapDataset, section: LoaderSection) -> None:
-        if not flags.FLAGS.is_parsed():  # Grain needs parsed absl flags; absl.app is not used
+        if not flags.FLAGS.is_parsed():  # Grain needs parsed absl flags, and absl.app is not used
             flags.FLAGS.mark_as_parsed()
         if section.workers:
             in_worker = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

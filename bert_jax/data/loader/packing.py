@@ -45,7 +45,7 @@ def first_fit_decreasing(
 
     Examples of equal length are placed together, so the time depends on the number of distinct
     lengths, not of examples. "Histogram" packing (arXiv 2107.02027) does this too, but chooses the
-    fullest row instead of the first.
+    fullest row.
 
     Args:
         counts: number of examples by length, up to ``capacity``.

@@ -92,8 +92,8 @@ def choose_spans(
     """Chooses spans of whole words, in random order, until ``budget`` tokens are chosen.
 
     A span begins at a uniformly random word that is not yet chosen, and has a random size. It ends
-    earlier before a special token, a chosen word, or a word that exceeds the budget. If no further
-    word fits, the spans have fewer tokens than the budget.
+    early at a special token, a chosen word, or a word that exceeds the budget. If no further word
+    fits, the spans have fewer tokens than the budget.
 
     Args:
         words: words of the example.
@@ -130,8 +130,8 @@ def choose_spans(
 def tokens_of_spans(spans: Sequence[WordSpan], *, total: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of disjoint spans in ascending order, and each token's span: both int [k].
 
-    For spans of one token at 3 and of three tokens at 0, the tokens are ``[0, 1, 2, 3]`` and the
-    spans ``[1, 1, 1, 0]``.
+    If the first span has one token at 3, and the second has three tokens at 0, the tokens are ``[0,
+    1, 2, 3]`` and their spans ``[1, 1, 1, 0]``.
     """
     owners = np.zeros(total, np.int64)
     for number, span in enumerate(spans, 1):

@@ -48,9 +48,9 @@ class MaskingSection(Section):
         segmenter: function that divides Chinese text into words, as ``module:function``, such as
             ``jieba:lcut``. Only for units made of words. By default each character is a word. See
             `bert_jax.data.rows.mask_selection.Segmenter`.
-        replace_with_mask: share of the tokens (or spans) to predict that become [MASK].
-        replace_with_random: share of the tokens to predict that become a token drawn uniformly from
-            the whole vocabulary. All other tokens to predict stay unchanged.
+        replace_with_mask: share of the predicted tokens (or spans) that become [MASK].
+        replace_with_random: share of the predicted tokens that become a token drawn uniformly from
+            the whole vocabulary. All other predicted tokens stay unchanged.
         max_predictions: maximum number of predictions per example (``max_predictions_per_seq``).
             The default is ``rate`` times the row's length, rounded up.
     """

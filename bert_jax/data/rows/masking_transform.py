@@ -86,7 +86,7 @@ class MaskingTransform:
 
     seq_length: int  # L, tokens in a row
     masker: TokenMasker  # masks each example independently of the others in its row
-    max_examples: int = 1  # E, maximum number of examples in a row; above 1 rows are packed
+    max_examples: int = 1  # E, maximum number of examples in a row; if above 1, rows are packed
 
     @classmethod
     def from_tokenizer(
