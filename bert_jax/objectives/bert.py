@@ -1,7 +1,7 @@
 """The objectives of BERT, ALBERT and RoBERTa: masked language modelling and an optional pair task.
 
-The pair task of BERT is next sentence prediction (arXiv 1810.04805, section 3.1), and that of
-ALBERT is sentence order prediction (arXiv 1909.11942). RoBERTa has none (arXiv 1907.11692).
+BERT adds next sentence prediction (arXiv 1810.04805, section 3.1), ALBERT adds sentence order
+prediction (arXiv 1909.11942), and RoBERTa has no pair task (arXiv 1907.11692).
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from bert_jax.text.tokenizer import Tokenizer
 # `run_pretraining.py`.
 MLM_EPSILON: Final = 1e-5
 
-# A loss within this relative distance of the entropy is on the plateau. The noise of the loss in
-# small runs is about as large.
+# A loss within this relative distance of the entropy is on the plateau. In small runs, the noise of
+# the loss is about as large.
 TOLERANCE: Final = 0.02
 # Warm-up steps in the paper. With a good learning rate, BERT leaves the plateau during warm-up.
 PATIENCE_STEPS: Final = 10_000
@@ -92,7 +92,7 @@ class BertObjective:
         weights: Mapping[str, jax.Array],
         dropout_key: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the batch's term of the loss, and its metrics as (sum, count)."""
+        """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
         assert isinstance(model, Bert)
         found = model.scored(batch, dropout_key=dropout_key)
         metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])

@@ -59,8 +59,8 @@ class ExampleSource:
     ) -> RowTransform:
         """Returns the row transform. See `Objective.features` for the arguments.
 
-        TFRecords contain their masks. If one of their examples has more predictions than
-        `max_predictions`, raises UserError.
+        TFRecords contain their masks. Raises UserError if an example in TFRecords has more
+        predictions than `max_predictions`.
         """
         if isinstance(self.dataset, Dataset):
             return task.features(

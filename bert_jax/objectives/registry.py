@@ -63,8 +63,8 @@ def objective_of(run: Run) -> Objective:
 def objective_section(run: Run) -> ObjectiveSection:
     """Returns the objective section of a run.
 
-    The run may come from an untrusted author, so a section with an untrusted function raises
-    UserError.
+    Raises UserError if the section names a function that is not trusted, because the run may have
+    an untrusted author.
     """
     section = run.section("objective", ObjectiveSection, verb="evaluate")
     segmenter = section.masking.segmenter

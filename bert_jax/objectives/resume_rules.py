@@ -47,8 +47,8 @@ def check_resume(
 ) -> dict[str, Any]:
     """Checks the settings of a resumed run, logs the changes, and returns its provenance.
 
-    The provenance includes the changes. If the run has no checkpoint, it is empty. Raises UserError
-    for the first changed setting that may not change.
+    The provenance includes the changes. It is empty for a run without checkpoints. Raises UserError
+    if a setting has changed that may not change.
     """
     step = checkpoints.on_disk.newest()
     if step is None:
@@ -70,7 +70,7 @@ def check_resume(
     )
     made_with = DataFingerprints(
         provenance.get("datasets", {}),
-        # For datasets without a stored fingerprint, use the new one, so that nothing differs.
+        # A dataset without a stored fingerprint is new to the run and does not count as changed.
         {**data.validation, **provenance.get("validation", {})},
     )
     old, new = _decisive(then, made_with), _decisive(settings, data)

@@ -39,4 +39,4 @@ class PretrainSettings(RunSettings):
     optimizer: OptimizerSection
     loader: LoaderSection
     train: TrainSection
-    init_from: str | None  # run or model; the default is random initialization
+    init_from: str | None  # run or model to load; None: random initialization

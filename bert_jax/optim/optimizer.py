@@ -148,7 +148,7 @@ def scale_by_bert_adam(
 
 
 def find_moments(opt_state: Any) -> MomentsState | None:
-    """Returns the moments in a state of `make_optimizer`, or None with bias correction."""
+    """Returns the moments in `opt_state`, or None if the optimizer has bias correction."""
     return next((part for part in opt_state if isinstance(part, MomentsState)), None)
 
 
@@ -159,7 +159,7 @@ def schedule_count(opt_state: Any) -> jax.Array:
 
 
 def with_moments(opt_state: Any, moments: MomentsState, *, step: int) -> Any:
-    """Returns a new `opt_state` with the given moments and a count of `step` updates.
+    """Returns `opt_state` with other moments and an update count of `step`.
 
     The optimizer must be without bias correction.
     """

@@ -1,6 +1,6 @@
-"""Learning-rate schedules as arrays, which are arguments of the compiled step.
+"""Learning-rate schedules as arrays.
 
-One compiled step serves all schedules.
+The arrays are arguments of the compiled step, so one program serves all schedules.
 """
 
 import math
@@ -27,7 +27,7 @@ class _Row(NamedTuple):
 
 
 def learning_rate(schedule: Schedule, count: jax.typing.ArrayLike) -> jax.Array:
-    """Returns the learning rate of the next update after `count` updates.
+    """Returns the learning rate of the update that follows `count` updates.
 
     `count` is int32 of any shape. The result is float32 of the same shape.
     """

@@ -60,7 +60,7 @@ class FinetuneOptimizerSection(AdamSection):
     """Whether to correct moments for their start at zero. google-research/bert does not."""
     layer_decay: float = pydantic.Field(default=1.0, gt=0, le=1)
     """Ratio of a layer's learning rate to the rate of the layer above (arXiv 1905.05583). The top
-    layer has this fraction of `learning_rate`; heads and pooler have the full rate."""
+    layer's rate is this ratio times `learning_rate`; heads and pooler have the full rate."""
     freeze: tuple[str, ...] = ()
     """Modules that are not trained: `embeddings`, `encoder`, `pooler`, `layers.N`, `layers.N-M`.
     Layers count from 0. A range includes layer M. `encoder` includes the embeddings."""

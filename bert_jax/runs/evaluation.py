@@ -28,7 +28,7 @@ class Evaluation(NamedTuple):
     split: str
     examples: int
     scores: Mapping[str, float]
-    # Fine-tuned runs: score of the best constant answer, by the ranking metric on the first split
+    # Ranking metric of the best constant answer on the first split; only for fine-tuned runs
     constant_score: float | None = None
     failure: str | None = None  # why the run learnt nothing, or None
 
@@ -45,7 +45,7 @@ def write_evaluation(run: Run, evaluation: Evaluation, *, selected: bool, own_da
     """Writes an evaluation into a run directory.
 
     `selected`: whether ``auto`` selects the evaluated checkpoint. `own_data`: whether the dataset
-    is the one in the run's configuration.
+    belongs to the run's configuration.
     """
     if selected and own_data and evaluation.split == own_split(run):
         path = run.directory / EVALUATION

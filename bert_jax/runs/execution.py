@@ -23,7 +23,7 @@ def execution_on(
     chosen: bool,
     say: Callable[[str], None],
 ) -> tuple[Execution, Execution]:
-    """Returns the execution with a dtype for the devices, and this execution with kernels chosen.
+    """Returns the execution section with a fast dtype, and the same section with all kernels set.
 
     Args:
         mesh: mesh of the run.

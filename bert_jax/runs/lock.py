@@ -19,12 +19,12 @@ from bert_jax.train.progress_display import warn_aloud
 def hold_run(run_dir: epath.Path) -> Iterator[Callable[[], None]]:
     """Locks an existing run directory against other jobs during the block.
 
-    The first process of a job holds the lock. If it is killed, the lock is released: at once on a
-    file system, after 45 seconds in a bucket. Raises UserError if another process holds the lock.
+    The first process of a job holds the lock. After a kill, a lock on a file system is released at
+    once, and a lock in a bucket after 45 seconds. Raises UserError if another process holds it.
 
     Yields a function that every process calls before it writes. The function raises RunStopped on
-    all processes if another job has taken the lock, or the bucket does not answer. If the bucket
-    refuses the request, it raises UserError. If the first process is paused or cannot reach the
+    all processes if another job has taken the lock, or the bucket does not answer. It raises
+    UserError if the bucket refuses the request. If the first process is paused or cannot reach the
     bucket for 45 seconds, another job can take the lock.
     """
     with _hold(run_dir / LOCK, what=str(run_dir)) as lock:

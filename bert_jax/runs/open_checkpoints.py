@@ -59,7 +59,7 @@ def write_checkpoints(
     *,
     save_bytes: int | None = None,
 ) -> Checkpointer:
-    """Opens a run's checkpoints for writing. At most one job may have them open for writing."""
+    """Opens a run's checkpoints for writing. At most one job may write to a run."""
     path = epath.Path(run_dir) / CHECKPOINTS
     return Checkpointer(path, section, save_bytes=save_bytes, say=warn_aloud)
 
@@ -80,7 +80,7 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
         run: run directory.
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a fine-tuned
             run, and the last checkpoint of other runs.
-        mesh: mesh for the parameters. If None, a mesh of all devices.
+        mesh: mesh for the parameters. If None, uses a mesh of all devices.
 
     Raises:
         UserError: there is no such checkpoint.

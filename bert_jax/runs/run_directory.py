@@ -62,7 +62,7 @@ class Run(NamedTuple):
         return self.settings.get(key) is not None
 
     def section(self, key: str, kind: type[S], *, verb: str) -> S:
-        """Returns a section that a verb needs; raises UserError if it is missing or invalid."""
+        """Returns a section for `verb`; raises UserError if the section is missing or invalid."""
         values = need(self.settings.get(key), key, verb)
         return validate(kind, values, source=str(self.directory / CONFIG), key=key)
 
@@ -81,7 +81,7 @@ def open_run(directory: epath.PathLike) -> Run:
 def claim_run(
     run_dir: str, *, verb: RunVerb, architecture: Architecture, tokenizer: Tokenizer
 ) -> epath.Path:
-    """Returns the directory of a verb's run, and creates it if it is missing.
+    """Returns the run directory; creates it if it is missing.
 
     Raises UserError if the directory cannot be created, or contains a run of another verb,
     architecture or tokenizer.
@@ -138,10 +138,7 @@ def read_run_provenance(root: epath.Path) -> dict[str, Any]:
 
 
 def _same_verb(run: Run, verb: RunVerb) -> None:
-    """Raises UserError if a run cannot be resumed by `verb`.
-
-    Pretraining may resume an imported run.
-    """
+    """Raises UserError if `verb` cannot resume the run. Pretraining can resume an imported run."""
     if run.is_fine_tuned != (verb == "finetune"):
         wrote = "finetune" if run.is_fine_tuned else "pretrain" if run.has("train") else "import"
         raise UserError(

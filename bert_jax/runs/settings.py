@@ -86,7 +86,7 @@ def describe(heads: HeadsSection) -> str:
 
 
 def require_mlm_head(heads: HeadsSection, *, name: str) -> None:
-    """Raises UserError if a model cannot fill masks; `name` is for the message."""
+    """Raises UserError if a model has no MLM head; `name` is for the message."""
     if not heads.mlm:
         raise UserError(
             "run.no_mlm_head",

@@ -30,7 +30,7 @@ LEAST_DEVIATION: Final = 0.05
 SPIKE_SCORE: Final = 10.0
 
 # Maximum skips within the window, and maximum rollbacks to one checkpoint. The next bad step stops
-# the run, because so many indicate wrong settings, not bad data.
+# the run: more skips or rollbacks indicate wrong settings, not bad data.
 LIMIT: Final = 3
 
 
@@ -45,7 +45,7 @@ class StepHistory:
 
 
 class BadStep(NamedTuple):
-    """A bad step and the response to it."""
+    """A bad step and the response."""
 
     step: int
     reason: str  # "loss nan", "gradient_norm 31.2 above 4.8"
@@ -114,7 +114,7 @@ class BadStepGuard:
 def rollback_or_stop(bad: BadStep, *, rollbacks: int) -> BadStep:
     """Returns `bad`; after `LIMIT` rollbacks, its response is "stop".
 
-    `rollbacks` is the number of earlier rollbacks to the last checkpoint.
+    `rollbacks` counts earlier rollbacks to the last checkpoint.
     """
     if rollbacks < LIMIT:
         return bad

@@ -2,7 +2,7 @@
 
 The manifest is written last, so a checkpoint with a manifest was complete. A file that differs from
 the manifest is damaged. The CRC32C that buckets compute cannot tell files apart: TensorStore's
-files end with their own CRC32C, which gives all of them the same CRC32C.
+files end with their own CRC32C, so the CRC32C of every whole file is the same constant.
 """
 
 import concurrent.futures
@@ -72,7 +72,7 @@ def write_manifest(directory: epath.Path, *, step: int, score: SelectionScore | 
 
 
 def replace_manifest(directory: epath.Path, manifest: Manifest) -> None:
-    """Writes a manifest atomically; replaces an older one."""
+    """Writes a manifest atomically; replaces an existing manifest."""
     content = sealed(_PLAIN.dump_python(manifest, mode="json"))
     write_whole(directory / MANIFEST, json.dumps(content, indent=1))
 

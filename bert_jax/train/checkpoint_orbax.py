@@ -36,8 +36,8 @@ from bert_jax.train.checkpoint_manifest import (
 from bert_jax.train.checkpoint_retention import TEMPORARY
 from bert_jax.train.state import named
 
-# Devices that hold replicas of an array each save a slice of it. Each slice shape needs a compiled
-# program, so one device saves the whole array if it is smaller than this.
+# Devices that hold replicas of an array each save a slice. Each slice shape needs a compiled
+# program, so one device saves an array smaller than this in full.
 MIN_SLICE_BYTES: Final = 64 * 2**10
 # TensorStore raises ValueError, JAX RuntimeError, our storage clients UserError and RunStopped.
 _SAVE_ERRORS: Final = (OSError, ValueError, RuntimeError, UserError, RunStopped)
@@ -88,7 +88,8 @@ class OrbaxFiles:
 
         Args:
             directory: path of the checkpoint.
-            items: by name, nested dicts of arrays, or plain JSON for the progress.
+            items: item by name. Parameters and optimizer are nested dicts of arrays; the progress
+                is plain JSON.
             step: step for the manifest.
             score: score for the manifest.
 
@@ -146,7 +147,7 @@ class OrbaxFiles:
 
 
 class SaveAgreement:
-    """The barriers of a save, at which a failed process reports its reason.
+    """The barriers of a save, at which a failed process reports the reason of the failure.
 
     At Orbax's own barriers, the other processes would wait 20 minutes for a failed process.
     """

@@ -46,7 +46,7 @@ class CheckpointDirectory:
     must call each method.
 
     Attributes:
-        entries: all checkpoints by step, including incomplete and damaged ones.
+        entries: all checkpoints by step, including incomplete and damaged checkpoints.
     """
 
     def __init__(self, path: epath.Path, *, say: Callable[[str], None]) -> None:
@@ -105,7 +105,7 @@ class CheckpointDirectory:
         return self._first_whole(self._ranked(), PARAMS)
 
     def problem(self, step: int, part: str | None = None) -> str | None:
-        """Returns the damage of a checkpoint or of its item `part`, or None if it is intact."""
+        """Returns the damage of a checkpoint, or only of its item `part`. None: no damage."""
         entry = self.entries.get(step)
         if entry is None:
             return "no such checkpoint"
@@ -139,7 +139,7 @@ class CheckpointDirectory:
                     self._delete(self.path / str(step))
 
     def sweep(self, failed: int | None = None) -> None:
-        """Deletes unfinished directories of killed processes or of a failed save."""
+        """Deletes directories that killed processes or a failed save left unfinished."""
         if failed is not None:
             self.entries.pop(failed, None)
         if jax.process_index() == 0:
@@ -148,7 +148,7 @@ class CheckpointDirectory:
                     _remove(path)
 
     def _delete(self, directory: epath.Path) -> None:
-        """Deletes a checkpoint, markers first, so that a partial deletion is not seen as damage."""
+        """Deletes the markers, then the files, so that a partial deletion is not seen as damage."""
         try:
             if directory.is_dir():
                 for mark in (COMMITTED, MANIFEST):

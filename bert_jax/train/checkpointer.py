@@ -41,7 +41,7 @@ class Checkpointer:
         """Opens the directory.
 
         Args:
-            directory: path, local or gs://. It is created unless `read_only`.
+            directory: local or gs:// path. Unless `read_only`, it is created if it is missing.
             section: settings.
             read_only: whether the directory must not change.
             save_bytes: maximum bytes written concurrently. An array larger than this is written
@@ -125,7 +125,7 @@ class Checkpointer:
         return self._restore(abstract_params, step=step, item=PARAMS)
 
     def restore_optimizer(self, abstract: TrainState, *, step: int) -> TrainState:
-        """Restores the state except the parameters; the result has those of `abstract`."""
+        """Restores all but the parameters; the result has the parameters of `abstract`."""
         saved = self._restore(_optimizer_item(abstract), step=step, item=OPTIMIZER)
         healthy = jax.device_put(jnp.ones((), jnp.bool_), abstract.healthy.sharding)
         return TrainState(saved["step"], saved["rng"], abstract.params, saved["state"], healthy)
@@ -158,7 +158,7 @@ class Checkpointer:
             if raised[0] is None:
                 self.wait()
             else:
-                with contextlib.suppress(RunStopped):  # the block's own error is raised
+                with contextlib.suppress(RunStopped):  # the block's error takes precedence
                     _ = self.on_disk
         finally:
             # Do not wait for a pending save: TensorStore may retry it forever.

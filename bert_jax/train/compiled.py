@@ -78,12 +78,12 @@ class StepPrograms:
     ) -> tuple[TrainState, StepFigures]:
         """Runs the step; if the shapes of `batch` are new, compiles it first.
 
-        Raises RuntimeError if the phase has more batch shapes than announced.
+        Raises RuntimeError if there are more batch shapes than `shapes` of the constructor.
         """
         shape = tuple((name, batch[name].shape) for name in sorted(batch))
         if shape not in self._programs:
             if len(self._programs) == self._shapes:
-                raise RuntimeError(f"a batch of a shape that was not announced: {dict(shape)}")
+                raise RuntimeError(f"more than {self._shapes} batch shapes, found {dict(shape)}")
             number = f"step {len(self._programs) + 1} of {self._shapes}"
             which = "the step" if self._shapes == 1 else number
             with compiling(f"{which} ({describe_batch(batch)})"):

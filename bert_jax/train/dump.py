@@ -160,7 +160,7 @@ def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]
     if missing := size - sum(piece.size for _, piece in pieces):
         raise UserError(
             "dump.incomplete",
-            "{missing} of {expected} numbers are missing",
+            "{missing} of {expected} values are missing",
             place=what,
             missing=missing,
             expected=size,
@@ -174,7 +174,7 @@ def _joined(what: str, tensor: TensorShape, pieces: list[tuple[str, np.ndarray]]
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(
             "dump.pieces",
-            "the pieces do not fit into {expected}",
+            "the shards do not fit into {expected}",
             place=what,
             expected=f"{tensor.dtype}{list(tensor.shape)}",
         ) from error

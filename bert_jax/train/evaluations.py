@@ -104,9 +104,10 @@ class Evaluations:
         return self._cut
 
     def _run(self, phase: Phase, params: Params) -> SelectionScore | None:
-        """Evaluates; returns None if there is no data, a signal interrupts, or a score diverges.
+        """Evaluates; returns None without data, after a signal, or if a score is not finite.
 
-        At the last step, raises Diverged instead. Earlier, the bad-step policy handles divergence.
+        If a score is not finite at the last step, raises Diverged. Before the last step, the
+        bad-step policy handles divergence.
         """
         if phase.evaluate is None:
             return None

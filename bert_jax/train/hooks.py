@@ -1,4 +1,4 @@
-"""Hooks of the train loop. While they run after a step, the devices wait."""
+"""Hooks of the train loop. They run after a step, while the devices wait."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from bert_jax.train.state import TrainState
 
 @dataclasses.dataclass
 class Pause:
-    """A step after which the devices wait for the hooks, and results of the hooks."""
+    """A step after which the hooks run, and the results of the hooks."""
 
     step: int
     phase: Phase

@@ -1,7 +1,7 @@
 """The one train loop: read `train`, then `_run_steps`, then the hooks in `hooks.py`.
 
 The loop dispatches step N before it reads the metrics of step N−1, so that the devices do not wait
-for the host. If an action is due after a step, the devices wait while the hooks run.
+for the host. If an action is due after a step, the hooks run and the devices wait.
 """
 
 import dataclasses

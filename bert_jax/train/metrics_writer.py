@@ -44,7 +44,7 @@ class Writer:
         """Writes metrics of one kind: `train`, `speed`, `validation`, `bad_step`, `goodput`."""
         if kind == "train":
             self._loss = figures.get("loss", self._loss)
-        if kind == GOODPUT and self._heartbeat is not None:  # always the last kind of a step
+        if kind == GOODPUT and self._heartbeat is not None:  # the last kind that a step writes
             seconds = {n: s for n, s in figures.items() if n not in ("starts", "finished", "at")}
             total = max(sum(seconds.values()), 1e-9)
             shares = {name: round(value / total, 4) for name, value in seconds.items()}
@@ -53,7 +53,7 @@ class Writer:
             self._attempts.succeeds(replace, otherwise="it still shows an earlier step")
 
     def flush(self) -> None:
-        """Writes all buffered metrics to files; must precede a checkpoint."""
+        """Writes all buffered metrics to files. Call it before a checkpoint."""
 
     def rewind(self, step: int) -> None:
         """After a rollback to `step`, drops the metrics of later steps."""
@@ -101,7 +101,7 @@ class TensorBoard:
             self._log.close()
 
     def _open(self) -> LineLog:
-        # TensorBoard orders files by name, so seconds come first and nanoseconds last.
+        # TensorBoard orders files by name. The seconds come first; nanoseconds make names unique.
         now = time.time_ns()
         name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
         if not self._remote:

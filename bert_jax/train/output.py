@@ -33,7 +33,7 @@ class Output(NamedTuple):
         self.writer.write(GOODPUT, step, self.watch.figures(finished=finished))
 
     def flush(self) -> None:
-        """Writes all buffered metrics and examples to files; must precede a checkpoint."""
+        """Writes all buffered metrics and examples to files. Call it before a checkpoint."""
         self.writer.flush()
         self.examples.flush()
 

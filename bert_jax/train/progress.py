@@ -146,7 +146,7 @@ class StepTracker:
         end_phase = self.progress.phase_step + 1 >= phase.steps
         every = intervals.evaluate_every
         evaluate = end_phase or (every is not None and step % every == 0)
-        # Check the clock first: no other condition may skip it, or processes would wait forever.
+        # Check the clock first: all processes must take part in this exchange at the same steps.
         save = self._minutes_are_over(step) or end_phase or stop_requested
         save = save or step % intervals.checkpoint_every == 0
         if save:
@@ -162,7 +162,7 @@ class StepTracker:
     def _minutes_are_over(self, step: int) -> bool:
         """Returns whether a save is due by the first process's clock.
 
-        In a job of several processes, the check costs a round trip and runs only at report steps.
+        In a job of several processes, checks only at report steps: a check costs a round trip.
         """
         if (minutes := self._intervals.checkpoint_minutes) is None:
             return False

@@ -27,7 +27,7 @@ PARAMS: Final = "params/"
 AFTER_ENCODER: Final = ("mlm", "task", "next_sentence", "pooler")
 LAYER_PARTS: Final = ("output_norm", "output", "intermediate", "attention_norm", "attention")
 
-# Relative tolerance of losses and gradient norms, which another device type may round differently.
+# Relative tolerance of loss and gradient norm, because device types round differently.
 SAME: Final = 0.01
 
 
@@ -109,7 +109,7 @@ def by_module(norms: Mapping[str, float]) -> dict[str, float]:
 
 
 def _backward_rank(name: str) -> tuple[int, int, int, str]:
-    """Returns a sort key: modules after the encoder, layers from the last one, embeddings."""
+    """Returns a sort key: modules after the encoder, then layers from last to first, embeddings."""
     if layer := re.match(r"encoder/layers\.(\d+)/(\w+)", name):
         return 1, -int(layer[1]), _index(LAYER_PARTS, layer[2]), name
     top = name.partition("/")[0]

@@ -109,7 +109,7 @@ class RollbackLog:
 def restore_or_initialise(
     spec: TrainSpec, abstract: TrainState, rollbacks: RollbackLog, *, say: Callable[[str], None]
 ) -> tuple[TrainState, TrainProgress]:
-    """Returns state and progress of the last checkpoint, or initial ones if there is none.
+    """Returns state and progress of the last checkpoint; without one, initialises them.
 
     The data position is after the data that rollbacks to the checkpoint skip.
 

@@ -32,8 +32,8 @@ class PhaseSection(Section):
     batch_size: int = pydantic.Field(default=256, ge=1)
     """Rows per step, over all devices and hosts."""
     accumulation: int = pydantic.Field(default=1, ge=1)
-    """Number of microbatches whose gradients are summed before the update. More microbatches need
-    less memory; the result does not change."""
+    """Number of microbatches whose gradients are summed before the update. More microbatches use
+    less memory and give the same result."""
     max_predictions: int | None = pydantic.Field(default=None, ge=1)
     """Maximum number of masked tokens per row. null: the masking rate times the row length."""
     packing: PackingSection | None = None
@@ -99,7 +99,7 @@ class CheckpointSection(Section):
 
 
 class BadStepsSection(Section):
-    """Response to a step whose loss or gradient norm is not finite, or a spike.
+    """Response to a step whose loss or gradient norm is not finite or spikes.
 
     A spike is more than 10 robust standard deviations above the median of the phase's last
     ``window`` steps. The robust standard deviation is 1.4826 × the median absolute deviation, and
@@ -226,7 +226,7 @@ def schedule_segments(section: TrainSection, optimizer: OptimizerSection) -> lis
 def _refuse_replaced(first: PhaseSection, optimizer: OptimizerSection) -> None:
     """Raises UserError if the optimizer and the first phase have different schedules.
 
-    Default values of the optimizer do not count: a stored configuration always contains them.
+    Default values of the optimizer are no conflict: a stored configuration always contains them.
     """
     if first.learning_rate is None:
         return

@@ -79,7 +79,7 @@ class Intervals:
     log_every: int
     evaluate_every: int | None
     checkpoint_every: int
-    checkpoint_minutes: float | None = None  # additional limit
+    checkpoint_minutes: float | None = None  # a save is due after either interval
     checksum_every: int | None = None  # steps between comparisons of the state's replicas
     patience: int | None = None  # maximum consecutive evaluations without improvement
 
@@ -118,7 +118,7 @@ class TrainSpec:
     seed: int
     run_dir: epath.Path
     checkpoints: Checkpointer
-    # Every process calls it before each save. Raises RunStopped if another job has taken the run
+    # Called by every process before each save. Raises RunStopped if another job has taken the run
     # directory.
     check_lock: Callable[[], None]
     # (abstract parameters, function that draws parameters) → initial parameters

@@ -40,7 +40,7 @@ class StepFigures(NamedTuple):
 # (state, batch, limits, schedule) → new state, figures
 TrainStep = Callable[[TrainState, Batch, StepLimits, Schedule], tuple[TrainState, StepFigures]]
 
-# Metrics that every step adds to the task's metrics. `HEALTHY` is only for the loop.
+# Metrics that every step adds to the task's metrics. The loop does not report `HEALTHY`.
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")
 HEALTHY: Final = "healthy"
 

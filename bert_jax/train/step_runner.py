@@ -51,7 +51,7 @@ class StepRunner:
     def __init__(
         self, spec: TrainSpec, tracker: StepTracker, output: Output, rollbacks: RollbackLog
     ) -> None:
-        """Adds lines to metrics.jsonl for rollbacks that only `rollbacks` has."""
+        """Adds the lines of rollbacks that a killed process did not write to metrics.jsonl."""
         self.tracker, self.output = tracker, output
         self.watchdog = Watchdog(spec.watchdog, output.watch, spec.run_dir)
         self.profile = StepProfile(spec.profile, spec.run_dir, say=output.display.say)
@@ -128,7 +128,7 @@ class StepRunner:
     def roll_back(self, bad: BadStep, state: TrainState) -> TrainState:
         """Returns the last checkpoint's state and moves the data position past the bad step.
 
-        It frees the memory of `state` first. Raises RunStopped if the last save failed and the
+        First frees the memory of `state`. Raises RunStopped if the last save failed and the
         settings require a stop.
         """
         self._spec.checkpoints.settle()

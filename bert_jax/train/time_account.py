@@ -64,7 +64,7 @@ def describe_goodput(found: Goodput) -> str:
 
 
 def goodput_lines(run_dir: epath.Path) -> Sequence[dict[str, Any]]:
-    """Returns the lines of accounts in a run's metrics.jsonl."""
+    """Returns the lines of metrics.jsonl that contain an account."""
     try:
         lines = read_metrics(run_dir, kind=GOODPUT)
     except UserError:  # the file is missing, or the writer will report its damage

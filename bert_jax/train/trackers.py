@@ -1,8 +1,8 @@
 """Weights & Biases and MLflow: ``train.trackers: [wandb, mlflow]``.
 
-Users install them separately and choose the destination with the trackers' own environment
-variables (``WANDB_PROJECT``, ``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``,
-``MLFLOW_EXPERIMENT_NAME``). If a tracker fails, the run continues without it.
+Install the packages separately. Their environment variables set the destination
+(``WANDB_PROJECT``, ``WANDB_MODE=offline``, ``MLFLOW_TRACKING_URI``, ``MLFLOW_EXPERIMENT_NAME``).
+If a tracker fails, the run continues without it.
 """
 
 import functools
@@ -23,7 +23,7 @@ from bert_jax.files.read import read_json_object
 from bert_jax.files.yaml_file import read_yaml
 from bert_jax.train.sections import TrackerName
 
-IDS: Final = "trackers.json"  # file in the run directory with the trackers' ids, for a resume
+IDS: Final = "trackers.json"  # file in the run directory; a resumed run reads the trackers' ids
 PROJECT: Final = "bert_jax"
 _CONFIG: Final = "config.yaml"
 

@@ -30,7 +30,7 @@ HANGS: Final = 43  # exit code after a hang
 FACTOR: Final = 10.0  # time limit of a step, in medians of recent step times
 _LAST_STEPS: Final = 64  # maximum steps for the median
 _FEWEST_STEPS: Final = 5  # minimum steps for the median
-# Time limit of waiting for input: longer than retries of a bucket, or delays of a slow disk.
+# Time limit of waiting for input; it exceeds the retries of a bucket and delays of a slow disk.
 _INPUT_SECONDS: Final = 1200.0
 # Time limit of writing the stacks, because the storage may hang as well.
 _WRITING_SECONDS: Final = 30.0

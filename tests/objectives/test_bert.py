@@ -38,7 +38,7 @@ def objective(name: str, **masking: Any) -> BertObjective:
 
 @functools.cache
 def first_params() -> Any:
-    """Returns random parameters. The model is the same for all objectives."""
+    """Returns random parameters, which fit the model of every objective."""
     return fresh_params(objective("bert"))
 
 

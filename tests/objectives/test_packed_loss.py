@@ -25,7 +25,7 @@ Batch = dict[str, np.ndarray]
 
 
 def examples() -> list[Example]:
-    """Returns examples. Every third has no second span, so its NSP label has weight 0."""
+    """Returns examples. Every third example has one span, so its NSP label has weight 0."""
     rng, made = np.random.default_rng(0), []
     for index, length in enumerate(LENGTHS):
         ids = rng.integers(5, 250, length).astype(np.uint16)
@@ -75,7 +75,7 @@ def task() -> BertObjective:
 
 @functools.cache
 def params() -> Any:
-    """Returns large parameters. With small ones, attention would nearly average over all keys."""
+    """Returns large parameters: with small parameters, attention would be nearly uniform."""
     rng = np.random.default_rng(3)
     fresh = jax.device_get(fresh_params(task()))
     return jax.tree.map(lambda leaf: leaf + rng.normal(0, 0.1, leaf.shape).astype("f4"), fresh)
@@ -99,7 +99,7 @@ def test_loss_and_gradients_equal_the_unpacked_batchs() -> None:
     leaves = jax.tree_util.tree_leaves_with_path(gradient)
     for (path, leaf), other in zip(leaves, jax.tree.leaves(packed_gradient), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if "key/bias" in name:  # only rounding errors: softmax cancels the bias of keys
+        if "key/bias" in name:  # softmax cancels this bias, so its gradient is rounding error
             assert np.abs(other).max() < 1e-5
         else:
             assert relative_error(other, leaf) < 1e-5, name

@@ -1,4 +1,4 @@
-"""Our optimizers equal transcriptions of the release and of the paper, and torch."""
+"""Our optimizers equal google-research/bert's AdamW, the paper's LAMB, and torch's AdamW."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -26,7 +26,7 @@ AXES: dict[str, Any] = {
     "pooler": {"kernel": ("embed", "pooled")},
     "task": {"kernel": ("embed", "classes"), "bias": ("classes",)},
 }
-# Parameters with unstacked layers, by name: unit, and whether the parameter decays.
+# Parameter name, with unstacked layers → (unit, whether the parameter has weight decay).
 PARTS = {
     "encoder/embeddings/word": ("embeddings", True),
     "encoder/embeddings/norm/scale": ("embeddings", False),
@@ -60,12 +60,12 @@ def tree(seed: int, scale: float = 1.0) -> dict[str, Any]:
 
 
 def gradients(step: int) -> dict[str, Any]:
-    """Returns gradients, with a norm above or below the clipping norm in alternate steps."""
+    """Returns gradients. Their norm is above the clipping norm in even steps, below in odd ones."""
     return tree(100 + step, scale=0.002 if step % 2 else 3.0)
 
 
 def parts(values: Any) -> dict[str, np.ndarray]:
-    """Returns the leaves of a tree by the names in `PARTS`, with unstacked layers."""
+    """Returns a tree's leaves, with unstacked layers, by the names in `PARTS`."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(values):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -76,7 +76,7 @@ def parts(values: Any) -> dict[str, np.ndarray]:
 
 
 def run(transform: optax.GradientTransformationExtraArgs, schedule: Schedule | None) -> History:
-    """Returns our parameters after each step. Without a schedule, the rates are `RATES`."""
+    """Returns our parameters after each step. If `schedule` is None, uses the rates `RATES`."""
     params = jax.tree.map(jnp.asarray, tree(0))
     state, history = transform.init(params), []
 
@@ -115,7 +115,7 @@ def transcribed(
     update_of: Callable[[str, np.ndarray, np.ndarray, np.ndarray, int], np.ndarray],
     clip: float | None = 1.0,
 ) -> History:
-    """Returns the history of param −= rate · update_of(name, m, v, param, step), in float64."""
+    """Returns the parameters after each step of param −= rate · update_of(…), in float64."""
     params = {name: p.astype(np.float64) for name, p in parts(tree(0)).items()}
     m, v = ({name: np.zeros_like(p) for name, p in params.items()} for _ in range(2))
     history = []
@@ -140,7 +140,7 @@ def released_adamw(
 def paper_lamb(name: str, m: np.ndarray, v: np.ndarray, param: np.ndarray, step: int) -> np.ndarray:
     """Update of LAMB: φ(‖x‖)/‖r + λx‖ · (r + λx) with r = m̂/(√v̂+ε) and φ(z) = z.
 
-    Parameters without decay have the update r, as in the authors' release. Source: arXiv
+    Parameters without weight decay have the update r, as in the authors' code. Source: arXiv
     1904.00962, algorithm 2.
     """
     m_hat, v_hat = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
@@ -160,14 +160,14 @@ def torch_adamw(
 ) -> History:
     """Returns the history of `torch.optim.AdamW` in float64.
 
-    Torch decays first, x·(1 − rate·λ), and then subtracts the Adam update. The result is the same,
-    because the update does not depend on x.
+    Torch decays first, x·(1 − rate·λ), and then subtracts the Adam update. The order does not
+    matter, because the Adam update does not depend on x.
 
     Args:
         section: our settings.
         rates: learning rate of each step.
         factors: factors of the learning rate, by unit.
-        trained: units with gradients. Torch does not change the others.
+        trained: units with gradients. Torch skips parameters without gradients.
     """
     start = parts(tree(0))
     tensors = {name: torch.tensor(p, dtype=torch.float64) for name, p in start.items()}
@@ -212,7 +212,7 @@ def test_lamb_equals_the_papers_per_layer() -> None:
 
 
 def test_lamb_takes_a_plain_step_for_zero_parameters() -> None:
-    """With the ratio ‖x‖ = 0 the parameter would stay at zero forever."""
+    """With a trust ratio of ‖x‖ = 0, the parameter would stay at zero forever."""
     section = OptimizerSection(name="lamb", weight_decay=0.0, clip_norm=None)
     transform = make_optimizer(section, {"kernel": ("embed", "mlp")})
     params = {"kernel": jnp.zeros((2, 3))}
@@ -237,7 +237,7 @@ LINE = [min(step / 2, (STEPS - step) / (STEPS - 2)) for step in range(STEPS)]
             {"layers.2": 0.5, "layers.1": 0.25, "layers.0": 0.125, "embeddings": 0.0625},
             ALL,
         ),
-        # The clipping norm does not include frozen parameters.
+        # The gradient norm for clipping does not include frozen parameters.
         ({"freeze": ("embeddings", "layers.0-1")}, {}, ("layers.2", "pooler", "heads")),
     ],
 )

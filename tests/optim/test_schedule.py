@@ -1,4 +1,4 @@
-"""Learning rates equal the rates of the release and of Hugging Face at every step."""
+"""Learning rates equal those of google-research/bert and Hugging Face at every step."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from bert_jax.optim.schedule import (
 )
 from bert_jax.optim.sections import ScheduleSegment
 
-LONGEST = 400  # limit of a schedule's steps, so that all schedules share one compiled program
+LONGEST = 400  # number of steps to evaluate, so that all schedules share one compiled program
 
 
 @jax.jit
@@ -27,10 +27,7 @@ def rates_of(schedule: Schedule, steps: np.ndarray) -> jax.Array:
 
 
 def released_rate(step: int, *, peak: float, steps: int, warmup: int) -> float:
-    """Learning rate in `create_optimizer` of google-research/bert.
-
-    The rate is peak · step / warmup during warm-up, and then a polynomial decay of power 1 to 0.
-    """
+    """Learning rate in `create_optimizer` of google-research/bert."""
     decayed = peak * (1 - min(step, steps) / steps)
     is_warmup = float(step < warmup)
     warm = peak * step / warmup if warmup else 0.0
@@ -50,7 +47,7 @@ def test_every_rate_equals_the_releases(steps: int, warmup_share: float, peak: f
 
 
 def test_a_long_run_keeps_float32_precision() -> None:
-    """float32 represents all integers up to 2**24, more than the million steps of BERT's run."""
+    """float32 represents all integers up to 2**24, which exceeds BERT's million steps."""
     schedule = linear_schedule([ScheduleSegment(1_000_000, 1e-4, 10_000)])
     steps = np.array([1, 9_999, 10_000, 500_001, 999_999])
     expected = [released_rate(step, peak=1e-4, steps=1_000_000, warmup=10_000) for step in steps]

@@ -25,14 +25,14 @@ def test_reading_does_not_change_a_run_without_checkpoints(tmp_path: Path) -> No
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with checkpoints 4 and 8; 12 comes later."""
+    """A run with checkpoints 4 and 8; `goes_on` adds 12."""
     save_steps(tmp_path / "checkpoints")
     (tmp_path / "checkpoints/12").rename(tmp_path / "to come")
     return tmp_path
 
 
 def goes_on(run: Path) -> None:
-    """Deletes older checkpoints like a run after a complete save."""
+    """Adds checkpoint 12 and deletes 4 and 8, like a run after a save."""
     (run / "to come").rename(run / "checkpoints/12")
     for step in ("4", "8"):
         shutil.rmtree(run / "checkpoints" / step)
@@ -45,7 +45,7 @@ def test_reading_retries_if_the_run_deletes_the_checkpoint(run: Path, after: str
     def read(checkpoints: Checkpointer) -> Params:
         if not chosen and after == "scan":
             goes_on(run)
-        chosen.append(None)  # if no checkpoint is found
+        chosen.append(None)  # stays None if `newest` raises an error
         step = chosen[-1] = checkpoints.on_disk.newest("params")
         assert step is not None
         if len(chosen) == 1:

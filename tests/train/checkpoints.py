@@ -1,4 +1,4 @@
-"""A small run's checkpoints, saved by the real `Checkpointer` without any training."""
+"""Saves checkpoints of small states with the real `Checkpointer`, without training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ STEPS = (4, 8, 12)
 
 
 def state_at(step: int) -> TrainState:
-    """A state whose numbers all depend on its step."""
+    """Returns a state whose values depend on `step`."""
     device = jax.devices()[0]
     params = {
         "dense": {"kernel": np.full((8, 4), step, np.float32), "bias": np.arange(4.0) + step},
@@ -38,7 +38,7 @@ def _moments(params: Any) -> Any:
 
 
 def abstract() -> TrainState:
-    """The abstract arrays of `state_at`."""
+    """Returns the abstract arrays of `state_at`."""
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
         state_at(0),
@@ -48,7 +48,7 @@ def abstract() -> TrainState:
 def save_steps(
     directory: Path, steps: Sequence[int] = STEPS, *, section: CheckpointSection | None = None
 ) -> Path:
-    """Saves states of these steps with rising scores; returns the directory."""
+    """Saves states of these steps, each better than the previous; returns the directory."""
     with Checkpointer(directory, section or CheckpointSection()) as checkpoints:
         for step in steps:
             checkpoints.save(

@@ -22,14 +22,14 @@ from tests.support import on_mesh, small_batch, small_task
 PEAK = 1e-2
 UNLIMITED = StepLimits()
 
-# XLA partitions the real program; only LLVM's optimizations are off, since they take most of these
-# tests' time.
+# Turns off LLVM's optimizations, which would take most of these tests' time. XLA's partitioning
+# does not change.
 QUICK = {"xla_backend_optimization_level": 0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Settings of training without the mesh. Hashable, as a key of cached first states."""
+    """Settings of training except the mesh. Hashable, because they are keys of caches."""
 
     dropout: float = 0.0
     optimizer: str = "adamw"
@@ -38,7 +38,7 @@ class Setting:
     loss: str = "xla"
     unroll: int | None = None
     peak: float = PEAK
-    changes: tuple[tuple[str, int], ...] = ()  # changes of the architecture
+    changes: tuple[tuple[str, int], ...] = ()  # architecture overrides
 
     @property
     def task(self) -> BertObjective:
@@ -61,7 +61,7 @@ class Setting:
 
 
 class Trainer:
-    """The compiled train step of a setting on a mesh, and its layouts."""
+    """The compiled train step of a setting on a mesh."""
 
     def __init__(self, setting: Setting, shape: tuple[int, int, int], batch: HostBatch) -> None:
         task = setting.task
@@ -81,7 +81,7 @@ class Trainer:
             ).compile(compiler_options=QUICK)
 
     def place(self, state: TrainState) -> TrainState:
-        """Shards a state of numpy arrays over the mesh; always a copy, since a step donates it."""
+        """Shards a copy of a numpy state over the mesh; the step may donate the copy."""
         return jax.tree.map(
             lambda leaf, like: jax.device_put(np.array(leaf), like.sharding), state, self.abstract
         )
@@ -89,7 +89,7 @@ class Trainer:
     def step(
         self, state: TrainState, batch: HostBatch, limits: StepLimits = UNLIMITED
     ) -> tuple[TrainState, dict[str, tuple[float, float]]]:
-        """Runs one step; returns the metrics as numbers."""
+        """Runs one step; returns the new state and the metrics as Python floats."""
         with jax.set_mesh(self.mesh):
             new, figures = self.compiled(state, on_mesh(batch, self.mesh), limits, self.schedule)
         self.gradient_norms = jax.device_get(figures.gradient_norms)
@@ -98,7 +98,7 @@ class Trainer:
 
 @functools.cache
 def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> Any:
-    """A fresh state as numpy arrays, drawn by the real `initialise` on a mesh."""
+    """Returns an initial state as numpy arrays, made by `initialise` on a mesh."""
     task, (data, fsdp, tensor) = setting.task, shape
     mesh = make_mesh(
         MeshSection(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor]
@@ -112,5 +112,5 @@ def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> An
 
 @functools.cache
 def trainer(setting: Setting, shape: tuple[int, int, int]) -> Trainer:
-    """The trainer of `small_batch`, compiled once for all tests."""
+    """Returns a trainer for batches like `small_batch`, compiled once for all tests."""
     return Trainer(setting, shape, small_batch())

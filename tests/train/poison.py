@@ -1,4 +1,4 @@
-"""Makes chosen batches and gradients bad, in a real run in this process."""
+"""Corrupts chosen batches and gradients of a real run in this process."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.task import Batch, Metrics
 
 Poison = Callable[[np.ndarray], None]
-MARK = 7.0  # a weight that makes the gradient of a loss NaN
+MARK = 7.0  # masked-token weight at which `poison_gradient` makes the gradient NaN
 
 
 def nan(weights: np.ndarray) -> None:
@@ -24,7 +24,7 @@ def nan(weights: np.ndarray) -> None:
 
 
 def spike(weights: np.ndarray) -> None:
-    """Makes the weights' sum nearly 0, and so loss and gradient a hundred times too large."""
+    """Makes the sum of weights nearly 0, so loss and gradient are about 100 times too large."""
     weights[:] = 0
     weights[:, :2] = 100, -99.9
 
@@ -34,7 +34,7 @@ def mark(weights: np.ndarray) -> None:
 
 
 def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> list[int]:
-    """Spoils batches of every phase, counted from 0; returns the list of batches read."""
+    """Corrupts the batches with the indices `at` in every phase; returns the indices read."""
     read: list[int] = []
 
     class Poisoned(Loader):
@@ -47,17 +47,17 @@ def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> l
 
 
 def poison_gradient(patch: pytest.MonkeyPatch) -> None:
-    """Makes the gradient of a batch with a `mark` NaN while its loss stays finite."""
+    """Makes the gradient NaN for batches that contain `MARK`; the loss stays finite."""
 
     class Poisoned(BertObjective):
-        """A class of its own, so that it shares no compiled steps."""
+        """A separate class, so that it shares no compiled step with `BertObjective`."""
 
         def loss(self, model: Any, batch: Batch, **others: Any) -> tuple[jax.Array, Metrics]:
             marked = (batch["masked_lm_weights"] == MARK).any()
             weights = jnp.where(batch["masked_lm_weights"] == MARK, 1.0, batch["masked_lm_weights"])
             clean = {**batch, "masked_lm_weights": weights}
             value, metrics = super().loss(model, clean, **others)
-            # √x is 0 at 0 with infinite slope, so the backward pass has 0 · ∞.
+            # The slope of √x is infinite at 0, so the backward pass computes 0 · ∞ = NaN.
             return value + 0.0 * jnp.sqrt(value * 0.0 + jnp.where(marked, 0.0, 1.0)), metrics
 
     make = functools.partial(Poisoned, pair="nsp")

@@ -1,4 +1,4 @@
-"""Which steps count as bad, and the response to them, without a device."""
+"""Detection of bad steps, and the response to them, without a device."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def guard(**settings: Any) -> BadStepGuard:
 
 
 def steady(steps: int = 20, *, first: int = 1) -> StepHistory:
-    """Losses near 2 and norms near 1, within a few per cent."""
+    """Returns losses near 2 and gradient norms near 1."""
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 0.03, (steps, 2))
     values = [(2 + 2 * a, 1 + b) for a, b in noise.tolist()]
@@ -34,7 +34,7 @@ def steady(steps: int = 20, *, first: int = 1) -> StepHistory:
 def judge(
     judged: BadStepGuard, history: StepHistory, step: int, loss: float, norm: float = 1.0
 ) -> BadStep | None:
-    """Judges a step as the loop does, after the compiled step withheld or applied it."""
+    """Judges a step as the loop does, with a simulated decision of the compiled step."""
     limits = judged.limits(history, step)
     withheld = judged.withheld(limits)
     fine = math.isfinite(loss) and math.isfinite(norm)
@@ -66,7 +66,7 @@ def test_before_a_full_window_only_nan_is_bad() -> None:
 
 
 def test_limits_do_not_depend_on_the_step_right_before() -> None:
-    """A run that stopped in between has read that step; an uninterrupted run has not."""
+    """A resumed run knows that step's metrics; an uninterrupted run does not know them yet."""
     history = steady()
     before = guard().limits(history, 22)
     history.applied.append((21, 100.0, 100.0))

@@ -1,4 +1,4 @@
-"""Every damage to any file of a checkpoint is named, and the checkpoint is skipped."""
+"""A restore detects damage to any file of a checkpoint, names the file and skips the checkpoint."""
 
 import json
 import random
@@ -35,7 +35,7 @@ def copy(pristine: Path, tmp_path: Path) -> Path:
 
 
 def restored_step(directory: Path, *, compare: bool = True) -> tuple[int, list[str]]:
-    """The step that a resumed run would restore, after comparing its state, and the warnings."""
+    """Returns the step that a resumed run would restore, and warnings; checks the state."""
     said: list[str] = []
     with Checkpointer(directory, SECTION, read_only=True, say=said.append) as checkpoints:
         step = checkpoints.on_disk.newest()
@@ -66,7 +66,7 @@ def append(file: Path, rng: random.Random) -> None:
 
 
 def swap(file: Path, rng: random.Random) -> None:
-    """Replaces the file by another one of the checkpoint, of equal size if possible."""
+    """Overwrites the file with another file's content, of the same size if possible."""
     step = next(parent for parent in file.parents if parent.name == str(NEWEST))
     others = [
         other
@@ -86,7 +86,7 @@ def test_damage_to_any_file_is_named_and_not_restored(pristine: Path, tmp_path: 
     count = 0
     for name in files:
         if name.parts[1:] == ("commit_success.txt",):
-            continue  # Orbax's own marker file, which we never read
+            continue  # Orbax's marker file; we do not read its content
         for damage in kinds:
             work = tmp_path / str(count)
             shutil.copytree(pristine, work)

@@ -1,6 +1,6 @@
-"""A full disk during training: one line, no partial files, and later a resume with free space.
+"""A disk that fills up during training: one message, no partial files, and a later resume.
 
-A limit on file size makes writes fail as on a full disk.
+A limit on file size simulates the full disk.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def test_a_save_without_room_does_not_start(
 
 @contextlib.contextmanager
 def full() -> Iterator[None]:
-    """No file of this process grows beyond 2,000 bytes."""
+    """Limits files of this process to 2,000 bytes."""
     free = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, free[1]))
     try:
@@ -105,8 +105,8 @@ def test_metrics_wait_in_memory_for_disk_space(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="File too large"):
             writer.flush()
         raw = (tmp_path / METRICS).read_bytes()
-        assert raw.endswith(b"}\n")  # no line is cut
-        assert len(said) == 2  # one per file
+        assert raw.endswith(b"}\n")  # the last line is complete
+        assert len(said) == 2  # for metrics.jsonl and TensorBoard
     assert [line.partition("; ")[2] for line in said] == [
         "its lines are kept in memory",
         "its lines are kept in memory",
@@ -125,7 +125,7 @@ def test_metrics_wait_in_memory_for_disk_space(tmp_path: Path) -> None:
         for step in range(103, 303):
             board.write("train", step, {"loss": 1.0})
         board.close()
-    assert len(said) == 4  # one more per file for lost lines
+    assert len(said) == 4  # a refused write and lost lines
 
 
 @pytest.mark.parametrize("on_error", ["stop", "warn"])
@@ -143,7 +143,7 @@ def test_a_run_without_room_for_metrics_stops_if_configured(
     flush, flushed = RunWriter.flush, []
 
     def flush_once_full(writer: RunWriter) -> None:
-        """Fills the disk after the first checkpoint, so that the second fails."""
+        """Fills the disk after the first checkpoint, so that the second save fails."""
         flushed.append(writer)
         if len(flushed) != 2:
             return flush(writer)

@@ -1,4 +1,4 @@
-"""Training with `fused` attention and loss, interpreted, has the loss curve of `xla`."""
+"""In interpret mode, training with `fused` attention and loss has the loss curve of `xla`."""
 
 import functools
 
@@ -14,7 +14,7 @@ HEADS_OF_32 = (("num_attention_heads", 2), ("num_hidden_layers", 1))
 
 @functools.cache
 def losses(kernels: str, shape: tuple[int, int, int]) -> list[float]:
-    """Losses of twenty steps over one batch of padded rows, without dropout."""
+    """Returns the losses of `STEPS` steps on one batch of padded rows, without dropout."""
     setting = Setting(attention=kernels, loss=kernels, changes=HEADS_OF_32, peak=1e-3)
     batch = small_batch(rows=8)
     trainer = Trainer(setting, shape, batch)

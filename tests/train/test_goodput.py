@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 def attempt(
     run_dir: Path, clock: FakeTime, *, first: int, save_at: int | None, last: int, finish: bool
 ) -> None:
-    """One process: 5 s of start, 2 s of restoring, then steps of 10 s with 1 s of waiting."""
+    """Simulates a process: 5 s of start, 2 s of restore, then steps of 9 s and 1 s of input."""
     started = clock.now
     clock.now += 5
     watch = Stopwatch(epath.Path(run_dir), started=started)

@@ -1,4 +1,4 @@
-"""Every mesh, with and without accumulation, gives one device's results."""
+"""Every mesh, with and without accumulation, gives the results of one device."""
 
 import dataclasses
 import functools
@@ -20,9 +20,9 @@ KEY_BIAS = "encoder/layers/attention/key/bias"
 
 
 def run_steps(setting: Setting, shape: tuple[int, int, int]) -> tuple[list[float], Any]:
-    """Five real train steps on a mesh; returns the losses and the parameters.
+    """Runs five train steps on a mesh; returns the losses and the parameters.
 
-    Rows have unequal numbers of masks, to expose means over devices or microbatches.
+    Rows have different numbers of masks, so a mean of means over devices or microbatches is wrong.
     """
     run = trainer(setting, shape)
     state = run.place(first_state(dataclasses.replace(setting, dropout=0.0, accumulation=1)))
@@ -45,9 +45,9 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
     for (path, leaf), other in zip(leaves, jax.tree.leaves(expected[1]), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name == KEY_BIAS:
-            # It adds one number to all scores of a query, and softmax cancels it. Its gradient is
-            # only rounding error, which depends on the order of summation. So both sides must leave
-            # it at 0; a parameter with a gradient moves by about PEAK.
+            # The key bias adds a constant to all scores of a query, which softmax cancels. Its
+            # gradient is rounding error and depends on the order of summation, so only check that
+            # it stays near 0. A parameter with a real gradient moves by about PEAK.
             assert max(np.abs(leaf).max(), np.abs(other).max()) < 0.01 * PEAK
         else:
             errors[name] = relative_error(leaf, other)
@@ -56,8 +56,8 @@ def assert_same(found: tuple[list[float], Any], expected: tuple[list[float], Any
     assert {name: error for name, error in errors.items() if error > 1e-5} == {}
 
 
-# Meshes by accumulation: each axis alone, and all together. Accumulation splits the batch along the
-# data axis. `make chaos` compiles all other meshes.
+# Accumulation → meshes: each axis alone, and all axes. Accumulation splits the batch along the data
+# axis, so it uses that mesh. `make chaos` tests all other meshes.
 TELLING = {1: [(1, 8, 1), (1, 1, 8), (2, 2, 2)], 2: [(8, 1, 1)]}
 
 
@@ -78,16 +78,16 @@ def test_mesh_gives_the_one_device_loss_and_parameters(
 
 
 def test_loops_over_layers_and_microbatches_agree_on_a_mesh() -> None:
-    """Two layers are unrolled by default; a loop gathers all parameters in advance."""
+    """Unlike the default, which unrolls two layers, a loop gathers all parameters in advance."""
     assert_same(run_steps(Setting(unroll=1, accumulation=2), (2, 2, 2)), one_device(Setting()))
 
 
 def test_meshes_agree_with_dropout_on_under_lamb() -> None:
-    """LAMB's norms cover parameters that are split over two axes of the mesh."""
+    """LAMB needs norms of parameters that are split over two axes of the mesh."""
     setting = Setting(dropout=0.1, optimizer="lamb")
     found = run_steps(setting, (2, 2, 2))
     assert_same(found, one_device(setting))
-    # Before the first update the optimizer has no effect.
+    # Dropout changes the loss of the first step, on which the optimizer has no effect.
     assert found[0][0] != pytest.approx(one_device(Setting())[0][0], rel=1e-4)
 
 

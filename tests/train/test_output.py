@@ -33,7 +33,7 @@ def test_a_failed_heartbeat_is_reported_once(
 
 
 class Closed:
-    """A part of the output whose `close` may fail."""
+    """A writer or display whose `close` may fail."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error, self.closed, self.said = error, False, []

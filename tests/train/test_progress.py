@@ -1,4 +1,4 @@
-"""When evaluations, saves and stops are due, over phases, signals and patience."""
+"""When evaluations, saves and stops are due, with phases, signals and patience."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +16,7 @@ NOTHING = DueActions(evaluate=False, save=False, stop=False, end_phase=False)
 
 
 class Rows:
-    """A loader that counts rows in batches of a given size."""
+    """A loader whose batches contain their index instead of rows."""
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
@@ -49,7 +49,7 @@ def phase(steps: int, *, batch_size: int = 8, evaluated: bool = True) -> Phase:
 
 
 def walk(tracker: StepTracker, *, stop_at: int | None = None) -> dict[int, DueActions]:
-    """Runs all steps and returns the actions due after each; a stop ends it, as in the loop."""
+    """Runs the steps up to a stop or the end; returns the actions due after each step."""
     found = {}
     for entered in tracker.remaining_phases():
         tracker.first_batch()
@@ -100,7 +100,7 @@ def test_a_signal_saves_and_stops_an_unfinished_run() -> None:
 def test_a_resumed_run_skips_finished_rows() -> None:
     done = DataPosition(example_index=16, fingerprint={})
     progress = TrainProgress(step=4, phase=0, phase_step=4, position=done)
-    # Four steps of four rows equal two of eight.
+    # 16 rows are four steps of four rows, or two steps of eight rows.
     tracker = StepTracker(progress, phases=[phase(6), phase(2)], intervals=INTERVALS)
     assert tracker.last_step == 8
     assert list(walk(tracker)) == [5, 6, 7, 8]

@@ -1,4 +1,4 @@
-"""How checkpoints are written, and which ones are kept."""
+"""Writing checkpoints, and the choice of checkpoints to keep."""
 
 import threading
 from pathlib import Path
@@ -24,7 +24,7 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 @pytest.fixture
 def params() -> dict[str, jax.Array]:
-    """Two small arrays of unique shapes, replicated on every device."""
+    """Two small replicated arrays; no other test compiles for their shapes."""
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     everywhere = NamedSharding(mesh, PartitionSpec())
     return {
@@ -73,7 +73,7 @@ def test_small_arrays_are_saved_whole_and_large_ones_in_parts(
 def test_concurrent_waits_finish_a_save_before_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal's thread waits for a slow bucket while the train loop reaches its next save."""
+    """The signal handler's thread waits for a slow bucket while the train loop saves again."""
     slow, other_waits = threading.Event(), threading.Event()
 
     def write_late(directory: epath.Path, **named: Any) -> None:
@@ -91,7 +91,7 @@ def test_concurrent_waits_finish_a_save_before_the_next(
         other = threading.Thread(target=wait)
         other.start()
         assert other_waits.wait(60)
-        other.join(0.2)  # it is in `wait` by then
+        other.join(0.2)  # give it time to enter `wait`
         threading.Timer(0.5, slow.set).start()
         checkpoints.save(state_at(8), step=8, progress={"step": 8})
         other.join()
@@ -106,7 +106,7 @@ def kept(directory: Path) -> list[int]:
 def save(
     directory: Path, scores: dict[int, SelectionScore | None], section: CheckpointSection
 ) -> int | None:
-    """Saves one state per score; returns the best step."""
+    """Saves one state for each score; returns the step of the best checkpoint."""
     with Checkpointer(directory, section) as checkpoints:
         for step, score in scores.items():
             checkpoints.save(state_at(step), step=step, progress={}, selection_score=score)

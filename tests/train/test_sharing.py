@@ -35,7 +35,7 @@ def test_a_second_run_traces_no_step(project: Path, tmp_path: Path) -> None:
         ok("pretrain", config, f"run_dir={tmp_path / 'second'}", *other)
         jax.jit(lambda: jnp.ones(()))()
     assert found[-1] == "<lambda>"
-    # The train step, the evaluation step and the initialisation.
+    # Neither the train step, the evaluation step nor the initialisation was compiled again.
     assert not {"step", "draw"} & set(found)
 
 

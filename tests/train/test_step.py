@@ -1,4 +1,4 @@
-"""One optimizer step: accumulation, the stop on a non-finite loss, dropout keys, metrics."""
+"""One optimizer step: accumulation, freezing after a non-finite loss, dropout keys, metrics."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def fresh(setting: Setting) -> TrainState:
 
 
 def gradients(state: TrainState) -> dict[str, np.ndarray]:
-    """The first step's gradients, read from the first moment: mu = (1 − beta1) · gradient."""
+    """Returns (1 − beta1) · gradient of the first step, which is the first moment."""
     moments = [part for part in state.opt_state if isinstance(part, MomentsState)]
     assert len(moments) == 1
     leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(moments[0].mu))
@@ -30,7 +30,7 @@ def gradients(state: TrainState) -> dict[str, np.ndarray]:
 
 
 def unevenly_masked() -> dict[str, np.ndarray]:
-    """Rows with 1 mask and rows with 6: the mean of microbatch means is not the batch's mean."""
+    """Returns rows with 1 or 6 masks, so the mean of microbatch means is not the batch's mean."""
     batch = small_batch(rows=16)
     counts = np.where(np.arange(16) % 4 == 0, 6, 1)
     batch["masked_lm_weights"] = (np.arange(6) < counts[:, None]).astype(np.float32)
@@ -88,7 +88,7 @@ def test_a_nonfinite_loss_freezes_the_state(
     assert metrics["healthy"][0] == 0.0
     assert not np.isfinite(metrics["loss"][0])
     assert_equal(state, kept._replace(healthy=np.asarray(False)))
-    # A good batch does not unfreeze it, since the bad parameters remain.
+    # The next batch is good, but only the host may unfreeze the state.
     state, metrics = trainer(setting, ONE).step(state, small_batch(seed=2))
     assert metrics["healthy"][0] == 0.0
     assert np.isfinite(metrics["loss"][0])
@@ -96,12 +96,12 @@ def test_a_nonfinite_loss_freezes_the_state(
 
 
 def test_an_overflowing_gradient_freezes_the_state() -> None:
-    """The loss can be finite while the norm of its gradient is not."""
+    """The gradient norm can overflow although the loss is finite."""
     setting = Setting()
     state = fresh(setting)
     batch = small_batch()
-    # A classifier of 1e23 gives logits, a loss and gradients of that size. The norm sums their
-    # squares, which overflow float32.
+    # Weights of about 1e23 give logits, a loss and gradients of that size. The squares in the norm
+    # overflow float32.
     classifier = state.params["next_sentence"]["classifier"]
     classifier["kernel"] = classifier["kernel"] * 1e25
     _, metrics = trainer(setting, ONE).step(state, batch)

@@ -1,7 +1,6 @@
-"""The real train step compiles for real TPU topologies, on a machine without a TPU.
+"""The train step compiles for TPU topologies, on a machine without a TPU.
 
-libtpu contains the TPU compiler; it exists only for Linux x86-64, and the tests install it there.
-`plan` compiles in processes of its own.
+Needs libtpu, which contains the TPU compiler and exists only for Linux x86-64.
 """
 
 import importlib.util
@@ -24,11 +23,11 @@ pytestmark = [
 ]
 
 GIB = 2**30
-# Memory of one JAX device: a v3 chip of 32 GiB shows as two (cloud.google.com/tpu/docs/v3, /v5e).
+# Memory of one JAX device. A v3 chip is two devices (cloud.google.com/tpu/docs/v3, /v5e).
 HBM = {"v3:4x4": 16 * GIB, "v5e:4x4": 16 * GIB}
 DEVICES = {"v3:4x4": 32, "v5e:4x4": 16}
-# Pieces, and the rows, positions and predictions of the global batch, for each size of model. The
-# programs of tiny and base have the same kinds of collectives, in different numbers.
+# Model size → (vocabulary size, rows, positions, predictions per row). The programs of tiny and
+# base have the same kinds of collectives.
 SHAPES = {"base": (30_522, 256, 512, 77), "tiny": (2_048, 64, 128, 20)}
 
 
@@ -45,9 +44,9 @@ SHAPES = {"base": (30_522, 256, 512, 77), "tiny": (2_048, 64, 128, 20)}
 def test_the_step_fits_and_sums_gradients_over_the_pod(
     topology: str, tensor: int, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """bf16, dropout 0.1, the hardware's random bits; base as 256 × 512 with 77 predictions.
+    """Plans with default settings: bf16, dropout 0.1, the hardware's random bits.
 
-    It skips code generation, the longest part, which does not affect these checks.
+    With `SHALLOW` 1, `plan` skips code generation, which is slow and does not affect these checks.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(planning, "SHALLOW", 1)
@@ -63,17 +62,17 @@ def test_the_step_fits_and_sums_gradients_over_the_pod(
     (found,) = plan(config, [topology], vocab_size=vocab_size, suggest=False, console=console)
     step = found.phases[0].train
     assert found.topology.devices == DEVICES[topology]
-    # The state stays in memory for the whole step, so a smaller peak would be a reading error.
+    # The peak includes the state, so it must exceed the temporaries.
     assert step.memory is not None
     assert 0 < step.memory.temporaries < step.memory.peak < HBM[topology]
-    # Gradients are summed over the data axis; under tensor parallelism each layer's halves are
-    # summed over pairs as well.
+    # Gradients are summed over the data axis. Tensor parallelism also sums the partial results of
+    # each layer over the tensor axis.
     kinds = {one.kind for one in step.collectives}
     sums = [one for one in step.collectives if one.kind in ("all-reduce", "reduce-scatter")]
     groups = {one.group for one in sums}
     assert DEVICES[topology] // tensor in groups
     assert (tensor in groups) is (tensor > 1)
-    # The owners of the moments gather the new parameters to all devices.
+    # ZeRO gathers the new parameters to all devices.
     assert "all-gather" in kinds
-    # No activation is resharded between the data axis and another.
+    # No activation is resharded from the data axis to another axis.
     assert "all-to-all" not in kinds

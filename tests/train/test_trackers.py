@@ -1,7 +1,7 @@
-"""A run's reports to Weights & Biases and MLflow, checked with doubles of both.
+"""Metrics for Weights & Biases and MLflow, checked with fakes of the libraries.
 
-With their dependencies the packages are hundreds of megabytes; the doubles have only the used
-calls, with the real signatures.
+The libraries and their dependencies take hundreds of megabytes. The fakes have only the methods
+that we call, with the real signatures.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.project import refuses
 
 
 class WandbRun:
-    """The used part of `wandb.Run`."""
+    """Fakes the methods of `wandb.Run` that we call."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -53,7 +53,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> list[WandbRun]:
 
 
 class Client:
-    """The used part of `mlflow.MlflowClient`."""
+    """Fakes the methods of `mlflow.MlflowClient` that we call."""
 
     runs: dict[str, list[Any]]
     dicts: list[tuple[str, dict[str, Any], str]]

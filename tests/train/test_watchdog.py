@@ -1,4 +1,4 @@
-"""Steps that the watchdog treats as hanging. A real one: `tests/processes/test_deaths.py`."""
+"""Steps and evaluations that hang. See `tests/processes/test_deaths.py` for a real hang."""
 
 import contextlib
 import subprocess
@@ -25,7 +25,7 @@ QUICK = WatchdogSection(floor_seconds=0.2)
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """An event that is set instead of ending the process."""
+    """Returns an event that the watchdog sets instead of ending the process."""
     event = threading.Event()
 
     def end(self: Watchdog, hang: RunStopped) -> None:
@@ -42,7 +42,7 @@ def watch(tmp_path: Path) -> Stopwatch:
 
 
 def steps(dog: Watchdog, watch: Stopwatch) -> None:
-    """Ten empty steps that waited for input a little."""
+    """Runs ten empty steps, each of which waits briefly for input."""
     for _ in range(10):
         with watch.on("input"):
             time.sleep(0.005)
@@ -56,7 +56,7 @@ def test_a_step_hangs_but_waiting_for_input_does_not(
         steps(dog, watch)
         with watch.on("input"):
             assert not ended.wait(0.6)
-        assert not ended.wait(0.05)  # waiting for input is not part of the step
+        assert not ended.wait(0.05)  # the wait for input does not count
         assert ended.wait(60)
 
 
@@ -68,7 +68,7 @@ def test_an_evaluation_hangs_when_no_batch_finishes(
     with watch.on("train"), Watchdog(QUICK, watch, epath.Path(tmp_path)) as dog:
         steps(dog, watch)
         with watch.on("evaluate"):
-            for _ in range(12):  # in all longer than the limit
+            for _ in range(12):  # together longer than the limit
                 STOP.between_batches()
                 assert not ended.wait(0.05)
             with waiting_for_input() if reads else contextlib.nullcontext():
