@@ -1,8 +1,8 @@
-"""Computes answers from the logits of windows: candidates, the n best texts, the null score.
+"""Computes answers from logits: candidate spans per window, n best texts, null score.
 
-Source: `write_predictions` in `run_squad.py` of google-research/bert. One difference: if the best
-starts and ends form no valid span, `run_squad.py` answers "empty", but this module uses the best
-valid span.
+Source: `write_predictions` in `run_squad.py` of google-research/bert. One difference: if no pair of
+the best starts and ends is a valid span, `run_squad.py` predicts "empty", and this module predicts
+the best valid span.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,31 +10,31 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-# Null score differences (log-odds) closer than this count as equal. The tuned threshold is the
-# difference of one question, and logits are rounded differently in batches of another shape.
+# Tolerance for comparing null score differences (log-odds). The tuned threshold equals the
+# difference of one question, and rounding differs between batch shapes.
 ROUNDING: Final = 1e-4
 
 
 class WindowCandidates(NamedTuple):
-    """The candidate spans of one window, in the order of google-research/bert."""
+    """Candidate spans of one window, in the order of google-research/bert."""
 
-    starts: np.ndarray  # int32 [spans], first piece of each span in the context
-    ends: np.ndarray  # int32 [spans], last piece of each span
-    logits: np.ndarray  # float32 [spans, 2], start and end
-    spare: bool  # whether the best valid span replaces the best starts and ends, which form none
-    null: np.ndarray  # float32 [2], start and end logit of [CLS]
+    starts: np.ndarray  # int32 [spans], index in the context of each first piece
+    ends: np.ndarray  # int32 [spans], index in the context of each last piece
+    logits: np.ndarray  # float32 [spans, 2], start logit and end logit
+    spare: bool  # whether the best starts and ends form no valid span
+    null: np.ndarray  # float32 [2], start logit and end logit of [CLS]
 
 
 class RankedAnswer(NamedTuple):
     """One of the n best answers."""
 
     text: str  # "" for no answer
-    start: int | None  # index of its first character in the context; None for no answer
+    start: int | None  # character offset in the context; None for no answer
     logits: tuple[float, float]
 
     @property
     def score(self) -> float:
-        """The sum of the logits, by which answers are ranked."""
+        """Sum of the logits, which ranks answers."""
         return sum(self.logits)
 
 
@@ -54,19 +54,19 @@ def find_candidates(
     n_best: int,
     max_answer_length: int,
 ) -> WindowCandidates:
-    """Reduces a window's logits to the valid spans from its best starts to its best ends.
+    """Combines the best starts and the best ends of a window into valid spans.
 
-    A valid span is in the context, begins at a piece that has its maximum context in this window,
-    and is not too long.
+    A valid span lies in the context, has at most `max_answer_length` pieces, and begins at a piece
+    that has its maximum context in this window.
 
     Args:
         logits: start and end logits, float32 [pieces of the row, 2].
         most_context: whether each context piece may be a start in this window, bool [context
           pieces in the window].
         first: index of the first context piece in the row.
-        offset: index of the same piece in the whole context.
-        n_best: number of starts and number of ends to combine.
-        max_answer_length: largest number of pieces in an answer.
+        offset: index of that piece in the whole context.
+        n_best: number of starts, and of ends, to combine.
+        max_answer_length: maximum number of pieces in an answer.
     """
     pieces = len(logits)
     may_end = np.zeros(pieces, np.bool_)
@@ -94,12 +94,12 @@ def find_answers(
     n_best: int,
     with_null: bool,
 ) -> Answers:
-    """Merges the candidates of a question's windows to its n best answers, best first.
+    """Merges the candidates of a question's windows into its `n_best` answers, best first.
 
-    Each text occurs once. `text_of` returns the text and its first character, given the first and
-    last piece of a span. If `with_null` is set (version 2.0), the answers always include "no
-    answer" and the best text. If there is no span, "no answer" is the only answer, and the null
-    score difference is the null score.
+    Each text occurs once. `text_of` maps the first and the last piece of a span to its text and
+    character offset. If `with_null` is set (version 2.0), the answers include "no answer" and the
+    best text. If there is no span, the only answer is "no answer", and the null score difference is
+    the null score.
     """
     spans = _spans(windows)
     scores = [tuple(window.null.tolist()) for window in windows]
@@ -109,7 +109,7 @@ def find_answers(
     seen: set[str] = set()
     null_waits = with_null
     for start, end, logits in spans:
-        # As in google-research/bert, the null answer comes after texts with an equal score.
+        # As in google-research/bert, a text precedes a null answer with an equal score.
         if null_waits and null.score > sum(logits) and len(nbest) < n_best:
             nbest.append(null)
             null_waits = False
@@ -130,9 +130,10 @@ def find_answers(
 
 
 def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
-    """Returns "prediction", "start", "score", "nbest" and, in 2.0, "null_score_difference".
+    """Returns the fields of a record: prediction, start, score, nbest, null_score_difference.
 
-    The prediction is "" if the null score difference exceeds the threshold by more than `ROUNDING`.
+    If the null score difference exceeds `threshold` by more than `ROUNDING`, the prediction is "".
+    In version 1.1, there is no null score difference.
     """
     nbest, difference = answers
     chosen = nbest[0]
@@ -160,7 +161,7 @@ def to_record(answers: Answers, *, threshold: float) -> dict[str, Any]:
 def _best_span(
     logits: np.ndarray, may_start: np.ndarray, may_end: np.ndarray, max_answer_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best valid span. The arrays are empty if no piece may be a start."""
+    """Returns the best valid span, as arrays of size 1; of size 0 if there is none."""
     ends = np.where(may_end, logits[:, 1], -np.inf)
     padded = np.concatenate([ends, np.full(max_answer_length - 1, -np.inf)])
     reached = np.lib.stride_tricks.sliding_window_view(padded, max_answer_length)
@@ -172,7 +173,7 @@ def _best_span(
 
 
 def _spans(windows: Sequence[WindowCandidates]) -> Iterator[tuple[int, int, tuple[float, float]]]:
-    """Yields first piece, last piece and logits of the candidates of all windows, best first."""
+    """Yields the candidates of all windows, best first: (first piece, last piece, logits)."""
     kept = [window for window in windows if not window.spare] or list(windows)
     logits = np.concatenate([window.logits for window in kept]).astype(np.float64)
     starts = np.concatenate([window.starts for window in kept])

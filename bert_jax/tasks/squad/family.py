@@ -1,4 +1,4 @@
-"""Question answering on SQuAD 1.1 and 2.0: the task family."""
+"""The task family of SQuAD 1.1 and 2.0."""
 
 import functools
 import itertools
@@ -38,39 +38,39 @@ from bert_jax.tasks.squad.scores import figures_1_1, figures_2_0, tune
 from bert_jax.tasks.squad.windows import ContextWindows
 from bert_jax.text.tokenizer import Tokenizer
 
-TUNED_THRESHOLD = "null_threshold"  # name of the threshold in the scores of dev
+TUNED_THRESHOLD = "null_threshold"  # key of the threshold in the dev scores
 SPECIAL_PIECES = 3  # [CLS] question [SEP] window [SEP]
-_REMEMBERED = 64  # cached contexts and questions; a question's windows are read in sequence
+_REMEMBERED = 64  # number of tokenized contexts, and of questions, to cache
 
 
 class SquadSection(FilesSection):
-    """SQuAD 1.1 or 2.0, from JSON files. The defaults are the same as in google-research/bert."""
+    """SQuAD 1.1 or 2.0, from JSON files. The defaults are those of google-research/bert."""
 
     kind: Literal["squad"] = "squad"
     version: Literal["auto", "1.1", "2.0"] = "auto"
-    """`auto`: 2.0 if a file has version 2.0."""
+    """`auto`: 2.0 if a file has version 2.0, otherwise 1.1."""
     stride: int = pydantic.Field(default=128, ge=1)
-    """Pieces between the starts of consecutive windows of a long context."""
+    """Number of pieces between the starts of consecutive windows of a long context."""
     max_query_length: int = pydantic.Field(default=64, ge=1)
-    """Pieces of a question. Longer questions are truncated."""
+    """Maximum number of pieces in a question. Longer questions are truncated."""
     n_best: int = pydantic.Field(default=20, ge=1)
     """Number of answers per question in `nbest_predictions.json`."""
     max_answer_length: int = pydantic.Field(default=30, ge=1)
-    """Largest number of pieces in an answer."""
+    """Maximum number of pieces in an answer."""
     null_threshold: float | None = pydantic.Field(default=None, allow_inf_nan=False)
-    """The prediction is "no answer" if its score exceeds the score of the best answer by more than
-    this number. By default, the number is tuned on dev."""
+    """Predict "no answer" if its score exceeds the score of the best answer by more than this
+    threshold. By default, the threshold is tuned on dev."""
 
     @property
     def tunes_threshold(self) -> bool:
-        """Whether predictions need a threshold tuned on the dev file."""
+        """Whether predictions need a threshold that was tuned on dev."""
         return self.dev is not None and self.version != "1.1" and self.null_threshold is None
 
     def open(self, request: DataRequest) -> Family:
         """Reads the files of the requested roles.
 
-        Raises UserError for a role without a file, a malformed file, or rows that are too short for
-        a question and its context.
+        Raises UserError if a role has no file, if a file is malformed, or if `max_length` leaves no
+        room for a context.
         """
         least = self.max_query_length + SPECIAL_PIECES + 1
         if request.max_length < least:
@@ -128,10 +128,10 @@ class SquadSection(FilesSection):
 def _write_json(
     with_null: bool, split: str, records: Sequence[Record], directory: Path
 ) -> Sequence[Path]:
-    """Writes predictions in the format of `run_squad.py` and of the official scripts.
+    """Writes predictions in the format of `run_squad.py`, which the official scripts read.
 
     The files are `predictions.json` (id → text), `nbest_predictions.json` and, in version 2.0,
-    `null_odds.json` (id → null score difference). Their names do not depend on the split.
+    `null_odds.json` (id → null score difference). The names are the same for every split.
     """
     keys = {"predictions": "prediction", "nbest_predictions": "nbest"}
     if with_null:
@@ -147,11 +147,11 @@ def _write_json(
 class _WindowedQuestion(NamedTuple):
     question: SquadQuestion
     windows: ContextWindows
-    target: tuple[int, int]  # first and last piece of the answer; (-1, -1) if there is none
+    target: tuple[int, int]  # first and last piece of the answer; (-1, -1) for no answer
 
 
 class SquadSplit(Split):
-    """The windows of a file's questions. Each window is one row, and is encoded on request."""
+    """The windows of all questions of a file. Each window is one row; `row` encodes it."""
 
     def __init__(
         self,
@@ -164,18 +164,18 @@ class SquadSplit(Split):
         role: str,
         threshold: float | None,
     ) -> None:
-        """Counts the pieces of all questions and contexts.
+        """Tokenizes all questions and contexts to count their windows.
 
-        In the role "train", the target is the first answer that is in the context. A question whose
-        answers are all outside the context is skipped. The role "dev" tunes the threshold if
-        `threshold` is None. `with_null` permits "no answer" (version 2.0).
+        Role "train": the target is the first answer that is in the context; questions without such
+        an answer are skipped. Role "dev": if `threshold` is None, `records` tunes it. `with_null`
+        permits "no answer" (version 2.0).
         """
         self._section, self._with_null = section, with_null
         self._role, self._threshold, self._special = role, threshold, tokenizer.special
         self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
         self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
         self._questions: list[_WindowedQuestion] = []
-        self._rows: list[tuple[_WindowedQuestion, int]] = []  # questions with the index of a window
+        self._rows: list[tuple[_WindowedQuestion, int]] = []  # (question, window index)
         lengths: list[int] = []
         cut = 0
         for question in questions:
@@ -209,8 +209,8 @@ class SquadSplit(Split):
     def row(self, index: int) -> Encoded:
         """Returns one window: `[CLS] question [SEP] window [SEP]`.
 
-        In training, the targets are "start" and "end", the first and last piece of the answer in
-        the row. They are 0 if the window does not contain the whole answer.
+        In training, the targets "start" and "end" are the indices in the row of the answer's first
+        and last piece. If the window does not contain the whole answer, both are 0.
         """
         (question, windows, answer), window = self._rows[index]
         start, end = windows.bounds(window)
@@ -235,7 +235,7 @@ class SquadSplit(Split):
         return find_candidates(
             logits,
             windows.most_context(window),
-            first=len(logits) - 1 - (end - start),  # [SEP] comes after the context
+            first=len(logits) - 1 - (end - start),  # the last piece is [SEP]
             offset=start,
             n_best=self._section.n_best,
             max_answer_length=self._section.max_answer_length,
@@ -279,9 +279,9 @@ class SquadSplit(Split):
         return records
 
     def _target(self, question: SquadQuestion) -> tuple[int, int] | None:
-        """Returns the first and last piece of the answer.
+        """Returns the first and the last piece of the training answer.
 
-        Returns (-1, -1) if the question has no answer, and None if no answer is in the context.
+        Returns (-1, -1) if the question has no answers, None if none of them is in the context.
         """
         for answer in question.answers or ():
             span = find_answer(question.context, answer)

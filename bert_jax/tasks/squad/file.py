@@ -17,20 +17,20 @@ Version: TypeAlias = Literal["1.1", "2.0"]
 
 
 class Answer(NamedTuple):
-    """An answer in a file. Its text may differ from the context at `start`."""
+    """An answer in a file. The context at `start` may differ from `text`."""
 
     text: str
-    start: int  # index of the first character in the context
+    start: int  # character offset in the context
 
 
 class SquadQuestion(NamedTuple):
-    """One question. All questions of a paragraph have the same context."""
+    """One question with its context."""
 
     id: str
     title: str
     question: str
     context: str
-    answers: tuple[Answer, ...] | None  # () if there is no answer, None if unknown
+    answers: tuple[Answer, ...] | None  # () if unanswerable, None if unknown
 
 
 class SquadFile(NamedTuple):
@@ -45,16 +45,15 @@ def read_squad(
 ) -> SquadFile:
     """Reads a SQuAD file: `{"data": [{"title", "paragraphs": [{"context", "qas": [...]}]}]}`.
 
-    The version "auto" becomes 2.0 if the file has a version 2 or a question has `is_impossible`
-    set. If a file `needs_answers`, every question must have known answers. Raises
-    UserError for a missing or malformed file, a repeated id, `is_impossible` in version 1.1, or a
-    file without questions.
+    "auto" selects 2.0 if the file's version begins with 2 or a question is impossible. If
+    `needs_answers` is set, refuses questions with unknown answers. Raises UserError for a missing,
+    malformed or empty file, a repeated id, or `is_impossible` in version 1.1.
     """
     path = epath.Path(path)
     values = read_json_object(path, limit=MAX_FILE_BYTES)
     try:
         content = _File.model_validate(values)
-    except pydantic.ValidationError:  # `validate` is slower, but has better messages
+    except pydantic.ValidationError:  # `validate` is slower, but has better error messages
         content = validate(_File, values, source=str(path))
     impossible = sum(bool(question.is_impossible) for *_, question in _walk(content))
     if version == "1.1" and impossible:
@@ -73,9 +72,9 @@ def read_squad(
 
 
 def questions_in_memory(table: MemoryTable, *, version: Literal["auto", "1.1", "2.0"]) -> SquadFile:
-    """Returns the questions of a table: tuples (question, context), or dicts with these columns.
+    """Returns the questions of rows: tuples (question, context), or dicts with these keys.
 
-    Raises UserError if a row lacks a column, or if there is no row.
+    Raises UserError if a row lacks a key, or if there are no rows.
     """
     questions = []
     for row in table.named(("question", "context")):
@@ -100,11 +99,10 @@ def _file(source: object, version: Version, questions: list[SquadQuestion]) -> S
 
 
 def find_answer(context: str, answer: Answer) -> tuple[int, int] | None:
-    """Returns the start and the end of an answer in its context, or None if it is not there.
+    """Returns (start, exclusive end) of an answer in its context, or None if it is not there.
 
-    The answer must begin at its `start`, or lie within the words that it touches there, ignoring
-    white space (`read_squad_examples` of `run_squad.py`). Other occurrences of the text are
-    ignored. The end is one behind the last character.
+    The text must match at `answer.start`, or, up to white space, within the words that overlap that
+    range (`read_squad_examples` of `run_squad.py`). Other occurrences of the text are ignored.
     """
     start, end = answer.start, answer.start + len(answer.text)
     words = answer.text.split()
@@ -199,6 +197,6 @@ def _answers(question: _Question, *, version: Version) -> tuple[Answer, ...] | N
         return ()
     if question.answers:
         return tuple(Answer(answer.text, answer.answer_start) for answer in question.answers)
-    # As in evaluate-v2.0.py, a question is answerable if it has answers.
+    # As in evaluate-v2.0.py, a question without answers is unanswerable.
     told = question.answers is not None and question.is_impossible is None
     return () if told and version == "2.0" else None

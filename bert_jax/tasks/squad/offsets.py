@@ -1,4 +1,4 @@
-"""Character offsets of pieces in a text, computed from the spelling of the pieces."""
+"""Computes character offsets of pieces in a text from the spelling of the pieces."""
 
 import itertools
 import re
@@ -12,25 +12,25 @@ from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import CONTINUATION
 
-# White space in `run_squad.py` of google-research/bert. The tokenizer handles other white space.
+# Splits at the white space of `run_squad.py`. The tokenizer handles other white space.
 _WORD: Final = re.compile("[^ \t\r\n\u202f]+")
 _REMEMBERED_WORDS: Final = 1 << 16
-_LONGEST_REMEMBERED: Final = 64  # characters; longer words are not cached
+_LONGEST_REMEMBERED: Final = 64  # maximum number of characters in a cached word
 
 _Spans = list[tuple[int, int]]
 
 
 class OffsetPieces(NamedTuple):
-    """The pieces of a text with their offsets in characters."""
+    """The pieces of a text with their character offsets."""
 
     ids: list[int]
-    starts: np.ndarray  # int32 [pieces], index of the first character, ascending
-    ends: np.ndarray  # int32 [pieces], one behind the last character, ascending
+    starts: np.ndarray  # int32 [pieces], ascending
+    ends: np.ndarray  # int32 [pieces], exclusive, ascending
 
     def touched(self, start: int, end: int) -> tuple[int, int] | None:
-        """Returns the first and last piece that overlap the characters `start` to `end`.
+        """Returns the first and the last piece that overlap the characters ``[start:end]``.
 
-        Returns None if the tokenizer drops these characters.
+        Returns None if no piece does, because the tokenizer drops these characters.
         """
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
@@ -40,11 +40,11 @@ class OffsetPieces(NamedTuple):
 class OffsetEncoder:
     """Encodes texts word by word, with the offsets of each piece.
 
-    `OffsetEncoder(tokenizer).encode("an Élan")` → pieces `an`, `el`, `##an`, which start at
-    characters 0, 3 and 5 and end before 2, 5 and 7.
+    `OffsetEncoder(tokenizer).encode("an Élan")` → pieces `an`, `el`, `##an`, with starts 0, 3, 5
+    and exclusive ends 2, 5, 7.
 
-    A tokenizer changes case and accents and drops characters, so the comparison of pieces and text
-    ignores case, accents and control characters. If a word and its pieces do not match, each piece
+    Tokenizers change case and accents and drop characters. The comparison of a word with its pieces
+    therefore ignores case, accents and control characters. If they still do not match, each piece
     has the offsets of the whole word.
     """
 
@@ -56,10 +56,10 @@ class OffsetEncoder:
         self._known: dict[str, tuple[list[int], _Spans]] = {}
 
     def encode(self, text: str) -> OffsetPieces:
-        """Returns the pieces of a text, without special pieces."""
+        """Encodes a text, without special pieces."""
         ids: list[int] = []
         spans: _Spans = []
-        words: list[int] = []  # index of each word's first character
+        words: list[int] = []  # character offset of each word
         counts: list[int] = []  # number of pieces of each word
         for match in _WORD.finditer(text):
             word_ids, word_spans = self._word(match.group())
@@ -90,12 +90,12 @@ class OffsetEncoder:
 
 
 def align(word: str, pieces: Sequence[str | None]) -> _Spans:
-    """Returns the start and the end of each piece in its word.
+    """Returns (start, exclusive end) of each piece in its word.
 
     `align("(Élan)", ["(", "el", "an", ")"])` → `[(0, 1), (1, 3), (3, 5), (5, 6)]`
 
     An unknown piece (None) covers the characters between its neighbours. Consecutive unknown pieces
-    cover the same characters. If pieces and word do not match, each piece covers the whole word.
+    share one span. If the pieces do not match the word, each piece covers the whole word.
     """
     if len(pieces) == 1:
         return [(0, len(word))]
@@ -115,7 +115,7 @@ def align(word: str, pieces: Sequence[str | None]) -> _Spans:
 
 
 def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
-    """Returns the spans of pieces that exactly cover a word, or None if they do not match."""
+    """Returns the span of each piece, or None if the pieces do not match the word."""
     spans: _Spans = []
     at = 0
     for index, piece in enumerate(pieces):
@@ -137,7 +137,7 @@ def _match(plain: str, pieces: Sequence[str | None]) -> _Spans | None:
 
 
 def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[int, int]:
-    if start == end:  # a piece that is only an accent belongs to the letter before it
+    if start == end:  # assign a piece that is only an accent to the letter before it
         start, end = max(start - 1, 0), max(end, 1)
     last = places[end - 1] + 1
     while last < len(word) and unicodedata.category(word[last]) == "Mn":
@@ -146,7 +146,7 @@ def _in_word(word: str, places: Sequence[int], start: int, end: int) -> tuple[in
 
 
 class _Plain(dict[int, str]):
-    """Maps characters to their form without case and accents, to compare pieces with text."""
+    """Maps characters to their lower case without accents, to compare pieces with text."""
 
     def __missing__(self, code: int) -> str:
         text = unicodedata.normalize("NFKD", chr(code).lower()).lower().replace("ς", "σ")

@@ -1,7 +1,7 @@
-"""EM and F1, equal to the official scripts of SQuAD in every digit.
+"""EM and F1 of SQuAD, bit-identical to the official scripts.
 
-Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer). The two scripts
-differ in the treatment of answers that are empty after normalisation, and in the order of sums.
+Source: evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer). The scripts
+differ in how they treat answers that are empty after normalisation, and in the order of summation.
 """
 
 import collections
@@ -17,7 +17,7 @@ _NO_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
 class Tuned(NamedTuple):
-    """The best threshold on the null score difference, with its score."""
+    """The best threshold for the null score difference, and its score."""
 
     best: float  # score in percent
     threshold: float  # a larger difference predicts "no answer"
@@ -26,15 +26,15 @@ class Tuned(NamedTuple):
 def normalize_answer(text: str) -> str:
     """Normalises an answer for comparisons: `"The  U.S. Army"` → `"us army"`.
 
-    The steps are lower-casing, then removing ASCII punctuation, articles and repeated spaces.
+    Lower-cases, then removes ASCII punctuation, articles and repeated spaces.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def overlap_f1(answer: str, prediction: str) -> float:
-    """Returns the F1 of the words of two texts, 0 to 1: `"the blue car", "car"` → 2/3.
+    """Returns the word-overlap F1 of two texts, 0 to 1: `"the blue car", "car"` → 2/3.
 
-    The F1 is 0 if one of the texts has no words.
+    If a text has no words, the F1 is 0.
     """
     words, found = normalize_answer(answer).split(), normalize_answer(prediction).split()
     same = sum((collections.Counter(words) & collections.Counter(found)).values())
@@ -45,21 +45,21 @@ def overlap_f1(answer: str, prediction: str) -> float:
 
 
 def score_1_1(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Returns the best EM and the best F1, 0 to 1, of a prediction over one or more answers."""
+    """Returns the best EM and F1, 0 to 1, of a prediction over at least one answer."""
     found = normalize_answer(prediction)
     exact = max(float(normalize_answer(answer) == found) for answer in answers)
     return exact, max(overlap_f1(answer, prediction) for answer in answers)
 
 
 def score_2_0(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-    """Returns the best EM and the best F1, 0 to 1, of a prediction over zero or more answers.
+    """Returns the best EM and F1, 0 to 1, of a prediction over any number of answers.
 
-    Answers that are empty after normalisation are ignored. If no answer is left, the prediction is
-    right if it is empty after normalisation ("" is "no answer").
+    Ignores answers that are empty after normalisation. If no answer is left, the correct prediction
+    is one that is empty after normalisation ("" means "no answer").
     """
     answers = [answer for answer in answers if normalize_answer(answer)]
     if not answers:
-        right = int(not normalize_answer(prediction))  # an integer, as in the script
+        right = int(not normalize_answer(prediction))  # int, as in the script
         return right, right
     return score_1_1(answers, prediction)
 
@@ -71,16 +71,16 @@ def best_threshold(
     answerable: Sequence[bool],
     answered: Sequence[bool],
 ) -> Tuned:
-    """Finds the threshold on the null score difference with the best mean score.
+    """Finds the threshold for the null score difference that maximises the mean score.
 
-    As `find_best_thresh` in the script, it starts with "no answer" to every question and adds the
-    answers in the order of their differences. If "no answer" to every question is best, the script
-    returns 0, which is right for probabilities. Log-odds may be negative, so this function returns
-    a number below all differences.
+    Like `find_best_thresh` in the script, starts with "no answer" to every question and adds
+    answers by ascending difference. If "no answer" to every question is best, the script returns 0,
+    which assumes probabilities. Our differences may be negative, so this function returns a number
+    below all of them.
 
     Args:
         scores: EM or F1 of each question's best non-empty answer, 0 to 1.
-        differences: null score minus the score of this answer.
+        differences: null score minus the score of that answer.
         answerable: whether the question has an answer.
         answered: whether the question has a non-empty answer among the n best.
     """
@@ -95,7 +95,7 @@ def best_threshold(
 
 
 def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns EM and F1 of records in percent, as in evaluate-v1.1.py."""
+    """Returns EM and F1 in percent, as evaluate-v1.1.py."""
     exact = f1 = 0.0
     for (
         record
@@ -106,12 +106,11 @@ def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Returns the scores of evaluate-v2.0.py, in percent, and the best threshold for F1.
+    """Returns the scores of evaluate-v2.0.py in percent, and "null_threshold".
 
-    "exact_match" and "f1" are scores of the predictions. The scores of questions with and without
-    an answer have the prefixes "has_ans_" and "no_ans_". "best_exact" and "best_f1" are the scores
-    with the best thresholds on the null score difference. "null_threshold" is the best threshold
-    for F1.
+    "exact_match" and "f1" are scores of the predictions. The prefixes "has_ans_" and "no_ans_" mark
+    scores of questions with and without answers. "best_exact" and "best_f1" are the scores at the
+    best thresholds for the null score difference. "null_threshold" is the best threshold for F1.
     """
     scores = [score_2_0(_texts(record), record["prediction"]) for record in records]
     answerable = [bool(record["label"]) for record in records]
@@ -125,8 +124,8 @@ def figures_2_0(records: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def tune(records: Sequence[dict[str, Any]]) -> tuple[Tuned, Tuned]:
-    """Returns the best thresholds for EM and for F1. Ignores the predictions of the records."""
-    # The best answer that is not empty.
+    """Returns the best threshold for EM and for F1. Does not use the records' predictions."""
+    # Best non-empty answer of each record.
     texts = [next((n["text"] for n in record["nbest"] if n["text"]), "") for record in records]
     pairs = [score_2_0(_texts(record), text) for record, text in zip(records, texts, strict=True)]
     differences = [record["null_score_difference"] for record in records]

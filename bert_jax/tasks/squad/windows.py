@@ -1,4 +1,4 @@
-"""Windows of a long context, by the rules of google-research/bert.
+"""Splits a long context into windows, as google-research/bert does.
 
 Source: `convert_examples_to_features` and `_check_is_max_context` in `run_squad.py`.
 """
@@ -9,37 +9,36 @@ import numpy as np
 
 
 class ContextWindows(NamedTuple):
-    """The windows of one context, numbered from 0."""
+    """The windows of one context."""
 
-    pieces: int  # number of pieces of the context
+    pieces: int  # number of pieces in the context
     room: int  # number of pieces that fit in a window, at least 1
     stride: int  # number of pieces between the starts of windows
 
     @property
     def number(self) -> int:
-        """The number of windows: 500 pieces, room 300, stride 128 → 3.
+        """Number of windows: 500 pieces, room 300, stride 128 → 3.
 
-        An empty context has one window, so that its questions are predicted too.
-        (google-research/bert drops such questions.)
+        An empty context has one window, so that its questions are predicted. (google-research/bert
+        drops these questions.)
         """
         return 1 + -(-max(self.pieces - self.room, 0) // min(self.room, self.stride))
 
     def bounds(self, window: int) -> tuple[int, int]:
-        """Returns the start and the end of a window; the end is one behind its last piece."""
+        """Returns the start and the exclusive end of a window."""
         start = window * min(self.room, self.stride)
         return start, min(start + self.room, self.pieces)
 
     def most_context(self, window: int) -> np.ndarray:
-        """Returns whether each piece of a window has its maximum context there.
+        """Returns whether each piece of a window has its maximum context there, bool [pieces].
 
-        A piece has its maximum context in exactly one window. Its context in a window is the number
-        of pieces before it or the number behind it, whichever is smaller, plus a hundredth of the
-        window's length. If two windows are equal, the earlier one wins. Returns bool [pieces in the
-        window].
+        The context of a piece in a window is the smaller of the numbers of pieces before and after
+        it, plus 0.01 × the window's length. The maximum is in exactly one window: the first one in
+        a tie.
         """
         start, end = self.bounds(window)
         step = min(self.room, self.stride)
-        reach = (self.room - 1) // step  # windows at a greater distance do not overlap this window
+        reach = (self.room - 1) // step  # windows farther away do not overlap this window
         others = np.arange(max(window - reach, 0), min(window + reach + 1, self.number))
         starts = (others * step)[:, None]
         ends = np.minimum(starts + self.room, self.pieces)

@@ -1,4 +1,4 @@
-"""Reads CoNLL files: columns with one token per line, and a blank line between sentences."""
+"""Reads CoNLL files: one token per line, in columns, and a blank line between sentences."""
 
 import re
 from collections.abc import Collection
@@ -11,12 +11,12 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.family import no_rows
 
 _DOCUMENT_START: Final = "-DOCSTART-"
-# Not `str.split()`: a token may contain a no-break space.
+# `str.split()` would also split at no-break spaces, which tokens may contain.
 _WHITE_SPACE: Final = re.compile("[ \t]+")
 
 
 class Sentence(NamedTuple):
-    """A sentence. ``EU B-ORG`` / ``rejects O`` in lines 3 and 4 has two tokens."""
+    """The tokens of a sentence, with labels and line numbers."""
 
     tokens: list[str]
     labels: list[str] | None
@@ -24,10 +24,10 @@ class Sentence(NamedTuple):
 
 
 class ConllFile(NamedTuple):
-    """The content of a file."""
+    """The sentences of a file."""
 
     path: Path
-    sentences: list[Sentence]  # all labelled, or all unlabelled
+    sentences: list[Sentence]  # all labelled or all unlabelled
     stray_labels: int = 0  # number of labelled tokens in an unlabelled file
 
     @property
@@ -36,7 +36,7 @@ class ConllFile(NamedTuple):
         return {name for sentence in self.sentences for name in sentence.labels or ()}
 
     def first(self, names: Collection[str]) -> tuple[int, str]:
-        """Returns the line and the name of the first label that is one of `names`."""
+        """Returns (line number, label) of the first label in `names`."""
         return next(
             (line, name)
             for sentence in self.sentences
@@ -57,8 +57,8 @@ def read_conll(
     r"""Reads a file of columns: ``"EU B-ORG\nrejects O\n\nPeter B-PER\n"`` → two sentences.
 
     This is the format of the CoNLL shared tasks of 2000 to 2003. Lines that begin with
-    ``-DOCSTART-`` separate documents and are skipped. A file is labelled if every token has a
-    label.
+    ``-DOCSTART-`` separate documents and are skipped. If any token lacks a label, all labels are
+    dropped.
 
     Args:
         path: path of the file.
@@ -66,11 +66,11 @@ def read_conll(
         token: index of the token's column. Negative indices count from the end.
         label: index of the label's column. Negative indices count from the end.
         separator: text between columns. By default, spaces and tabs.
-        comment: beginning of lines to skip.
+        comment: prefix of lines to skip.
 
     Raises:
-        UserError: The file is missing, is not UTF-8 or has no sentence; or a line lacks a required
-            column, token or label, or has another number of columns than the line before.
+        UserError: The file is missing, is not UTF-8 or has no sentences. A line lacks a column, a
+            token or a required label, or its number of columns differs from the line before.
     """
     blocks: list[list[tuple[str, str, int]]] = [[]]
     token_at, label_at, before, width = 0, 0, 0, 0
@@ -134,7 +134,7 @@ def read_conll(
 
 
 def _column(place: str, fields: list[str], key: str, number: int) -> int:
-    """Returns a non-negative index of a column. Raises UserError if the line lacks the column."""
+    """Converts a column to a non-negative index. Raises UserError if the line lacks the column."""
     if not -len(fields) <= number < len(fields):
         raise UserError(
             "tokens.column_missing",
@@ -149,11 +149,11 @@ def _column(place: str, fields: list[str], key: str, number: int) -> int:
 
 
 def sentences_in_memory(table: MemoryTable) -> ConllFile:
-    """Returns the sentences of a table: ``["EU rejects it", ("EU", "rejects")]`` has two.
+    """Returns the sentences of rows: ``["EU rejects it", ("EU", "rejects")]`` has two.
 
-    A row is a text with spaces between tokens, a list of tokens, or a dict with the column
-    ``tokens`` and possibly ``labels``. Raises UserError for another row, or if the numbers of
-    labels and tokens differ.
+    A row is a text with spaces between tokens, a list of tokens, or a dict with ``tokens`` and
+    optionally ``labels``. Raises UserError for any other row, or if there are not as many labels as
+    tokens.
     """
     sentences = []
     for number, row in enumerate(table.rows, start=1):

@@ -1,8 +1,8 @@
-"""Entities in labelled sentences: schemes of labels, spans and scores.
+"""Entities in labelled sentences: tagging schemes, spans and scores.
 
-Spans are read as in conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks. It accepts every
-sequence of labels. The library `seqeval` has the same rules, but its last release was in 2020;
-`nervaluate` lacks BIOES.
+Spans follow the rules of conlleval, the scorer of the CoNLL-2002 and 2003 shared tasks, which
+accepts every sequence of labels. We use no library: `seqeval` has the same rules, but its last
+release was in 2020, and `nervaluate` lacks BIOES.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,9 +24,9 @@ class SpanLabel(NamedTuple):
 
 
 def parse_label(label: str) -> SpanLabel | None:
-    """Returns the parts of a label, or None if it belongs to no scheme, such as ``"NN"``.
+    """Parses a label. Returns None if it belongs to no scheme, such as ``"NN"``.
 
-    As in conlleval, the type begins after the first hyphen.
+    The type begins after the first hyphen, as in conlleval.
     """
     prefix, hyphen, kind = label.partition("-")
     if label == OUTSIDE:
@@ -44,7 +44,7 @@ def _known(label: str) -> SpanLabel:
 
 
 def fits(label: str, scheme: Scheme) -> bool:
-    """Returns whether a scheme has a label."""
+    """Returns whether a label belongs to a scheme."""
     if scheme == "none":
         return True
     parsed = parse_label(label)
@@ -52,9 +52,9 @@ def fits(label: str, scheme: Scheme) -> bool:
 
 
 def scheme_of_names(names: Iterable[str]) -> Scheme:
-    """Returns the scheme of a set of labels. For IOB1 it is IOB2, which has the same labels.
+    """Returns the scheme of a set of labels. Returns IOB2 for IOB1, which has the same labels.
 
-    ``["B-PER", "I-PER", "O"]`` → IOB2; with an E or S → BIOES; ``["NN", "VB"]``, ``["O"]`` → none
+    ``["B-PER", "I-PER", "O"]`` → IOB2; ``["O", "S-PER"]`` → BIOES; ``["NN"]``, ``["O"]`` → none
     """
     parsed = [parse_label(name) for name in names]
     prefixes = {label.prefix for label in parsed if label is not None} - {OUTSIDE}
@@ -64,11 +64,11 @@ def scheme_of_names(names: Iterable[str]) -> Scheme:
 
 
 def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
-    """Returns the scheme of a file's labels.
+    """Detects the scheme of labelled sentences.
 
-    The scheme is "none" if a label is not O, B, I, E or S with or without a type, or if all labels
-    are O. It is BIOES if E or S occurs. Otherwise it is the scheme that fewer labels contradict
-    (see `violations`): IOB1 or IOB2.
+    If `parse_label` rejects a label, or if all labels are O, the scheme is "none". If E or S
+    occurs, it is BIOES. Otherwise it is IOB1 or IOB2, whichever has fewer `violations`; IOB2 in a
+    tie.
     """
     named = scheme_of_names({label for labels in sentences for label in labels})
     if named != "IOB2":
@@ -79,12 +79,11 @@ def detect_scheme(sentences: Sequence[Sequence[str]]) -> Scheme:
 
 
 def violations(labels: Sequence[str], scheme: Scheme) -> list[int]:
-    """Returns the positions of labels that contradict a scheme.
+    """Returns the indices of labels that contradict a scheme.
 
     In IOB2, every span begins with B. In IOB1, a span begins with B if it directly follows a span
     of the same type, otherwise with I. In BIOES, a span of one token is S, and a longer span is B,
-    any number of I, and E. `labels` are the labels of one sentence. The scheme must have all of
-    them.
+    any number of I, then E. `labels` are those of one sentence, and must belong to the scheme.
     """
     if scheme == "none":
         return []
@@ -104,10 +103,10 @@ def _allowed(before: SpanLabel, here: SpanLabel, after: SpanLabel, scheme: Schem
 
 
 def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """Returns the labels of a training set and the other labels of their types, sorted.
+    """Adds the missing labels of each entity type, and sorts the labels.
 
-    ``{"B-PER"}`` in IOB2 → ``("B-PER", "I-PER", "O")``: the dev set may have a label that occurs in
-    no training sentence.
+    ``{"B-PER"}`` in IOB2 → ``("B-PER", "I-PER", "O")``. The dev set may have labels that the
+    training set lacks.
     """
     names = set(found)
     if scheme != "none":
@@ -118,7 +117,7 @@ def complete_labels(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 
 
 def labels_of(scheme: Scheme) -> list[str]:
-    """Returns the labels of a scheme for a message: ``["O", "B-TYPE", "I-TYPE"]``."""
+    """Describes the labels of a scheme for a message: ``["O", "B-TYPE", "I-TYPE"]``."""
     return [OUTSIDE, *(f"{prefix}-TYPE" for prefix in PREFIXES[scheme])]
 
 
@@ -133,15 +132,15 @@ class Entity(NamedTuple):
 def find_entities(labels: Sequence[str]) -> list[Entity]:
     """Returns the spans of a sentence: ``["I-PER", "I-PER", "O", "B-LOC"]`` → PER 0–2, LOC 3–4.
 
-    I and E continue an open span of their type. If there is none, they begin a span. B and S always
-    begin a span. E and S end a span. A label that does not continue a span ends it too.
+    B and S begin a span. I and E continue an open span of their type, or begin one if there is
+    none. A span ends after E or S, or before a label that does not continue it.
 
-    Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000). The
-    treatment of S, and of E before B or S, follows its later versions in Python and seqeval. Raises
-    ValueError for a label of no scheme.
+    Source: `startOfChunk` and `endOfChunk` of conlleval (Tjong Kim Sang and Buchholz, 2000). S, and
+    E before B or S, follow the later Python version of conlleval and seqeval. Raises ValueError for
+    a label of no scheme.
     """
     spans: list[Entity] = []
-    kind, start = None, 0  # type and start of the open span; kind is None without one
+    kind, start = None, 0  # open span; `kind` is None if there is none
     for position, label in enumerate([*labels, OUTSIDE]):
         parsed = _known(label)
         continues = parsed.prefix in ("I", "E") and parsed.type == kind
@@ -161,21 +160,19 @@ def entity_scores(
 ) -> dict[str, float]:
     """Returns the scores of conlleval, from 0 to 1.
 
-    They are precision, recall and f1 of entities, and token_accuracy, the fraction of equal labels.
-    A predicted entity is right if type, start and end are right. The scores are micro averages over
-    all types. 0 / 0 is 0.
+    The keys are precision, recall and f1 of entities (micro averages over types), and
+    token_accuracy. A predicted entity is correct if its type, start and end are. 0 / 0 is 0.
     """
     accuracy = label_scores(gold, predicted, ("accuracy",))["accuracy"]
     return {**_figures(_places(gold), _places(predicted)), "token_accuracy": accuracy}
 
 
 def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Returns the scores of each type of entity, sorted by type.
+    """Returns scores by entity type, in sorted order.
 
     ``{"PER": {"precision": 0.9, "recall": 0.8, "f1": 0.847, "support": 10}}``
 
-    The support is the number of entities in the labels. All records must be labelled, with a scheme
-    of spans.
+    The support is the number of gold entities. All records must have labels of a span scheme.
     """
     gold, predicted = (_places([r[key] for r in records]) for key in ("label", "prediction"))
     report = {}
@@ -187,7 +184,7 @@ def entity_report(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 
 
 def _places(sentences: Sequence[Sequence[str]]) -> set[tuple[int, Entity]]:
-    """Returns the entities of all sentences, each with the index of its sentence."""
+    """Returns (sentence index, entity) for all entities."""
     return {
         (number, entity)
         for number, labels in enumerate(sentences)
@@ -209,7 +206,7 @@ def label_scores(
     predicted: Sequence[Sequence[str]],
     keys: Sequence[str] = ("accuracy", "macro_f1"),
 ) -> dict[str, float]:
-    """Returns scores over the tokens of all sentences. For `keys` see `label_figure`."""
+    """Returns scores over all tokens. For `keys`, see `label_figure`."""
     pairs = [
         pair for sides in zip(gold, predicted, strict=True) for pair in zip(*sides, strict=True)
     ]

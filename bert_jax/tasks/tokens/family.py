@@ -1,4 +1,4 @@
-"""Token classification, such as named entities: a label for every token of a CoNLL file."""
+"""Token classification, such as named entity recognition, on CoNLL files."""
 
 import functools
 import itertools
@@ -34,10 +34,9 @@ from bert_jax.text.tokenizer import Tokenizer
 
 
 class TokenClassificationSection(FilesSection):
-    """Files of columns, with an empty line between sentences.
+    """CoNLL files: columns, with an empty line between sentences.
 
-    Negative columns count from the end. If a test file has no column of labels, `label_column`
-    should not be negative.
+    If a test file has no label column, `label_column` should not be negative.
     """
 
     kind: Literal["token_classification"] = "token_classification"
@@ -48,17 +47,17 @@ class TokenClassificationSection(FilesSection):
     separator: str | None = pydantic.Field(default=None, min_length=1)
     """Separator of columns. By default, spaces and tabs."""
     comment: str | None = pydantic.Field(default=None, min_length=1)
-    """Beginning of comment lines, which are skipped."""
+    """Prefix of comment lines, which are skipped."""
     scheme: Literal["auto", "IOB1", "IOB2", "BIOES", "IOBES", "none"] = "auto"
-    """Scheme of the labels. `none`: labels without spans, such as parts of speech. IOBES is another
-    name of BIOES."""
+    """Tagging scheme. `none`: labels without spans, such as parts of speech. `IOBES` is an alias of
+    `BIOES`."""
     stride: int | None = pydantic.Field(default=None, ge=1)
-    """Pieces between the starts of consecutive windows of a long sentence. By default, half a
-    window."""
+    """Number of pieces between the starts of consecutive windows of a long sentence. By default,
+    half a window."""
 
     @property
     def named_scheme(self) -> entities.Scheme | None:
-        """The scheme, or None if it must be detected from the labels."""
+        """The scheme, or None if it is to be detected."""
         if self.scheme == "auto":
             return None
         return "BIOES" if self.scheme == "IOBES" else self.scheme
@@ -66,9 +65,9 @@ class TokenClassificationSection(FilesSection):
     def open(self, request: DataRequest) -> Family:
         """Opens the files.
 
-        Unless the request has a model's labels, the labels come from the training set, completed by
-        the scheme (`complete_labels`). Raises UserError as `read_conll`, for a label that the
-        scheme or the model lacks, a stride longer than a window, or a role without a file.
+        If the request has no labels, `complete_labels` derives them from the training set. Raises
+        UserError for a label that the scheme or the model lacks, a stride longer than a window, a
+        role without a file, or as `read_conll`.
         """
         room = request.max_length - 2
         stride = self.stride or -(-room // 2)
@@ -95,7 +94,7 @@ class TokenClassificationSection(FilesSection):
             if len(train.names) < 2:
                 raise too_few_labels(train.names, train.path)
             labels = entities.complete_labels(train.names, scheme)
-        # The labels of a model do not show whether the scheme is IOB1 or IOB2.
+        # A model's labels do not determine whether the scheme is IOB1 or IOB2.
         exact = self.scheme != "auto" or request.labels is None
         splits: dict[str, TokenSplit] = {}
         for role in request.roles:
@@ -118,7 +117,7 @@ class TokenClassificationSection(FilesSection):
 
 
 def _score(scheme: entities.Scheme, records: Sequence[Record]) -> dict[str, float]:
-    """Returns the scores of entities if the labels have a scheme of spans, otherwise of tokens."""
+    """Scores entities if the scheme has spans, otherwise tokens."""
     scores = entities.label_scores if scheme == "none" else entities.entity_scores
     return scores([r["label"] for r in records], [r["prediction"] for r in records])
 
@@ -126,7 +125,7 @@ def _score(scheme: entities.Scheme, records: Sequence[Record]) -> dict[str, floa
 def _write_conll(
     separator: str, split: str, records: Sequence[Record], directory: Path
 ) -> Sequence[Path]:
-    """Writes ``SPLIT.conll`` for conlleval: columns token, label (if known) and prediction."""
+    """Writes ``SPLIT.conll`` for conlleval, with columns token, label (if known), prediction."""
     blocks = []
     for record in records:
         columns = [record["tokens"], record["label"], record["prediction"]]
@@ -154,7 +153,7 @@ def _read(section: TokenClassificationSection, request: DataRequest, role: str) 
 def _scheme_of_file(
     section: TokenClassificationSection, train: ConllFile, notes: list[str]
 ) -> entities.Scheme:
-    """Returns the scheme of a training set. Adds a note if the scheme was detected."""
+    """Returns the scheme of a training set. If it was detected, adds a note."""
     scheme = section.named_scheme
     if scheme is None:
         scheme = entities.detect_scheme([sentence.labels or [] for sentence in train.sentences])
@@ -210,26 +209,26 @@ def _check_labels(file: ConllFile, labels: Sequence[str]) -> None:
 
 
 class Window(NamedTuple):
-    """A part of a long sentence. Words are numbered from 0, and ends are exclusive."""
+    """A window of a sentence, as word indices with exclusive ends."""
 
-    first: int  # first word of the window
+    first: int  # start of the window
     end: int
-    read: int  # first word that is predicted in this window
+    read: int  # start of the words that this window predicts
     read_end: int
 
 
 def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
     """Cuts a sentence into windows of whole words.
 
-    Ten words of one piece with room 6 and stride 4 → words 0–6 and 4–10, which predict 0–5 and
-    5–10. Each word is predicted in one window: in the window with the most pieces on the word's
-    shorter side (the maximum context of `run_squad.py` in google-research/bert). If two windows are
-    equal, the earlier one predicts the word.
+    Ten words of one piece, room 6, stride 4 → windows ``[0:6]`` and ``[4:10]``, which predict
+    ``[0:5]`` and ``[5:10]``. The context of a word is the smaller of the numbers of pieces before
+    and after it, as in `run_squad.py`. Each word is predicted in the window with its maximum
+    context, the earlier one in a tie.
 
     Args:
         lengths: number of pieces of each word, 1 to `room`, int [words].
         room: number of pieces that fit in a window.
-        stride: number of pieces between the starts of windows, 1 to `room`, rounded to words.
+        stride: number of pieces between the starts of windows, 1 to `room`, rounded to whole words.
     """
     ends = np.cumsum(lengths)
     starts = ends - lengths
@@ -248,8 +247,8 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
     for index, (first, end) in enumerate(bounds):
         read_end = end
         if index + 1 < len(bounds):
-            # The shorter side of a shared word is after the word in this window, and before it in
-            # the next window. The window with the longer of these sides predicts the word.
+            # Context of a shared word: the pieces after it in this window, or before it in the next
+            # window. The window with the larger context predicts the word.
             shared = np.arange(max(bounds[index + 1][0], read), end)
             after = ends[end - 1] - ends[shared]
             before = starts[shared] - starts[bounds[index + 1][0]]
@@ -261,12 +260,12 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
 
 class _Row(NamedTuple):
     sentence: int
-    offset: int  # index of the sentence's first word among the words of the file
+    offset: int  # index in the file of the sentence's first word
     window: Window
 
 
 class TokenSplit(Split):
-    """The sentences of a file. A long sentence has several rows."""
+    """The sentences of a file. A long sentence has several rows, its windows."""
 
     def __init__(
         self,
@@ -277,10 +276,10 @@ class TokenSplit(Split):
         room: int,
         stride: int,
     ) -> None:
-        """Encodes each token separately, and cuts the sentences into rows.
+        """Encodes each token separately, and cuts sentences into windows.
 
-        `labels` are the labels of the model. A row has `room` pieces besides [CLS] and [SEP]. See
-        `cut_windows` for `stride`. A token without pieces, such as a control character, becomes
+        `labels` are the model's. A row has at most `room` pieces besides [CLS] and [SEP]. For
+        `stride`, see `cut_windows`. A token without pieces, such as a control character, becomes
         [UNK].
         """
         self._sentences, self._special = sentences, tokenizer.special
@@ -317,9 +316,9 @@ class TokenSplit(Split):
         }
 
     def row(self, index: int) -> Encoded:
-        """Returns a window, with labels at the first pieces of the words that it predicts.
+        """Returns a window. Its labels are at the first pieces of the words that it predicts.
 
-        So a word in two windows is trained and scored once.
+        A word in two windows therefore counts once in the loss and the scores.
         """
         row = self._rows[index]
         window = row.window
@@ -340,7 +339,7 @@ class TokenSplit(Split):
 
     def records(self, reduced: Sequence[np.ndarray]) -> list[Record]:
         """Returns records with a predicted label for every token."""
-        # Every word is predicted in exactly one row, and rows are in the order of the words.
+        # Each word is predicted in exactly one row, and rows are in word order.
         names = iter([self._names[label] for label in np.concatenate(reduced).tolist()])
         return [
             {
@@ -355,5 +354,5 @@ class TokenSplit(Split):
     def _first_pieces(self, row: _Row) -> np.ndarray:
         offsets = self._pieces.offsets[row.offset :]
         window = row.window
-        # 1 is the position after [CLS].
+        # Add 1 for [CLS].
         return 1 + offsets[window.read : window.read_end] - offsets[window.first]

@@ -1,1 +1,1 @@
-"""One fine-tuning run: set-up, training, evaluation, report."""
+"""One fine-tuning run: setup, training, evaluation and report."""

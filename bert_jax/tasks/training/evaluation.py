@@ -30,7 +30,7 @@ from bert_jax.train.state import gathered
 
 ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"
-BASE_WIDTH: Final = 512  # smallest hidden size for which the learning rates of the BERT paper fit
+BASE_WIDTH: Final = 512  # minimum hidden size at which the BERT paper's learning rates work
 
 
 def conclude(
@@ -44,9 +44,9 @@ def conclude(
 ) -> Evaluation:
     """Evaluates a run's best checkpoint, and writes scores, dev predictions and the report.
 
-    The family must have the dev splits. Only the first process writes files and shows the scores.
-    The report shows `seeds`, which has one row per run of a sweep. Before writing, `check_lock`
-    raises RunStopped if another process has taken the directory.
+    `family` must have the dev splits. `seeds` are the results of a sweep, for the report. Only the
+    first process writes files and prints scores. If another process has taken the run directory,
+    `check_lock` raises RunStopped before anything is written.
     """
     with doing("predicting dev with the best checkpoint"):
         loaded = load_params(run, checkpoint="auto", mesh=predictor.mesh)
@@ -70,7 +70,7 @@ def conclude(
 def _evaluation(
     loaded: LoadedParams, family: Family, records: Mapping[str, Sequence[Record]], *, role: str
 ) -> tuple[Evaluation, Baseline | None]:
-    """Returns the scores of splits, and the first split's comparison with a constant answer."""
+    """Returns the scores of splits, and the baseline of the first split."""
     baseline = baseline_of(family, next(iter(records.values())))
     examples = sum(split.examples for name, split in family.splits.items() if name.startswith(role))
     constant, failure = (baseline.constant, baseline.failure) if baseline else (None, None)
@@ -100,8 +100,8 @@ def evaluate_task(
 ) -> Evaluation:
     """Evaluates a checkpoint of a fine-tuned run on its task.
 
-    `role` is "dev", or "test" if the test files are labelled. `batch_size` is a number of rows; the
-    scores do not depend on it. Raises UserError if the split is unknown, or if it has no labels.
+    `role` is "dev", or "test" if the test files have labels. Scores do not depend on `batch_size`.
+    Raises UserError if the role is unknown, or if a split has no labels.
     """
     if role not in ROLES:
         raise UserError(
@@ -139,9 +139,9 @@ def predict_run(
     input: str | None = None,
     task: TaskSection | None = None,
 ) -> tuple[LoadedParams, Family, dict[str, list[Record]]]:
-    """Returns a checkpoint, the family from `open_data`, and the records of its splits.
+    """Returns a checkpoint, the family from `open_data`, and the records by split.
 
-    Raises UserError as `open_data`, or if processes differ in checkpoint, tokenizer or data.
+    Raises UserError if processes differ in checkpoint, tokenizer or data, or as `open_data`.
     """
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
     family = open_data(run, roles=roles, step=loaded.step, input=input, task=task)
@@ -180,17 +180,16 @@ def open_data(
     input: str | MemoryTable | None = None,
     task: TaskSection | None = None,
 ) -> Family:
-    """Opens splits of a fine-tuned run's task, with the labels of its model.
+    """Opens splits of a fine-tuned run's task, with the model's labels.
 
-    See `DataRequest` for `roles` and `input`. A threshold comes from the dev evaluation of the
-    checkpoint at `step`. `task` overrides the section of the run. Raises UserError if a file is
-    missing or malformed, or if the task needs a threshold and the checkpoint was not evaluated on
-    dev.
+    See `DataRequest` for `roles` and `input`. A tuned threshold comes from the dev evaluation of
+    the checkpoint at `step`. `task` overrides the run's section. Raises UserError if a file is
+    missing or malformed, or if the task needs a threshold and there is no such evaluation.
     """
     section = section_of(run)
     task = task or section.task
     tuned: Mapping[str, float] = {}
-    if "dev" not in roles:  # thresholds are tuned on dev
+    if "dev" not in roles:  # dev tunes its own threshold
         evaluation = read_evaluation(run, step=step)
         if evaluation is not None:
             tuned = evaluation.scores
@@ -215,7 +214,7 @@ def write_records(path: epath.Path, records: Sequence[Record]) -> None:
 
 
 def write_csv(path: epath.Path, table: pa.Table) -> None:
-    """Writes a table as CSV, with quotes only where they are needed."""
+    """Writes a table as CSV, with quotes only where necessary."""
     sink = pa.BufferOutputStream()
     pa_csv.write_csv(table, sink, pa_csv.WriteOptions(quoting_style="needed"))
     write_whole(path, sink.getvalue().to_pybytes())

@@ -27,8 +27,7 @@ from bert_jax.train.state import ModelDefinition
 
 REPORT: Final = "report.html"
 
-# By default, the report shows the attention of a dev row that fits a page. These are the limits of
-# its number of tokens.
+# By default, the report shows the attention of a dev row with a number of tokens in this range.
 SHORTEST, LONGEST = 8, 32
 
 
@@ -43,8 +42,8 @@ def write_report(
 ) -> None:
     """Writes a fine-tuned run's report into its directory.
 
-    The family must have the dev splits. `records` are the predictions of the checkpoint `loaded`.
-    `seeds` has one row per run of a sweep. If there is a warning, the report begins with it.
+    `family` must have the dev splits. `records` are the predictions of the checkpoint `loaded`.
+    `seeds` are the results of a sweep. `warning` appears at the top of the report.
     """
     section = run.section("finetune", FinetuneSection, verb="finetune")
     assert run.heads.task is not None
@@ -84,7 +83,7 @@ def _entities(
 
 
 def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[float]]:
-    """Returns, by split, the best F1 over the answers of each question, 0 to 1."""
+    """Returns the F1 of each question, 0 to 1, by split."""
     if run.heads.task != "question_answering":
         return {}
 
@@ -100,7 +99,7 @@ def _f1(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, list[flo
 def _attention(
     run: Run, family: Family, loaded: LoadedParams, *, sentence: str | None
 ) -> list[AttentionMaps]:
-    """Returns the attention maps of `sentence`, or by default of a dev row that fits a page."""
+    """Returns the attention maps of `sentence`; if it is None, of a short dev row."""
     if sentence is not None:
         special = run.tokenizer.special
         room = run.architecture.max_position_embeddings - 2
@@ -121,7 +120,7 @@ def _attention(
     params = jax.device_put(jax.device_get(loaded.params), jax.devices()[0])
     maps = _attention_maps(loaded.model)(params, jax.device_put(batch, jax.devices()[0]))
     weights = np.asarray(jax.device_get(maps))[:, 0]
-    # The first choice may be shorter than the row, which has the length of the longest choice.
+    # The row is as long as its longest choice: omit the padding of the first choice.
     size = int((batch["segment_ids"][0] > 0).sum())
     pieces = run.tokenizer.pieces(batch["input_ids"][0, :size].tolist())
     return [attention_view(pieces, weights, title=title)]

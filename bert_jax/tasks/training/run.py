@@ -28,7 +28,7 @@ class FinishedRun(NamedTuple):
     """The result of a fine-tuning run."""
 
     outcome: Outcome
-    best: Evaluation | None  # of the best checkpoint; None if a signal stopped the run
+    best: Evaluation | None  # None if a signal stopped the run
 
 
 def run_finetuning(
@@ -41,9 +41,9 @@ def run_finetuning(
 ) -> FinishedRun:
     """Trains to the end, and writes scores, predictions and the report.
 
-    The directory `root` comes from `claim`. All runs of a sweep use the same predictor of dev
-    splits. `check_lock` raises RunStopped if another process has taken the directory. Raises
-    Diverged after a bad step (see `bert_jax.train.bad_steps`), and RunStopped for other reasons.
+    `root` comes from `claim`. `predictor` predicts the dev splits; all runs of a sweep share it.
+    `check_lock` raises RunStopped if another process has taken `root`. Raises Diverged because of
+    bad steps (see `bert_jax.train.bad_steps`), and RunStopped for other reasons.
     """
     with write_checkpoints(root, CheckpointSection(keep_last=1)) as checkpoints:
         spec = _train_spec(prepared, root, checkpoints, predictor, check_lock=check_lock)
@@ -99,7 +99,7 @@ def _train_spec(
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
         intervals=Intervals(
-            # A run that is shorter than `log_every` must report its training loss too.
+            # Runs shorter than `log_every` must log their training loss too.
             log_every=min(section.log_every, phase.steps),
             evaluate_every=every,
             checkpoint_every=every,

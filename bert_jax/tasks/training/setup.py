@@ -1,4 +1,4 @@
-"""Sets up a fine-tuning run: checks that origin, data, model and devices fit together."""
+"""Sets up a fine-tuning run: opens its checkpoint and data, and checks them."""
 
 import dataclasses
 import re
@@ -43,8 +43,7 @@ from bert_jax.train.sections import BadStepsSection, WatchdogSection
 from bert_jax.train.state import DrawParams, ModelDefinition, define_model
 from bert_jax.train.trackers import require_trackers
 
-# Settings that may change when a run or a sweep resumes. Results do not depend on them unless there
-# are bad steps.
+# Settings that may change when a run or a sweep resumes. They change results only after bad steps.
 FREE: Final = (
     "finetune.log_every",
     "finetune.trackers",
@@ -61,14 +60,14 @@ DATA: Final = r"seed|content\..*|finetune\.(split_seed|max_length|task\..*)"
 
 
 class TrainingSetup(NamedTuple):
-    """The parts of a fine-tuning run."""
+    """A prepared fine-tuning run."""
 
     settings: FinetuneSettings
     origin: Run
     family: Family
     architecture: Architecture
     task: FinetuneTask
-    model_section: ModelSection  # model settings of the run
+    model_section: ModelSection  # model settings to store in the run directory
     model: ModelDefinition
     mesh: jax.sharding.Mesh
 
@@ -89,7 +88,7 @@ class TrainingSetup(NamedTuple):
     def origin_record(self, root: epath.Path) -> dict[str, Any]:
         """Returns the entries of provenance.json.
 
-        If the run directory `root` has other data, the entries list the changed fingerprints.
+        If the run in `root` had other data, the entries list the changed fingerprints.
         """
         found: dict[str, Any] = {"init_from": self.section.init_from, "content": self.content}
         if files := hub_files(self.section.task):
@@ -104,7 +103,7 @@ class TrainingSetup(NamedTuple):
         return found
 
     def write_run(self, folder: epath.Path, *, root: epath.Path, origin: Mapping[str, Any]) -> None:
-        """Writes the files of a run directory with these settings; see `write_run`."""
+        """Writes the files of a run directory; see `bert_jax.runs.run_directory.write_run`."""
         write_run(
             folder,
             self.settings.to_config(),
@@ -116,7 +115,7 @@ class TrainingSetup(NamedTuple):
         )
 
     def batches(self, *, seed: int, share: HostShare = ONE_HOST) -> TrainBatches:
-        """Returns this host's share of the training batches."""
+        """Returns the training batches. `share` is this host's part of them."""
         section = self.section
         return TrainBatches(
             self.family.splits["train"],
@@ -147,13 +146,13 @@ class TrainingSetup(NamedTuple):
             max_length=section.max_length,
             pad_id=self.origin.tokenizer.special.pad,
             architecture=self.architecture,
-            # The best checkpoint is evaluated once more.
+            # + 1: the best checkpoint is evaluated again.
             passes=section.epochs * section.evaluations_per_epoch + 1,
         )
 
 
 def prepare(settings: FinetuneSettings) -> TrainingSetup:
-    """Opens origin and data. Raises UserError if origin, data and devices do not fit together."""
+    """Opens the origin and the data. Raises UserError if they or the devices do not match."""
     section = settings.finetune
     require_trackers(section.trackers, key="finetune.trackers")
     origin = open_run(settings.origin)
@@ -185,11 +184,11 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     cost = training_cost(architecture, mesh, max_length=section.max_length, epochs=section.epochs)
     tokens = float(family.splits["train"].lengths.sum()) * cost.passes
     if execution.unroll is None and tokens < cost.program:
-        # A TPU unrolls the loop over layers by default. This halves the time of a step, but
-        # compiling takes 1.5 times as long, which a short run does not recover.
+        # By default, a TPU unrolls the loop over layers. This halves the step time, but multiplies
+        # the compile time by 1.5, which does not pay off in a short run.
         scanned = default_unroll(architecture.num_hidden_layers, on_tpu=False)
         resolved = resolved.model_copy(update={"unroll": scanned})
-    # The saved model keeps the origin's kernels: a run that starts from it chooses its own.
+    # Store the origin's kernel settings: runs that start from this model choose their own.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
     model = ModelSection(execution=kept, heads=family.heads)
     parts, accumulation = batch_parts(mesh), section.accumulation
@@ -206,9 +205,9 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
 
 
 def claim(prepared: TrainingSetup) -> epath.Path:
-    """Returns the run directory. Creates it if it is missing.
+    """Returns the run directory. Creates it if necessary.
 
-    Raises UserError if the directory has a run with other settings, another model or other labels.
+    Raises UserError if it contains a run with other settings, another model or other labels.
     """
     settings = prepared.settings
     root = claim_run(
@@ -246,7 +245,7 @@ def claim(prepared: TrainingSetup) -> epath.Path:
 
 
 def show_data(prepared: TrainingSetup, console: Console) -> None:
-    """Shows the splits, the notes, and the parts of the model that have fresh parameters."""
+    """Prints the splits, the notes, and the parts of the model that start from fresh parameters."""
     if jax.process_index() != 0:
         return
     family, origin = prepared.family, prepared.origin
@@ -267,8 +266,8 @@ def show_data(prepared: TrainingSetup, console: Console) -> None:
 def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
     """Returns the origin's parameters on the run's mesh. Missing parameters are initialised.
 
-    The task head of the origin is used if task and labels are equal: SQuAD 1.1 before 2.0, or MNLI
-    before another corpus with the same three labels.
+    If task and labels are equal, keeps the origin's task head: SQuAD 1.1 before 2.0, or MNLI before
+    another corpus with its three labels.
     """
     origin = prepared.origin
     params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
@@ -285,7 +284,7 @@ def _same_head(ours: HeadsSection, theirs: HeadsSection) -> bool:
 def task_of(run: Run, *, class_weights: Sequence[float] | None) -> FinetuneTask:
     """Returns the task of a fine-tuned run, without opening its data.
 
-    `class_weights` are the weights that the run computed from its training labels.
+    `class_weights` are those that the run computed from its training labels.
     """
     section = run.section("finetune", FinetuneSection, verb="replay")
     task = FinetuneTask(
