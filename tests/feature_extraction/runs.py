@@ -1,4 +1,4 @@
-"""Imports a random checkpoint, and computes its hidden states with Hugging Face."""
+"""An imported random encoder, and its hidden states in Hugging Face."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ IDS = {piece: number for number, piece in enumerate(PIECES)}
 
 
 def make_run(directory: Path, *, layers: int = 5) -> tuple[Path, BertModel]:
-    """Imports an encoder with random weights and no pretraining heads."""
+    """Imports a random encoder without pretraining heads."""
     source = directory / "hf"
     config = hf_config(vocab_size=len(PIECES), num_hidden_layers=layers, max_position_embeddings=40)
     model = hf_model(BertModel, config)
@@ -30,7 +30,7 @@ def make_run(directory: Path, *, layers: int = 5) -> tuple[Path, BertModel]:
 
 
 def texts(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
-    """Returns random texts of 1 to `longest` pieces, with whole and split words."""
+    """Returns random texts of 1 to `longest` pieces. Some words have several pieces."""
     rng = np.random.default_rng(seed)
     made = []
     for size in rng.integers(1, longest // 2 + 1, count):
@@ -43,7 +43,7 @@ def texts(count: int, *, seed: int = 0, longest: int = 30) -> list[str]:
 
 
 def pieces_of(text: str) -> list[str]:
-    """Splits a text of `texts` into pieces, without the tokenizer."""
+    """Splits a text from `texts` into pieces, without the tokenizer."""
     found = []
     for word in text.split():
         head, _, tail = word.partition("x")
@@ -52,7 +52,7 @@ def pieces_of(text: str) -> list[str]:
 
 
 def reference_states(model: BertModel, text: str, pair: str | None = None) -> np.ndarray:
-    """Returns the hidden states of a text by Hugging Face: [layers + 1, pieces with special, D]."""
+    """Returns Hugging Face's hidden states of a text, [layers + 1, length, D]."""
     first = ["[CLS]", *pieces_of(text), "[SEP]"]
     second = [] if pair is None else [*pieces_of(pair), "[SEP]"]
     ids = torch.tensor([[IDS[piece] for piece in [*first, *second]]])

@@ -1,4 +1,4 @@
-"""Compares `bert-jax features` with hidden states of Hugging Face, and its formats."""
+"""Compares `bert-jax features` with Hugging Face, and its output formats with each other."""
 
 import json
 from pathlib import Path
@@ -30,10 +30,10 @@ from tests.feature_extraction.runs import (
 )
 from tests.support import relative_error
 
-FEW = [*texts(3), "w1x1", "w59"]  # each length compiles a program
+FEW = [*texts(3), "w1x1", "w59"]  # every length compiles a program
 
 
-# Selections for five layers, written independently of the tested code.
+# Expected selections for five layers.
 CHOSEN: dict[str, Any] = {
     "embeddings": lambda s: s[0],
     "second-to-last": lambda s: s[4],
@@ -56,7 +56,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def extract(run: Path, tmp_path: Path, lines: list[str], *options: object) -> dict[str, np.ndarray]:
-    """Returns the features of texts, computed by the command line and read from an .npz."""
+    """Runs `features` on texts, and loads the resulting .npz."""
     source = write_lines(tmp_path / "in.txt", lines)
     result = features(run, source, tmp_path / "out.npz", "--force", *options)
     assert result.exit_code == 0, (result.output, result.exception)
@@ -131,7 +131,7 @@ def test_pairs_have_spans_and_longest_first_truncation(
     assert "1 texts cut at 12 pieces" in result.output
     assert "extracting: 2 texts: " in result.stderr
     found = load(tmp_path / "o.npz")
-    # 12 pieces, of which three are special, seven of the first text and two of the second.
+    # 12 pieces: three special pieces, seven of the first text and two of the second.
     assert found["words"].tolist() == [
         *("w1x2", "w3", "w4", "w5x6"),
         *(f"w{number}" for number in range(7)),
@@ -168,7 +168,7 @@ def test_formats_hold_the_same_features(
 
 
 def as_float32(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row of a .jsonl with numbers as float32."""
+    """Parses a line of a .jsonl. Vectors become float32."""
     vectors = {
         name: np.asarray(row[name], np.float32).tolist()
         for name in ("vector", "vectors")
@@ -197,14 +197,14 @@ def settings(**changes: Any) -> ExtractionSettings:
 
 
 def vectors(run: Any, lines: list[str], *, batch_size: int, one_device: bool) -> np.ndarray:
-    """Returns settings for the mean of the last layer."""
+    """Returns the features of texts: means of the last layer."""
     model = model_of_run(run, checkpoint="last", mesh=open_mesh(one_device=one_device))
     assert model.loaded.mesh.size == (1 if one_device else 8)
     extractor = FeatureExtractor(settings(batch_size=batch_size, max_length=40), model)
     sources = [InputText(number, line, None, None) for number, line in enumerate(lines, start=1)]
     made = list(extractor(sources))
     assert [feature.source for feature in made] == sources
-    # For three texts, compiling a program for length 8 is not worth it.
+    # Three texts do not justify a program for length 8: all rows have 12 positions.
     assert extractor.counts.positions % 12 == 0
     return np.concatenate([feature.vectors for feature in made])
 

@@ -17,7 +17,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def table(path: Path, *, shuffled: bool = False, count: int = 150) -> Path:
-    """Writes texts with words w0 to w3 and label "low", or w4 to w7 and label "high"."""
+    """Writes texts. Words w0 to w3 have the label "low", w4 to w7 "high"."""
     rng = np.random.default_rng(0)
     labels = np.arange(count) % 3 == 0
     words = [rng.integers(0, 4, 6) + 4 * int(high) for high in labels]

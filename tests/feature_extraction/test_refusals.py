@@ -1,4 +1,4 @@
-"""Mistakes in `bert-jax features`: one line, exit code 2, no output file."""
+"""User errors in `bert-jax features`: one error line, exit code 2, no output file."""
 
 from pathlib import Path
 from typing import Any

@@ -20,7 +20,7 @@ MAX_LENGTH = 100
 
 
 class Recorder:
-    """Collates rows of ones, and records the requested rows and shapes."""
+    """A `MakeBatch` that records its arguments. All tokens are 1."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
@@ -35,7 +35,7 @@ class Recorder:
 
 
 def forward(params: Any, batch: Any) -> dict[str, jax.Array]:
-    """Returns the length and the tokens of each row, times the parameter."""
+    """Returns the tokens, and their sum times the parameter."""
     return {"sum": params * batch["input_ids"].sum(axis=1), "tokens": batch["input_ids"]}
 
 

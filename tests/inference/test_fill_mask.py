@@ -20,7 +20,7 @@ POSITIONS = 100
 def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMaskedLM]:
     """A run with an MLM head and 100 positions, which is not a multiple of 8.
 
-    The embedding has five unused rows, which have the highest logits.
+    Five embedding rows have no piece, but the highest logits.
     """
     directory = tmp_path_factory.mktemp("mlm")
     config = hf_config(
@@ -36,7 +36,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, BertForMask
 
 
 def reference(model: BertForMaskedLM, text: str) -> np.ndarray:
-    """Returns probabilities at masks: [masks, rows], without special pieces and unused rows."""
+    """Returns probabilities, [masks, embedding rows]. Special pieces and unused rows have 0."""
     ids = torch.tensor([[IDS[piece] for piece in ["[CLS]", *text.split(), "[SEP]"]]])
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0].numpy()[np.asarray(ids[0]) == IDS["[MASK]"]]

@@ -1,4 +1,4 @@
-"""Rows are padded to few lengths if compiling costs more than padding."""
+"""If compiling costs more than padding, rows are padded to few lengths."""
 
 import itertools
 from collections.abc import Sequence

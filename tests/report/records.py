@@ -1,4 +1,4 @@
-"""Records of every kind of task."""
+"""Records of every task kind."""
 
 from typing import Any
 
@@ -110,7 +110,7 @@ def metrics(evaluations: int = 3) -> list[dict[str, Any]]:
 
 
 def inputs(**changes: Any) -> ReportInputs:
-    """Returns the inputs of a report on three labelled classes."""
+    """Returns report inputs for a classification with three labels."""
     labels = ("no", "yes", EVIL)
     values: dict[str, Any] = {
         "title": f"A run {EVIL}",

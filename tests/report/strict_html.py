@@ -1,4 +1,4 @@
-"""A strict HTML parser, and functions that read its tree."""
+"""A strict HTML parser, and functions that query the document."""
 
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "wbr"}
-# All tags that a report may have. Tags from unescaped text are not in this list.
+# All tags that a report may contain. Any other tag is unescaped text.
 NAMES = (
     "html head title style body header nav main section footer h1 h2 h3 p ul ol li dl dt dd div "
     "span strong small b a mark figure figcaption table caption thead tbody tr th td fieldset "
@@ -16,7 +16,7 @@ KNOWN = VOID | set(NAMES.split())
 
 
 class Tag(NamedTuple):
-    """An opening tag and its ancestors."""
+    """An opening tag, with the names of its ancestors."""
 
     name: str
     attributes: dict[str, str]
@@ -24,7 +24,7 @@ class Tag(NamedTuple):
 
 
 class Document(HTMLParser):
-    """A parser that fails at an unclosed, misnested or unknown tag and at a duplicate id."""
+    """A parser that rejects unclosed, misnested and unknown tags, and duplicate ids."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -81,7 +81,7 @@ class Document(HTMLParser):
         raise AssertionError(f"instruction {data!r}")
 
     def named(self, name: str) -> list[Tag]:
-        """Returns all tags of a name."""
+        """Returns all tags with a name."""
         return [tag for tag in self.tags if tag.name == name]
 
     @property
@@ -100,7 +100,7 @@ def words(element: ElementTree.Element) -> str:
 
 
 def rows(root: ElementTree.Element, caption: str) -> dict[str, list[str]]:
-    """Returns the cells, by row name, of the table that has a text in its caption."""
+    """Returns {first cell: other cells} of the table whose caption contains `caption`."""
     for table in root.iter("table"):
         if (found := table.find("caption")) is not None and caption in (found.text or ""):
             return {
@@ -111,7 +111,7 @@ def rows(root: ElementTree.Element, caption: str) -> dict[str, list[str]]:
 
 
 def items(root: ElementTree.Element) -> list[str]:
-    """Returns the text of every example."""
+    """Returns the text of every listed example."""
     return [
         words(item)
         for listed in root.iter("ol")
@@ -121,12 +121,12 @@ def items(root: ElementTree.Element) -> list[str]:
 
 
 def read_section(html: str) -> ElementTree.Element:
-    """Parses a part of a page."""
+    """Parses an HTML fragment."""
     return Document(f"<!DOCTYPE html><section>{html}</section>").root
 
 
 def read(text: str) -> Document:
-    """Parses a document and checks the rules that all reports follow."""
+    """Parses a report and checks the rules for all reports."""
     document = Document(text)
     assert document.tags[0].name == "html"
     assert document.tags[0].attributes["lang"] == "en"

@@ -14,7 +14,7 @@ def points(spec: Spec) -> list[tuple[float, float]]:
 
 
 def lines(chart: Chart) -> Spec:
-    """Returns the layer of lines and dots."""
+    """Returns the layer with the lines and dots."""
     return chart.spec["layer"][0]
 
 

@@ -146,7 +146,7 @@ def test_every_head_has_a_map_and_a_description() -> None:
     assert "A title" in document.text
 
 
-ANY = st.text(st.characters(), max_size=40)  # includes surrogates and control characters
+ANY = st.text(st.characters(), max_size=40)  # with surrogates and control characters
 
 
 def page(title: str, *pairs: tuple[str, object]) -> str:

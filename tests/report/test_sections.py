@@ -20,7 +20,7 @@ def record(number: int, gold: str, predicted: str, share: float) -> dict[str, ob
             "probabilities": odds}  # fmt: skip
 
 
-# Computed by hand: a is right 2 of 3 times, b 1 of 2; c never occurs but is predicted once.
+# Correct predictions: 2 of 3 for a, 1 of 2 for b. c is predicted once, but never gold.
 HAND = [
     record(0, "a", "a", 0.9),
     record(1, "a", "a", 0.6),
@@ -72,13 +72,13 @@ def test_sentences_frame_differing_spans() -> None:
     assert rows(root, "by label")["B-PER"] == ["0.6667", "1.0000", "0.8000", "2"]
     worse = items(root)[0]
     assert worse.startswith("gold Ada")
-    assert worse.endswith("id s0")  # both lines have two wrong spans; the other sentence has one
+    assert worse.endswith("id s0")  # two span errors; the other sentence has one
     marks = [
         ("".join(mark.itertext()), mark.get("class"), mark.get("title"))
         for mark in root.iter("span")
         if "span" in (mark.get("class") or "")
     ]
-    assert ("ParisLOC", "span", None) in marks  # in s1 both lines have this span
+    assert ("ParisLOC", "span", None) in marks  # this span of s1 is both gold and predicted
     assert ("ParisLOC ✗", "span wrong", "missed") in marks
     assert ("ParisPER ✗", "span wrong", "wrong") in marks
 

@@ -1,8 +1,8 @@
-"""The rules of conlleval (Erik Tjong Kim Sang, Sabine Buchholz; CoNLL-2000 to 2003), transcribed.
+"""Transcription of conlleval (Erik Tjong Kim Sang, Sabine Buchholz; CoNLL-2000 to 2003).
 
-Like the Perl script, it has two predicates on neighbouring tags and counts lines, without spans.
-The rules for "[" and "]" are omitted. The rules marked "later" are not in the script: its later
-versions added them for S, and for E before B.
+Like the Perl script, applies two predicates to neighbouring tags and counts lines, without building
+spans. Omits the rules for "[" and "]". Rules marked "later", for S and for E before B, come from
+later versions.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _ENDS = {
 
 
 class Counts(NamedTuple):
-    """Counts of chunks and of tokens."""
+    """Numbers of chunks and tokens."""
 
     correct: int
     gold: int
@@ -71,7 +71,7 @@ def conlleval(
 ) -> Counts:
     """Counts chunks; `only` selects one type."""
     correct = found_gold = found_guessed = correct_tags = tokens = 0
-    inside = False  # whether the current chunk is correct so far
+    inside = False  # whether the open chunk is correct so far
     inside_type = ""
     last_g = last_p = ("O", "")
     for sentence_g, sentence_p in zip(gold, guessed, strict=True):

@@ -1,4 +1,4 @@
-"""A slow second implementation of SQuAD's rules, for comparison.
+"""A slow reference implementation of SQuAD's answers and scores.
 
 Scores follow the rules of evaluate-v1.1.py and evaluate-v2.0.py, which read a data file and a file
 of predictions. Answers follow the rules of `run_squad.py` in google-research/bert.
@@ -14,14 +14,14 @@ from typing import Any
 
 
 def bare(text: str) -> str:
-    """Returns the normal form of an answer, for comparisons."""
+    """Normalises an answer for comparisons."""
     letters = [character for character in text.lower() if character not in string.punctuation]
     runs = re.split(r"(\W)", "".join(letters))
     return " ".join("".join(" " if run in ("a", "an", "the") else run for run in runs).split())
 
 
 def f1(gold: str, found: str) -> float:
-    """Returns the F1 of the words of two texts. Repeated words count repeatedly."""
+    """Returns the word-overlap F1 of two texts. Repeated words count repeatedly."""
     ours, theirs = bare(found).split(), bare(gold).split()
     left, shared = list(theirs), 0
     for word in ours:
@@ -56,7 +56,7 @@ def evaluate_1_1(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[s
 
 
 def evaluate_2_0(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[str, float]:
-    """Returns the scores of version 2.0, with the names of bert_jax."""
+    """Returns the scores of version 2.0, with the keys of `figures_2_0`."""
     exact, score = _raw_2_0(dataset, predictions)
     has = {question["id"]: bool(question["answers"]) for question in questions_of(dataset)}
     figures: dict[str, float] = {}
@@ -74,7 +74,7 @@ def evaluate_2_0(dataset: dict[str, Any], predictions: dict[str, str]) -> dict[s
 def best_thresholds(
     dataset: dict[str, Any], texts: dict[str, str], odds: dict[str, float]
 ) -> dict[str, float]:
-    """Returns the result of the script with `--na-prob-file`. Sums the scores of each threshold."""
+    """Returns the best thresholds of the script with `--na-prob-file`, by trying all of them."""
     figures: dict[str, float] = {}
     has = {question["id"]: bool(question["answers"]) for question in questions_of(dataset)}
     for name, scores in zip(("exact", "f1"), _raw_2_0(dataset, texts), strict=True):
@@ -106,7 +106,7 @@ def _raw_2_0(
 
 
 def windows(pieces: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Returns start and end of each window of a context."""
+    """Returns (start, end) of each window of a context."""
     found, start = [], 0
     while True:
         end = min(start + room, pieces)
@@ -117,7 +117,7 @@ def windows(pieces: int, room: int, stride: int) -> list[tuple[int, int]]:
 
 
 def most_context(spans: Sequence[tuple[int, int]], position: int) -> int:
-    """Returns the window with the most context around a piece."""
+    """Returns the index of the window with the most context around a piece."""
     best, best_score = -1, -math.inf
     for number, (start, end) in enumerate(spans):
         if start <= position < end:
@@ -139,7 +139,7 @@ def answer(
 ) -> tuple[list[tuple[str, float, float]], float | None]:
     """Returns the n best (text, start logit, end logit), and the null score difference.
 
-    The question must have a candidate. `run_squad.py` answers "empty" to other questions.
+    The question must have a candidate span; `run_squad.py` predicts "empty" otherwise.
     """
     found: list[tuple[float, float, tuple[int, int] | None]] = []
     nulls = [(row[0][0] + row[0][1], *row[0]) for row in rows]

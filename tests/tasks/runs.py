@@ -1,4 +1,4 @@
-"""A pretrained run with random weights, and a learnable table."""
+"""An imported run with random weights, and a learnable table."""
 
 import functools
 from collections.abc import Sequence
@@ -36,16 +36,17 @@ def tiny_run(
     steps: Sequence[int] = (STEP,),
     layers: int = 1,
 ) -> Path:
-    """Writes an imported run with an encoder and a pooler, and returns its directory ``run/``.
+    """Writes a run with an encoder and a pooler, and returns its directory, `directory`/run.
 
-    The model has a hidden size of 64, eight attention heads and 64 positions. The vocabulary has
-    the words of `write_table`. The checkpoints of all `steps` have the same parameters.
+    The model has a hidden size of 64, eight attention heads and 64 positions. The vocabulary
+    contains the words of `write_table`. There is one checkpoint per step in `steps`, all with equal
+    parameters.
     """
     vocabulary = directory / "vocab.txt"
     vocabulary.parent.mkdir(parents=True, exist_ok=True)
     vocabulary.write_text("".join(f"{p}\n" for p in [*SPECIAL_PIECES, *GOOD, *BAD, *FILLERS]))
     tokenizer = load_wordpiece(vocabulary, lower_case=True)
-    # Large weights, as in a trained model, so that the run learns in few steps.
+    # Weights as large as in a trained model, so that runs learn in few steps.
     architecture = small_architecture(
         vocab_size=tokenizer.vocab_size,
         num_hidden_layers=layers,
@@ -74,7 +75,7 @@ def tiny_run(
 
 @functools.cache
 def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
-    """Returns parameters on one device, because Orbax compiles a program for each replica."""
+    """Returns parameters on one device: Orbax would compile a program for each replica."""
     # Every task builds the same model. Only `loss` needs labels.
     task = FinetuneTask(
         architecture=architecture, execution=Execution(dtype="float32"), heads=heads
@@ -84,11 +85,11 @@ def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
 
 
 def write_table(directory: Path, rows: int, seed: int) -> Path:
-    """Writes ``<directory>/rows-<rows>-<seed>.csv``: columns "text" and "label".
+    """Writes ``<directory>/rows-<rows>-<seed>.csv`` with columns "text" and "label".
 
-    In ``word7 good2 word31 good0,good``, half of the words reveal the label, and the other words
-    are noise. A text has 4 or 18 words, so that few lengths are compiled. Files with different
-    seeds share few texts.
+    Example row: ``word7 good2 word31 good0,good``. Half of the words reveal the label. All texts
+    have 4 or 18 words, so that few lengths are compiled. Files with different seeds share few
+    texts.
     """
     rng = np.random.default_rng(seed)
     lines = ["text,label"]
@@ -106,9 +107,9 @@ def write_table(directory: Path, rows: int, seed: int) -> Path:
 def tiny_config(directory: Path, *, layers: int = 1, **changes: Any) -> dict[str, Any]:
     """Returns a fine-tuning configuration for a run of `tiny_run` and tables of `write_table`.
 
-    It trains on 160 rows in batches of 16 and evaluates on 48 rows. Two epochs take a few seconds,
-    and most seeds learn the labels. `changes` are settings of "finetune". The run directory is
-    ``tuned``.
+    Trains on 160 rows in batches of 16, and evaluates on 48 rows. Two epochs take a few seconds;
+    with most seeds, the model learns the labels. `changes` override keys of "finetune". The run
+    directory is `directory`/tuned.
     """
     finetune: dict[str, Any] = {
         "init_from": str(tiny_run(directory, layers=layers)),

@@ -19,7 +19,7 @@ IDS = {piece: number for number, piece in enumerate(PIECES)}
 
 
 def make_tokenizer(directory: Path) -> Tokenizer:
-    """Returns a tokenizer: the words `w0` to `w59` have one piece each, and `w0x` has two."""
+    """Returns a tokenizer. `w0` to `w59` have one piece each, `w0x` has two."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "vocab.txt"
     path.write_text("".join(f"{piece}\n" for piece in PIECES))
@@ -27,20 +27,20 @@ def make_tokenizer(directory: Path) -> Tokenizer:
 
 
 def small_tokenizer(directory: Path) -> Tokenizer:
-    """Returns a tokenizer: `dogs` and `unseen` have two pieces, `zzz` has three and `-` has one."""
+    """Returns a tokenizer. `dogs` and `unseen` have two pieces, `zzz` three, `-` one."""
     later = [f"##{letter}" for letter in "abcdefz"]
     file = write_lines(directory / "vocab.txt", [*SPECIAL, *WORDS, *LETTERS, *later, "-", "."])
     return load_wordpiece(file, lower_case=True)
 
 
 def opening(directory: Path, *roles: str, **changes: object) -> DataRequest:
-    """Returns the arguments of a section's `open`. The default roles are train and dev."""
+    """Returns a request for `roles`, by default train and dev."""
     made = DataRequest(make_tokenizer(directory / "tokenizer"), max_length=16, seed=0)
     return made._replace(roles=roles or made.roles, **changes)
 
 
 def write_lines(path: Path, lines: Sequence[str], *, end: str = "\n") -> Path:
-    """Writes lines unchanged."""
+    """Writes lines as they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(f"{line}{end}" for line in lines).encode())
     return path
@@ -54,6 +54,6 @@ def predict(split: Split, logits: Sequence[Sequence[float]]) -> list[Record]:
 
 
 def labels_of(split: Split) -> list[object]:
-    """Returns the target of each row, or None. Arrays become lists."""
+    """Returns a list with the label of each row, None for rows without a label."""
     found = (split.row(row).targets.get("label") for row in range(len(split.lengths)))
     return [label.tolist() if isinstance(label, np.ndarray) else label for label in found]

@@ -1,4 +1,4 @@
-"""Small SQuAD files and a tokenizer that spells every letter, for tests."""
+"""Small SQuAD files, and a tokenizer that can spell every ASCII word."""
 
 import json
 import string
@@ -16,7 +16,7 @@ LETTERS = string.ascii_lowercase + string.digits + "έςσ"
 
 
 def letters_tokenizer(*, lower_case: bool = True) -> WordPieceTokenizer:
-    """Returns a tokenizer of a few words. It splits other ASCII words into letters."""
+    """Returns a tokenizer with few words. It splits other ASCII words into letters."""
     letters = LETTERS + ("" if lower_case else string.ascii_uppercase + "é")
     later = [f"##{letter}" for letter in letters]
     signs = [*string.punctuation, *"世界中国北京。"]
@@ -60,7 +60,7 @@ def open_one(
     lower_case: bool = True,
     **settings: Any,
 ) -> Family:
-    """Opens a file in a role."""
+    """Opens a SQuAD file as the data of `role`."""
     section = SquadSection(**{role: path}, max_query_length=max_query_length, **settings)
     tokenizer = letters_tokenizer(lower_case=lower_case)
     opening = DataRequest(tokenizer, max_length, seed=0, roles=(role,), tuned=tuned or {})

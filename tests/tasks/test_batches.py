@@ -21,7 +21,7 @@ CHEAP = ShapeCost(0)
 
 
 class Rows(Split):
-    """A split whose rows are numbers."""
+    """A split whose row `n` has the label `n`."""
 
     def __init__(
         self, lengths: Sequence[int], *, choices: int = 1, per_piece: bool = False

@@ -31,7 +31,7 @@ def test_scores_of_any_labels_equal_conllevals(data: st.DataObject, scheme: str)
     pair = st.tuples(tag, tag)
     sentences = data.draw(st.lists(st.lists(pair, min_size=1, max_size=12), min_size=1, max_size=4))
     gold = [[first for first, _ in sentence] for sentence in sentences]
-    # Half of the predictions are right, so that longer spans sometimes agree.
+    # Make half of the predicted labels correct, so that some long spans agree.
     kept = data.draw(st.lists(st.booleans(), min_size=48, max_size=48))
     predicted = [
         [pair[0] if kept[(12 * row + at) % 48] else pair[1] for at, pair in enumerate(sentence)]

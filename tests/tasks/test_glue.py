@@ -1,4 +1,4 @@
-"""GLUE tasks in files of the original layouts, and submissions to the leaderboard."""
+"""GLUE tasks from original files, and submissions to the leaderboard."""
 
 import zipfile
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ HEADER_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsenten
 NLI = "index\tsentence1\tsentence2\tlabel"
 MNLI = "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1"
 
-# Lines of train.tsv and their labels, by task.
+# {task: (lines of train.tsv, labels)}.
 TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
     "cola": (["gj04\t1\t\tw1.", "gj04\t0\t*\tw2 w3."], ["acceptable", "unacceptable"]),
     "sst2": (["sentence\tlabel", "w1 \t1", 'w2 "w3\t0'], ["positive", "negative"]),
@@ -62,7 +62,7 @@ TRAIN: dict[str, tuple[list[str], list[str | float]]] = {
 }
 
 
-FIGURES = {  # the first one ranks runs
+FIGURES = {  # the first one ranks checkpoints
     "cola": ["matthews", "accuracy"],
     "mrpc": ["f1", "accuracy"],
     "qqp": ["f1", "accuracy"],
@@ -105,7 +105,7 @@ def test_each_layout_is_read_with_named_labels(tmp_path: Path, name: str, end: s
 
 
 def test_labels_have_the_customary_order() -> None:
-    # Labels have the same order in the GLUE datasets of Hugging Face and TensorFlow.
+    # Order in the GLUE datasets of Hugging Face and TensorFlow.
     assert {name: task.names for name, task in TASKS.items()} == {
         "cola": ("unacceptable", "acceptable"),
         "sst2": ("negative", "positive"),
@@ -151,7 +151,7 @@ def test_mnli_has_two_dev_and_test_sets_and_diagnostics(tmp_path: Path) -> None:
     assert set(glue(data, "mnli", "dev").splits) == {"dev_matched", "dev_mismatched"}
     tests = {"test_matched", "test_mismatched"}
     assert set(glue(data, "mnli", "test").splits) == tests
-    # The location in the archive, and two other common locations.
+    # The directory in the downloaded archive, and two other accepted directories.
     for place in (tmp_path / "glue" / "diagnostic", tmp_path / "glue", data):
         path = write_lines(place / "diagnostic.tsv", ["index\tsentence1\tsentence2", "0\tw1\tw2"])
         family = glue(data, "mnli", "test")
@@ -163,7 +163,7 @@ def test_mnli_has_two_dev_and_test_sets_and_diagnostics(tmp_path: Path) -> None:
     family = glue(data, "mnli", "test")
     records = predict(family.splits["diagnostic"], [[0, 1, 0], [1, 0, 0]])
     assert family.score(records)["matthews"] == 1.0
-    # The setting may name the directory of the unpacked archive.
+    # `data` may be the directory of the unpacked archive.
     assert set(glue(tmp_path / "glue", "mnli", "dev").splits) == {"dev_matched", "dev_mismatched"}
 
 
@@ -283,7 +283,7 @@ def test_the_archive_grows_to_all_eleven_and_is_flat(tmp_path: Path) -> None:
             assert archive.namelist() == done
             assert archive.read(name) == (tmp_path / name).read_bytes()
     assert (tmp_path / "AX.tsv").read_text() == "index\tprediction\n0\tcontradiction\n"
-    # The file names of the leaderboard's sample submission.
+    # File names in the leaderboard's sample submission.
     names = "AX CoLA MNLI-m MNLI-mm MRPC QNLI QQP RTE SST-2 STS-B WNLI"
     assert sorted(done) == [f"{each}.tsv" for each in names.split()]
 
@@ -298,7 +298,7 @@ def test_a_dev_set_is_not_submitted(tmp_path: Path) -> None:
 def test_submissions_keep_the_files_index(tmp_path: Path) -> None:
     lines = ["index\tsentence1\tsentence2", "4\tw1\tw2", "9\tw1\tw2"]
     write_lines(tmp_path / "test.tsv", lines)
-    # The file does not depend on the order of the labels in the model.
+    # The model's label order must not change the file.
     family = glue(tmp_path, "wnli", "test", labels=("entailment", "not_entailment"))
     records = predict(family.splits["test"], [[1, 0], [0, 1]])
     written = family.write_official("test", records, tmp_path / "out")

@@ -20,7 +20,7 @@ Examples = Sequence[Mapping[str, Any]]
 
 
 def prepare(data_dir: Path, name: str, splits: Mapping[str, Examples]) -> Path:
-    """Writes a dataset in the path and format of TFDS."""
+    """Writes a dataset in the directory and format of TFDS."""
     builder = tfds.builder(f"glue/{name}", data_dir=data_dir, file_format="array_record")
     directory = Path(builder.data_path)
     directory.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_texts_and_labels_equal_the_datasets(tmp_path: Path, name: str) -> None:
     }.get(name, ("sentence1", "sentence2"))
     names = TASKS[name].names
     labels: list[Any] = [2.5, 0.25] if name == "stsb" else [names[1], names[0]]
-    # TFDS shuffles examples; the index gives the original position.
+    # TFDS shuffles examples: `idx` is the original position.
     both = [
         {**{text: f"w{n} w{m}" for m, text in enumerate(texts)}, "label": labels[n], "idx": n}
         for n in (1, 0)

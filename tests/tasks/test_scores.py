@@ -1,4 +1,4 @@
-"""Scores against scikit-learn, SciPy and fractions computed by hand."""
+"""Compares scores with scikit-learn, SciPy and fractions computed by hand."""
 
 import math
 import warnings
@@ -60,7 +60,7 @@ def test_scores_of_several_labels() -> None:
 
 def test_one_of_several_labels_is_not_a_binary_label() -> None:
     figures = scores.multi_label_figures([["a"], [], []], [["a"], ["a"], []])
-    # tp 1, fp 1; the third is correctly empty and counts only in exact matches.
+    # tp 1, fp 1. The third example is correctly empty: it counts only in `subset_accuracy`.
     close(figures["micro_f1"], Fraction(2 * 1, 2 * 1 + 1))
     close(figures["macro_f1"], Fraction(2 * 1, 2 * 1 + 1))
     close(figures["subset_accuracy"], Fraction(2, 3))

@@ -27,7 +27,7 @@ def _split(family: Family, role: str = "dev") -> SquadSplit:
 def _answered(
     split: SquadSplit, wanted: dict[str, str], *, null: dict[str, float] | None = None
 ) -> list[Record]:
-    """Returns the records for logits that point to the pieces of the wanted texts."""
+    """Returns the records for logits that predict the texts in `wanted`."""
     tokenizer = letters_tokenizer()
     kept = []
     rng = np.random.default_rng(0)
@@ -128,11 +128,11 @@ def test_every_window_with_the_answer_has_it_as_target(
     ("text", "start", "expected"),
     [
         ("cat", 4, "cat"),
-        ("cat", 3, "cat"),  # off by one, within the same words
+        ("cat", 3, "cat"),  # off by one, but within the same words
         ("cat", 5, "cat"),
         ("cat saw", 4, "cat\n saw"),  # white space is ignored
         (" cat ", 3, "cat"),
-        ("cat", 0, None),  # wrong offset: the text is not searched for elsewhere
+        ("cat", 0, None),  # wrong offset: other occurrences are ignored
         ("dog", 4, None),
         ("cat", -4, None),
         ("cat", 400, None),
@@ -154,11 +154,11 @@ def test_training_skips_and_counts_misplaced_answers(tmp_path: Path) -> None:
     family = open_one(path, role="train")
     split = _split(family, "train")
     assert split.examples == 2
-    # The target is the first answer that is in the context.
+    # Both rows have the target of the first answer that is in the context.
     assert split.row(1).targets == split.row(0).targets
     (note,) = family.notes
     assert note.startswith(f"{path}: 1 of 3 answers ")
-    family = open_one(path)  # still predicted and scored in dev
+    family = open_one(path)  # dev keeps the question
     assert (_split(family).examples, list(family.notes)) == (3, [])
     content = squad((context, [question("b", "in", bad)]))
     path = write(tmp_path / "y.json", content)
@@ -214,7 +214,7 @@ def test_the_threshold_is_tuned_on_dev_like_the_official_one(tmp_path: Path) -> 
     best = reference_squad.best_thresholds(content, predictions, odds)
     assert best["best_f1"] == figures["best_f1"]
     assert best["best_f1_thresh"] == figures["null_threshold"]
-    # A tuned threshold applies to predictions on another file; a configured one applies everywhere.
+    # The request's tuned threshold prevents tuning. A configured threshold overrides it.
     changes: list[dict[str, Any]] = [
         {"tuned": {"null_threshold": 2.7}},
         {"tuned": figures, "null_threshold": 2.7},
@@ -233,6 +233,6 @@ def test_an_unlabelled_file_is_not_scored(tmp_path: Path) -> None:
     family = section.open(opening)
     records = _answered(_split(family, "input"), {"a": "paris"})
     assert (records[0]["prediction"], records[0]["label"]) == ("paris", None)
-    tuned = opening._replace(tuned={"null_threshold": 99.0})  # from a model of version 2.0
+    tuned = opening._replace(tuned={"null_threshold": 99.0})  # tuned, so the model has version 2.0
     records = _answered(_split(section.open(tuned), "input"), {}, null={"a": 300.0})
     assert records[0]["prediction"] == ""

@@ -15,7 +15,7 @@ FIRST = 4  # [CLS] two pieces of a question [SEP]
 
 
 def _text(first: int, last: int) -> tuple[str, int]:
-    """Returns the text and start of a span. Texts repeat, because the context repeats a word."""
+    """Returns the text and the start of a span. Some spans have equal texts."""
     return " ".join("abcab"[at % 5] for at in range(first, last + 1)), first
 
 
@@ -65,7 +65,7 @@ def test_answers_equal_the_references(
     if coarse:  # many ties
         rows = [row.round() for row in rows]
     rows = [row.astype(np.float32) for row in rows]
-    for row in rows:  # make a context piece one of the best: `run_squad.py` needs a candidate
+    for row in rows:  # ensure a candidate span, which `run_squad.py` needs
         row[FIRST] += 20
     expected = reference_squad.answer(
         [row.astype(np.float64).tolist() for row in rows],

@@ -11,8 +11,8 @@ from tests.tasks.squad_data import letters_tokenizer
 from tests.text.test_sentence_piece import train as train_model
 
 UNCASED, CASED = letters_tokenizer(), letters_tokenizer(lower_case=False)
-# The alphabet has composed and combining accents, letters that normalisation splits or merges,
-# characters that tokenizers drop, several kinds of white space, CJK and punctuation.
+# Composed and combining accents, letters that normalisation splits or merges, characters that
+# tokenizers drop, white space, CJK and punctuation.
 ALPHABET = "abZéÉe\u0301İß'(-. \n\t\u202f\u00a0\u200b\ufffd世界。"
 
 
@@ -30,12 +30,12 @@ def _slices(text: str, *, cased: bool = False) -> list[str]:
         ("E\u0301lan", ["E\u0301", "l", "a", "n"]),
         ("世界a", ["世", "界", "a"]),
         ("中国的北京。", ["中", "国", "的", "北", "京", "。"]),  # 的 is unknown
-        ("ﬁt", ["ﬁt"]),  # unknown, as one word
+        ("ﬁt", ["ﬁt"]),  # one unknown piece
         ("a\u200bb", ["a\u200b", "b"]),
         ("in\u00a0paris", ["in", "paris"]),
         ("(☃☃in)", ["(", "☃☃in", ")"]),
-        ("a\ud800b c", ["a\ud800b", "c"]),  # a lone surrogate is in no vocabulary
-        ("ΣΣ.Σ", ["Σ", "Σ", ".", "Σ"]),  # lower-casing makes the second Σ another letter
+        ("a\ud800b c", ["a\ud800b", "c"]),  # lone surrogate, which no vocabulary contains
+        ("ΣΣ.Σ", ["Σ", "Σ", ".", "Σ"]),  # `str.lower` turns the last Σ into ς
         ("☃-☃", ["☃", "-", "☃"]),
         ("", []),
         (" \n ", []),

@@ -20,7 +20,7 @@ from tests.tasks.sequences import labels_of, opening, predict, write_lines
 
 
 def table(directory: Path, *roles: str, **changes: Any) -> Family:
-    """Opens train.csv and further named files, with columns `text` and `label`."""
+    """Opens train.csv, and any other given files, with columns `text` and `label`."""
     options = {key: changes.pop(key) for key in ("labels", "input", "seed") if key in changes}
     values = {"train": str(directory / "train.csv"), "text": "text", "label": "label", **changes}
     return TableSection.model_validate(values).open(opening(directory, *roles, **options))
@@ -44,7 +44,7 @@ def jsonl_of(path: Path, labels: list[Any]) -> Path:
         (["1.5", "2", "-3e1"], "regression", ("label",), [1.5, 2.0, -30.0]),
         (["1.5", "x", "y"], "single_label", ("1.5", "x", "y"), [0, 1, 2]),
         (["1_0.5", "2.5"], "single_label", ("1_0.5", "2.5"), [0, 1]),
-        # The label has more digits than Python allows for integers.
+        # Python refuses to convert this many digits to an integer.
         (["9", "8" * 5_000], "single_label", ("8" * 5_000, "9"), [1, 0]),
     ],
     ids=("names", "whole numbers", "numbers", "mixed", "underscores", "digits"),
@@ -95,7 +95,7 @@ def test_separators_divide_multiple_labels(tmp_path: Path) -> None:
     csv_of(tmp_path / "train.csv", ["a;b", "b"])
     family = table(tmp_path, "train", problem="multi_label", label_separator=";", dev="unread.csv")
     assert family.heads.labels == ("a", "b")
-    # If all cells are empty, labels are unknown.
+    # If all cells are empty, the split is unlabelled.
     csv_of(tmp_path / "test.csv", ["", ""])
     family = table(
         tmp_path,
@@ -115,7 +115,7 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path: Path) -> None:
         table(tmp_path, dev=str(dev))
     assert "finetune.task.on_error=skip" in str(error.value)
     family = table(tmp_path, dev=str(dev), on_error="skip")
-    # Ids are still the row indices of the file.
+    # Skipped rows do not shift the ids.
     assert (ids(family, "train"), ids(family, "dev")) == ([0, 2, 4, 6], [0, 2])
     train_note, dev_note = family.notes[1:]
     assert train_note.startswith(f"{path}: skipped 3 of 7 rows: line 3: ")
@@ -246,7 +246,7 @@ def test_a_test_set_may_lack_labels(tmp_path: Path) -> None:
     assert labels_of(family.splits["test"]) == [None]
     assert labels_of(family.splits["input"]) == [1, None]
     assert family.score(predict(family.splits["test"], [[1, 0]])) == {}
-    # The scores cover only labelled rows.
+    # Only labelled rows are scored.
     records = predict(family.splits["input"], [[0, 1], [0, 1]])
     assert family.score(records)["accuracy"] == 1.0
     with refuses("task.no_file", place="task.test"):
@@ -267,7 +267,7 @@ def test_a_dev_set_is_split_off_and_reported(tmp_path: Path) -> None:
     ]
     assert found == [["a"] * 27 + ["b"] * 9 + ["c"], ["a"] * 3 + ["b"]]
     assert f"{tmp_path}/train.csv with seed 3: 37 train and 4 dev" in family.notes[-1]
-    # An evaluation opens only the dev set, and has the same rows.
+    # An evaluation opens only "dev", and holds out the same rows.
     alone = table(tmp_path, "dev", seed=3, labels=("a", "b", "c"))
     assert set(alone.splits) == {"dev"}
     assert ids(alone, "dev") == ids(family, "dev")
@@ -338,7 +338,7 @@ def test_equal_examples_stay_in_one_part(rows: list[Row], fraction: float) -> No
     for part in (train, dev):
         assert [example.id for example in part] == sorted(example.id for example in part)
     assert not contents(train).keys() & contents(dev).keys()
-    # Every label is in the training set. A label with two different texts is in both parts.
+    # Every label is in the training set. If a label has two different texts, it is also in dev.
     for label in {label for label, *_ in rows}:
         different = {(text, pair) for of, text, pair in rows if of == label}
         assert label in {example.target for example in train}

@@ -40,7 +40,7 @@ def classification(problem: str, *, labels: tuple[str, ...] = LABELS) -> Finetun
 
 
 def batch_of(*, choices: int | None = None, **targets: Any) -> dict[str, jax.Array]:
-    """Returns rows of different lengths. The last row is padding."""
+    """Returns a batch of rows with different lengths. The last row is padding."""
     rng = np.random.default_rng(0)
     rows = ROWS * (choices or 1)
     inside = np.arange(LENGTH) < rng.integers(4, LENGTH + 1, rows)[:, None]
@@ -63,7 +63,7 @@ def random_params(task: FinetuneTask) -> Any:
     rng = np.random.default_rng(3)
 
     def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        mean = float(path[-1].key == "scale")  # LayerNorm scales have mean 1
+        mean = float(path[-1].key == "scale")  # draw LayerNorm scales around 1
         return rng.normal(mean, 0.2, leaf.shape).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(draw, define_model(task.build).params)
@@ -111,7 +111,7 @@ LOSSES: dict[str, tuple[FinetuneTask, dict[str, Any], Expected]] = {
         {"label": RNG.integers(0, 2, (ROWS, 3)).astype(np.float32)},
         lambda scores, target: functional.binary_cross_entropy_with_logits(scores, target("label")),
     ),
-    "a number": (  # [n, 1] against [n] would broadcast
+    "a number": (  # catches [n, 1] − [n], which broadcasts
         classification("regression", labels=("similarity",)),
         {"label": np.linspace(0, 5, ROWS).astype(np.float32)},
         lambda scores, target: functional.mse_loss(scores[:, 0], target("label")),

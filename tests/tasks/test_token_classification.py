@@ -43,7 +43,7 @@ def one_hot(ids: np.ndarray, count: int) -> np.ndarray:
 
 
 def predict(family: Family, split: TokenSplit) -> list[Record]:
-    """Returns the records of a model whose label of a piece is the remainder of its id."""
+    """Returns the records of a model that predicts label ``id % labels`` for each piece."""
     count = len(family.heads.labels)
     rows = range(len(split.lengths))
     ids = [np.asarray(split.row(index).sequences[0]) for index in rows]
@@ -131,7 +131,7 @@ def test_predictions_are_written_in_columns(
 
 
 def test_the_dev_set_uses_the_training_labels(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    # I-B occurs in no training sentence, but belongs to the scheme.
+    # No training sentence has I-B, but the scheme does.
     texts = {"train": TRAIN, "dev": "old B-B\nmill I-B\n"}
     family = open_task(tmp_path, tokenizer, "train", "dev", texts=texts)
     assert [*family.splits] == ["train", "dev"]
