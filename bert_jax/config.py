@@ -89,8 +89,8 @@ def load_config(path: epath.PathLike, overrides: Sequence[str] = ()) -> RunConfi
     Args:
         path: local or ``gs://`` path. If no such file exists, it is the name of a packaged
             configuration: ``configs/finetune/mrpc.yaml`` or ``finetune/mrpc``.
-        overrides: settings ``dotted.key=value`` with a YAML value. A number in the key is the index
-            in a list.
+        overrides: settings ``dotted.key=value`` with a YAML value. A number in the key is a list
+            index.
 
     Raises:
         UserError: The file is missing or not YAML, a setting is unknown or wrong, or an override
@@ -255,7 +255,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _place(node: dict[str, Any] | list[Any], part: str, override: str, *, above: str) -> str | int:
-    """Converts a part of a dotted key: to a key for a mapping, to an index for a list."""
+    """Returns the mapping key or list index that a part of a dotted key refers to."""
     if isinstance(node, dict):
         return part
     if part not in map(str, range(len(node))):

@@ -76,7 +76,7 @@ class LoadedModel:
         ``model.fill_mask("paris is the [MASK] of france .").masks[0][0].piece -> "capital"``
 
         Args:
-            texts: one text or several, each with one [MASK] or more. A text returns one result.
+            texts: one text or several, each with one [MASK] or more. A str gives one result.
             top_k: number of candidates per mask, best first.
 
         Raises:

@@ -142,7 +142,7 @@ _NARRATORS: Final[list[Narrator]] = []
 
 @contextlib.contextmanager
 def speaking(console: Console | None) -> Iterator[None]:
-    """Makes `doing` print to a console within the block. If it is None, does nothing."""
+    """Makes `doing` print to a console within the block. With None, does nothing."""
     if console is None or (_NARRATORS and _NARRATORS[-1].console is console):
         yield
         return

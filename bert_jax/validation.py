@@ -135,7 +135,7 @@ def _first_problem(
     above: str,
     values: Mapping[str, Any],
 ) -> _Problem:
-    """Returns the first error of a validation, with a hint at a similar name."""
+    """Returns the first error of a validation. Suggests a similar name for an unknown key."""
     errors = error.errors()
     first = errors[0]
     if first["type"] == "missing":  # an unknown key may be its misspelling

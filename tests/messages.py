@@ -17,7 +17,7 @@ from tests.project import ROOT
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "messages.txt"
 _KEY: Final = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
-_MAKERS: Final = ("_Problem", "kind")  # calls that make an error without a class name
+_MAKERS: Final = ("_Problem", "kind")  # functions that make an error and take its key and message
 SOURCES: Final = ("bert_jax", "pipelines")
 WORDS: Final = 5
 """A test must not repeat this many words of a message in a row."""

@@ -1,4 +1,4 @@
-"""Every imported package is declared, even if another package happens to install it."""
+"""Every imported package is declared, also if another package installs it as a dependency."""
 
 import ast
 import configparser
@@ -42,7 +42,7 @@ def imported() -> dict[str, str]:
 
 def test_every_imported_package_is_declared() -> None:
     distributions, allowed = packages_distributions(), declared()
-    # torch is needed only for users' pickles, and an error asks for it.
+    # Only users' pickles need torch. If it is missing, an error asks for it.
     optional = {"torch"}
     missing = {
         module: where

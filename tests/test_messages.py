@@ -1,4 +1,4 @@
-"""Every error has a key, and one golden file holds all messages for review."""
+"""Every error has a key. A golden file lists all messages for review."""
 
 from tests.messages import GOLDEN, golden_text, problems, quotations
 

@@ -75,7 +75,7 @@ def check_kernels(
 
     `longest` is the number of tokens of the longest rows. `pretraining` adds the loss.
     """
-    # Imported late, because it loads the kernels, which is slow.
+    # Import here, because loading the kernels is slow.
     from bert_jax.model.kernel_choice import choose
 
     def chosen(part: Any) -> Any:

@@ -133,7 +133,7 @@ def _origin(section: FinetuneSection) -> str:
 
 
 def _check_positions(section: FinetuneSection, architecture: Any) -> None:
-    """Checks that rows fit the model's positions. Skips settings without their number."""
+    """Checks that rows fit the model's positions. Skips models without this setting."""
     if isinstance(architecture, dict):
         positions = architecture.get("max_position_embeddings")
         if isinstance(positions, int):

@@ -25,7 +25,7 @@ def expected_hosts(section: DistributedSection) -> tuple[int, str]:
     if section.process_count is not None:
         return section.process_count, "mesh.distributed.process_count"
     listed = os.environ.get("TPU_WORKER_HOSTNAMES", "")
-    # Without a TPU, libtpu sets this variable to a warning in words.
+    # Without a TPU, libtpu sets this variable to a warning, which contains spaces.
     hosts = 0 if " " in listed.strip() else sum(map(bool, listed.split(",")))
     slices = os.environ.get("MEGASCALE_NUM_SLICES", "1")
     if not hosts:

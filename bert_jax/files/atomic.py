@@ -31,7 +31,7 @@ def output_exists(path: os.PathLike[str]) -> UserError:
 def disk_errors(path: epath.PathLike) -> Iterator[None]:
     """Raises a UserError that names ``path`` if a disk is full, or a quota or size limit exceeded.
 
-    Recognises a RuntimeError of a C++ writer by its text. Other errors pass unchanged.
+    Searches the text of a RuntimeError, which C++ writers raise. Other errors pass unchanged.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def disk_errors(path: epath.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_errors(path: epath.PathLike) -> Iterator[None]:
-    """Turns every OSError into a UserError that names ``path``. The block must only write."""
+    """Turns every OSError into a UserError about ``path``. The block must only write to it."""
     try:
         with disk_errors(path):
             yield
@@ -90,7 +90,7 @@ def refusal_of(write: Callable[[], object]) -> str | None:
 
 
 class Attempts:
-    """Repeated writes to one file. Prints one line when they begin to fail, not one per failure."""
+    """Repeated writes to one file. Prints only the first of consecutive failures."""
 
     def __init__(self, place: object, *, say: Callable[[str], None]) -> None:
         """`place` names the file in messages, which `say` prints."""
@@ -152,8 +152,8 @@ def whole_directory(target: epath.PathLike, *, last: str) -> Iterator[pathlib.Pa
     """Yields a temporary local directory, and moves it to ``target`` after the block.
 
     If another worker has completed ``target`` meanwhile, discards this result. A bucket cannot
-    rename a directory, so the file `last` is uploaded last and marks it as complete. Raises
-    UserError if the disk is full.
+    rename a directory. So the file `last` is uploaded last, and `is_whole` checks that it exists.
+    Raises UserError if the disk is full.
     """
     target = epath.Path(target)
     with _temporary(target) as temporary:

@@ -283,7 +283,7 @@ def lock_beside(output: epath.PathLike) -> epath.Path:
 
 
 def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
-    """Acquires a lock, and creates the directory of its path.
+    """Creates the directory of a lock and acquires the lock.
 
     `what` names the locked output in messages. Raises UserError if another process holds the lock
     or the lock cannot be written.
@@ -308,7 +308,7 @@ def take_or_refuse(lock: Lock, path: epath.Path, *, what: str) -> None:
 
 @contextlib.contextmanager
 def hold_alone(output: epath.PathLike, *, say: Callable[[str], None]) -> Iterator[Lock]:
-    """Holds the lock of an output during the block. For verbs that do not load JAX.
+    """Holds the lock of an output during the block. It is for verbs that do not load JAX.
 
     Raises UserError if another process holds the lock.
     """

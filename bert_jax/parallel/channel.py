@@ -24,8 +24,8 @@ from bert_jax.files.scratch import delete_scratch
 PEER_LOST: Final = 4  # exit code after the loss of another process
 INTERRUPTED: Final = 3  # exit code of a run that a signal stopped; it can be resumed
 _POLL_SECONDS: Final = 0.5
-# An error often occurs in all processes. After the failure of another process, this process has
-# this long to print its own error.
+# An error often occurs in all processes. After another process fails, this process continues for
+# this time, so that it can print its own error.
 _GRACE_SECONDS: Final = 2.0
 # Process 0 ends last, because it runs the service. It waits at most this long for the others, and
 # after a signal `_LAST_SAVE_SECONDS`, because they may still write a checkpoint.
@@ -55,7 +55,7 @@ class Channel:
     ) -> None:
         """`client` is JAX's client of the service; `silence_seconds` is its heartbeat timeout."""
         self.index, self.members = index, dict(members)
-        self.leaving = threading.Event()  # set after the last computation with other processes
+        self.leaving = threading.Event()  # set when this process leaves the job
         self._client, self._silence = client, silence_seconds
         self._rounds: Counter[str] = Counter()  # number of complete exchanges by subject
         # Keys of the latest exchanges, by the first word of the subject.
@@ -87,7 +87,7 @@ class Channel:
     ) -> list[Any]:
         """Returns the values of all processes, ordered by process index, without using a device.
 
-        Every process must call this. If a process dies meanwhile, this process ends.
+        Every process must call it. If another process dies meanwhile, this process exits with 4.
 
         Args:
             value: plain JSON.
@@ -150,7 +150,7 @@ class Channel:
         self.notify(f"left.{self.index}", f"{code} {line}")
         self.leaving.set()
         last = threading.Thread(target=self._disconnect, daemon=True)
-        last.start()  # in a thread, because a process that hangs would block it
+        last.start()  # may block: the service waits for processes that hang
         last.join(_LAST_SAVE_SECONDS if code == INTERRUPTED else _LAST_SECONDS)
 
     def _disconnect(self) -> None:
@@ -218,7 +218,7 @@ class Channel:
 
 
 def _shut_down() -> None:
-    import jax  # slow, and `end_now` must be available before
+    import jax  # slow to import; `end_now` must work before
 
     jax.distributed.shutdown()
 
@@ -229,8 +229,8 @@ _ending: Final = threading.Lock()
 def end_now(code: int, line: str = "", *, printed: bool = False) -> None:
     """Prints a line on standard error, sends it to the other processes and ends this process.
 
-    Any thread may call it. Skips exit handlers, which would wait for other processes. If `printed`
-    is True, the line was printed before.
+    Any thread may call it. Skips exit handlers, which would wait for other processes. `printed`:
+    whether the line has been printed already.
     """
     if not _ending.acquire(blocking=False):
         threading.Event().wait()  # another thread ends the process

@@ -35,7 +35,7 @@ def made_once(make: Callable[P, T]) -> Callable[P, T]:
 
     The arguments must include everything that the made function depends on. They must be hashable
     and immutable; arrays are not allowed. The cache keeps the last `FUNCTIONS_KEPT` functions. When
-    it drops a function, the function's programs are freed.
+    the cache drops a function, JAX frees the function's programs.
     """
     return cast(Callable[P, T], functools.lru_cache(maxsize=FUNCTIONS_KEPT)(make))
 
@@ -95,9 +95,9 @@ def use_compilation_cache(section: CompilationCacheSection | None) -> None:
     """Sets up JAX's compilation cache, which later processes read.
 
     Call it before the first compilation. If the section is None, disables the cache. If `directory`
-    is None, keeps the directory that ``JAX_COMPILATION_CACHE_DIR`` or the caller has set. If there
-    is none, uses the user's cache directory, but no cache for several simulated CPU devices.
-    Processes of one host may share a directory, because JAX locks a directory of limited size.
+    is None, keeps the directory that ``JAX_COMPILATION_CACHE_DIR`` or the caller has set. Without
+    such a directory, uses the user's cache directory; with several CPU devices, no cache. Processes
+    of one host may share a directory, because JAX locks a directory of limited size.
 
     Raises UserError if the named directory cannot be written to.
     """

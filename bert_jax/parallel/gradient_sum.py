@@ -89,12 +89,12 @@ def _scattered(x: Array, axis: str, dimension: int, *, size: int) -> Array:
 def _steps(size: int) -> Iterator[list[list[int]]]:
     """Yields the groups of devices of each step.
 
-    After all steps, device `i` has part `i` of the array.
+    After all steps, device `i` has shard `i` of the array.
     """
     whole_axis = size
     while size > 1:
         parts = next((n for n in range(min(size, _MOST), 1, -1) if size % n == 0), size)
-        each = size // parts  # devices that will share one part
+        each = size // parts  # number of devices that still share a shard
         yield [
             [first + part * each + at for part in range(parts)]
             for first in range(0, whole_axis, size)

@@ -41,7 +41,7 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
         PeerLost: a process did not report in time.
     """
     if section.distributed.enabled:
-        # Join first: if a process failed earlier, the other processes would keep waiting.
+        # Join first: if this process failed earlier, the other processes would keep waiting.
         with doing("waiting for the other processes"):
             join(section.distributed, command=command)
     if section.simulated_devices is not None:
@@ -89,7 +89,7 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
 
 @functools.cache
 def _connect_cpus() -> None:
-    """Runs a first collective on all processes and suppresses Gloo's line on standard output."""
+    """Runs a first collective on all processes. Drops the lines that Gloo prints meanwhile."""
     sys.stdout.flush()
     original = os.dup(_STANDARD_OUTPUT)
     with tempfile.TemporaryFile() as printed:
@@ -194,7 +194,7 @@ def _gpu_platforms() -> str | None:
 def _only_cpus_here() -> bool:
     """Returns whether the host has only CPUs: no accelerator, TPU variable or JAX plugin.
 
-    An installed libtpu would still search for a TPU and print five lines of errors.
+    On such a host, an installed libtpu would search for a TPU and print five lines of errors.
     """
     asked = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue] (made at run time)
     if asked or any(name.startswith("TPU_") for name in os.environ.keys() - _NOT_OF_A_TPU):

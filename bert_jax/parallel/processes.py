@@ -27,7 +27,7 @@ _JOIN_SECONDS: Final = 30  # time limit, after all processes have reported
 
 
 def join(section: DistributedSection, *, command: Mapping[str, Any] | None = None) -> None:
-    """Waits for the other processes and joins them; later calls do nothing.
+    """Waits for the other processes and joins them. Later calls do nothing.
 
     `command` is the command and settings of this process, as nested plain JSON.
 
@@ -85,7 +85,7 @@ def is_first() -> bool:
 
 
 def _join_jax(meeting: Meeting, *, silence_seconds: float) -> None:
-    """Joins the coordination service; raises PeerLost if a process died after its report."""
+    """Joins the coordination service. Raises PeerLost if a process died after its report."""
     # Without this option, JAX aborts all processes if one dies. With it, the surviving processes
     # print an error and exit with code 4.
     jax.config.update("jax_enable_recoverability", True)

@@ -24,7 +24,8 @@ _RETRY_SECONDS: Final = 0.2
 _REPORTS_A_SECOND: Final = 200  # capacity of process 0
 # A process that has not reported for longer may have been restarted under another process id.
 _ALIVE_SECONDS: Final = 3.0
-# Time for process 0 to tell all processes the outcome. A preempted machine has half a minute.
+# Time limit for process 0 to send the outcome to all processes. A preempted machine has half a
+# minute.
 _VERDICT_SECONDS: Final = 15.0
 _LONGEST: Final = 1 << 22  # bytes of a report
 
@@ -32,7 +33,7 @@ Members = dict[int, Member]
 
 
 class StopRequested(Exception):
-    """A process received a signal before all processes had reported; the argument names it."""
+    """A process received a signal before all had reported. The argument is the signal's name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +171,7 @@ class _Request(socketserver.StreamRequestHandler):
 
 
 def _listen(meeting: Meeting, me: Member) -> _Host:
-    """Starts to listen as process 0, and retries while a former run still uses the port."""
+    """Starts to listen as process 0. Retries while an earlier run still uses the port."""
     while True:
         try:
             return _Host(meeting, me)

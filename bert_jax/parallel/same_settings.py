@@ -33,7 +33,7 @@ class Difference(NamedTuple):
 
 
 def require_same(values: Mapping[str, Any]) -> None:
-    """Compares settings over all processes; every process must call it, in the same order.
+    """Compares settings over all processes. Every process must call it in the same order.
 
     `values` are nested plain JSON. If a process differs from process 0, all processes raise a
     UserError that names the process, and the first differing key with both values.
@@ -49,7 +49,7 @@ def require_same(values: Mapping[str, Any]) -> None:
 
 
 def flatten(values: Mapping[str, Any]) -> Flat:
-    """Returns settings by dotted key, without the sections and keys in `OF_ONE_HOST`."""
+    """Returns settings by dotted key, except those in `OF_ONE_HOST`."""
     return {
         key: _short(json.dumps(leaf))
         for key, leaf in _leaves(values, "")
@@ -58,7 +58,7 @@ def flatten(values: Mapping[str, Any]) -> Flat:
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yields settings by dotted key; a list of plain values is one setting."""
+    """Yields settings by dotted key. A list of plain values is one setting."""
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
         value = dict(enumerate(value))
     if not isinstance(value, Mapping):

@@ -33,13 +33,14 @@ class DistributedSection(Section):
     process_index: int | None = pydantic.Field(default=None, ge=0)
     """Index of this process, from 0. null: detected like the address."""
     timeout_seconds: int = pydantic.Field(default=300, ge=1)
-    """Seconds to wait for all processes at the start. Then the error names the missing ones."""
+    """Seconds to wait for all processes at the start. After this time, an error names the missing
+    processes."""
     silence_seconds: float = pydantic.Field(default=15.0, ge=3.0)
     """Seconds without a heartbeat after which a process counts as dead."""
 
 
 class CompilationCacheSection(Section):
-    """Cache of compiled programs, which later starts read.
+    """Cache of compiled programs for later starts.
 
     A local cache is limited to 10 GB; it drops the least recently used programs. A cache in a
     bucket has no limit.
@@ -57,8 +58,8 @@ class MeshSection(Section):
     """Platform that the run requires. `auto`: the one that JAX finds."""
     data: int = pydantic.Field(default=-1, ge=-1)
     """Number of parts of a batch. Between steps, parameters and moments are also split along this
-    axis (ZeRO). If layers are unrolled, a step gathers parameters layer by layer, otherwise before
-    its loops."""
+    axis (ZeRO). If layers are unrolled, a step gathers parameters layer by layer. Otherwise it
+    gathers them before its loops."""
     fsdp: int = pydantic.Field(default=1, ge=-1)
     """Number of further parts of a batch. Parameters are split too, and always gathered layer by
     layer, even within loops over microbatches and layers."""

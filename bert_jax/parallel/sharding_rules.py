@@ -93,9 +93,9 @@ def trained_spec(
     """Returns the sharding of a trained parameter and its moments between steps.
 
     The rows of a matrix are also split over the data axis (ZeRO) and gathered for use. Columns are
-    not, because gathering them would require a transpose. Vectors, and rows that the data axis does
-    not divide, follow `RULES`. Every slice has a whole copy. So gradients are scattered over ICI,
-    and only each chip's shard is summed between slices.
+    not split, because gathering them would require a transpose. Vectors, and rows that the data
+    axis does not divide, follow `RULES`. Every slice has a whole copy. So gradients are scattered
+    over ICI, and only each chip's shard is summed between slices.
     """
     rules = RULES
     rows = axes[-2] if len(axes) > 1 else "layers"
@@ -127,7 +127,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def check_divides(mesh: Mesh, axis: str, size: int, *, key: str) -> None:
-    """Raises UserError, naming the setting `key`, if the mesh does not divide a logical axis."""
+    """Raises UserError for the setting `key` if the mesh does not divide a logical axis."""
     parts = axis_parts(mesh, axis)
     if size % parts:
         raise UserError(

@@ -86,7 +86,7 @@ class StopSignal:
 
     Attributes:
         name: name of the first signal, such as "SIGTERM". Empty if there was none.
-        ending: whether the process exits once its last checkpoint is complete, without more steps.
+        ending: whether the process only waits for its last checkpoint before it exits.
         batches: number of batches that evaluations have begun.
     """
 
@@ -118,8 +118,7 @@ class StopSignal:
         Args:
             owns_process: whether a signal ends the process, as on the command line, once all steps
                 are saved. If False, a signal ends only the train loop, after its next step.
-            hold: whether to delay the response to a first signal until the processes have joined,
-                or until `release`.
+            hold: whether to delay the response to a first signal until `agree_over` or `release`.
         """
         if threading.current_thread() is threading.main_thread() and self._pipe is None:
             self._owns_process, self._held = owns_process, hold
@@ -255,9 +254,8 @@ class StopSignal:
         while not answers and self._channel is not None:
             if self._channel.leaving.is_set():
                 return
-            with contextlib.suppress(
-                TimeoutError
-            ):  # if a process is dead, the channel ends this one
+            # If a process is dead, the channel ends this process.
+            with contextlib.suppress(TimeoutError):
                 answers = self._channel.exchange(mine, about=f"stop {run}", timeout=_AGREE_SECONDS)
         # A process that is a step ahead may have begun a save that all processes must join.
         unsaved = any(unsaved for _, unsaved in answers) or len({steps for steps, _ in answers}) > 1

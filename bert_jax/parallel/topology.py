@@ -40,10 +40,10 @@ class TpuTopology:
         return self.chips * self.accelerator.devices_per_chip
 
     def hosts(self, *, gke: bool = False) -> int:
-        """Returns the number of machines, with the Cloud TPU API or with GKE.
+        """Returns the number of machines in the Cloud TPU API or in GKE.
 
-        They differ for 8 chips of v5e or v6e. The Cloud TPU API uses one machine of 8 chips. On
-        GKE, our pods request two machines of 4 chips (machine type ``…-4t``).
+        The two numbers differ for 8 chips of v5e or v6e. The Cloud TPU API uses one machine of 8
+        chips. On GKE, our pods request two machines of 4 chips (machine type ``…-4t``).
         """
         accelerator = self.accelerator
         alone = accelerator.chips_per_host if gke else accelerator.chips_of_one_host

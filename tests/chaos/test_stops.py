@@ -78,7 +78,7 @@ def test_signal_to_one_host_stops_all_four(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """CHAOS_STOPS, CHAOS_SEED and CHAOS_STOP_SECONDS set number, seed and time limit."""
+    """CHAOS_STOPS, CHAOS_SEED and CHAOS_STOP_SECONDS set stops, seed and time limit."""
     values: dict[str, Any] = project_config(project)
     values["model"]["architecture"] |= DROPOUT
     values["mesh"] = {"platform": "cpu"}

@@ -1,4 +1,4 @@
-"""A local bucket: fake-gcs-server on loopback, behind a proxy that can fail."""
+"""A local bucket: fake-gcs-server on loopback, behind a proxy that injects failures."""
 
 import contextlib
 import json
