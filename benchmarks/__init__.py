@@ -1,1 +1,1 @@
-"""One script per figure: each prints one JSON line per measurement, for ours and for the peer."""
+"""Benchmarks. Each script prints JSON lines with measurements of this package and of a peer."""

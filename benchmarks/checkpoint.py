@@ -1,10 +1,10 @@
-"""Times a checkpoint: the stall of a save, the time until it is complete, verifying, restoring.
+"""Times a checkpoint: stall and total time of a save, verification, restoring.
 
     python -m benchmarks.checkpoint [--size L4H256] [--saves N] [--directory DIR]
 
 The checkpoint has parameters and two moments in float32. The stall is the time for which `save`
-blocks the caller. A separate figure gives the manifest's share of the time until the save is
-complete. Verifying reads from the page cache, so it measures the cost of the checksums.
+blocks the caller. A separate metric is the manifest's share of the total time. Verifying reads from
+the page cache, so it measures the cost of the checksums.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SECTION = CheckpointSection(keep_last=2)
 
 
 def main() -> None:
-    """Measures one size and prints a line of JSON per figure."""
+    """Measures one size and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )

@@ -1,15 +1,15 @@
-"""Times `bert-jax examples` with one and two workers, on a text of about 20 MB and on ten times it.
+"""Times `bert-jax examples` with one and two workers, on texts of about 20 MB and 200 MB.
 
     python -m benchmarks.examples [--text FILE --vocab FILE] [--release-script PATH]
 
-Prints one line of JSON per figure: examples and megabytes per second of wall time and of CPU time,
-peak memory of every process, bytes per example. The text is copied until it has about 20 MB (1×) or
-200 MB (10×). Document ids contain the position in the file, so copies have different ids. Without
-arguments the text is this Python's own documentation, and the vocabulary is trained on it.
+Prints one JSON line per metric: examples per second of wall time and of CPU time, megabytes per
+second, peak memory of every process, bytes per example. The text is copied until it has about 20 MB
+(1×) or 200 MB (10×). Document ids contain the position in the file, so copies have different ids.
+Without arguments the text is this Python's own documentation, and the vocabulary is trained on it.
 
-If google-research/bert's `create_pretraining_data.py` is given, it is timed in turns with ours at
-1×, with the same text and vocabulary. It needs TensorFlow and `tokenization.py` in its folder.
-Without this script the benchmark prints a note on standard error.
+``--release-script`` is google-research/bert's `create_pretraining_data.py`. It is timed alternately
+with ours at 1×, with the same text and vocabulary. It needs TensorFlow and `tokenization.py` in its
+folder.
 """
 
 import argparse
@@ -46,7 +46,7 @@ _OURS = "from bert_jax.cli import main; main()"
 
 
 def main() -> None:
-    """Measures and prints a line of JSON per figure."""
+    """Measures and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -101,7 +101,7 @@ def repeat(text: Path, root: Path, *, copies: int) -> Path:
 def measure(
     texts: dict[int, Path], tokenizer: Path, *, workers: list[int], rounds: int, script: Path | None
 ) -> None:
-    """Runs our command and the script in turns and reports their figures."""
+    """Runs our command and the script in turns and reports their metrics."""
     taken: dict[tuple[int, int], list[Watched]] = {}
     theirs: list[Watched] = []
     made: dict[int, tuple[int, int]] = {}
@@ -126,7 +126,7 @@ def measure(
 
 
 def run_ours(text: Path, tokenizer: Path, *, workers: int) -> tuple[Watched, tuple[int, int]]:
-    """Runs `bert-jax examples`. Returns its costs, and number and bytes of the examples."""
+    """Runs `bert-jax examples`. Returns its costs, the number of examples and their bytes."""
     with tempfile.TemporaryDirectory(dir=text.parent) as scratch:
         config = Path(scratch) / "run.yaml"
         section = {
@@ -146,7 +146,7 @@ def run_ours(text: Path, tokenizer: Path, *, workers: int) -> tuple[Watched, tup
 
 
 def run_release(script: Path, text: Path, vocabulary: Path) -> tuple[Watched, tuple[int, int]]:
-    """Runs the script. Returns its costs, and number and bytes of the examples."""
+    """Runs the script. Returns its costs, the number of examples and their bytes."""
     with tempfile.TemporaryDirectory(dir=text.parent) as scratch:
         output = Path(scratch) / "examples.tfrecord"
         watched = watch(
@@ -166,7 +166,7 @@ def report_runs(
     workers: int,
     peer: str | None = None,
 ) -> None:
-    """Reports the figures of repeated runs: medians, and the highest peak of memory."""
+    """Reports medians and the highest memory peak of repeated runs."""
     megabytes = text.stat().st_size / 1e6
     facts: dict[str, Any] = {
         "peer": peer,
@@ -193,7 +193,7 @@ def report_ratios(
 
     Args:
         ours: runs of our command.
-        theirs: runs of the script, in turns with ours.
+        theirs: runs of the script, alternating with ours.
         examples: our number of examples divided by the script's.
         workers: number of workers of our command.
     """
@@ -210,7 +210,7 @@ def peaks_of(runs: list[Watched]) -> dict[str, float]:
 
 
 def report_growth(taken: dict[tuple[int, int], list[Watched]], *, workers: list[int]) -> None:
-    """Compares the largest text with the smallest, and two workers with one."""
+    """Reports the speed-up by more workers, and the growth of memory with the size of the text."""
     sizes = sorted({times for times, _ in taken})
     facts: dict[str, Any] = {"packages": PACKAGES}
     for times in sizes:
@@ -244,7 +244,7 @@ def report_growth(taken: dict[tuple[int, int], list[Watched]], *, workers: list[
 
 
 def by_role(peaks: dict[str, float]) -> dict[str, float]:
-    """Returns the highest figure per role: ``{"worker 1": 3, "worker 2": 4}`` → 4."""
+    """Returns the highest peak per role: ``{"worker 1": 3, "worker 2": 4} -> {"worker": 4}``."""
     highest: dict[str, float] = {}
     for name, peak in peaks.items():
         role = name.split()[0]

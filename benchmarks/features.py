@@ -2,14 +2,14 @@
 
     python -m benchmarks.features [--checkpoint HF_DIR] [--table SST2_TRAIN.tsv] [--count N]
 
-Both compute mean features of sentences from text, in turns in one run: float32, batches of 32, all
+Both compute mean features of the same sentences alternately, in float32 with batches of 32 on all
 cores. Ours uses `FeatureExtractor`. Hugging Face's model gets sentences sorted by length, with each
 batch padded to its longest sentence. Without a checkpoint, the encoder has 6 layers of width 384
 with random weights. Without a table, the sentences are from this Python's documentation.
 
 With a table (columns `sentence` and `label`), both also run the recipe of a well-known tutorial
-once, from the checkpoint on disk: scikit-learn's logistic regression on the last layer's [CLS],
-over five folds. Our time includes compiling.
+once: load the checkpoint, and fit scikit-learn's logistic regression to the last layer's [CLS] over
+five folds. Our time includes compiling.
 """
 
 import argparse
@@ -45,7 +45,7 @@ PACKAGES = ("jax", "flax", "torch", "transformers", "scikit-learn")
 
 
 def main() -> None:
-    """Measures and prints a line of JSON per figure."""
+    """Measures and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -119,7 +119,7 @@ def recipe(source: Path, run_dir: Path, table: Path, root: Path) -> None:
 def our_features(
     run_dir: Path, sentences: list[str]
 ) -> tuple[Callable[[], np.ndarray], FeatureExtractor]:
-    """Returns a function that computes features of the last layer, and its extractor."""
+    """Returns a function that computes features of the last layer, and the extractor it uses."""
     model = model_of_run(open_run(str(run_dir)), checkpoint="last")
     layers = select_layers("last", depth=model.architecture.num_hidden_layers)
     settings = ExtractionSettings(layers=layers, batch_size=BATCH)
@@ -131,7 +131,7 @@ def our_features(
 def torch_features(
     source: Path, sentences: list[str], *, pool: str
 ) -> tuple[Callable[[], np.ndarray], Callable[[], float]]:
-    """Returns two functions: one computes features with PyTorch, one gives the share of padding."""
+    """Returns two functions. They compute features with PyTorch and return the share of padding."""
     import torch
     import transformers
 

@@ -3,10 +3,10 @@
     python -m benchmarks.finetune [--checkpoint DIR --task mrpc --data glue/MRPC]
 
 Without arguments an encoder with random weights is fine-tuned on sentences of this Python's own
-documentation. Both sides train on the same examples with the same batch size, length and optimizer,
-a few steps each in turns. Ours groups examples of similar length and pads them to one of a few
+documentation. Both sides alternately train a few steps, on the same examples with the same batch
+size, length and optimizer. Ours groups examples of similar length and pads them to one of a few
 lengths. Hugging Face's side pads a random batch to its longest example, as transformers' own script
-does. The time of compiling is a separate figure.
+does. Compile time is a separate metric.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PACKAGES = ("jax", "flax", "optax", "torch", "transformers")
 
 
 def main() -> None:
-    """Measures and prints a line of JSON per figure."""
+    """Measures and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -170,7 +170,7 @@ class Ours:
         return int(batch["row_weights"].sum())
 
     def _compile(self) -> float:
-        """Runs a step of every shape and returns the extra seconds of the first steps."""
+        """Runs steps of every batch shape and returns the compile time in seconds."""
         seconds = 0.0
         for at in itertools.count():
             if self.programs == len(self.batches.plan.shapes) or at == self.batches.plan.steps:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.first_hour --checkpoint MODEL --data glue/SST-2 [--only finetune]
 
-Each command is a process of its own, timed from its start to its end or to a given line. A *cold*
-run starts with an empty compilation cache. A *warm* run is the second run with that cache. The peer
-does the same work with Hugging Face's Trainer (`benchmarks.hf_trainer`, which needs `accelerate`),
-or with ``--peer loop`` in a PyTorch loop (`benchmarks.hf_finetune`). Time the installation with
-``time make .venv/.core``.
+Each command is timed from the start of its process to its end, or to a given line of output. A
+*cold* run starts with an empty compilation cache. A *warm* run is the second run with that cache.
+The peer does the same work with Hugging Face's Trainer (`benchmarks.hf_trainer`, which needs
+`accelerate`), or with ``--peer loop`` in a PyTorch loop (`benchmarks.hf_finetune`). Time the
+installation with ``time make .venv/.core``.
 """
 
 import argparse
@@ -31,19 +31,19 @@ class Newcomer:
     """Runs commands with a separate cache directory, and reports their times."""
 
     def __init__(self, root: Path) -> None:
-        """Sets the scratch directory, which has the cache and all outputs."""
+        """Sets the scratch directory, for the cache and all outputs."""
         self.root = root
 
     def run(
         self, command: Sequence[str], name: str, *, until: str | None = None, **facts: Any
     ) -> float:
-        """Runs a command and reports its seconds: in total, to the first line, to a given line.
+        """Runs a command and reports seconds: in total, to the first line and to a given line.
 
         Args:
             command: program and arguments.
-            name: name of the figure.
-            until: beginning of the given line.
-            **facts: facts that affect the figure.
+            name: name of the metric.
+            until: prefix of the given line.
+            **facts: facts that affect the metric.
 
         Returns:
             Total seconds.
@@ -77,7 +77,7 @@ class Newcomer:
 
 
 def main() -> None:
-    """Measures the commands and prints the figures."""
+    """Measures the commands and prints the metrics."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )

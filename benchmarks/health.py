@@ -1,12 +1,12 @@
-"""Times the checks on a run's numbers: withheld updates, limits, checksums of replicas.
+"""Times a run's health checks: withheld updates, limits, checksums of replicas.
 
     python -m benchmarks.health [--size L4H256] [--rounds N]
 
-The figures are:
+The metrics are:
 
 - the train step of pretraining, and the same step without checks;
-- the host's time per step to check the limits, and to watch for a hanging step;
-- a comparison of all replicas, divided by the default interval of 1,000 steps.
+- the host's time per step for the limits and for the watchdog;
+- the time to compare all replicas, divided by the default interval of 1,000 steps.
 
 The checksums run on `--devices` simulated devices, which share this machine's cores.
 """
@@ -45,7 +45,7 @@ ROWS = 16
 
 
 def main() -> None:
-    """Measures and prints a line of JSON per figure."""
+    """Measures and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--size", type=architecture, default=architecture("L4H256"))
     parser.add_argument("--steps", type=int, default=4, help="steps per timed round")

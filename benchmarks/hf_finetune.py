@@ -4,7 +4,7 @@
 
 Data, batch size, learning rate, epochs, length, warm-up, decay and clipping are those of
 `configs/finetune`. Examples are padded to the longest of their batch, as in transformers' own
-example. Prints a line of JSON: the dev figures and the training examples per second.
+example. Prints a line of JSON: the dev metrics and the training examples per second.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
 
 
 def main() -> None:
-    """Fine-tunes and prints the figures."""
+    """Fine-tunes and prints the metrics."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("task", choices=TABLES)
@@ -144,7 +144,7 @@ class Peer:
                 yield len(members)
 
     def evaluate(self, settings: Settings) -> dict[str, float]:
-        """Returns the dev figures."""
+        """Returns the dev metrics."""
         import torch
         from scipy import stats
         from sklearn import metrics

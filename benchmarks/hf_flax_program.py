@@ -1,8 +1,8 @@
 """Compiles Hugging Face's Flax BERT train step for a TPU, for `benchmarks.planned_step`.
 
 It runs under a separate Python with transformers 4.56, flax, optax and libtpu, and imports no
-module of this project. Prints the compiler's memory figures as JSON and writes the program's text
-to a folder.
+module of this project. Prints the compiler's memory statistics as JSON and writes the program to a
+folder.
 """
 
 import json
@@ -22,7 +22,7 @@ def main(topology: str, megacore: str, sizes: str, rate: str, folder: str) -> No
     """Compiles the step and writes the program.
 
     Args:
-        topology: topology in libtpu's spelling.
+        topology: libtpu's name of the topology.
         megacore: ``megacore``, or empty.
         sizes: layers, hidden size, rows, length and vocabulary, separated by commas.
         rate: dropout rate.

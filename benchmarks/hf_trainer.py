@@ -1,4 +1,4 @@
-"""Fine-tunes SST-2 with Hugging Face's Trainer, from the model on disk to the dev figure.
+"""Fine-tunes SST-2 with Hugging Face's Trainer, from the model on disk to the dev metric.
 
     python -m benchmarks.hf_trainer CHECKPOINT glue/SST-2 --limit 2000
 
@@ -18,7 +18,7 @@ from benchmarks.hf_finetune import Settings, read
 
 
 def main() -> None:
-    """Fine-tunes and prints the figure."""
+    """Fine-tunes and prints the metrics."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("data", type=Path, help="directory with train.tsv and dev.tsv")
@@ -34,7 +34,7 @@ def main() -> None:
 def train(
     checkpoint: Path, data: Path, limit: int, settings: Settings, scratch: str
 ) -> dict[str, float]:
-    """Fine-tunes and returns the dev figures."""
+    """Fine-tunes and returns the dev metrics."""
     import datasets
     import transformers
 
@@ -57,7 +57,7 @@ def train(
         learning_rate=settings.learning_rate,
         per_device_train_batch_size=settings.batch_size,
         per_device_eval_batch_size=settings.batch_size,
-        warmup_steps=settings.warmup,  # below 1: a share of all steps
+        warmup_steps=settings.warmup,  # values below 1 are a share of all steps
         weight_decay=settings.weight_decay,
         eval_strategy="epoch",
         save_strategy="epoch",

@@ -1,11 +1,11 @@
-"""Seconds and peak memory to import and export a checkpoint, each in a process of its own.
+"""Measures seconds and peak memory of importing and exporting, each in its own process.
 
     python -m benchmarks.interop [--size base large] [--to hf tf stablehlo]
 
 A checkpoint with random weights and both pretraining heads is written in Hugging Face's format. The
 command line imports it and exports it in every format. If PyTorch is installed, the peer is Hugging
-Face's ``from_pretrained`` and ``save_pretrained``. The peak memory is the operating system's figure
-and includes libraries. ``above`` is the peak minus the peak of the same verb at size tiny.
+Face's ``from_pretrained`` and ``save_pretrained``. The peak is the maximum resident memory,
+libraries included. ``above`` is the peak minus the peak of the same verb at size tiny.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
 
 def main() -> None:
-    """Measures every requested size and prints a line of JSON per figure."""
+    """Measures every requested size and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measure(size: str, formats: list[str]) -> dict[str, Cost]:
-    """Returns the costs of the import and of each export, by name."""
+    """Returns the costs of the import and of each export, by name of the benchmark."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         source, run = root / "source", root / "run"

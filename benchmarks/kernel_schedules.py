@@ -4,8 +4,8 @@
 
 A bundle is one cycle of one core. The kernels, all in bfloat16:
 
-- attention of one row with enough heads to fill a register's lanes and dropout 0.1, for all tokens
-  and for only the last layer's tokens that pretraining reads;
+- attention of one row with dropout 0.1 and enough heads to fill a register's lanes: once for all
+  tokens, once for the tokens whose outputs pretraining reads;
 - add-and-norm and GELU's gradient for one row of ``--hidden 768``;
 - the loss for ``--predictions 1232 --pieces 30592``.
 
@@ -44,11 +44,11 @@ from bert_jax.planning.compilation.kernels import (
 from bert_jax.planning.compilation.lowering import open_devices
 from bert_jax.planning.compiler import TPU_COMPILER
 
-ROWS = 64  # so many that the first and last step of a grid are negligible
+ROWS = 64  # enough to make the first and last step of a grid negligible
 
 
 def main() -> None:
-    """Prints a line of JSON for each topology and kernel."""
+    """Prints a JSON line for each topology and kernel."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -132,7 +132,7 @@ def rows_of(topology: str) -> float:
 
 
 def say(topology: str, kernel: str, schedule: KernelSchedule, *, per: float, **facts: Any) -> None:
-    """Prints the figures of one kernel, divided by `per`."""
+    """Prints the metrics of one kernel, divided by `per`."""
     slots = {name: round(bundles / per) for name, bundles in schedule.slots.items()}
     busiest = max(slots, key=lambda name: slots[name])
     report(

@@ -2,11 +2,11 @@
 
     python -m benchmarks.kill_examples [--points 20] [--engine beam] [--parent-only]
 
-The corpus is the installed Python's own documentation, with every document four times. First the
-dataset is made without interruption, with three rules across documents, several shards and two
-workers. Then the command is started, killed and run again once for each point. By default it is
-killed with all its processes. With ``--parent-only`` its workers stay alive for a moment. Prints
-how many of the datasets equal the first dataset byte by byte.
+The corpus is the installed Python's own documentation, with every document four times. The first
+dataset is made without interruption, with three rules that compare documents, several shards and
+two workers. Then, ``--points`` times, the command is started, killed and run again. By default, its
+workers are killed too. With ``--parent-only`` they stay alive for a moment. Prints how many
+datasets equal the first dataset byte by byte.
 """
 
 import argparse
@@ -33,7 +33,7 @@ COPIES = 4
 
 
 def main() -> None:
-    """Measures and prints one line."""
+    """Prints a line for each kill, and one JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -49,16 +49,16 @@ def main() -> None:
         run_whole(command)
         whole = files(directory / "dataset")
         shutil.rmtree(directory / "dataset")
-        seconds = run_whole(command)  # warm: the run before loaded the imports from disk
+        seconds = run_whole(command)  # warm: files to import are in the page cache
         draw = random.Random(arguments.seed)
         found, stages = Counter(), Counter()
         for point in range(arguments.points):
             shutil.rmtree(directory / "dataset")
-            # The run is divided into equal parts, with one random point in each.
+            # One random time in each of `points` equal intervals of the run.
             after = seconds * (point + draw.random()) / arguments.points
             while not run_and_kill(command, after=after, parent_only=arguments.parent_only):
                 shutil.rmtree(directory / "dataset")
-                after *= 0.95  # the run ended before the kill
+                after *= 0.95  # the run ended too early to be killed
             stage = stage_of(directory)
             run_whole(command)
             same = files(directory / "dataset") == whole
@@ -137,7 +137,7 @@ def run_and_kill(command: Sequence[str], *, after: float, parent_only: bool) -> 
 
 
 def stage_of(directory: Path) -> str:
-    """Returns the last stage of the run."""
+    """Returns the stage at which the run was killed."""
     partial, work = directory / "dataset.partial", directory / "dataset.partial" / "work"
     if (directory / "dataset").exists():
         return "published"

@@ -34,14 +34,14 @@ BATCH_SIZE = 256
 EXAMPLES = 20_000
 TOKENS_PER_EXAMPLE = 480
 DUPE_FACTOR = 10
-SHORT_SEQ_PROB = 0.5  # with --packing; only short examples can share a row
+SHORT_SEQ_PROB = 0.5  # with --packing, so that examples can share rows
 UNITS = ("token", "whole_word", "ngram", "span")
 MIB = 2**20
 PACKAGES = ("array_record", "grain", "numpy")
 
 
 def main() -> None:
-    """Reports every figure as a line of JSON."""
+    """Reports every metric as a JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--dataset", help="train split to read; default: a dataset of random words")
     parser.add_argument("--tokenizer", help="tokenizer directory of --dataset")
@@ -74,8 +74,8 @@ def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
     """Writes a vocabulary of 30,522 pieces, a text of random words, and their dataset.
 
     A word has three letters. For whole-word masking a third of the words have a second piece of
-    three letters. Sentences have 5 to 40 words, documents 100 to 200 sentences. All examples are
-    full, except the share that ``short_seq_prob`` shortens.
+    three letters. Sentences have 5 to 40 words, documents 100 to 200 sentences. The share
+    ``short_seq_prob`` of the examples is short; all others are full.
     """
     triples = ["".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -145,7 +145,7 @@ def measure_epoch(dataset: Dataset, features: MaskingTransform, *, workers: int)
     report("loader.rows_per_core_second", rows / cpu, "rows/s", **facts)
     report("loader.rows_per_second", rows / wall, "rows/s", **facts)
     report("loader.tokens_per_core_second", tokens / cpu, "tokens/s", **facts)
-    # Buffers fill during the first batches. After that, memory should be flat.
+    # Ignore the first tenth, in which buffers fill. After that, memory should be constant.
     settled = memory[len(memory) // 10 :]
     report(
         "loader.memory_growth",

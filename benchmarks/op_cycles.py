@@ -1,11 +1,11 @@
-"""Fits the cost models of plans in the quick form (docs/planning.md) to the compiler's cycles.
+"""Fits the cost models of quick plans (docs/planning.md) to the compiler's cycles.
 
     python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml
 
 Compiles two layers of BERT-Base with embeddings, heads and optimizer to machine code, with 256 rows
-of 512 tokens, for one slice of each generation. A comment in the output gives the sum of all
-estimates divided by the compiler's cycles, for matrix products and for the rest. Each generation
-takes a minute or two. It needs libtpu but no TPU.
+of 512 tokens, for one slice of each generation. Comments in the output give the sum of estimates
+divided by the sum of the compiler's cycles, for matrix products and for other operations. Each
+generation takes a minute or two. It needs libtpu but no TPU.
 """
 
 import datetime
@@ -38,8 +38,8 @@ from bert_jax.verbs.plan import train_step
 TOPOLOGIES = ("v3:4x4", "v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
 VOCAB = 30_522
 WIDTHS_OF_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
-LAYERS = 2  # one layer is not scanned, and its cost is small next to the vocabulary's
-STARTS = 12  # number of random starts of the search; the best result is used
+LAYERS = 2  # a single layer is not scanned, and costs little compared with the vocabulary
+STARTS = 12  # random starts of the search, whose best result is used
 HEAD = """\
 # Cost models of `op_cycles.py`: cycles of each operation for each of its features, by generation.
 # Fitted by: python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def model(accelerator: Accelerator, text: str) -> str:
-    """Returns one generation's part of the file, fitted to a compiled program's cycles."""
+    """Returns one generation's entry of the file, fitted to a compiled program's cycles."""
     observed: dict[bool, Observed] = {True: [], False: []}
     for found in Program.of(parse_hlo(text)).operations:
         if found.cycles is not None and is_estimated(found):
@@ -80,7 +80,7 @@ def model(accelerator: Accelerator, text: str) -> str:
 
 
 def fit(observed: Observed, *, is_product: bool) -> LinearCost:
-    """Returns the weights that minimise the sum of errors plus half the bias of the total."""
+    """Returns the weights that minimise the absolute errors plus half the bias of their sum."""
     features = np.array([each for each, _, _ in observed])
     cycles = np.array([each for _, each, _ in observed], float)
     trips = np.array([each for _, _, each in observed])
@@ -120,7 +120,7 @@ def _ratio(linear: LinearCost, observed: Observed, *, is_product: bool) -> float
 def compile_layers(topology: str, folder: str) -> None:
     """Writes the program of `LAYERS` layers to a folder.
 
-    It needs a new process, because libtpu is loaded once per process.
+    Each call needs a new process, because libtpu is loaded once per process.
     """
     from bert_jax.parallel.mesh import make_mesh
     from bert_jax.planning.compilation.lowering import lower_step, open_devices

@@ -2,9 +2,9 @@
 
     python -m benchmarks.plan_table --into docs/results/planning.md
 
-``--config base --topology v5e:4x4 --slices 1`` makes a part of the tables. ``--exact`` also
-generates machine code. Compiled programs are cached, so a stopped command resumes. It needs libtpu
-but no TPU. A new row takes about a minute on two cores.
+``--config base --topology v5e:4x4 --slices 1`` selects rows. ``--exact`` also generates machine
+code. Compiled programs are cached, so a stopped command resumes. It needs libtpu but no TPU. A new
+row takes about a minute on two cores.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def table(wanted: Iterable[Row], prices: Prices, asked: argparse.Namespace) -> Iterator[str]:
-    """Yields the lines of a table. Each line is yielded as soon as its plan is ready."""
+    """Yields the lines of a table."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "libtpu"))
     form = "code and all" if asked.exact else "quick form"
     today = datetime.datetime.now(datetime.UTC).date()

@@ -50,7 +50,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Prints a line of JSON for each set of kernels."""
+    """Prints a JSON line for each set of kernels."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )

@@ -3,14 +3,13 @@
     python -m benchmarks.planned_step [--topology v5e:4x4 …] [--layers 12] [--flax-python PATH]
 
 The model is a BERT of width 768 in bfloat16 with dropout 0.1 and a vocabulary of 30,522. A batch
-has 256 rows of 512 tokens, of which 15% are predicted. The optimizer is AdamW, the step is data
-parallel. `bert_jax.planning` measures both programs alike. It needs libtpu but no TPU.
+has 256 rows of 512 tokens, of which 15% are predicted. The step is data parallel, with AdamW.
+`bert_jax.planning` analyses both compiled programs. It needs libtpu but no TPU.
 
-Hugging Face's Flax BERT ended with transformers 4. ``--flax-python`` names a Python that has it
-(``pip install 'transformers==4.56.*' flax optax libtpu``). Prints a line for every topology and
-every value of ``--dropout``, ``--attention`` and ``--unroll``. With ``--quick`` our step is not
-compiled to machine code (docs/planning.md), and Hugging Face's is extrapolated from one and two
-layers.
+Transformers 5 has no Flax BERT, so ``--flax-python`` is a Python with transformers 4 (``pip install
+'transformers==4.56.*' flax optax libtpu``). Prints a line for every topology and every value of
+``--dropout``, ``--attention`` and ``--unroll``. With ``--quick`` our step is not compiled to
+machine code (docs/planning.md), and Hugging Face's cost is extrapolated from one and two layers.
 """
 
 import argparse
@@ -40,7 +39,7 @@ PEER = Path(__file__).with_name("hf_flax_program.py")
 
 
 def main() -> None:
-    """Compiles the requested programs and prints a line of JSON for each."""
+    """Compiles the requested programs and prints a JSON line for each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -51,10 +50,10 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=LENGTH)
     parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--dropout", type=float, nargs="+", default=[0.1])
-    parser.add_argument("--packed", type=int, help="most examples per packed row (ours only)")
+    parser.add_argument("--packed", type=int, help="maximum examples per packed row (ours only)")
     parser.add_argument("--attention", nargs="+", default=["auto"])
     parser.add_argument(
-        "--unroll", type=int, nargs="+", help="layers per trip; default: as in a run"
+        "--unroll", type=int, nargs="+", help="layers per scan iteration; default: as in a run"
     )
     parser.add_argument("--quick", action="store_true", help="estimate in seconds")
     parser.add_argument("--flax-python", help="Python with transformers 4 and flax")
@@ -71,7 +70,7 @@ def main() -> None:
 def ours(
     asked: argparse.Namespace, topology: TpuTopology, *, rate: float, execution: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the figures of `pretrain`'s step."""
+    """Returns the metrics of `pretrain`'s step."""
     values = {
         "model": {
             "architecture": {
@@ -125,11 +124,11 @@ def ours(
 
 
 def theirs(asked: argparse.Namespace, topology: TpuTopology, *, rate: float) -> dict[str, Any]:
-    """Returns the figures of Hugging Face's step, compiled under ``--flax-python``."""
+    """Returns the metrics of Hugging Face's step, compiled under ``--flax-python``."""
     if not asked.quick:
         return their_step(asked, topology, rate=rate, layers=asked.layers)
     shallow, deep = (their_step(asked, topology, rate=rate, layers=layers) for layers in (1, 2))
-    more = asked.layers - 1  # each further layer costs as much as the second
+    more = asked.layers - 1  # layers after the first; each costs as much as the second
 
     def of_all(few: Mapping[str, int], many: Mapping[str, int]) -> dict[str, int]:
         return {key: few.get(key, 0) + more * (many[key] - few.get(key, 0)) for key in many}
@@ -143,7 +142,7 @@ def theirs(asked: argparse.Namespace, topology: TpuTopology, *, rate: float) -> 
 def their_step(
     asked: argparse.Namespace, topology: TpuTopology, *, rate: float, layers: int
 ) -> dict[str, Any]:
-    """Returns the figures of Hugging Face's step with a given number of layers."""
+    """Returns the metrics of Hugging Face's step with a given number of layers."""
     accelerator = topology.accelerator
     sizes = ",".join(map(str, (layers, asked.hidden, asked.rows, asked.length, VOCAB)))
     with tempfile.TemporaryDirectory() as folder:
@@ -169,7 +168,7 @@ def counted(cycles: Cycles) -> dict[str, int]:
 
 
 def line(asked: argparse.Namespace, figures: dict[str, Any], *, peer: str | None = None) -> None:
-    """Prints the figures of one program. Bytes are per device."""
+    """Prints the metrics of one program. Bytes are per device."""
     report(
         "planned_step.cycles",
         figures.pop("cycles"),

@@ -3,9 +3,10 @@
     python -m benchmarks.release_parity create_pretraining_data.py TEXT VOCAB [--runs 8]
 
 Both sides make examples of one text (a sentence per line, blank lines between documents) with one
-uncased vocabulary and several seeds. Ours are written as TFRecords, so the same reader reads both.
+uncased vocabulary and several seeds. Our examples are written as TFRecords, so one reader reads
+both.
 
-Prints a line of JSON per figure, with the p-value of the chi-square statistic under permutation.
+Prints a JSON line per metric, with the p-value of the chi-square statistic under permutation.
 Whole runs are permuted, because examples of one run are dependent. If the distributions are equal,
 one p-value in twenty is below 0.05.
 """
@@ -33,7 +34,7 @@ from bert_jax.pipelines.shards.google_bert_tfrecords import write_tfrecords
 from bert_jax.text import load_wordpiece
 
 PERMUTATIONS: Final = 5000
-_BINS: Final = 30  # bins per figure, with equal numbers of examples if possible
+_BINS: Final = 30  # bins per metric, with equal numbers of examples if possible
 _MASK: Final = 103  # id of [MASK] in the release's vocabularies
 
 FIGURES: Final[dict[str, Callable[[StaticExample], int]]] = {
@@ -52,7 +53,7 @@ FIGURES: Final[dict[str, Callable[[StaticExample], int]]] = {
 
 
 def main() -> None:
-    """Makes the examples and prints a line of JSON per figure."""
+    """Makes the examples and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("vocab", type=Path)
     parser.add_argument("--runs", type=int, default=8, help="of each")
     arguments = parser.parse_args()
-    # [run, example] by figure; our runs come first
+    # [run, example] by metric; our runs come first
     found: dict[str, list[list[int]]] = {name: [] for name in FIGURES}
     with tempfile.TemporaryDirectory(prefix="bert_jax_parity_") as scratch:
         root = Path(scratch)
@@ -154,7 +155,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def permute(table: np.ndarray, statistic: Callable[[np.ndarray, np.ndarray], float]) -> float:
-    """Returns the p-value: the share of random divisions that differ as much as the true division.
+    """Returns the p-value: the share of random divisions of the runs that differ at least as much.
 
     Args:
         table: counts ``[run, bin]``; the first half of the runs are ours.

@@ -11,7 +11,7 @@ SEQ_LENGTH: Final = 512
 PREDICTIONS: Final = 77  # 15% of the tokens, as in the release's README
 DUPE_FACTOR: Final = 5
 
-# The script is for TensorFlow 1. TensorFlow 2 has the same functions in another module.
+# The script is for TensorFlow 1, whose functions TensorFlow 2 has in another module.
 _LAUNCHER: Final = """
 import runpy, sys
 import tensorflow.compat.v1 as tf

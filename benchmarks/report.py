@@ -29,12 +29,12 @@ def report(
     """Prints one line: ``{"figure": "tokenizer.ratio", "value": 3.1, "unit": "x", ...}``.
 
     Args:
-        figure: dotted name of the figure.
+        figure: dotted name of the metric.
         value: value, printed with four significant digits.
         unit: unit of the value, such as ``tokens/s/core``.
         peer: other project that is measured or compared with ours.
-        packages: distributions whose versions affect the figure.
-        **details: other facts that affect the figure, as JSON values.
+        packages: distributions whose versions affect the metric.
+        **details: other facts that affect the metric, as JSON values.
     """
     line = {
         "figure": figure,
@@ -71,12 +71,12 @@ def interleaved(
     rounds: int,
     before: Mapping[str, Callable[[], object]] | None = None,
 ) -> dict[str, list[float]]:
-    """Times several functions in turns, so that a slow machine slows all of them.
+    """Times several functions alternately, so that a slow phase of the machine affects all.
 
     Args:
         runs: functions to time, by name. Each first runs once untimed.
         rounds: number of timings of each function.
-        before: functions to run untimed before each timing, by the same names. They remove the
+        before: functions to run untimed before each timing, by the names in ``runs``. They remove
             effects of the previous function: cold caches, freed memory, waiting threads.
 
     Returns:
@@ -88,7 +88,7 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            gc.collect()  # otherwise the next function's time would include collecting this garbage
+            gc.collect()  # or the next function's time would include collecting this garbage
             before.get(name, lambda: None)()
             start = time.perf_counter()
             run()

@@ -4,8 +4,8 @@
 
 Prints one JSON line: seconds to the first line, the longest silence and the lines around it, and
 total seconds. The exit code is the command's. The command writes to a pipe, so it prints no live
-lines. The JSON line also has the CPU seconds of the command and its workers. On a busy machine they
-are more reliable than wall time.
+lines. The JSON line also has CPU seconds of the command and its workers, which are more reliable on
+a busy machine.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import psutil
 
 
 class Moment(NamedTuple):
-    """Time of a line of output."""
+    """A line of output and its time."""
 
     wall: float  # seconds of wall time
     cpu: float  # CPU seconds of the command and its workers
@@ -55,7 +55,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 def listen(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, echo: bool = False
 ) -> tuple[list[Moment], int]:
-    """Runs a command. Returns the moments of all lines and of its end, and the exit code.
+    """Runs a command. Returns the times of all lines and of its end, and the exit code.
 
     Args:
         command: program and arguments.

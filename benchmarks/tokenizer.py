@@ -89,7 +89,7 @@ def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
         ours._ids_of_word.clear()  # the cache of words
         return ours.encode_batch(lines)
 
-    # The last run fills the cache of words for the first run of the next round.
+    # "ours, new words" is last: it fills the word cache for "ours" in the next round.
     runs: dict[str, Callable[[], list[list[int]]]] = {
         "ours": lambda: ours.encode_batch(lines),
         "tokenizers": encode_with_peer,

@@ -4,12 +4,12 @@
 
 All models use float32, dropout 0.1, rows of 128 pieces with 20 predicted, a vocabulary of 30,522,
 and AdamW with the gradient norm clipped at 1. Ours is the compiled step of pretraining on one
-device. Each model runs in its own process on all cores, in turns, with batches of the same shape.
+device. Each model runs in its own process on all cores, alternating with the others, with batches
+of the same shape.
 
-PyTorch is measured if it is installed. Hugging Face's Flax BERT ended with transformers 4.
-``--flax-python PATH`` names a Python that has it (``pip install 'transformers==4.56.*' flax
-optax``). On Linux all processes use malloc's large pages, as under `make`. An empty GLIBC_TUNABLES
-switches them off.
+PyTorch is measured if it is installed. Transformers 5 has no Flax BERT, so ``--flax-python PATH``
+is a Python with transformers 4 (``pip install 'transformers==4.56.*' flax optax``). On Linux all
+processes use malloc's large pages, as under `make`. An empty GLIBC_TUNABLES switches them off.
 """
 
 import argparse
@@ -54,7 +54,7 @@ Run = Callable[[int], object]  # runs a given number of steps
 
 
 def main() -> None:
-    """Measures every requested size and prints a line of JSON per figure."""
+    """Measures every requested size and prints one JSON line per metric."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )

@@ -20,10 +20,10 @@ class Watched:
 
     Attributes:
         seconds: wall time of the command.
-        cpu_seconds: CPU time of all processes. For children of a fork server it is a sample, taken
-            at most a twentieth of a second before their end.
-        peaks: peak resident memory in MiB by process: ``{"main": 129.4, "worker 1": 118.0}``. The
-            pages of a mapped file are included in each process that maps it.
+        cpu_seconds: CPU time of all processes. For children of a fork server, it is sampled every
+            0.05 s.
+        peaks: peak resident memory in MiB by process: ``{"main": 129.4, "worker 1": 118.0}``. Every
+            process includes the pages of its mapped files.
     """
 
     seconds: float
@@ -39,7 +39,7 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
         env: environment of the command. If None, this process's environment.
 
     Raises:
-        RuntimeError: if the command fails. The message has the end of its output.
+        RuntimeError: if the command fails. The message contains the end of the output.
     """
     before = _cpu_seconds()
     start = time.perf_counter()
@@ -50,8 +50,7 @@ def watch(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Wa
         command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         root = psutil.Process(process.pid)
-        # The run prints a few lines, which fit into the pipe's 64 KiB. So the pipe is read only at
-        # the end.
+        # The command prints a few lines. They fit into the pipe's 64 KiB, so read them at the end.
         while process.poll() is None:
             _sample(root, peaks, roles, forked)
             time.sleep(_SECONDS_BETWEEN_LOOKS)
@@ -91,7 +90,7 @@ def _role(process: psutil.Process, words: str, root: psutil.Process) -> str:
         return "main"
     if "resource_tracker" in words:
         return "tracker"
-    # The forks of a fork server have the same command line as the server.
+    # The forks of a fork server have the server's command line, so compare the parent too.
     return "server" if _FORK_SERVER in words and process.ppid() == root.pid else "worker"
 
 

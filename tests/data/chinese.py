@@ -1,10 +1,10 @@
-"""A segmenter for tests. Settings name it, as they name a user's function."""
+"""A user's word segmenter, for tests."""
 
 LEXICON = ("北京", "大学", "学生")
 
 
 def cut(text: str) -> list[str]:
-    """Finds the longest word at each place from the left: ``我在北京大学 -> 我 在 北京 大学``."""
+    """Finds the longest word at each index, from the left: ``我在北京大学 -> 我 在 北京 大学``."""
     words = []
     while text:
         word = next((word for word in LEXICON if text.startswith(word)), text[0])

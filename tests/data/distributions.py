@@ -9,11 +9,11 @@ from scipy import stats
 
 
 def same_distribution(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """Returns the p-value of a chi-square test that two samples of integers are alike."""
+    """Returns the p-value of a chi-square test that two samples have one distribution."""
     pooled = Counter([*ours, *theirs])
     bins: dict[int, int] = {}
     filled, number = 0, 0
-    for value in sorted(pooled):  # a bin has neighbouring values, at least 40
+    for value in sorted(pooled):  # a bin has neighbouring values, and at least 40 observations
         bins[value] = number
         filled += pooled[value]
         if filled >= 40:

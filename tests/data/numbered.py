@@ -1,4 +1,4 @@
-"""Documents whose tokens show their origin."""
+"""Makes documents whose tokens equal their positions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ LENGTHS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_si
 
 
 def numbered(lengths: Iterable[Sequence[int]]) -> TokenisedDocuments:
-    """Returns documents whose tokens equal their positions."""
+    """Returns documents with given sentence lengths."""
     documents, place = [], 0
     for document in lengths:
         sentences = []
@@ -27,7 +27,7 @@ def numbered(lengths: Iterable[Sequence[int]]) -> TokenisedDocuments:
 
 
 def token_owner(documents: TokenisedDocuments) -> np.ndarray:
-    """Returns the document of every token."""
+    """Returns the index of each token's document."""
     starts = documents.sentence_starts[documents.document_starts]
     return np.repeat(np.arange(len(documents)), np.diff(starts))
 

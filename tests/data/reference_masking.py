@@ -1,8 +1,7 @@
 """google-research/bert's masking, one token at a time.
 
-A second implementation of the published procedure (google-research/bert,
-``create_pretraining_data.py``), to compare the package with. It uses lists and Python's ``random``
-instead of NumPy.
+Reference for tests: the procedure of ``create_pretraining_data.py``, with lists and Python's
+``random`` instead of NumPy.
 """
 
 import random

@@ -26,7 +26,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(directory: Path, tmp_path: Path) -> Path:
-    """A dataset to be damaged."""
+    """Directory of a dataset that tests damage."""
     return Path(shutil.copytree(directory, tmp_path / "dataset"))
 
 

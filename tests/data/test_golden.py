@@ -1,4 +1,4 @@
-"""Hashes of pairs and masks: a run can be resumed by another version of the package.
+"""Hashes of pairs and masks. If they change, another version of the package cannot resume a run.
 
 The hashes are from the first version of the package. Change them only together with
 ``FORMAT_VERSION`` and a note in the changelog.

@@ -97,7 +97,7 @@ def test_unpacked_numbers_are_read() -> None:
     for name, values in ROWS[1].items():
         if name == "masked_lm_weights":
             feature = delimited(0x12, delimited(0x0A, np.array(values, "<f4").tobytes()))
-        else:  # unpacked: each number has its own tag
+        else:  # unpacked: each value has its own tag
             feature = delimited(0x1A, b"".join(b"\x08" + varint(value) for value in values))
         entries += delimited(0x0A, delimited(0x0A, name.encode()) + delimited(0x12, feature))
     (ours,), (theirs,) = decode(delimited(0x0A, entries)), decode(example_bytes(ROWS[1]))

@@ -51,7 +51,7 @@ class WorkerRows(MaskingTransform):
 
 
 def test_workers_give_equal_batches_without_accelerators(tmp_path, monkeypatch):
-    monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # workers would inherit the variable
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)  # otherwise, workers would inherit it
     make_dataset(tmp_path)
     tokenizer, masking = load_tokenizer(tmp_path / "tokenizer"), MaskingSection(unit="whole_word")
     transform = WorkerRows.from_tokenizer(tokenizer, seq_length=48, masking=masking)

@@ -1,4 +1,4 @@
-"""N-grams and spans: lengths, places and replacement."""
+"""N-grams and spans: lengths, positions and replacement."""
 
 import numpy as np
 import pytest
@@ -61,8 +61,8 @@ def test_a_span_ends_at_a_special_token(monkeypatch):
     ids = np.array([2, 10, 3, 11, 12, 3])
     section = MaskingSection(unit="span", rate=0.34)
     chosen = {tuple(mask(ids, seed, section).positions.tolist()) for seed in range(60)}
-    # Two tokens. A span that begins at 11 has both. A span that begins at 10 ends after one token,
-    # and another span follows.
+    # Two tokens are masked. A span from token 11 contains both. A span from token 10 ends after one
+    # token, and another span follows.
     assert chosen == {(1, 3), (1, 4), (3, 4)}
 
 
@@ -94,7 +94,7 @@ def test_a_span_is_replaced_as_a_whole():
             counts[0] += 1
         elif (seen == masked.ids).all():
             counts[2] += 1
-        else:  # every token has its own random replacement
+        else:  # each token is replaced independently
             counts[1] += 1
             assert len(set(seen.tolist())) > 1
     assert stats.chisquare(counts, counts.sum() * np.array([0.8, 0.1, 0.1])).pvalue > 1e-3

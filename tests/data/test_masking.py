@@ -91,7 +91,7 @@ def test_masks_respect_originals_words_and_budget(example, seed, unit, most, rat
     assert not np.isin(masked.ids, [SPECIAL.cls, SPECIAL.sep]).any()
     budget = min(most, max(1, round(len(ids) * rate)), len(ids) - 3)
     chosen = set(masked.positions.tolist())
-    if unit == "token":  # the number of masks of google-research/bert
+    if unit == "token":  # as many masks as google-research/bert
         assert len(chosen) == budget
         return
     words = words_of(ids)
@@ -103,8 +103,8 @@ def test_masks_respect_originals_words_and_budget(example, seed, unit, most, rat
 
 @pytest.mark.parametrize("unit", ["token", "whole_word"])
 def test_masks_have_google_research_berts_distribution(unit):
-    # Words have one to four tokens. No span begins with a continuation, because then the masks
-    # differ on purpose; see test_a_continuation_after_sep_is_a_separate_word.
+    # Words have one to four tokens. No span begins with a continuation: there the masks differ on
+    # purpose, see test_a_continuation_after_sep_is_a_separate_word.
     words = [[10 + w] + [FIRST_CONTINUATION + w] * (w % 4) for w in range(24)]
     first, second = (list(chain.from_iterable(part)) for part in (words[:15], words[15:]))
     ids = make_example(first, second).input_ids

@@ -42,7 +42,7 @@ def rows_of_examples(draw: st.DrawFn) -> list[Example]:
 
 
 def unpack(row: Batch) -> list[dict[str, list]]:
-    """Returns the content of each example in a row, without its place in the row."""
+    """Returns the content of each example in a row, without its position in the row."""
     found = []
     for k in range(int(row["segment_ids"].max())):
         places = np.flatnonzero(row["segment_ids"] == k + 1)

@@ -60,7 +60,7 @@ VALUES: Final[list[Any]] = [
 
 @st.composite
 def damaged(draw: Any, whole: bytes) -> bytes:
-    """Draws the bytes of a valid file with up to four damages."""
+    """Draws the bytes of a valid file, damaged one to four times."""
     content = whole
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
@@ -73,7 +73,7 @@ def damaged(draw: Any, whole: bytes) -> bytes:
                 content = content[:at]
             case 3:
                 content = content[:at] + content[end:]
-            case 4:  # a piece moves elsewhere
+            case 4:  # a range of bytes is repeated elsewhere
                 other = draw(st.integers(0, len(content)))
                 content = content[:other] + content[at:end] + content[other:]
             case 5:

@@ -174,7 +174,7 @@ def test_shards(tmp_path: Path, dataset: Path, inputs: int) -> None:
         examples = found.__getitems__(range(len(found)))
         assert [
             each.input_ids.tolist() for each in examples
-        ] == expected  # damage is harmless or raises an error
+        ] == expected  # damage has no effect or raises an error
 
     survives(read, st.one_of(flipped(whole), flipped(whole), damaged(whole)), inputs)
 

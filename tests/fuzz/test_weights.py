@@ -54,7 +54,7 @@ def test_torch_files(tmp_path: Path, zipped: bool, inputs: int) -> None:
     whole = path.read_bytes()
 
     def read(content: bytes) -> None:
-        path.unlink(missing_ok=True)  # the previous file is still mapped to memory
+        path.unlink(missing_ok=True)  # not overwritten: the previous file is still mapped to memory
         path.write_bytes(content)
         read_all(TorchFile(path))
 

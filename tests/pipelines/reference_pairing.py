@@ -55,7 +55,7 @@ def reference_pass(
 
 
 def reference_truncate(a: list[int], b: list[int], room: int, rng: random.Random) -> None:
-    """Drops tokens from the longer list until both fit. If both are equal, it is the second."""
+    """Drops tokens from the longer list until both fit. If the lengths are equal, drops from B."""
     while len(a) + len(b) > room:
         longer = a if len(a) > len(b) else b
         if rng.random() < 0.5:

@@ -54,7 +54,7 @@ def test_repeats_equal_a_search_in_order(spilled: list[list[tuple[int, bool]]], 
         spills = [Path(name, str(number)) for number in range(len(spilled))]
         for spill, things in zip(spills, spilled, strict=True):
             spill.mkdir()
-            # Real hashes are spread over all 64 bits.
+            # Spread the values over all 64 bits, as real hashes are.
             save_hashes(spill, "x", np.array([h * (2**64 // 7) for h, _ in things], np.uint64))
         found = find_repeats(spills, "x", dropped=dropped)
     assert found.tolist() == expected
@@ -109,10 +109,10 @@ def test_the_first_of_equal_documents_and_lines_is_kept(tmp_path: Path) -> None:
     documents = [
         [long[0], "shared"],
         ["own", "shared", "own"],
-        [long[0], "shared"],  # equal to the first
-        [f"{long[0]} more", "new"],  # nearly equal to the first
-        ["new", "shared", "last"],  # "new" occurs only in the dropped document
-        ["shared", "own"],  # becomes empty
+        [long[0], "shared"],  # equals the first document
+        [f"{long[0]} more", "new"],  # nearly equals the first document
+        ["new", "shared", "last"],  # "new" occurs before only in a dropped document
+        ["shared", "own"],  # emptied: both lines occur before
     ]
     path = tmp_path / "a.txt"
     path.write_text("\n\n".join("\n".join(d) for d in documents))

@@ -22,7 +22,7 @@ from tests.project import environment, refused, refuses, write_config
 
 ROOT = Path(__file__).parents[2]
 
-# Rules that compare documents, so that every stage of every engine runs.
+# These rules compare documents, so every stage runs.
 CLEANING = {"duplicate_documents": True, "near_duplicates": {}, "duplicate_lines": "corpus"}
 
 PROGRAM = """
@@ -39,7 +39,7 @@ if __name__ == "__main__":
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory with four files of two languages, a tokenizer, and their dataset.
 
-    Some documents are in several files. One process made the dataset in one part.
+    Some documents are in several files. One process makes the dataset in one part.
     """
     directory = tmp_path_factory.mktemp("corpus")
     for number in range(4):
@@ -201,7 +201,7 @@ def test_beam_on_a_cluster_gives_the_same_bytes(corpus: Path, tmp_path: Path) ->
 
 
 def test_missing_results_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Imitates workers with another disk.
+    # Imitates workers that do not share this machine's disk.
     monkeypatch.setattr("bert_jax.pipelines.engines.beam.do_job", lambda element: None)
     with (
         BeamEngine(BeamSection(options=IN_MEMORY), workers=None, directory=tmp_path) as engine,
@@ -211,7 +211,7 @@ def test_missing_results_are_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def killed_after(settings: ExamplesSection, line: str, *, alone: bool) -> None:
-    """Starts a run and kills it soon after a given line. If ``alone``, workers are not killed."""
+    """Starts a run, waits for a line and kills the run. If ``alone``, workers are not killed."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", PROGRAM, settings.model_dump_json()],
         cwd=ROOT,

@@ -190,7 +190,7 @@ def test_two_runs_on_one_output_are_refused(corpus: Path) -> None:
 def test_a_full_disk_is_one_line_without_partial_files(
     corpus: Path, bytes_per_file: int, named: str
 ) -> None:
-    # With this limit, writes fail as on a full disk, in Python and in the C++ writer.
+    # This limit makes writes fail as on a full disk, in Python and in the C++ writer.
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, hard))
     try:
@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_line_without_partial_files(
     assert not (corpus / "dataset").exists()
     partial = corpus / "dataset.partial"
     assert not [p for p in partial.rglob("*") if SHARD.search(p.name) or p.suffix == ".tmp"]
-    # When there is space again, the run resumes, and its dataset equals an uninterrupted run's.
+    # Once there is space, the run resumes and makes the dataset of an uninterrupted run.
     make_examples(section(corpus, dupe_factor=40))
     make_examples(section(corpus, dupe_factor=40, output=str(corpus / "whole")))
     assert hashes(corpus / "dataset") == hashes(corpus / "whole")
@@ -284,7 +284,7 @@ def test_other_files_are_never_overwritten(corpus: Path) -> None:
     with refuses("lock.unusable", place=corpus / "file" / "dataset", reason="File exists"):
         make_examples(section(corpus, output=str(corpus / "file" / "dataset")))
     (corpus / "dataset").mkdir()
-    make_examples(section(corpus))  # an empty directory is no obstacle
+    make_examples(section(corpus))  # an empty output directory is allowed
     (corpus / "other").mkdir()
     (corpus / "other" / "thesis.tex").write_text("x")
     with refuses("examples.output_has_files", place="output", found=corpus / "other"):

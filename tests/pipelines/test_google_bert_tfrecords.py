@@ -58,7 +58,7 @@ def test_tensorflow_reads_new_masks_in_each_copy(made: Path, tmp_path: Path) -> 
         for e in dataset.__getitems__(range(len(dataset)))
     )
     assert originals == Counter({key: 2 * count for key, count in wanted.items()})
-    assert len(masks) > 1.8 * len(wanted)  # copies differ, except by chance in short examples
+    assert len(masks) > 1.8 * len(wanted)  # copies of short examples may be equal by chance
 
 
 def test_written_splits_are_read_back(made: Path, tmp_path: Path) -> None:

@@ -109,10 +109,10 @@ def test_languages_have_smoothed_shares_and_do_not_mix(
         assert record.mixture_share == pytest.approx(share)
         assert record.share == pytest.approx(sizes[language] / sum(sizes.values()))
         assert record.passes == pytest.approx(3 * share / record.share)
-        error = 4 * np.sqrt(share * (1 - share) / passes)  # whole documents are drawn
+        error = 4 * np.sqrt(share * (1 - share) / passes)  # each draw is a document
         assert abs(tokens[language] / tokens.total() - share) < error
         assert abs(record.example_tokens / made.splits["train"].tokens - share) < error
-    # The total number of tokens and the validation split are the same without a mixture.
+    # A mixture changes neither the total number of tokens nor the validation split.
     plain = make_examples(section(corpus, tmp_path / "plain", kind=kind, **chances))
     assert made.splits["train"].tokens == pytest.approx(plain.splits["train"].tokens, rel=0.02)
     assert validation(tmp_path / "dataset") == validation(tmp_path / "plain")
@@ -148,7 +148,7 @@ def test_each_language_is_split_by_its_own_rules(tmp_path: Path) -> None:
 
 def test_validation_omits_languages_with_one_document(corpus: Path, tmp_path: Path) -> None:
     lines: list[str] = []
-    # This fraction holds out one of 20 Icelandic and one of 40 Chinese documents.
+    # This puts one of 20 Icelandic and one of 40 Chinese documents into the validation split.
     made = make_examples(
         section(corpus, tmp_path / "dataset", validation_fraction=0.05), progress=lines.append
     )
@@ -207,7 +207,7 @@ SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**12), min
 
 @given(SIZES, st.floats(0, 1))
 def test_shares_equal_an_independent_computation(sizes: dict[str, int], s: float) -> None:
-    # "We exponentiate each probability by some factor S, and then re-normalize".
+    # multilingual.md: "We exponentiate each probability by some factor S, and then re-normalize".
     total = sum(sizes.values())
     powered = [(size / total) ** s for size in sizes.values()]
     wanted = [each / sum(powered) for each in powered]

@@ -149,8 +149,8 @@ def test_pairs_have_the_releases_distribution() -> None:
         "back cut of A": lambda p: back_cut(p.first_stop),
         "back cut of B": lambda p: back_cut(p.second_stop),
     }
-    # Examples of one pass have the same target length. One example per pass makes the sample
-    # independent.
+    # Examples of one pass share a target length. To make the sample independent, take one example
+    # per pass.
     for name, figure in figures.items():
         for place in (0, -1):
             p = same_distribution(
@@ -240,7 +240,7 @@ def test_every_sentence_is_used_once_except_last_partners(
 
 
 def test_swapped_pairs_cannot_be_told_by_their_lengths() -> None:
-    # The number of tokens is odd, so one of two long spans has one token more.
+    # 28 minus three special tokens is odd, so one of two long spans has one token more.
     documents = numbered([[7] * 40] * 40)
     section = PairingSection(kind="sop", max_seq_length=28, dupe_factor=20, short_seq_prob=0.0)
     pairs = pairs_of(documents, section, seed=1)

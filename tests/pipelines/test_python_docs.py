@@ -7,7 +7,7 @@ from bert_jax.pipelines.python_docs import MIN_SENTENCES, prose_paragraphs, writ
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Files with two thirds of the text: all chapters, and the first modules by name."""
+    """Files with two thirds of the text: all chapters, then modules in order of their names."""
     return write_python_docs(tmp_path_factory.mktemp("docs"), max_bytes=1_050_000)
 
 

@@ -79,7 +79,7 @@ def test_a_damaged_compressed_file_is_one_line(tmp_path: Path, suffix: str, dama
     if damage == "cut":
         del packed[-2000:]
     else:
-        # Arrow writes Zstandard without checksums, so only structural damage is detectable.
+        # Arrow writes Zstandard without checksums, so only a damaged structure is detected.
         place = 4 if suffix == "zst" else len(packed) // 2
         packed[place : place + 500] = bytes(500)
     path.write_bytes(packed)

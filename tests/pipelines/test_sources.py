@@ -137,7 +137,7 @@ def test_the_held_out_share_equals_the_fraction() -> None:
     ids = [document_id("a.txt", 37 * i) for i in range(20_000)]
     held_out = [i for i in ids if is_validation(i, fraction=0.05)]
     assert abs(len(held_out) - 1000) < 4 * (20_000 * 0.05 * 0.95) ** 0.5
-    # A smaller fraction holds out a subset of the same documents.
+    # With a smaller fraction, the validation split is a subset.
     fewer = [i for i in ids if is_validation(i, fraction=0.01)]
     assert set(fewer) < set(held_out)
     assert not any(is_validation(i, fraction=0.0) for i in ids)

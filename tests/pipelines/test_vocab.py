@@ -218,7 +218,7 @@ def test_a_mixture_has_smoothed_shares(bounds: dict[str, int], smoothing: float)
         assert own.bytes / held.bytes == pytest.approx(wanted[language], abs=0.004)
     assert held.parts <= bounds.get("max_lines", 10**9)
     assert held.bytes <= bounds.get("max_bytes", sum(sizes.values()))
-    # The sample reaches a bound, or is as large as the corpus.
+    # The sample reaches a limit or the size of the corpus.
     full = held.bytes / min(sum(sizes.values()), bounds.get("max_bytes", 10**9))
     assert max(full, held.parts / bounds.get("max_lines", 10**9)) > 0.99
 

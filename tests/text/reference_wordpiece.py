@@ -1,4 +1,4 @@
-"""The tokenization of the 2018 release, in a form that is easy to check by eye.
+"""Reference implementation of the 2018 release's tokenization.
 
 It follows google-research/bert ``tokenization.py`` step by step and character by character, with
 Python's ``unicodedata``. Tests compare the package's tokenizer with it.
