@@ -101,7 +101,7 @@ def repeat(text: Path, root: Path, *, copies: int) -> Path:
 def measure(
     texts: dict[int, Path], tokenizer: Path, *, workers: list[int], rounds: int, script: Path | None
 ) -> None:
-    """Runs our command and the script in turns and reports their metrics."""
+    """Runs our command and the script alternately and reports their metrics."""
     taken: dict[tuple[int, int], list[Watched]] = {}
     theirs: list[Watched] = []
     made: dict[int, tuple[int, int]] = {}

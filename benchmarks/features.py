@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def rates(source: Path, run_dir: Path, sentences: list[str], *, rounds: int) -> None:
-    """Times ours and Hugging Face's model on the same sentences in turns."""
+    """Times ours and Hugging Face's model on the same sentences, alternately."""
     ours, extractor = our_features(run_dir, sentences)
     theirs, padding = torch_features(source, sentences, pool="mean")
     np.testing.assert_allclose(ours(), theirs(), atol=1e-4)

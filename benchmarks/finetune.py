@@ -64,7 +64,7 @@ def main() -> None:
 def measure(
     task: str, data: Path, checkpoint: Path, run_dir: Path, *, steps: int, rounds: int
 ) -> None:
-    """Times ours and Hugging Face's side in turns."""
+    """Times ours and Hugging Face's side alternately."""
     settings = Settings(epochs=1000)
     ours = Ours(task, data, run_dir, settings)
     train = read(data / "train.tsv", task)

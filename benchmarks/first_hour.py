@@ -43,7 +43,7 @@ class Newcomer:
             command: program and arguments.
             name: name of the metric.
             until: prefix of the given line.
-            **facts: facts that affect the metric.
+            **facts: facts to print with the metric.
 
         Returns:
             Total seconds.

@@ -113,8 +113,8 @@ def make_dataset(directory: pathlib.Path, *, short_seq_prob: float) -> None:
 def measure_epoch(dataset: Dataset, features: MaskingTransform, *, workers: int) -> None:
     """Reads one epoch and reports its speed and the growth of memory.
 
-    The clock starts at the first batch, so the start of worker processes is excluded. Rows per
-    second of CPU time (of this process and its workers) are reliable even on a busy machine.
+    The clock starts at the first batch, so the start of worker processes is excluded. On a busy
+    machine, use rows per second of CPU time of this process and its workers.
     """
     section = LoaderSection(workers=workers)
     loader = Loader(dataset, features, batch_size=BATCH_SIZE, seed=0, section=section)

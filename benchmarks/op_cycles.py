@@ -39,7 +39,7 @@ TOPOLOGIES = ("v3:4x4", "v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
 VOCAB = 30_522
 WIDTHS_OF_BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 LAYERS = 2  # a single layer is not scanned, and costs little compared with the vocabulary
-STARTS = 12  # random starts of the search, whose best result is used
+STARTS = 12  # number of random starts; the best result is used
 HEAD = """\
 # Cost models of `op_cycles.py`: cycles of each operation for each of its features, by generation.
 # Fitted by: python -m benchmarks.op_cycles > bert_jax/planning/compilation/op_cycles.yaml

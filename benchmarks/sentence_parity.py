@@ -3,8 +3,8 @@
     python -m benchmarks.sentence_parity CHECKPOINT SENTENCES.txt [--count 200]
 
 The checkpoint is a Hugging Face directory, which `bert-jax import` imports. Both sides embed the
-first sentences of the file with their own tokenizer: the mean over the tokens without padding,
-normalised. Prints the largest difference of any number, and the number of sentences that the
+first ``--count`` sentences with their own tokenizer. An embedding is the normalised mean over all
+tokens except padding. Prints the largest absolute difference, and the number of sentences that the
 tokenizers split differently.
 """
 

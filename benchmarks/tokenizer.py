@@ -2,8 +2,8 @@
 
     python -m benchmarks.tokenizer [--text FILE] [--vocab DIR]
 
-Both encode the same lines with the same vocabulary and one thread, in turns. Without arguments the
-text is Python's own manual (``pydoc_data.topics``), and the vocabulary is trained on it.
+Both alternately encode the same lines with the same vocabulary and one thread. Without arguments
+the text is Python's own manual (``pydoc_data.topics``), and the vocabulary is trained on it.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def open_or_train(directory: Path | None, text: str) -> WordPieceTokenizer:
 
 
 def measure(ours: WordPieceTokenizer, lines: list[str], *, rounds: int) -> None:
-    """Times the encodings in turns and prints the medians.
+    """Times the encodings alternately and prints the medians.
 
     Args:
         ours: the tokenizer to measure.

@@ -103,7 +103,7 @@ def measure(
     rounds: int,
     flax_python: str | None,
 ) -> None:
-    """Times our step and the peers' steps in turns, and reports rates and ratios."""
+    """Times our step and the peers' steps alternately, and reports rates and ratios."""
     batch = make_batch(rows)
     packages = ["jax", "flax"]
     with contextlib.ExitStack() as stack:

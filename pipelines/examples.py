@@ -44,11 +44,11 @@ def make_examples(
 ) -> Provenance:
     """Makes a dataset directory that :func:`open_dataset` and TFDS open.
 
-    The documents are tokenised part by part (`tokenise_corpus`) and divided into buckets by a hash
-    of their ids. Each bucket is paired and written to a shard (`write_shard`). On a file system,
-    all files are first written to ``<output>.partial``, which is renamed when it is complete. A
-    stopped run resumes. The same settings and input give the same bytes on either engine with any
-    number of workers. If the output already has this dataset, writes nothing.
+    The documents are tokenised part by part (`tokenise_corpus`), sorted by a hash of their ids and
+    divided into buckets. Each bucket is paired and written to a shard (`write_shard`). On a file
+    system, all files are first written to ``<output>.partial``, which is renamed when it is
+    complete. A stopped run resumes. The same settings and input give the same bytes on either
+    engine with any number of workers. If the output already has this dataset, writes nothing.
 
     Returns the content of ``provenance.json``.
 

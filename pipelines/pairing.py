@@ -127,8 +127,8 @@ def _random_span(
 ) -> tuple[int, int]:
     """Returns the token range of sentences of another document.
 
-    The range begins at a random sentence. It ends at the first sentence end after ``wanted``
-    tokens, or at the end of the document.
+    The range begins at a random sentence. It ends with the sentence that reaches ``wanted`` tokens,
+    or with the document.
     """
     bounds, starts = offsets
     other = below(len(starts) - 2, draw)
@@ -182,7 +182,7 @@ def draw_target(max_tokens: int, short_seq_prob: float, draw: Callable[[], float
 def truncate(
     first: tuple[int, int], second: tuple[int, int], *, max_tokens: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Shortens two spans to ``max_tokens``: ``(0, 5), (5, 10)`` to 6, for example ``1, 4, 7, 10``.
+    """Shortens two spans to ``max_tokens``, for example ``(0, 5), (5, 10)`` to ``1, 4, 7, 10``.
 
     google-research/bert removes one token at a time from the longer span (from the second if both
     are equal), at the front or the back with equal probability. The remaining lengths are thus

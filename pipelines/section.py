@@ -84,7 +84,7 @@ class SourcesSection(Section):
 
     @property
     def by_language(self) -> dict[str | None, tuple[str, ...]]:
-        """Entries of ``input``, sorted by language code. A single list has the key None."""
+        """Entries of ``input`` by language, in order of code. A single list has the key None."""
         if isinstance(self.input, tuple):
             return {None: self.input}
         return dict(sorted(self.input.items()))
@@ -154,7 +154,7 @@ class ContaminationSection(Section):
     """Number of words in a shared n-gram. The default is GPT-3's (arXiv:2005.14165, appendix C).
     Shorter evaluation texts cannot be found; the report counts them."""
     on_contaminated: Literal["report", "drop"] = "report"
-    """Drop documents with an overlap, or only count them."""
+    """Only count documents with an overlap, or drop them."""
 
 
 class CleaningSection(Section):
@@ -165,7 +165,7 @@ class CleaningSection(Section):
     boilerplate: BoilerplateSection | None = None
     """Drop lines and documents that are not prose. ``{}`` uses the rules of C4."""
     duplicate_lines: Literal["keep", "document", "corpus"] = "keep"
-    """Drop lines that occur earlier in the same document, or anywhere earlier in the corpus."""
+    """Drop lines that occur earlier: in the same ``document``, or anywhere in the ``corpus``."""
     language_filter: str | None = None
     """Your function, ``package.module:function``. It takes the text of a document and returns True,
     False or a language code. It must be deterministic."""
@@ -205,7 +205,7 @@ class ExamplesSection(SourcesSection, PairingSection):
     language: str = _LANGUAGE
     """ISO 639 code for splitting prose into sentences. Not allowed if ``input`` has languages."""
     input_root: PathText | None = None
-    """Directory relative to which document ids name files. By default, the deepest directory that
+    """Base directory of the file names in document ids. By default, the deepest directory that
     contains all files."""
     cleaning: CleaningSection = CleaningSection()
     """Rules that drop text. By default, no text is dropped."""

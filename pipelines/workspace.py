@@ -53,8 +53,8 @@ class Workspace:
     opens a directory without it.
 
     A lock prevents two processes from making the same dataset. After an exception the directory
-    stays, and the next run resumes there. If no corrected run could use its files after a
-    UserError, it is removed.
+    stays, and the next run resumes there. After a UserError whose correction makes its files
+    useless, it is removed.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ _FULL_NAMES: Final = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRu
 _OPTIONS: Final = "examples.beam.options"
 _RUNNER: Final = "examples.beam.runner"
 
-_STAGE: Final = "beam-"  # prefix of a list's directory, which contains the three files below
+_STAGE: Final = "beam-"  # prefix of the directory of a list of jobs, with the three files below
 _JOBS: Final = "jobs.pickle"
 _STOP: Final = "stop"
 _RESULT: Final = ".result"
@@ -49,7 +49,7 @@ class BeamSection(Section):
     """Apache Beam's runner and its options."""
 
     runner: str = _DIRECT
-    """Beam's name of the runner, or ``module.Class``."""
+    """Name of a runner that Beam knows, or ``module.Class``."""
     options: Strings = ()
     """Beam's own command line options: ``["--region=europe-west4"]``. A value ``$NAME`` is read
     from the environment. Passwords and other secrets must have this form, because the settings are
@@ -77,7 +77,7 @@ class BeamSection(Section):
 class BeamEngine:
     """Context manager that runs each list of jobs as a Beam pipeline: ``Create | Reshuffle | Map``.
 
-    The elements of the pipeline are job numbers. Jobs and results are files in a directory that
+    The elements of the pipeline are indices of jobs. Jobs and results are files in a directory that
     every worker must be able to read and write.
     """
 

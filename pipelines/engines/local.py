@@ -57,7 +57,7 @@ class WorkerPool:
         """Yields ``(job, function(job))`` in the order in which jobs finish.
 
         Workers import the function; jobs and results are pickled. Raises RunStopped if the system
-        kills a worker, and the exception of the first job that raises one.
+        kills a worker. If a job raises an exception, raises it too.
         """
         if self._executor is None or len(jobs) < 2:
             for job in jobs:

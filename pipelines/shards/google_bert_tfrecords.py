@@ -32,9 +32,8 @@ def write_tfrecords(
     training example is written ``copies`` times, each time with other masks. ``seed`` decides the
     order and the masks. The directory appears atomically.
 
-    Returns the number of records of each split. Raises UserError if the dataset has another pairing
-    kind than ``nsp``, an example is longer than a row, the output exists already, or the disk is
-    full.
+    Returns the number of records of each split. Raises UserError if the dataset's pairing kind is
+    not ``nsp``, an example is longer than a row, the output exists already, or the disk is full.
     """
     written = {}
     for dataset in datasets:

@@ -61,8 +61,8 @@ class SplitLanguages:
     def boosts(self) -> dict[str, float]:
         """Factor by which each paired language's number of passes is multiplied.
 
-        The factor is 1 without a mixture. In the split ``validation`` it is always 1, so that runs
-        with different mixtures can be compared.
+        Without a mixture, the factor is 1. In the split ``validation``, it is always 1, so that
+        runs with different mixtures can be compared.
         """
         return boosts(self.tokens(self.paired), smoothing=self._smoothing)
 

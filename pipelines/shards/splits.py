@@ -85,7 +85,7 @@ def write_splits(
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
 
-    Raises UserError as :func:`count_shards` and :func:`check_languages` do, or if the disk is full.
+    Raises UserError if the disk is full; see also :func:`check_languages` and :func:`count_shards`.
     """
     check_languages(build.section, languages)
     counts = count_shards(build.section, languages)

@@ -76,8 +76,8 @@ class ShardSummary(Section):
 def write_shard(job: ShardJob) -> ShardSummary:
     """Pairs a shard's buckets and writes the shard, its lengths and its summary.
 
-    If an earlier run finished the shard and its hash still matches, nothing is written. Raises
-    UserError if the disk is full; then no file has the shard's name.
+    If an earlier run finished the shard and its hash still matches, nothing is written. If the disk
+    is full, raises UserError and leaves no file with the shard's name.
     """
     done, target = epath.Path(job.work) / f"{job.name}.json", epath.Path(job.target) / job.name
     if (finished := _read_finished(done, target)) is not None:

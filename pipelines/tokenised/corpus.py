@@ -128,7 +128,7 @@ def _parts(build: DatasetBuild, sources: Sequence[Source], tally: Tally) -> Iter
 def _batches(
     items: Iterable[T], size: Callable[[T], int], *, least: int
 ) -> Iterator[tuple[T, ...]]:
-    """Yields batches of consecutive items, each as short as a size of ``least`` allows."""
+    """Yields batches of consecutive items. A batch ends when its size reaches ``least``."""
     batch, held = list[T](), 0
     for item in items:
         batch.append(item)

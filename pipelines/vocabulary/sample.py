@@ -65,7 +65,7 @@ class TextSize(NamedTuple):
 
 
 def measure(lines: Iterable[str]) -> TextSize:
-    """Returns the size of a text, with one line in memory at a time."""
+    """Measures a text with one line in memory at a time."""
     parts = total = 0
     for part in (part for line in lines for part in cut_line(line)):
         parts, total = parts + 1, total + _size(part)

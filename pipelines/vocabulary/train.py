@@ -173,7 +173,7 @@ def _drops_accents(section: VocabSection) -> bool:
 
 
 def _padding(section: VocabSection, *, found: int) -> int:
-    """Returns the number of unused slots to add to ``found`` ids to reach the wanted size."""
+    """Returns the number of unused slots to add to ``found`` ids to reach the configured size."""
     wanted = -(-section.size // _LANE) * _LANE if section.pad_to_128 else section.size
     missing = wanted - found
     if missing and not (section.pad_to_128 and 0 < missing < _LANE):
