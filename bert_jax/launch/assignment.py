@@ -94,7 +94,7 @@ class Assignment:
 
     @property
     def command(self) -> list[str]:
-        """The run's command line, started without a shell."""
+        """The arguments of the run's process, which starts without a shell."""
         verb, config = self.attempt.job.verb, str(self.host.files.config)
         return [sys.executable, "-m", "bert_jax.cli", verb, config, *self._overrides]
 
@@ -110,7 +110,7 @@ class Assignment:
         mesh, placement = self.config.get("mesh") or {}, self.attempt.placement
         if placement.topology is not None:
             if mesh.get("platform", "auto") == "auto":
-                yield "mesh.platform=tpu"  # without a TPU, JAX would use the CPU
+                yield "mesh.platform=tpu"  # fail without a TPU; "auto" would use the CPU
             yield f"mesh.slices={placement.slices}"
         if self.attempt.hosts > 1:
             yield "mesh.distributed.enabled=true"

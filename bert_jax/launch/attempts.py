@@ -38,7 +38,7 @@ class AttemptRecord(Section):
     # supervisor can find the machines.
     intended: float
     created: float | None = None  # time of the launcher's answer
-    bills_from: float | None = None  # start of billing: time of the last poll without it
+    bills_from: float | None = None  # start of billing: the last poll without billing
     # Time when a supervisor saw the machines start. The start-up limit counts from this time,
     # because a supervisor that was suspended for hours does not know when machines really started.
     up_from: float | None = None
@@ -93,7 +93,7 @@ class SupervisorState(Section):
         return (now - self.attempts[0].intended) / 3600 if self.attempts else 0.0
 
     def with_last(self, **changes: object) -> Self:
-        """Returns the state with the last attempt changed."""
+        """Returns a copy with changes to the last attempt."""
         last = self.attempts[-1].model_copy(update=changes)
         return self.model_copy(update={"attempts": (*self.attempts[:-1], last)})
 
@@ -118,7 +118,7 @@ class WatchPace:
 
     poll: float = 60.0  # interval between polls
     start: float = 2700.0  # limit from `up_from` to each host's first report
-    silence: float = 900.0  # limit without a new report; also, for hosts that outlast a done host
+    silence: float = 900.0  # limit between two reports; limit for other hosts once one is done
     settle: float = 180.0  # limit from a request until the service lists its machines
     status: float = 50.0  # minimum interval between status lines, checked every minute
 
@@ -133,7 +133,7 @@ class Verdict:
 
 
 def run_verdict(hosts: Hosts) -> Verdict | None:
-    """Returns the verdict on the run, or None while it runs."""
+    """Returns the verdict if the run has ended or failed, otherwise None."""
     if hosts.done:
         return Verdict("over", _at_step(hosts), "done")
     if hosts.failed is None:
@@ -146,7 +146,7 @@ def run_verdict(hosts: Hosts) -> Verdict | None:
 
 
 def is_start(record: AttemptRecord, seen: Observation) -> bool:
-    """Returns whether machines have just started, or pods have just restarted."""
+    """Returns whether this poll is the first to see the machines start, or pods restart."""
     if seen.state is State.STARTING:
         return record.up_from is None or record.state is not State.STARTING
     if seen.state is State.ACTIVE:
@@ -220,7 +220,7 @@ def reason_to_give_up(job: Job, state: SupervisorState) -> str | None:
 
 
 def limit_hit(job: Job, state: SupervisorState, *, now: float, margin_seconds: float) -> str | None:
-    """Returns a message on the limit that the job has reached, or None.
+    """Returns a message on the limit that the job has reached, or None below all limits.
 
     `margin_seconds` is the time until the next check: the cost must stay below its limit until
     then. `now` is in seconds since 1970.

@@ -105,7 +105,7 @@ def _limit(service: GoogleService, project: str, quota: str, zone: str) -> int |
     default = None
     for entry in info.dimensions_infos:
         if entry.dimensions.get("zone") == zone:
-            return entry.details.value  # 0 if there are no details
+            return entry.details.value  # 0 if the service returns no details
         if not entry.dimensions and zone in entry.applicable_locations:
             default = entry.details.value
     return default

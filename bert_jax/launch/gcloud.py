@@ -20,7 +20,7 @@ _SOURCES: Final = {
 
 
 def with_gcloud_settings(submit: SubmitSection) -> SubmitSection:
-    """Returns the settings, with a missing project and zone filled in from this machine."""
+    """Returns the settings; takes a missing project or zone from this machine."""
     changes = {}
     if submit.project is None and (project := find("project")):
         changes["project"] = project

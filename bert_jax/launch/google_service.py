@@ -125,7 +125,7 @@ class GoogleService:
 
 
 def _is_rate(error: exceptions.GoogleAPICallError) -> bool:
-    """Returns whether an error is a request rate limit rather than a lack of quota."""
+    """Returns whether an error means too many requests per time, not too little quota."""
     if error.reason in _RATE:
         return True
     kinds = {type(detail) for detail in error.details}

@@ -70,7 +70,7 @@ def read_hosts(files: JobFiles, attempt: Attempt) -> Hosts:
 
 
 class HeartbeatAges:
-    """The time since each host's last new report, by this machine's clock."""
+    """Time since each host's last new report, measured by this machine's clock."""
 
     def __init__(self) -> None:
         self._changed: dict[int, tuple[float, float]] = {}  # worker: (report time, local time)

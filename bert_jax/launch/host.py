@@ -132,7 +132,7 @@ class Agent:
             self._process = None
 
     def _decision_of_peers(self, assignment: Assignment, ending: Ending) -> RestartDecision | None:
-        """Returns the decision to end because another host has finished or failed, or None."""
+        """Returns the decision to end if another host has finished or failed, otherwise None."""
         if assignment.attempt.hosts == 1:
             return None
         try:
@@ -152,7 +152,7 @@ def _newest_step(config: Mapping[str, Any]) -> int:
     try:
         found = (epath.Path(config["run_dir"]) / "checkpoints").iterdir()
         return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
-    except Exception:  # a bucket may raise anything
+    except Exception:  # storage clients raise errors of many types
         return -1
 
 
@@ -164,7 +164,7 @@ def run_agent(host: HostEnvironment, directory: Path) -> int:
     heartbeat = directory / "heartbeat.json"
     reports = HostReports(host, heartbeat)
     agent = Agent(host, reports, heartbeat)
-    with SignalPipe(lambda _: agent.stop()), reports:  # a signal cannot interrupt the last upload
+    with SignalPipe(lambda _: agent.stop()), reports:  # SIGTERM does not interrupt the last upload
         return agent.run()
 
 

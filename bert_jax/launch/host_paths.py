@@ -21,7 +21,7 @@ _MAX_NAME: Final = 36
 
 
 def on_bucket(path: str, key: str, bucket: str) -> str:
-    """Returns a path that every host can read; a relative path is relative to the bucket.
+    """Returns a path that every host can read. Relative paths are relative to the bucket.
 
     ``on_bucket("runs/base", "run_dir", "gs://b") -> "gs://b/runs/base"``
 
@@ -95,7 +95,7 @@ def for_upload(task: Mapping[str, Any], bucket: str) -> tuple[dict[str, Any], li
 
     Paths that exist on this machine are uploaded. All other paths are relative to the bucket.
     `task`: `finetune.task` as JSON values. Raises UserError if the files exceed `LARGEST_BYTES`, or
-    a missing path cannot be relative to the bucket.
+    `on_bucket` refuses a path.
     """
     changed, uploads, total = dict(task), [], 0
     for key, path in task_paths(task).items():

@@ -22,7 +22,7 @@ RUN_JOB: Final = "job.txt"  # file in a run directory with the path of the job's
 JOBS: Final = "jobs"  # directory of all jobs in a bucket
 JOB_LABEL: Final = "bert-jax-job"  # label of all our resources; its value is the job's name
 BUCKET: Final = "BERT_JAX_BUCKET"  # environment variable with the default of --bucket
-# Default limit for the wait for capacity, if a job has several placements.
+# Default of `limits.wait_hours` for a job with several placements.
 _SHARED_WAIT_HOURS: Final = 0.25
 
 
@@ -70,7 +70,7 @@ class Job(Section):
 
     @property
     def wait_hours(self) -> float | None:
-        """The limit for one request's wait for capacity, or None without a limit."""
+        """Maximum wait of one request for capacity, or None without a limit."""
         if self.submit.limits.wait_hours is not None:
             return self.submit.limits.wait_hours
         return _SHARED_WAIT_HOURS if len(self.placements) > 1 else None
@@ -131,7 +131,7 @@ class Ending(Section):
     at: float  # seconds since 1970
     exit_code: int  # exit code of the process; 128 + the signal's number if a signal killed it
     step: int | None = None  # last step that the process reported
-    message: str = ""  # the process's error or last line
+    message: str = ""  # error of the process, or its last line of output
 
 
 class HostStatus(Section):
@@ -174,7 +174,7 @@ def find_job(job: str, *, bucket: str | None = None, what: str = "job") -> JobFi
     """Returns the files of a job: ``find_job("gs://b/jobs/base")``, ``find_job("base", bucket=b)``.
 
     `bucket`: bucket of a job given by name. Default: ``$BERT_JAX_BUCKET``. `what`: noun for the
-    error message. Raises UserError if there is no such job, or its bucket is not known.
+    job in the error message. Raises UserError if there is no such job, or its bucket is not known.
     """
     bucket = bucket or os.environ.get(BUCKET)
     if "/" in job:

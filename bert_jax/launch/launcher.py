@@ -56,7 +56,7 @@ class Existing:
 
     owner: Owner
     resource: str  # name of the machines
-    zone: str  # zone, or cluster and namespace
+    zone: str  # zone; for GKE, CLUSTER/NAMESPACE
     state: State
     bills: bool  # whether the machines cost money now
 
@@ -99,7 +99,7 @@ class Launcher(Protocol):
 
         Raises UserError if only the user can help (no permission, no such zone), OutOfQuota if the
         quota is too small, NotOurs if another job has the name, and NoCredentials if the first try
-        was refused.
+        had no valid credentials.
         """
         ...
 

@@ -56,7 +56,7 @@ class LocalMachine:
     def start(
         self, worker: int, script: Path, environment: Mapping[str, str], *, cwd: str | None
     ) -> None:
-        """Starts a host that runs `script` with bash, unless it is alive."""
+        """Starts a host that runs `script` with bash, unless the host is alive."""
         with self._lock_of(worker) as lock:
             if lock is None:
                 return
@@ -175,11 +175,11 @@ class LocalLauncher:
             hosts.start(worker, script, os.environ | values, cwd=attempt.job.working_directory)
 
     def observe(self, attempt: Attempt) -> Observation:
-        """Returns ACTIVE while a host is alive. After the last host ends, even with 0: FAILED."""
+        """Returns ACTIVE while a host is alive, otherwise FAILED, even after success."""
         return self._observe(attempt.resource, Owner.of(attempt))
 
     def delete(self, attempt: Attempt) -> None:
-        """Ends the hosts, with time for a save."""
+        """Ends the hosts; gives the run time to save."""
         self._delete(attempt.resource, Owner.of(attempt))
 
     def remove(self, existing: Existing) -> None:

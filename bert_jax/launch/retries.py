@@ -62,7 +62,7 @@ def persistently(
             if verdict is error:
                 raise
             if isinstance(verdict, NoCredentials) and tries:
-                # An earlier try may have succeeded: not NoCredentials, which means that none has.
+                # Do not raise NoCredentials: an earlier try may have succeeded.
                 raise Unavailable(
                     "cloud.login_expired",
                     "no answer, and then expired credentials: {reason}",

@@ -69,7 +69,7 @@ class RunProcess:
         """Waits for the process and returns its ending."""
         code = self._process.wait()
         self._reader.join(_READ_SECONDS)
-        # The last line explains a crash, but not a kill from outside.
+        # The last line of output explains a crash, but not a kill from outside.
         crashed = code > 0 or code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
         message = self._last_error or (self._last if crashed else "")
         if code == UNCAUGHT:

@@ -29,9 +29,9 @@ class RunFigures(Section):
     total_steps: int | None = None  # unset if the configuration has no number of steps
     loss: float | None = None
     tokens_per_second: float | None = None  # tokens without padding
-    mfu: float | None = None  # model FLOPs divided by the devices' peak, if the peak is known
-    # Mean over the last hour of the current process, including all interruptions. Unset before the
-    # second report.
+    mfu: float | None = None  # model FLOPs divided by the devices' peak; unset without a peak
+    # Mean of the last hour of the current process, including evaluations and saves. Unset before
+    # the second report.
     seconds_per_step: float | None = None
     at: float | None = None  # time of these metrics in seconds since 1970; unset before the first
     seconds: dict[str, float] = pydantic.Field(default_factory=dict)  # wall time by kind
@@ -241,7 +241,7 @@ def _observe(
 
 
 def _restarts(record: AttemptRecord, hosts: Hosts | None) -> Iterator[Restart]:
-    """Yields the restarts within an attempt, and the restart after its end."""
+    """Yields the restarts of hosts in an attempt, and the restart of machines after it."""
     for worker, host in () if hosts is None else hosts.reports.items():
         for ending in host.endings:
             # Skip a host that ended because it lost a peer: the peer's ending is listed.

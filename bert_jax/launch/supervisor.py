@@ -58,7 +58,7 @@ class Supervisor:
     ) -> None:
         """Reads the state of the job.
 
-        `held`: the job's lease. `say`: called with each line to print. `pace`: default:
+        `held`: the job's lease. `say`: called with each line to print. `pace`: by default,
         `WatchPace` with the job's `poll_seconds`. Raises UserError if there is no such job.
         """
         self.job, self.state = read_job(files), read_state(files)
@@ -127,7 +127,7 @@ class Supervisor:
         return ", ".join(parts) + left
 
     def _poll(self) -> None:
-        """Polls once: takes the next step of the job and saves the state."""
+        """Polls once: acts on the job's state, and saves it."""
         began, self._had_error = self._clock(), False
         try:
             self._lease.check()
@@ -180,7 +180,7 @@ class Supervisor:
             return self._end(attempts.Verdict("quota", str(error)))
         except UserError as error:
             if isinstance(error, NoCredentials) and (asked or record.number > 1):
-                raise  # the user may log in again
+                raise  # retry: the user may log in again
             self._mistake = error
             if not asked or isinstance(error, NotOurs):  # no machines of this attempt exist
                 self._change(end="over", reason=str(error), deleted=self._clock())
@@ -200,7 +200,7 @@ class Supervisor:
             self._ages.reset()  # starting hosts cannot send heartbeats
         there = seen.state in (State.STARTING, State.ACTIVE, State.SUSPENDED)
         if record.bills_from is None and (there or (hosts is not None and hosts.reports)):
-            # Bill from the last observation without billing: over-count rather than under-count.
+            # Bill from the last poll without billing: count too much rather than too little.
             self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
         record = self.state.attempts[-1]
         verdict = (hosts and attempts.run_verdict(hosts)) or attempts.machines_verdict(
@@ -272,7 +272,7 @@ class Supervisor:
         return False
 
     def _replay_hint(self, reason: str) -> str:
-        """Returns a hint to replay the run's last bad step. See `bert_jax.train.dump`."""
+        """Returns a hint to replay the last bad step, or "" without a dump."""
         run_dir = epath.Path(self.job.run_dir)
         try:
             found = [(_DUMP.fullmatch(path.name), path) for path in run_dir.iterdir()]
@@ -308,7 +308,7 @@ class Supervisor:
         self.state = state
 
     def _print_change(self, line: str) -> None:
-        """Prints a line unless it repeats the last. Before the first attempt, it names the job."""
+        """Prints a line, prefixed with the machines' name, unless it repeats the last line."""
         records = self.state.attempts
         name = records[-1].of(self.job).resource if records else self.job.name
         if (text := f"{name}: {line}") != self._last_line:

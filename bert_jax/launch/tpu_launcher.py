@@ -139,7 +139,7 @@ class QueuedResources:
         until_gone(nodes_are_gone, what=f"nodes of {name}", pace=self._pace)
 
     def _ask_to(self, method: str, request: Any) -> None:
-        # Expected if the resource is already gone, or cannot be deleted yet.
+        # The resource is already gone, or cannot be deleted yet.
         expected = (exceptions.NotFound, exceptions.FailedPrecondition)
         with contextlib.suppress(*expected):
             what = f"deletion of {_last(request.name)}"

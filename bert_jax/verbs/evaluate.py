@@ -30,7 +30,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates a run's checkpoint on every example once.
 
-    Pretrained and imported runs use a dataset with fixed masks at 15%. Fine-tuned runs use their
+    Pretrained and imported runs use a dataset with fixed masks (15%). Fine-tuned runs use their
     task.
 
     Args:

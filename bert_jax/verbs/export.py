@@ -126,7 +126,7 @@ def _write(
     title: str,
     checkpoint: str,
 ) -> str:
-    """Writes a checkpoint and its model card; returns a text with step and heads."""
+    """Writes a checkpoint and its model card; returns step and heads as text."""
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
     params, heads = jax.device_get(loaded.params), describe(run.heads)
     model = Pretrained(run.architecture, run.heads, params, run.tokenizer, step=loaded.step)

@@ -168,7 +168,7 @@ def _probe(
 ) -> ProbeScore:
     """Scores sentence features and writes them.
 
-    If `states` is set, each vector joins that many layers; writes their learned mix instead.
+    If `states` is set, each vector concatenates that many layers; writes their learned mix.
     """
     vectors = np.concatenate([found.vectors for found in features])
     if states is not None:

@@ -171,7 +171,7 @@ def _summary(model: Pretrained) -> list[str]:
 
 
 def _train_state(params: Params, moments: MomentsState, step: int, config: RunConfig) -> TrainState:
-    """Returns the state that a run with these settings would save at this step."""
+    """Returns the state that a run with `config` would save at this step."""
     for part in moments:
         _to_device(part)
     optimizer = make_optimizer(config.optimizer, axes=None)  # only LAMB's update reads the axes

@@ -28,7 +28,7 @@ def model_card(
             f"## Evaluation\n\nStep {evaluation.step}, {evaluation.examples} held-out "
             f"examples of `{evaluation.dataset}`.\n\n{_table(scores)}\n"
         )
-    # The configuration of an untrained import has only unused defaults.
+    # Omit the configuration of an untrained import: it has only unused defaults.
     if run.has("train") or run.is_fine_tuned:
         config = read_text(run.directory / CONFIG).strip()
         parts.append(f"## Training\n\n```yaml\n{config}\n```\n")

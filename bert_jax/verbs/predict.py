@@ -39,7 +39,7 @@ class Predictions(NamedTuple):
     files: Sequence[Path]
     records: Mapping[str, Sequence[Record]]  # records by split
     scores: Mapping[str, float] | None  # scores on labelled examples, if any
-    scored: Mapping[str, int]  # number of labelled examples by split, without zeros
+    scored: Mapping[str, int]  # number of labelled examples by split, if any
     notes: Sequence[str]  # findings about the data, one per line
 
 

@@ -22,7 +22,7 @@ def replay(
     mesh: MeshSection | None = None,
     console: Console | None = None,
 ) -> Replay:
-    """Repeats the step of a dump with the same parameters, batch and random key.
+    """Repeats a step from the parameters, batch and random key of its dump.
 
     Args:
         dump: a directory ``bad_step_<n>`` of a run, or a copy.

@@ -7,7 +7,7 @@ from typing import Any, Final
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 
-# Packages whose versions affect the compiled programs and the rows.
+# Packages whose versions affect compiled programs or batches.
 PACKAGES: Final = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 

@@ -46,14 +46,13 @@ def submit(
     ``submit(load_config("base.yaml", ["submit.on=local", "submit.bucket=/tmp/jobs"]), watch=True)``
 
     Args:
-        config: a configuration with `submit`. Relative paths are relative to the bucket, or for
-            `on: local` to the working directory.
+        config: a configuration with `submit`. Relative paths are relative to the bucket. For
+            `on: local`: to the working directory.
         verb: the verb that hosts run.
         watch: watch the job to its end, then delete its machines. Otherwise return after the
             request for machines: then only `bert_jax.watch` replaces and deletes them.
         prices: path of a custom price list.
-        no_limit: allow any cost. Otherwise `submit.limits.cost` is required, except for
-            ``on: local``.
+        no_limit: allow any cost. If false, cloud jobs need `submit.limits.cost`.
         planned: whether to compile the run for its topologies first, to estimate memory and cost.
         confirm: callback that asks the user before the job costs money, and on Ctrl-C. Default:
             do not ask.
@@ -158,7 +157,7 @@ def dry_run_text(
 
 
 def _rates(section: SubmitSection, prices: str | None) -> dict[str, float]:
-    """Returns US dollars per chip and hour for each generation with a price."""
+    """Returns prices in US dollars per chip-hour, by TPU generation."""
     spot = section.provisioning == "spot"
     listed = load_prices(prices).chip_hour.items()
     rates = {chip: price.spot if spot else price.on_demand for chip, price in listed}

@@ -93,7 +93,7 @@ def require_limit(job: Job, *, no_limit: bool) -> None:
     if cost is None and not no_limit:
         raise UserError(
             "submit.limit_missing",
-            "missing. Give the most that the job may cost in dollars, or --no-limit.",
+            "missing. Give the maximum cost of the job in dollars, or --no-limit.",
             place="--max-cost",
         )
     if cost is not None and no_limit:
@@ -162,7 +162,7 @@ def _plan(
             (found,) = plan(config, [placement.on], slices=slices, suggest=False, console=console)
         except (CannotPlan, RunStopped) as error:
             yield PreflightFinding("unknown", f"plan: {first_line(error)}", placement)
-        except UserError as error:  # hosts would raise it too
+        except UserError as error:  # the run would raise it too
             yield preflight.wrong(error.located("plan"), placement)
         else:
             if not found.fits:

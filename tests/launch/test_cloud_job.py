@@ -1,7 +1,7 @@
-"""A whole job on a double of the TPU service and a real Cloud Storage emulator.
+"""A whole job on a simulated TPU service and a Cloud Storage emulator.
 
 Its machines are local processes, started by the startup script as on a TPU VM. They stage the
-dataset from the bucket, pretrain and are preempted in mid-run; the job still finishes.
+dataset from the bucket, pretrain, and are preempted. The job still finishes.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""GKE jobs on the command line: a double of the cluster's API, a Cloud Storage emulator."""
+"""GKE jobs on the command line, with a simulated cluster and a Cloud Storage emulator."""
 
 import functools
 import os
@@ -36,7 +36,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 def test_jobs_finds_jobs_on_kubectls_cluster(
     cloud: Cloud, cluster: Cluster, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`jobs` needs no options: it finds jobs by label in all namespaces, and can end them."""
+    """`jobs` needs no options: it finds jobs by label in all namespaces, and deletes orphans."""
     bucket = cloud.make_bucket()
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, saved_often(project)))
     options = [

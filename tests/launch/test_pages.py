@@ -1,4 +1,4 @@
-"""Commands in tpu_setup/README.md and docs/submit.md work, as dry runs and on a double."""
+"""Commands in tpu_setup/README.md and docs/submit.md work, on a simulated cloud."""
 
 import itertools
 import re

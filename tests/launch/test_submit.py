@@ -1,4 +1,4 @@
-"""submit, watch, stop and jobs on the command line, over a scripted cloud."""
+"""submit, watch, stop and jobs on the command line, with a scripted cloud."""
 
 import hashlib
 import importlib

@@ -1,4 +1,4 @@
-"""The Cloud TPU API on loopback: Google's own messages, the documented states, and its failures.
+"""The Cloud TPU API on loopback, with Google's message types, documented states and failures.
 
 A queued resource passes through CREATING, ACCEPTED, WAITING_FOR_RESOURCES, PROVISIONING, ACTIVE,
 one state per request; `suspend` preempts it. Nodes exist, and bill, from PROVISIONING until their
@@ -47,7 +47,7 @@ class Faults:
 
     Attributes:
         share_unavailable: share of all requests that are answered 503.
-        next_errors: errors by method, raised in turn instead of execution.
+        next_errors: errors of the next calls, by method.
         lost_answers: number of requests by method that are executed, but answered 503.
         quota: maximum chips per zone, or None.
         no_capacity: zones where requests stay in the queue.
