@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measure(size: str, formats: list[str]) -> dict[str, Cost]:
-    """Returns the costs of the import and of each export, by name of the benchmark."""
+    """Returns the costs by name: of the import, and of the export to each format."""
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         source, run = root / "source", root / "run"

@@ -28,7 +28,7 @@ PACKAGES = ("tokenizers",)
 
 
 def main() -> None:
-    """Measures and prints ours (with cached words and with new words), the peer, and the ratios."""
+    """Prints rates of our tokenizer, with cached and with new words, of the peer, and ratios."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -82,7 +82,7 @@ def architecture(name: str) -> Architecture:
     found = re.fullmatch(r"L(\d+)H(\d+)", name)
     if found is None or int(found[2]) % 64 or not int(found[1]) or not int(found[2]):
         raise argparse.ArgumentTypeError(
-            f'found "{name}", allowed: like L4H256, H a multiple of 64'
+            f'found "{name}", allowed: a size such as L4H256, with H a multiple of 64'
         )
     layers, hidden = map(int, found.groups())
     return Architecture(

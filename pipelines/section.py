@@ -23,7 +23,7 @@ MAX_LINE_LENGTH: Final = 1_000_000
 or encoding it would need too much memory and time."""
 
 MAX_DOCUMENT_LENGTH: Final = 16_000_000
-"""Lowest number of characters at which a record is an error. It is larger than any book."""
+"""Lowest number of characters at which a record is an error. Books are shorter."""
 
 Format: TypeAlias = Literal[
     "auto", "text", "jsonl", "parquet", "wikiextractor", "wikipedia_xml", "tfds"
