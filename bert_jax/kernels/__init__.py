@@ -1,1 +1,1 @@
-"""Pallas kernels, and what they share with plain JAX."""
+"""Pallas kernels, and `random_bits`, which plain JAX also uses."""

@@ -7,8 +7,8 @@ Tests compare the results with `bert_jax.model.xla_attention`.
 
 If heads are narrower than the 128 lanes of a vector register, a block has several heads side by
 side, as the projections store them, so nothing is transposed. In the product of one head, the lanes
-of the other heads contain encoded segments. They cost nothing, because the matrix unit pads to 128
-lanes, and the product computes the scores and masks them.
+of the other heads contain encoded segments. So the product also masks the scores, at no cost: the
+matrix unit pads to 128 lanes anyway.
 
 The kernels are in `attention_kernels`, and their block shapes in `attention_tiles`.
 """
@@ -28,7 +28,7 @@ from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array
 
-# Added to a score for each bit in which the segments of query and key differ, so the softmax is 0.
+# Added to a score for each bit in which query and key segments differ; their softmax is then 0.
 _MASKED: Final = -(2.0**15)
 _CODE: Final = 32  # lanes of an encoded segment, two per bit
 

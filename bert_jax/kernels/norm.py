@@ -37,7 +37,7 @@ _SIDE_BY_SIDE: Final = 8
 # Maximum width of a token in float32, so that a block has at least 128 tokens.
 MOST_NUMBERS: Final = _BLOCK // 4 // LANES
 
-# Logical axes of the arrays of the kernels.
+# Logical axes of the kernels' operands and results.
 _AXES: Final[dict[str, LogicalAxes]] = {
     "tokens": ("batch", "length", "hidden"),
     "vector": ("rest", "hidden"),

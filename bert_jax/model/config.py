@@ -150,7 +150,7 @@ class HeadsSection(Section):
     mlm: bool = True
     """Whether the model has the MLM head."""
     next_sentence: bool = True
-    """Whether the model has the head of the pair task."""
+    """Whether the model has the head for next-sentence or sentence-order prediction."""
     task: TaskName | None = None
     """The task of a fine-tuned head."""
     labels: tuple[str, ...] = ()
@@ -194,7 +194,7 @@ class HeadsSection(Section):
 if TYPE_CHECKING:
 
     class ArchitectureChanges(Section):
-        """Values of an architecture. Each is optional."""
+        """Settings of `Architecture`, all optional."""
 
         vocab_size: int | None = None
 
@@ -222,8 +222,8 @@ class ModelSection(Section):
     bert_config: PathText | None = None
     """Path of a `bert_config.json` of google-research/bert, or a `config.json` of Hugging Face."""
     architecture: ArchitectureChanges = ArchitectureChanges()
-    """The whole architecture, or values in addition to `size` or `bert_config`, such as dropout and
-    positions. Layers, widths and heads must come from one source."""
+    """The whole architecture, or changes to `size` or `bert_config`, such as dropout and positions.
+    Layers, widths and heads must come from one source."""
     execution: Execution = Execution()
     """How the model is computed. A checkpoint stays valid if these settings change."""
     heads: HeadsSection = HeadsSection()
@@ -319,8 +319,8 @@ def _refuse_other_sizes(
         if name in changed and sizes.get(name, changed[name]) != changed[name]:
             raise SettingError(
                 "model.two_sizes",
-                'found "{found}" ({name} {size}) and model.architecture.{name} {other}, allowed: '
-                "one. Remove the other with model.architecture={{}} or model.{source}=null.",
+                'found "{found}" ({name} {size}), but model.architecture.{name} is {other}. Remove '
+                "one of them with model.architecture={{}} or model.{source}=null.",
                 place=key,
                 found=f"{found:.200}",
                 name=name,

@@ -71,11 +71,11 @@ def choose(
     if device.platform == "tpu":
         raise UserError(
             "model.fused_device",
-            "found fused on {found}, allowed: on v4, v5e, v5p and v6e. Use xla here.",
+            "found fused on {found}, allowed only on v4, v5e, v5p and v6e. Use xla here.",
             place=key,
             found=device.device_kind,
         )
-    return Choice("fused", f"set by {key}; interpreted, which is slow, without a TPU")  # for tests
+    return Choice("fused", f"set by {key}; without a TPU, interpreted and slow")  # for tests
 
 
 def _obstacle(
@@ -103,7 +103,7 @@ def _obstacle(
         if execution.dtype != "bfloat16":
             return f"dtype: {execution.dtype}", "bfloat16"
         if not gelu_product.fits(inputs=inner, outputs=width):
-            return f"{width} x {inner} numbers on a device", "multiples of 128"
+            return f"an FFN matrix of {width} x {inner} on a device", "multiples of 128"
     return "", ""
 
 

@@ -11,9 +11,9 @@ from bert_jax.model.flops import TRAINING, forward_flops
 from bert_jax.parallel.accelerators import peak_flops
 
 # Seconds to compile a program for one length: a constant, and seconds per layer. The CPU values
-# were measured with MiniLM on two cores. There, layers are scanned, so the forward pass hardly
-# depends on their number. The accelerator values were measured with the TPU compiler on two cores
-# and unrolled layers.
+# were measured with MiniLM on two cores. There, layers are scanned, so compiling a forward pass
+# hardly depends on their number. The accelerator values were measured with the TPU compiler on two
+# cores and unrolled layers.
 _CPU_STEP: Final = (1.5, 0.9)
 _CPU_FORWARD: Final = (1.0, 0.1)
 _ACCELERATOR_STEP: Final = (18.0, 3.6)
@@ -59,7 +59,7 @@ def _on_cpu(mesh: Mesh) -> bool:
 
 
 def _speed(mesh: Mesh) -> float:
-    """Returns the FLOP/s of all devices, equal on all hosts, which must choose equal shapes."""
+    """Returns the FLOP/s of all devices. Equal on all hosts, so that they choose equal shapes."""
     if _on_cpu(mesh):
         return _CORE_FLOPS * (available_cores() if jax.process_count() == 1 else mesh.size)
     return (peak_flops(mesh.devices.flat[0]) or _UNKNOWN_PEAK) * _SHARE_OF_PEAK * mesh.size

@@ -22,8 +22,8 @@ from bert_jax.narration import Narrator
 from bert_jax.planning.compilation.step import LOG, REQUEST, RESULT, STEP, CompiledStep
 from bert_jax.planning.request import CannotPlan, CompileRequest
 
-# Environment of a process that compiles for TPUs. It does not search for a TPU, and does not lock
-# out other compiling processes. XLA_FLAGS is empty, because libtpu refuses flags for CPUs.
+# Environment of a process that compiles for TPUs. The process does not search for a TPU, and does
+# not lock out other compiling processes. XLA_FLAGS is empty, because libtpu refuses flags for CPUs.
 TPU_COMPILER: Final[Mapping[str, str]] = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",

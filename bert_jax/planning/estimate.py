@@ -124,7 +124,7 @@ class Plan:
         return f"{where} needs {needed:.1f} GiB of {available:.1f} GiB per chip"
 
     def suggestion(self, overrides: tuple[str, ...], step: CompiledStep) -> Suggestion:
-        """Returns the suggestion of `overrides`, with which the compiled train step fits."""
+        """Returns the suggestion to set `overrides`, with which `step` was compiled and fits."""
         estimate = self.estimate(step)
         return Suggestion(
             overrides=overrides,

@@ -184,7 +184,7 @@ class TriedSettings(NamedTuple):
         )
 
     def least_share(self, other: Self) -> float:
-        """Returns the least share of `other`'s memory that these settings need; 0 if unknown."""
+        """Returns a lower bound of the memory, as a share of `other`'s memory; 0 if unknown."""
         saves = _REMAT.index(self.remat) > _REMAT.index(other.remat)
         if saves or (self.fsdp, self.tensor) != (other.fsdp, other.tensor):
             return 0.0

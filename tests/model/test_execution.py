@@ -65,7 +65,7 @@ def test_auto_is_fused_only_on_chips_with_kernels(part: Part) -> None:
         ("ffn", {"dtype": "float32"}, "dtype: float32", "bfloat16"),
         (
             *("ffn", {"intermediate_size": 128, "tensor": 2}),
-            *("768 x 64 numbers on a device", "multiples of 128"),
+            *("an FFN matrix of 768 x 64 on a device", "multiples of 128"),
         ),
     ],
 )

@@ -62,7 +62,7 @@ class DevicePlacement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective of the program's text."""
+    """One collective instruction of a program."""
 
     name: str  # name of the instruction
     kind: str  # one of `KINDS`
@@ -268,7 +268,7 @@ def _hidden_cycles(program: Program) -> dict[str, int]:
             ends = role == "Done" or (each.opcode.endswith("-done") and each.opcode != "send-done")
             if ends and start in running:
                 hidden[start] = round(running.pop(start))
-            for one in running:  # concurrent collectives share the network and the time
+            for one in running:  # concurrent collectives share the cycles
                 running[one] += (operation.cycles or 0) / len(running)
             if _between_slices(each):
                 sends[_rendezvous(each)] = name

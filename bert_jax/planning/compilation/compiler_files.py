@@ -1,4 +1,4 @@
-"""Reads the files that the compiler writes, and its message about too little memory.
+"""Reads the files that the compiler writes, and its out-of-memory message.
 
 The compiler first schedules a program and assigns memory, then generates code. Code generation
 takes most of the time, and only adds `estimated_cycles` to the program. No option skips it.
