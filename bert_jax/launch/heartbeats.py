@@ -171,7 +171,7 @@ class RunProgress:
         return ", ".join(parts)
 
     def time_left(self) -> str:
-        """Returns ``, 3:20:00 left`` at the speed of the last hour, or "" if that is unknown."""
+        """Returns ``, 3:20:00 left`` at the speed of the last hour, or "" before it is known."""
         if self._total is None or len(self._steps) < 2:
             return ""
         (began, first), (ended, last) = self._steps[0], self._steps[-1]

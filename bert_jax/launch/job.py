@@ -50,7 +50,7 @@ class JobPlacement(Section):
 class Job(Section):
     """A job as submitted, saved as ``job.json`` in the job's directory."""
 
-    # Resources are named after the job and the attempt.
+    # Part of the names of cloud resources, which allow only these characters.
     name: Annotated[str, pydantic.Field(pattern=RESOURCE_NAME)]
     verb: Verb = "pretrain"  # verb that hosts run
     run_dir: str  # run directory, which hosts write
@@ -240,7 +240,7 @@ def placements(section: SubmitSection, *, rates: Mapping[str, float]) -> tuple[J
             "submit.zone_missing", "missing. Use a zone such as us-central1-a.", place="--zone"
         )
     found = []
-    zones = section.zone or (None,)  # a cluster has its own zones
+    zones = section.zone or (None,)  # without zones, GKE uses the zones of the cluster
     for name, zone, slices in itertools.product(section.on, zones, section.slices):
         topology = parse_topology(name)
         rate = rates.get(topology.accelerator.name)

@@ -97,9 +97,9 @@ class Launcher(Protocol):
     def create(self, attempt: Attempt) -> None:
         """Requests the machines, which run `tpu_setup/startup.sh` when they start.
 
-        Raises UserError if only the user can help (no permission, no such zone), OutOfQuota if the
-        quota is too small, NotOurs if another job has the name, and NoCredentials if the first try
-        had no valid credentials.
+        Raises OutOfQuota if the quota is too small, NotOurs if another job has the name, and
+        NoCredentials if the first try had no valid credentials. Raises UserError for other errors
+        that only the user can fix, such as a missing permission.
         """
         ...
 

@@ -71,7 +71,7 @@ def refuse(
 def check_zones(job: Job) -> Iterator[PreflightFinding]:
     """Yields a finding for each misspelt zone, and each zone without the accelerator.
 
-    With `submit.unlisted_zones`, a zone that is missing in the table is only a warning.
+    With `submit.unlisted_zones`, yields only a warning for a zone that the table lacks.
     """
     for placement in job.placements:
         if (zone := placement.zone) is None or placement.topology is None:

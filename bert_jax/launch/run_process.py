@@ -19,7 +19,7 @@ from bert_jax.train.metrics_writer import HEARTBEAT
 _ERROR_PREFIX: Final = "bert-jax: "  # prefix of the line with a verb's error
 _MAX_MESSAGE: Final = 500  # characters
 COORDINATOR_GONE: Final = "the JAX distributed service detected fatal errors"
-"""Text in JAX's log before it aborts a process that has lost process 0."""
+"""Text that JAX logs before it aborts a process that has lost process 0."""
 # Limit for reading the output of an ended process: its descendants may keep the pipe open.
 _READ_SECONDS: Final = 10.0
 

@@ -127,7 +127,7 @@ def demo_config(directory: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _command() -> str:
-    """Returns the shell command of this program: its name, or a path next to this Python."""
+    """Returns the command of this program: its name if on PATH, otherwise a path."""
     if shutil.which("bert-jax"):
         return "bert-jax"
     beside = Path(sys.executable).with_name("bert-jax")

@@ -85,7 +85,7 @@ def evaluate(
             say=functools.partial(console.print, markup=False, soft_wrap=True),
         )
     if jax.process_index() == 0:
-        # An imported run has no dataset of its own, so any dataset is treated as its own.
+        # An imported run has no dataset: treat any dataset as its own.
         own_data = dataset is None or not run.has("train")
         _show(result, console)  # before writing, which may fail
         write_evaluation(run, result, selected=checkpoint == "auto", own_data=own_data)

@@ -75,7 +75,7 @@ def features(
         level: one vector per piece, per word (the mean of its pieces) or per text.
         pool: vector of a text: "cls", or "mean" of all pieces including special pieces. Default:
             "mean".
-        column: table column with the texts. Default: the only column without another role.
+        column: table column with the texts. Default: the only column that no option names.
         pair_column: table column with the second texts.
         probe_column: table column with labels. Cross-validates a logistic regression on the
             sentence features, and writes ``probe.json`` next to `output`.
