@@ -29,7 +29,7 @@ class ProbeScore(NamedTuple):
     most_frequent_share: float  # accuracy of always predicting the most frequent label
     folds: tuple[float, ...]  # accuracy of each fold
     converged: bool
-    mix: tuple[float, ...] | None  # weight of each layer, learned on all texts
+    mix: tuple[float, ...] | None  # weight of each state, learned on all texts
 
     def line(self) -> str:
         """Returns ``accuracy 81.2% ± 1.1% macro F1 81.0% ± 1.2% (…)``."""

@@ -198,7 +198,7 @@ def _inputs(
 def _targets(
     values: Sequence[np.ndarray | int | float], first: object, batch_size: int, length: int
 ) -> np.ndarray:
-    """Returns the batch of one target, int32 or float32 [batch_size, ...]; see `Encoded`."""
+    """Stacks one target over the rows, int32 or float32 [batch_size, ...]; see `Encoded`."""
     like = np.asarray(first)
     dtype = np.int32 if like.dtype.kind in "iub" else np.float32
     if like.ndim == 1 and dtype is np.int32:

@@ -94,7 +94,7 @@ class MultipleChoiceSection(FilesSection):
             if given := [name for name in own if getattr(self, name) != fields[name].default]:
                 raise SettingError(
                     "choice.preset",
-                    "found with format {format}, which sets it. Remove this setting.",
+                    'set by format "{format}" already. Remove this setting.',
                     place=given[0],
                     format=self.format,
                 )
@@ -331,7 +331,8 @@ def _label(row: TableRow, label: str, choices: tuple[str, ...], columns: ChoiceC
     if label in allowed:
         raise RowError(
             "choice.label_ambiguous",
-            'found the label "{found}", the text of {times} choices, allowed: the text of one',
+            'found the label "{found}", which is the text of {times} choices, allowed: the text of '
+            "one choice",
             place=place,
             found=label,
             times=allowed.count(label),

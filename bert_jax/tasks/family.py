@@ -123,7 +123,7 @@ class DataRequest(NamedTuple):
     # rows, with optional labels).
     roles: tuple[str, ...] = ("train", "dev")
     input: str | MemoryTable | None = None  # rows of the role "input"
-    labels: tuple[str, ...] | None = None  # the model's; None: those of the training set
+    labels: tuple[str, ...] | None = None  # default: labels of the training set
     tuned: Mapping[str, float] = {}  # dev scores, including a tuned threshold
 
     def source(self, section: Section, role: str) -> Path | MemoryTable:

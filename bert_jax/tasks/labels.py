@@ -193,7 +193,7 @@ def find_problem(rows: Sequence[TextRow]) -> tuple[ProblemName, str, str]:
             f"; {len(numbers):,} of {len(labels):,} labels are numbers; if labels are names of "
             "classes, set finetune.task.problem=single_label"
         )
-        return "regression", "labels are numbers, and not whole", hint
+        return "regression", "labels are numbers with fractions", hint
     whole = bool(labels) and len(numbers) == len(labels)
     return "single_label", "labels are whole numbers" if whole else "labels are names", ""
 

@@ -66,7 +66,7 @@ def label_figure(
 
 
 def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the score "pearson", "spearman" (ties have their mean rank) or "mse"."""
+    """Returns the score "pearson", "spearman" (ties get their mean rank) or "mse"."""
     from scipy import stats
 
     x, y = np.asarray(labels, np.float64), np.asarray(predictions, np.float64)

@@ -64,7 +64,7 @@ class FinetuneSection(Section):
     sweep: SweepSection | None = None
     """Trains several runs as one job."""
     bad_steps: BadStepsSection = BadStepsSection()
-    """What to do about bad steps."""
+    """How to handle bad steps."""
     checksum_every: int | None = pydantic.Field(default=1000, ge=1)
     """Number of steps between comparisons of the replicas of the train state. null: never."""
     watchdog: WatchdogSection | None = WatchdogSection()
@@ -94,7 +94,7 @@ class FinetuneSection(Section):
         return self.batch_size // self.accumulation
 
     def executed(self, execution: Execution) -> Execution:
-        """Returns the execution settings, given those of the checkpoint."""
+        """Applies `dtype` and `kernels` to the checkpoint's execution settings."""
         changed = {} if self.dtype is None else {"dtype": self.dtype}
         if self.kernels == "xla":
             changed |= dict.fromkeys(("attention", "norm", "ffn"), "xla")

@@ -153,7 +153,7 @@ def test_answers_that_score_like_none_are_degenerate() -> None:
     labels = [[{"text": "the mill", "start": 0}], [], []]
     none = records(labels, ["", "", ""], **more)
     assert degenerate(questions, none) == "predicts nothing but no answer"
-    # One right and one wrong answer have the same score as no answers: two thirds.
+    # Two thirds: one wrong answer, or "no answer" to every question.
     wrong = records(labels, ["the mill", "the mill", ""], **more)
     assert degenerate(questions, wrong) == "f1 66.667, best constant answer 66.667"
     assert degenerate(questions, records(labels, ["the mill", "", ""], **more)) is None

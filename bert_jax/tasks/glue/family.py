@@ -74,8 +74,8 @@ class GlueSection(Section):
     def open(self, request: DataRequest) -> Family:
         """Opens the task.
 
-        Labels are those of `TASKS`. If the request has a model's labels, their order is the
-        model's. Labels in test files are optional. Raises UserError for a missing file or column, a
+        The labels come from `TASKS`. If the request has a model's labels, they set the order.
+        Labels in test files are optional. Raises UserError for a missing file or column, a
         malformed line, a missing or unknown label, or a model with other labels.
         """
         layout = TASKS[self.name]

@@ -56,8 +56,8 @@ def find_candidates(
 ) -> WindowCandidates:
     """Combines the best starts and the best ends of a window into valid spans.
 
-    A valid span lies in the context, has at most `max_answer_length` pieces, and begins at a piece
-    that has its maximum context in this window.
+    A valid span is inside the context, has at most `max_answer_length` pieces, and begins at a
+    piece that has its maximum context in this window.
 
     Args:
         logits: start and end logits, float32 [pieces of the row, 2].

@@ -44,7 +44,7 @@ _REMEMBERED = 64  # number of tokenized contexts, and of questions, to cache
 
 
 class SquadSection(FilesSection):
-    """SQuAD 1.1 or 2.0, from JSON files. The defaults are those of google-research/bert."""
+    """SQuAD 1.1 or 2.0, from JSON files. The defaults match google-research/bert."""
 
     kind: Literal["squad"] = "squad"
     version: Literal["auto", "1.1", "2.0"] = "auto"
@@ -281,7 +281,7 @@ class SquadSplit(Split):
     def _target(self, question: SquadQuestion) -> tuple[int, int] | None:
         """Returns the first and the last piece of the training answer.
 
-        Returns (-1, -1) if the question has no answers, None if none of them is in the context.
+        Returns (-1, -1) if the question has no answers, and None if all are outside the context.
         """
         for answer in question.answers or ():
             span = find_answer(question.context, answer)

@@ -168,7 +168,7 @@ def _questions(
         if first is not place:
             raise UserError(
                 "squad.repeated_id",
-                'found the id "{found}" of {first} again, allowed: each id once',
+                'found the id "{found}" twice, first in {first}, allowed: each id once',
                 place=f"{path}: {place}",
                 found=question.id,
                 first=first,

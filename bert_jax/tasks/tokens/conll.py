@@ -164,8 +164,8 @@ def sentences_in_memory(table: MemoryTable) -> ConllFile:
         if not tokens or not texts or (labels is not None and len(labels) != len(tokens)):
             raise UserError(
                 "tokens.row",
-                "found no tokens, or another number of labels, allowed: a text, a list of tokens, "
-                "or a dict with tokens and as many labels",
+                "found no tokens, or not as many labels as tokens, allowed: a text, a list of "
+                "tokens, or a dict with tokens and labels",
                 place=f"{table}: row {number}",
             )
         names = None if labels is None else [str(label) for label in labels]

@@ -83,7 +83,7 @@ def violations(labels: Sequence[str], scheme: Scheme) -> list[int]:
 
     In IOB2, every span begins with B. In IOB1, a span begins with B if it directly follows a span
     of the same type, otherwise with I. In BIOES, a span of one token is S, and a longer span is B,
-    any number of I, then E. `labels` are those of one sentence, and must belong to the scheme.
+    any number of I, then E. All `labels` must belong to one sentence and to the scheme.
     """
     if scheme == "none":
         return []

@@ -196,7 +196,7 @@ def open_data(
         elif getattr(task, "tunes_threshold", False):
             raise UserError(
                 "squad.no_threshold",
-                "found no dev evaluation of step {step}, which gives task.null_threshold. Run "
+                "task.null_threshold is not tuned: found no dev evaluation of step {step}. Run "
                 "`bert-jax evaluate {directory} --checkpoint {step}` first.",
                 place=run.directory,
                 step=step,

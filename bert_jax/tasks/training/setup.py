@@ -184,8 +184,8 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     cost = training_cost(architecture, mesh, max_length=section.max_length, epochs=section.epochs)
     tokens = float(family.splits["train"].lengths.sum()) * cost.passes
     if execution.unroll is None and tokens < cost.program:
-        # By default, a TPU unrolls the loop over layers. This halves the step time, but multiplies
-        # the compile time by 1.5, which does not pay off in a short run.
+        # By default, the loop over layers is unrolled on a TPU. Unrolling halves the step time, but
+        # compiling takes 1.5 times as long. A short run does not recover that.
         scanned = default_unroll(architecture.num_hidden_layers, on_tpu=False)
         resolved = resolved.model_copy(update={"unroll": scanned})
     # Store the origin's kernel settings: runs that start from this model choose their own.
@@ -266,8 +266,7 @@ def show_data(prepared: TrainingSetup, console: Console) -> None:
 def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -> Params:
     """Returns the origin's parameters on the run's mesh. Missing parameters are initialised.
 
-    If task and labels are equal, keeps the origin's task head: SQuAD 1.1 before 2.0, or MNLI before
-    another corpus with its three labels.
+    If the origin has the same task and labels, keeps its task head (SQuAD 1.1 before 2.0).
     """
     origin = prepared.origin
     params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
