@@ -67,8 +67,8 @@ def without(section: AnySection, *names: str) -> AnySection:
 def clip_by_given_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     """Scales gradients to a global norm of at most `limit`.
 
-    If the caller knows the norm, it can pass it to avoid another pass over all gradients:
-    ``update(…, gradient_norm=norm)`` (float32 []).
+    A caller that knows the norm can pass ``update(…, gradient_norm=norm)`` (float32 []), which
+    saves a pass over all gradients.
     Source: `tf.clip_by_global_norm` in google-research/bert `optimization.py`.
     """
 
@@ -118,9 +118,9 @@ def scale_by_bert_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam without bias correction: ``m / (√v + eps)``.
 
-    For a bad step, ``update(…, applied=False)`` (bool [], traced) leaves the moments unchanged. The
-    selection happens here, so that XLA writes the moments in place. A selection after the update
-    would need memory for old and new moments.
+    For a bad step, ``update(…, applied=False)`` (bool [], traced) leaves the moments unchanged.
+    Because `update` selects between old and new moments, XLA writes them in place. A selection
+    after the update would need memory for both.
     Source: `AdamWeightDecayOptimizer` in google-research/bert `optimization.py`.
     """
 

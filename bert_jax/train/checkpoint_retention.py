@@ -105,7 +105,7 @@ class CheckpointDirectory:
         return self._first_whole(self._ranked(), PARAMS)
 
     def problem(self, step: int, part: str | None = None) -> str | None:
-        """Returns the damage of a checkpoint, or only of its item `part`. None: no damage."""
+        """Returns a checkpoint's damage, or None. If `part` is set, verifies only that item."""
         entry = self.entries.get(step)
         if entry is None:
             return "no such checkpoint"
@@ -125,7 +125,7 @@ class CheckpointDirectory:
     def retire(self, section: CheckpointSection) -> None:
         """Deletes old checkpoints that the settings do not keep.
 
-        Call it after a newer checkpoint was saved or found to be complete.
+        Call it after a save.
         """
         damaged = {step for (step, _), found in self._verified.items() if found}
         sound = [step for step in self.steps() if step not in damaged]

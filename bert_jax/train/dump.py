@@ -187,7 +187,7 @@ def _read_pieces(
     """Yields (tensor name, index of the shard as text, shard)."""
     if not path.exists():
         raise UserError(
-            "dump.file_missing", "missing, but every process of the run wrote one", place=path
+            "dump.file_missing", "missing, but the run wrote a file per process", place=path
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as pieces:

@@ -32,7 +32,7 @@ def make_evaluation(
     *,
     shares: int,
 ) -> Callable[[Params], dict[str, float]]:
-    """Returns a function from parameters to scores on a split.
+    """Returns a function that maps parameters to scores on a split.
 
     The function compiles at its first call, must be called under `jax.set_mesh`, and raises
     Diverged if a score is not finite.

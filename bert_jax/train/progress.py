@@ -82,7 +82,7 @@ class DueActions(NamedTuple):
 
     evaluate: bool
     save: bool
-    stop: bool  # whether to stop the run on request
+    stop: bool  # whether a signal ends the run early
     end_phase: bool
     compare: bool = False  # whether to compare the replicas of the state
 
