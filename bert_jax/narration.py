@@ -173,6 +173,6 @@ def doing(
 
 
 def hush() -> None:
-    """Silences all consoles of a process other than process 0, which prints the progress."""
+    """Silences all consoles. For processes other than process 0, which prints the progress."""
     for each in _NARRATORS:
         each.console.quiet = True

@@ -138,7 +138,7 @@ class Objective(Task, Protocol):
         """Returns the transform from stored examples to rows of `seq_length` positions.
 
         `max_predictions` is the number of slots for masked tokens. If it is None, the objective
-        chooses the number. Masking may differ in `evaluation`: BERT always masks 15%.
+        chooses the number. In `evaluation`, the BERT objective uses the default masking.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Loads functions of the user that a setting names: the only code that a configuration can run.
 
-A configuration by someone else must not run shell commands. So the module of a function must belong
-to the user, and not to Python's standard library, this package or an installed package. `jieba` is
-also allowed, and so are the modules in ``BERT_JAX_TRUSTED_MODULES`` (names separated by commas).
+A configuration by someone else must not run shell commands. So the module of a function must be the
+user's own. Python's standard library, this package and installed packages are forbidden, except
+`jieba` and the modules in ``BERT_JAX_TRUSTED_MODULES`` (names separated by commas).
 """
 
 import functools

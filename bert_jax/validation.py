@@ -99,7 +99,7 @@ def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
     """Finds the first value that no setting may have, such as a 65-bit integer or text with NUL.
 
     pydantic accepts some of these values, but file systems, devices or JSON do not. Returns the
-    keys that lead to the value, its description, and what is allowed.
+    keys that lead to the value, its description, and the allowed values.
     """
     if isinstance(value, Mapping | list | tuple):
         if depth == MAX_DEPTH:

@@ -102,7 +102,7 @@ def wrong_hash(path: epath.PathLike, *, found: str, expected: str) -> UserError:
 
 
 CHECKED: Final = "sha256-"
-"""Prefix of a directory's name that ends with the `sha256_of_files` of its files."""
+"""Prefix of a directory name ``sha256-HASH``. HASH is the `sha256_of_files` of its files."""
 
 _home = functools.cache(scratch_directory)
 _HASH: Final = re.compile(rf"/{CHECKED}([0-9a-f]{{64}})/")

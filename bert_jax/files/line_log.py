@@ -112,7 +112,7 @@ class LineLog:
         self.append_raw(json.dumps(entry).encode() + b"\n")
 
     def append_raw(self, raw: bytes) -> None:
-        """Appends bytes: a line with its newline, or a record of another format."""
+        """Appends a line with its newline, or a record of another format."""
         self._waiting += raw
         self._missing += 1
         self._attempts.succeeds(self._write, otherwise="its lines are kept in memory")

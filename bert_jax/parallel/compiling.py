@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def made_once(make: Callable[P, T]) -> Callable[P, T]:
-    """Caches the results of a function that makes functions for JAX.
+    """Caches the functions that `make` returns, so that JAX compiles them only once.
 
     `jax.jit` caches programs by the identity of the function, so it would trace and compile a new
     closure for each run or seed.

@@ -94,7 +94,7 @@ def _steps(size: int) -> Iterator[list[list[int]]]:
     whole_axis = size
     while size > 1:
         parts = next((n for n in range(min(size, _MOST), 1, -1) if size % n == 0), size)
-        each = size // parts  # number of devices that still share a shard
+        each = size // parts  # number of devices that share a shard after this step
         yield [
             [first + part * each + at for part in range(parts)]
             for first in range(0, whole_axis, size)

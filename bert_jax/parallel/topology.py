@@ -77,7 +77,7 @@ def parse_topology(text: str, *, key: str = "topology", others: Sequence[str] = 
     Examples: ``v3:4x4`` or ``v3-32`` (TensorCores), ``v5e:4x4``, ``v5litepod-16`` or ``v5e-16``
     (chips), ``v4:2x2x4`` or ``v4-32`` (TensorCores: 16 chips).
 
-    `key` names the setting in the error. `others` are its allowed values besides slices. Raises
+    `key` names the setting in the error. `others` are other allowed values of that setting. Raises
     UserError if there is no such generation or slice.
     """
     match = _PATTERN.fullmatch(text.strip().lower())
