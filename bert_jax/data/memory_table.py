@@ -53,8 +53,7 @@ class MemoryTable:
 
         ``MemoryTable.of({"text": ["a", "b"]}).rows -> ({"text": "a"}, {"text": "b"})``
 
-        Raises UserError if a row is not a text, tuple or dict, or if columns have different
-        lengths.
+        Raises UserError if a row is not a text, tuple or dict, or if column lengths differ.
         """
         return cls(tuple(_row(row, at) for at, row in enumerate(_each(rows), start=1)))
 

@@ -15,8 +15,7 @@ OnError: TypeAlias = Literal["stop", "skip"]  # action at a malformed row
 SKIPPED_SHOWN: Final = 3  # number of skipped rows that a note lists
 Delimiter: TypeAlias = Literal["comma", "semicolon", "tab", "pipe"]
 _DELIMITERS: Final[Mapping[str, str]] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-# Maximum characters in a field of a .csv. Long documents exceed the csv module's default of
-# 131,072.
+# Maximum characters in a .csv field. Long documents exceed the csv module's default of 131,072.
 FIELD_LIMIT: Final = 1 << 24
 MAX_COLUMNS: Final = 10_000
 BATCH_ROWS: Final = 1024  # rows of a .parquet in memory at once
@@ -188,8 +187,7 @@ def read_table(
 
     A .csv follows RFC 4180. In a .tsv, quotes are ordinary characters, as in GLUE's tables. The
     first line of a .csv or .tsv is a header with column names; each line of a .jsonl has its own.
-    Blank lines are skipped, as `csv.DictReader` and pandas do. Text is UTF-8, with or without a
-    byte order mark.
+    Blank lines are skipped, as in pandas. Text is UTF-8, with or without a byte order mark.
 
     Args:
         path: path of the file.

@@ -54,10 +54,7 @@ CLASSES: Final[dict[ClassName, ClassHeads]] = {
     BARE: ClassHeads(),  # the pooler is optional
 }
 
-LABELLED: Final = (
-    "sequence_classification",
-    "token_classification",
-)  # with named outputs
+LABELLED: Final = ("sequence_classification", "token_classification")  # have named outputs
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 PROBLEMS: Final[dict[ProblemType, ProblemName]] = {

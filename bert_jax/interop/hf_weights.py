@@ -73,8 +73,7 @@ class TorchFile:
 def _spec(path: Path, name: object, tensor: Any) -> TensorSpec:
     """Returns a tensor's shape and type.
 
-    Raises UserError if the tensor is sparse, of an unknown type, or larger than its data in the
-    file.
+    Raises UserError if the tensor is sparse, of an unknown type, or larger than its stored data.
     """
     kind = str(tensor.dtype).split(".")[1]
     if not isinstance(name, str) or kind not in DTYPES.values() or str(tensor.layout) != _DENSE:
@@ -109,8 +108,7 @@ def _load(torch: Any, path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
 
 
-# Readers by file name, in order of preference. Instead of one file, a checkpoint may have an index
-# and shards.
+# Readers by file name, in order of preference. A checkpoint may have an index and shards instead.
 _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
     WEIGHTS: SafetensorsFile,
     TORCH_WEIGHTS: TorchFile,

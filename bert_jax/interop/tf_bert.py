@@ -98,14 +98,12 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
 def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
     """Writes a checkpoint for google-research/bert and every program that reads its models.
 
-    The tokenizer's casing is stored in tokenizer_config.json. google-research/bert does not read
-    this file; it has a flag for the casing. If the model has moments, `run_pretraining.py` resumes
-    with them.
+    The tokenizer's casing is stored in tokenizer_config.json; google-research/bert has a flag for
+    it. If the model has moments, `run_pretraining.py` resumes with them.
 
     Args:
         directory: existing directory.
-        model: model with NumPy arrays, or with JAX arrays on the host. Contiguous arrays are not
-            copied.
+        model: model with NumPy arrays, or JAX arrays on the host. Contiguous arrays are not copied.
 
     Raises:
         UserError: if the format cannot express a setting that changes the model's results,

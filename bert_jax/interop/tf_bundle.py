@@ -305,8 +305,7 @@ def write_bundle(prefix: epath.Path, tensors: Iterable[tuple[str, np.ndarray]]) 
                 shape_and_slices=[""] * len(shared),
                 tensors=[_as_tensor(tf, array) for array in shared.values()],
             )
-    # A C++ error of TensorFlow is raised as an OpError or, depending on its code, a Python
-    # exception.
+    # Depending on its code, a TensorFlow C++ error becomes an OpError or a Python exception.
     except (tf.errors.OpError, IndexError, ValueError, RuntimeError, OSError) as error:
         raise UserError(
             "export.tf_failed",

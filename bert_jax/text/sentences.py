@@ -16,8 +16,7 @@ def split_sentences(text: str, *, language: str) -> list[str]:
     A line end always ends a sentence. Sentences are in order and not empty. Only the white space
     around sentences is dropped.
     """
-    # Imported late: every configuration imports this module, but only the extra `data` installs
-    # sentencex.
+    # Imported late: configurations import this module, but only the extra `data` has sentencex.
     import sentencex
 
     sentences = (sentence.strip() for sentence in sentencex.segment(language, text))  # pyright: ignore[reportAttributeAccessIssue]

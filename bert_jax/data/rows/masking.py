@@ -41,8 +41,7 @@ class MaskingSection(Section):
         unit: unit that is masked as a whole. ``token``: a token. ``whole_word``: a word's first
             piece and its continuations (google-research/bert's ``do_whole_word_mask``). ``ngram``:
             up to 3 words, with p(n) ∝ 1/n (ALBERT, arXiv 1909.11942). ``span``: up to 10 words,
-            geometrically distributed; all tokens of a span get one kind of replacement (SpanBERT,
-            arXiv 1907.10529).
+            geometrically distributed, one kind of replacement for all (SpanBERT, arXiv 1907.10529).
         max_words: longest ``ngram`` or ``span`` in words. The default is 3 for ``ngram``, 10 for
             ``span``.
         segmenter: function that divides Chinese text into words, as ``module:function``, such as
@@ -204,8 +203,7 @@ class TokenMasker:
     def _replace(self, ids: np.ndarray, actions: np.ndarray, randoms: np.ndarray) -> np.ndarray:
         """Returns the replacement of each id: [MASK], a random id, or the id itself.
 
-        The uniform numbers `actions` [k] choose the kind of replacement, `randoms` [k] the random
-        id.
+        The uniform numbers `actions` [k] choose one of these three, `randoms` [k] the random id.
         """
         shares = self.masking
         random_ids = (randoms * self.vocab_size).astype(np.int32)
