@@ -1,6 +1,6 @@
 """Plots a run's loss curve: ``python docs/plot_run.py runs/demo docs/demo-loss.svg``.
 
-Needs matplotlib, which nothing else here does: ``pip install matplotlib``.
+Needs ``pip install matplotlib``.
 """
 
 import sys

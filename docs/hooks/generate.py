@@ -1,4 +1,4 @@
-"""Pages of the site that are made: settings, command line, Python, notebooks, decisions."""
+"""Generates pages of the site: settings, command line, Python, notebooks, decisions."""
 
 import functools
 import inspect
@@ -31,7 +31,7 @@ _NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages."""
+    """Adds the generated pages."""
     pages = {
         "settings": "".join(_settings()),
         "commands": "".join(_commands()),
@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _notebook(path: Path) -> str:
-    """Returns a notebook as a page; the notebook itself is beside it."""
+    """Returns a notebook as a page, with a link to the notebook."""
     parts: list[str] = []
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         text = "".join(cell["source"])
@@ -59,8 +59,8 @@ def _notebook(path: Path) -> str:
 def _settings() -> Iterator[str]:
     yield (
         "# Settings\n\nEvery key of a configuration, with its default. `bert-jax VERB run.yaml "
-        "KEY=VALUE` sets one on the command line; a verb reads its own sections only. "
-        "**required** stands where there is no default.\n"
+        "KEY=VALUE` sets one on the command line. A verb reads only its own sections. "
+        "**required** marks a key without default.\n"
     )
     yield from _section(RunConfig, key="", title="The top level")
 
@@ -85,12 +85,12 @@ def _section(section: type[Section], *, key: str, title: str) -> Iterator[str]:
 
 
 def _meanings(section: type[Section]) -> dict[str, str]:
-    """Returns what docstrings say of each key: below the key, or under ``Attributes:``."""
+    """Returns the text of each key: its docstring, or its entry under ``Attributes:``."""
     found: dict[str, str] = {}
     for owner in reversed(section.__mro__):
         if not issubclass(owner, Section) or owner is Section:
             continue
-        # ArchitectureChanges is made from Architecture when the package is imported.
+        # ArchitectureChanges has no source: it is generated from Architecture at import.
         name = "Architecture" if owner.__name__ == "ArchitectureChanges" else owner.__name__
         parsed = _module(owner.__module__)[name]
         assert isinstance(parsed, griffe.Class)
@@ -105,7 +105,7 @@ def _meanings(section: type[Section]) -> dict[str, str]:
 
 @functools.cache
 def _module(name: str) -> griffe.Module:
-    """Returns what a module's source says; that of others is not read."""
+    """Parses the source of a module, without the modules that it imports."""
     source = Path(inspect.getsourcefile(sys.modules[name]) or "")
     text = source.read_text(encoding="utf-8")
     return griffe.visit(name, source, text, docstring_parser=griffe.Parser.google)
