@@ -43,9 +43,8 @@ def choose_lengths(lengths: np.ndarray, *, max_length: int, program: float) -> l
     used, counts = np.unique(fitting(lengths, buckets_up_to(max_length)), return_counts=True)
     price = max(program, LEAST_SAVING * float(np.sum(lengths)))
     rows = [0, *itertools.accumulate(counts.tolist())]
-    best: list[tuple[float, list[int]]] = [
-        (0.0, [])
-    ]  # [n]: lowest cost for the rows of the n shortest buckets
+    # best[n]: lowest cost of the rows in the n shortest buckets, and the chosen lengths
+    best: list[tuple[float, list[int]]] = [(0.0, [])]
     for end, bucket in enumerate(used.tolist(), 1):
         best.append(
             min(

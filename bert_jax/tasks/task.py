@@ -70,7 +70,7 @@ class FinetuneTask:
         return model
 
     def _item_weights(self, batch: Batch) -> jax.Array:
-        """Returns the weight of each row [B], or of each piece [B, L]."""
+        """Returns the weight of each row, [B]; token classification: of each piece, [B, L]."""
         rows = batch[WEIGHTS]
         if self.heads.task == "token_classification":
             labels = batch["labels"]
@@ -85,7 +85,7 @@ class FinetuneTask:
         return jnp.asarray(self.class_weights, jnp.float32)[jnp.maximum(labels, 0)]
 
     def _losses(self, found: jax.Array, batch: Batch) -> jax.Array:
-        """Returns the loss of each row [B], or of each piece [B, L]."""
+        """Returns the loss of each row, [B]; token classification: of each piece, [B, L]."""
         heads = self.heads
         if heads.task == "token_classification":
             return cross_entropy(found, jnp.maximum(batch["labels"], 0)).loss

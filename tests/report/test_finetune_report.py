@@ -55,7 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
         entities={"dev": {EVIL: SCORED}},
     ),
     "questions": task("question_answering", records={"dev": QUESTIONS}, f1={"dev": [0.0, 1.0]}),
-    # SQuAD 1.1 has no score for "no answer".
+    # SQuAD 1.1: records have no null score.
     "answerable questions": task(
         "question_answering",
         records={"dev": [{k: v for k, v in q.items() if "null" not in k} for q in QUESTIONS]},
@@ -150,7 +150,7 @@ ANY = st.text(st.characters(), max_size=40)  # with surrogates and control chara
 
 
 def page(title: str, *pairs: tuple[str, object]) -> str:
-    """Returns a page with two tables of pairs."""
+    """Returns a report with `pairs` as its settings and run facts."""
     return render_page(
         "finetuning.html", title=title, about=title, figures=pairs, footer=title, inputs=inputs(),
         charts=[], ranked=[], evaluations=None, scores=[], splits=[], sweep=None, attention=[],

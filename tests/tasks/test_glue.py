@@ -74,7 +74,7 @@ LABEL = 'line 2: column "label"'
 
 
 def glue(directory: Path, name: str, *roles: str, **changes: object) -> Family:
-    """Opens a task from files in this directory."""
+    """Opens a task whose files are in `directory`."""
     options = {key: changes.pop(key) for key in ("labels", "input", "max_length") if key in changes}
     section = GlueSection.model_validate({"name": name, "data": str(directory), **changes})
     return section.open(opening(directory, *roles, **options))

@@ -13,7 +13,7 @@ from sklearn import metrics
 
 from bert_jax.tasks import scores
 
-# Six yes/no answers: three of four "yes" are found; one "no" is predicted as "yes".
+# Of four "yes", three are predicted as "yes"; of two "no", one is.
 #            tp     tp     tp     fn    fp     tn
 LABELS = ["yes", "yes", "yes", "yes", "no", "no"]
 FOUND = ["yes", "yes", "yes", "no", "yes", "no"]

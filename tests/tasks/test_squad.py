@@ -72,7 +72,7 @@ def test_answers_are_verbatim_from_the_context(tmp_path: Path) -> None:
     assert records[0]["title"] == "Towers"
     figures = family.score(records)
     assert figures["exact_match"] == pytest.approx(200 / 3)
-    # "the tower" against "tower of Paris": 1 of 1 and 1 of 3 words, F1 1/2.
+    # "the tower" for "tower of Paris": precision 1/1, recall 1/3, F1 1/2.
     assert figures["f1"] == pytest.approx(250 / 3)
 
 

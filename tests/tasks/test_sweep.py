@@ -63,7 +63,7 @@ def test_an_invalid_sweep_is_one_line(
 
 
 def test_mean_and_deviation_equal_a_hand_computed_sample() -> None:
-    # Mean 2.2/3; squared deviations 0.0044 + 0.0278 + 0.0544 = 0.0867, over 2.
+    # Mean 2.2/3, variance (0.0044 + 0.0278 + 0.0544) / 2.
     results = [result(0.8), result(0.9, seed=1), result(0.5, seed=2, failed=True)]
     (cell,) = cells_of(results)
     assert cell.every == pytest.approx((3, 2.2 / 3, math.sqrt(0.26 / 3 / 2)))

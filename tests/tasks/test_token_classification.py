@@ -205,7 +205,7 @@ def test_every_word_is_read_in_its_best_window(
     for before, after in itertools.pairwise(windows):
         assert before.first < after.first <= before.end < after.end
         step = lengths[before.first : after.first].sum()
-        # Every window begins with a whole word, and no word is missing.
+        # Starts are rounded up to whole words, unless that would skip a word.
         assert step >= stride or after.first == before.end
     for word in range(len(lengths)):
         contexts = [

@@ -131,7 +131,7 @@ def _metrics(gold: Any, predicted: Any, names: Sequence[str], labels: Sequence[A
 
     # Use indices as keys: a label could be named "macro avg".
     keys = [str(at) for at in range(len(names))]
-    nothing: Any = 0  # typed as Any because scikit-learn annotates only the default
+    nothing: Any = 0  # Any: pyright infers str for `zero_division`
     found: Any = classification_report(
         gold, predicted, labels=labels, target_names=keys, output_dict=True, zero_division=nothing
     )

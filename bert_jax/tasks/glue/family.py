@@ -33,7 +33,7 @@ from bert_jax.tasks.sequence import SequenceTask, TextExample
 ZIP: Final = "submission.zip"
 HIGHEST: Final = 5.0  # highest similarity of STS-B; the lowest is 0
 
-# Submission files by task and split, in the order of the leaderboard.
+# {(task, split): submission file}, in the order of the leaderboard.
 FILES: Final = {
     ("cola", "test"): "CoLA.tsv",
     ("sst2", "test"): "SST-2.tsv",

@@ -97,9 +97,8 @@ def best_threshold(
 def figures_1_1(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Returns EM and F1 in percent, as evaluate-v1.1.py."""
     exact = f1 = 0.0
-    for (
-        record
-    ) in records:  # `sum` rounds differently from Python 3.12 on; the script uses this loop
+    # This is the script's loop. From Python 3.12 on, `sum` rounds differently.
+    for record in records:
         one_exact, one_f1 = score_1_1(_texts(record), record["prediction"])
         exact, f1 = exact + one_exact, f1 + one_f1
     return {"exact_match": 100.0 * exact / len(records), "f1": 100.0 * f1 / len(records)}

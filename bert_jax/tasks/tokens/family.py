@@ -239,7 +239,7 @@ def cut_windows(lengths: np.ndarray, *, room: int, stride: int) -> list[Window]:
         bounds.append((first, end))
         if end == len(lengths):
             break
-        # The next window must contain the word at `end`, and no word may be skipped.
+        # Start late enough for the word `end` to fit, but do not skip a word.
         following = max(starts[first] + stride, ends[end] - room)
         first = min(int(np.searchsorted(starts, following)), end)
     windows = []
