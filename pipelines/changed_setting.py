@@ -11,7 +11,7 @@ AGES: Final = "the input files' age"
 """Key of the input files' modification times, in the order of the files."""
 
 _TOKENIZER: Final = ("tokenizer_hash", "vocab_size", "special_ids", "token_dtype")
-_FLAT: Final = ("pairing", "text")  # records whose fields are top-level keys of the section
+_FLAT: Final = ("pairing", "text")  # keys of a recipe whose fields are keys of `examples` itself
 _NO_SETTINGS: Final = ("format_version", "minhash_version", "work_version")
 _MOST_NAMED: Final = 3
 _NOTHING: Final = object()

@@ -53,7 +53,8 @@ def import_checkpoint(source: str, run_dir: str, **options: Any) -> None:
     "--as",
     "kind",
     metavar="CLASS",
-    help="Hugging Face class. [default: the class that covers most heads]",
+    help="Hugging Face class to export. [default: the task's class for a fine-tuned model, "
+    "otherwise the class with the most of its heads]",
 )
 @click.option("--outputs", metavar="NAMES", help="Outputs of a StableHLO program, comma-separated.")
 @click.option("--push", "push_to", metavar="OWNER/NAME", help="Also upload OUTPUT to a hub.")

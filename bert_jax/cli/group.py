@@ -32,7 +32,7 @@ class Verb(click.Command):
     """A verb. For an unknown option, the error suggests an option or a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the command line. Exits with one line if it is invalid."""
+        """Parses the command line. If it is invalid, prints a one-line error and exits with 2."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)
@@ -75,7 +75,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns the verb with a name. Exits with one line if the name is unknown."""
+        """Returns the verb with a name. For an unknown name, prints an error and exits with 2."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -91,7 +91,7 @@ class VerbGroup(click.Group):
         exit_with(mistake, 2, mistake.line())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the options before the verb. Exits with one line if they are invalid."""
+        """Parses the options before the verb. If one is wrong, prints an error and exits with 2."""
         try:
             return super().parse_args(ctx, args)
         except click.exceptions.NoArgsIsHelpError:

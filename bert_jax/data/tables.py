@@ -254,7 +254,7 @@ def _between(path: Path, delimiter: Delimiter | None) -> str:
 def _csv_rows(path: Path, delimiter: str, errors: RowErrors) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(FIELD_LIMIT)
     lines = read.read_lines(path, newline="", limit=FIELD_LIMIT)
-    again: deque[str] = deque()  # lines after the first of a malformed row, to read again
+    again: deque[str] = deque()  # lines to read again: a malformed row without its first line
     row: list[str] = []  # lines of the current row
     number, is_first = 0, True
 

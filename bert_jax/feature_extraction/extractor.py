@@ -1,4 +1,4 @@
-"""Extracts features of texts, with few batch shapes."""
+"""Extracts features of texts. Batches have few different shapes, to limit compilations."""
 
 import dataclasses
 import itertools

@@ -63,8 +63,9 @@ def open_writer(path: Path, level: Level, *, width: int) -> Iterator[FeatureWrit
 class JsonlWriter:
     """Writes one JSON object per text: ``{"index": 0, "vector": […]}``.
 
-    At token and word level, ``tokens`` or ``words``, ``spans`` and ``vectors`` replace ``vector``.
-    Values have nine significant digits, which preserves every float32 exactly.
+    At token level, the keys are ``index``, ``tokens``, ``spans`` and ``vectors``. At word level,
+    ``words`` replaces ``tokens``. Values have nine significant digits, which preserves every
+    float32 exactly.
     """
 
     def __init__(self, path: Path, files: contextlib.ExitStack, level: Level, width: int) -> None:

@@ -21,7 +21,7 @@ _UNFINISHED: Final = ".tmp"
 
 
 def output_exists(path: os.PathLike[str]) -> UserError:
-    """Returns the error for an existing output, which only --force replaces."""
+    """Returns the error for an output that exists, if --force is not set."""
     return UserError(
         "output.exists", "exists already. Choose another path or add --force.", place=path
     )

@@ -17,8 +17,8 @@ STOPPING_SECONDS: Final = 10.0
 """Replaces `GIVE_UP_SECONDS` after a signal to stop: a preempted machine has half a minute."""
 
 FIRST_PAUSE_SECONDS: Final = 1.0
-"""Maximum of the first pause, which doubles with each retry. Each pause is drawn uniformly from 0
-to the maximum, so that hosts do not retry at the same time."""
+"""Upper limit of the first pause. The limit doubles with each retry. Each pause is drawn uniformly
+between 0 and the limit, so that hosts do not retry at the same time."""
 
 LONGEST_PAUSE_SECONDS: Final = 32.0
 

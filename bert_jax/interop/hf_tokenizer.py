@@ -153,7 +153,7 @@ def _read_fast(path: Path) -> WordPieceTokenizer:
         if vocabulary.get(added.content) != added.id:
             raise UserError(
                 "tokenizer.added_tokens",
-                "found {found} with id {id}, allowed: pieces of the vocabulary with their own ids",
+                "{found} has id {id}. Added tokens must be in model.vocab with the same id.",
                 place=f"{path}: added_tokens",
                 found=shown(added.content),
                 id=added.id,

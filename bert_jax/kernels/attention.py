@@ -154,8 +154,8 @@ _attend.defvjp(_forward, _backward)
 def _coded(segments: Array, shape: Shape, dtype: Any, *, of_keys: bool) -> Array:
     """Encodes segments [B, L] of queries or keys for the kernels, [B, L, lanes].
 
-    Each bit takes two lanes. If query and key differ in a bit, the product of one of its lanes is
-    `_MASKED`; otherwise the products of both lanes are zero.
+    Each bit takes two lanes. If query and key differ in a bit, query × key is `_MASKED` in one of
+    the bit's lanes. If they agree, it is zero in both lanes.
     """
     lane = jnp.arange(shape.lanes_of_segments, dtype=jnp.int32) % _CODE
     bits = (segments[..., None] >> (lane // 2)) + lane & 1

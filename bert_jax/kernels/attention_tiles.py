@@ -27,7 +27,8 @@ _BUFFERED_ONCE: Final = 1536
 # Maximum length of rows. Keys and values of longer rows do not fit into VMEM together with scores,
 # and `random_bits` has distinct words for only 2,048 rows or columns.
 LONGEST: Final = 2048
-# Maximum length for other blocks than two 64-column heads in bfloat16: spilled registers fill VMEM.
+# Maximum length of rows, unless a block has two heads of up to 64 columns in a two-byte dtype. In
+# longer rows, spilled registers fill VMEM.
 _LONGEST_OF_OTHERS: Final = 512
 # Maximum heads × tokens in blocks wider than 128 lanes, for dtypes of two bytes.
 _MOST_TOKENS: Final = 3072

@@ -167,7 +167,7 @@ class GkeJobSets:
     def _call(
         self, method: Callable[..., Any], what: str, expected: tuple[int, ...], **values: Any
     ) -> Any:
-        """Calls a client method with retries. Raises ApiException only with an expected status."""
+        """Calls a method with retries. Raises ApiException only if its status is in `expected`."""
         try:
             return persistently(
                 lambda: method(_request_timeout=self._pace.timeout, **values),

@@ -18,10 +18,10 @@ from bert_jax.validation import read_section
 
 Verb = Literal["pretrain", "finetune"]
 
-RUN_JOB: Final = "job.txt"  # file in a run directory with the path of the job's directory
+RUN_JOB: Final = "job.txt"  # file in a run directory; contains the path of the job's directory
 JOBS: Final = "jobs"  # directory of all jobs in a bucket
 JOB_LABEL: Final = "bert-jax-job"  # label of all our resources; its value is the job's name
-BUCKET: Final = "BERT_JAX_BUCKET"  # environment variable with the default of --bucket
+BUCKET: Final = "BERT_JAX_BUCKET"  # environment variable: default of --bucket
 # Default of `limits.wait_hours` for a job with several placements.
 _SHARED_WAIT_HOURS: Final = 0.25
 

@@ -124,8 +124,8 @@ class Execution(Section):
     ffn: Implementation = "auto"
     """Implementation of the gradient of GELU in the FFN. `xla`: plain JAX on any device. `fused`: a
     kernel that includes the preceding product, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh`
-    in bfloat16. The widths on a device must be multiples of 128. `auto`: `fused` in training if
-    possible, otherwise `xla`."""
+    in bfloat16. `hidden_size` and each device's share of `intermediate_size` must be multiples
+    of 128. `auto`: `fused` in training if possible, otherwise `xla`."""
     remat: Remat = "none"
     """What the backward pass recomputes. `attention`: attention weights. `dots`: everything except
     products. `full`: whole layers."""

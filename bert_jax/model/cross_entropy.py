@@ -128,9 +128,9 @@ def cpu_cross_entropy(
 
     XLA's CPU compiler would write the logits both with and without their bias, and read them once
     for each reduction. This function makes half as many passes. It writes only the logits without
-    their bias, and the exponentials. It applies the divisor of the softmax and the weight of a row
-    in the loss to the rows of the products instead of the logits. The vocabulary must be a multiple
-    of 128 pieces.
+    their bias, and the exponentials. In the gradient, the softmax's normaliser and the loss weight
+    form one factor per row. The factor scales the small operands and results of the matrix
+    products, not the [rows, vocab] logits. The vocabulary must be a multiple of 128 pieces.
     """
     return _on_cpu_forward(rows_ND, table_VD, shares_SVD, bias_V, labels_N)[0]
 

@@ -75,7 +75,8 @@ def choose(
             place=key,
             found=device.device_kind,
         )
-    return Choice("fused", f"set by {key}; without a TPU, interpreted and slow")  # for tests
+    # For tests.
+    return Choice("fused", f"set by {key}; without a TPU, the slow Pallas interpreter runs it")
 
 
 def _obstacle(

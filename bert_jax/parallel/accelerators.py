@@ -15,8 +15,8 @@ Sources, in addition to each generation's page at https://docs.cloud.google.com/
   https://github.com/skypilot-org/skypilot/blob/master/sky/backends/cloud_vm_ray_backend.py,
   https://github.com/marin-community/marin/issues/87. The id of v3 follows the pattern of v2 and v4.
 
-If no page states the clock, it is the published peak divided by the operations per cycle of the
-matrix units. Large matrix products compiled with libtpu 0.0.51 reach 70 to 98% of that rate
+If no page states the clock, we compute it: published peak FLOP/s divided by the FLOPs per cycle of
+the matrix units. Large matrix products compiled with libtpu 0.0.51 reach 70 to 98% of the peak
 (docs/planning.md).
 """
 

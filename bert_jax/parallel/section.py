@@ -58,8 +58,8 @@ class MeshSection(Section):
     """Platform that the run requires. `auto`: the one that JAX finds."""
     data: int = pydantic.Field(default=-1, ge=-1)
     """Number of parts of a batch. Between steps, parameters and moments are also split along this
-    axis (ZeRO). If layers are unrolled, a step gathers parameters layer by layer. Otherwise it
-    gathers them before its loops."""
+    axis (ZeRO). Without a loop over microbatches or layers, a step gathers parameters layer by
+    layer. Otherwise it gathers them before the loop."""
     fsdp: int = pydantic.Field(default=1, ge=-1)
     """Number of further parts of a batch. Parameters are split too, and always gathered layer by
     layer, even within loops over microbatches and layers."""

@@ -156,7 +156,7 @@ def _readable(series: Series) -> tuple[Series, list[str]]:
         size = math.ceil(len(points) / POINTS)
         groups = [points[start : start + size] for start in range(0, len(points), size)]
         points = [(group[-1][0], float(np.mean([y for _, y in group]))) for group in groups]
-        remarks.append(f"{series.name}: each point is the mean of {size}.")
+        remarks.append(f"{series.name}: each point is the mean of {size} values.")
     return series._replace(points=points), remarks
 
 

@@ -205,7 +205,7 @@ def read_metrics(run_dir: epath.PathLike, *, kind: str | None = None) -> list[di
 
 
 def copy_metrics(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Copies the metrics of a run directory into another, as one metrics.jsonl."""
+    """Copies a run's metrics.jsonl, without damaged lines, into another run directory."""
     lines = [json.dumps(line) + "\n" for line in read_metrics(source)]
     write_whole(epath.Path(target) / METRICS, "".join(lines))
 

@@ -62,7 +62,8 @@ def export(
         run_dir: run directory of `pretrain`, `finetune` or `import`.
         output: a new local directory.
         to: the format.
-        kind: Hugging Face class. Default: the class that covers most of the run's heads.
+        kind: Hugging Face class. Default: the task's class for a fine-tuned model, otherwise the
+            class with the most of its heads.
         outputs: outputs of a StableHLO program. Default: `stablehlo.default_outputs`.
         checkpoint: `last`, `best`, a step, or `auto`. `auto` is the best checkpoint of a
             fine-tuned run, and the last checkpoint of any other run.

@@ -28,8 +28,8 @@ def replay(
         dump: a directory ``bad_step_<n>`` of a run, or a copy.
         dtype: dtype of activations. Default: the run's dtype. In float32, an overflow of bfloat16
             disappears, but other non-finite values remain.
-        mesh: section whose platform is used; its other settings are ignored. The replay runs on as
-            many local devices as divide the batch.
+        mesh: section whose platform is used; its other settings are ignored. The replay uses the
+            largest number of local devices that divides the rows of a microbatch.
         console: console for the result. Default: standard output.
 
     Returns:

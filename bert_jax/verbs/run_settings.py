@@ -62,8 +62,8 @@ def finetune_settings(
     if config.model is not None and not _is_resolved(run_dir, config.model):
         raise UserError(
             "finetune.model",
-            "found settings, but finetune.init_from defines the model. Set finetune.dropout or "
-            "finetune.dtype to change it.",
+            "found settings, but finetune.init_from defines the model. Remove this section. To "
+            "change dropout or dtype, set finetune.dropout or finetune.dtype.",
             place="model",
         )
     # Refuse settings of pretraining, except defaults: a resolved configuration contains them.

@@ -153,7 +153,7 @@ class OverlapIndex:
         return True
 
     def report(self, tally: Tally) -> tuple[OverlapRecord, ...]:
-        """Returns the overlap of every evaluation file, from the sum of all tallies."""
+        """Returns the overlap of every evaluation file. `tally` is the sum over all parts."""
         hit = np.unique(self._owners_of(np.array(sorted(tally.overlaps), np.uint64)))
         found = np.bincount(self._file(hit), minlength=len(self._names)).tolist()
         examples = np.diff(self._ends, prepend=0).tolist()

@@ -30,8 +30,8 @@ ROWS: Final = 8  # hashes per band
 _SEED: Final = 1
 
 _BUFFER_BYTES: Final = 1 << 18
-_HASHES_AT_A_TIME: Final = 1 << 16  # n-gram hashes per call of the library
-_MOST_AT_A_TIME: Final = 1 << 19  # maximum hashes of documents or lines in memory
+_HASHES_AT_A_TIME: Final = 1 << 16  # number of n-gram hashes that triggers a call of rensa
+_MOST_AT_A_TIME: Final = 1 << 19  # approximate number of document or line hashes in memory
 
 # Files of a spill.
 _TEXT: Final = "documents.jsonl.zst"

@@ -56,8 +56,8 @@ def _check(dataset: Dataset, rows: MaskingTransform) -> None:
     if kind != "nsp":
         raise UserError(
             "tfrecords.pairing",
-            "made with pairing kind {found}, allowed: nsp, because each row of "
-            "google-research/bert's TFRecords has a next-sentence label",
+            "found pairing kind {found}, allowed: nsp. Each row of google-research/bert's "
+            "TFRecords needs a next-sentence label.",
             place=dataset.directory,
             found=kind,
         )

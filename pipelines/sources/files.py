@@ -288,10 +288,10 @@ def relative_names(paths: Sequence[str], *, root: str | None) -> list[str]:
 def cut_file(
     path: str, name: str, *, part_bytes: int, is_gap: Callable[[bytes], bool] | None
 ) -> list[FilePart]:
-    """Cuts a file into parts of about ``part_bytes`` bytes. Each part begins after a gap.
+    """Cuts a file into parts of about ``part_bytes`` bytes.
 
-    ``is_gap`` returns True for a line after which a cut is allowed. If it is None, or the file is
-    packed, returns a single part.
+    Every part except the first begins after a gap: a line for which ``is_gap`` returns True. If
+    ``is_gap`` is None, or the file is packed, returns a single part.
     """
     size = epath.Path(path).stat().length
     if is_gap is None or is_packed(path) or size <= part_bytes:

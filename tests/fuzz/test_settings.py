@@ -98,7 +98,8 @@ def encode(root: Path) -> None:
     tokenizer.decode(tokenizer.encode("thes é [MASK] x"))
 
 
-# Name of the damaged file → (its content, the valid files in its directory, the reader).
+# Name of the file to damage → (its valid content, the other files in its directory, the function
+# that reads it).
 FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
     "config.json": (HF_CONFIG, {}, lambda root: read_config(root / "config.json").labels),
     "bert_config.json": (

@@ -224,8 +224,8 @@ def test_a_flipped_bit_in_exported_weights_is_refused(where: Path, own_run: Impo
     whole = weights.read_bytes()
     rng = np.random.default_rng(1)
     header = int.from_bytes(whole[:8], "little") + 8
-    # No offset is in the checksum's key. Damage there would hide the checksum, as if another
-    # program had written the file.
+    # With this seed, no flipped bit is in the metadata's key `bert_jax_sha256`. Damage to the key
+    # would hide the checksum, as if another program had written the file.
     places = [*rng.integers(8, header, 40), *rng.integers(header, len(whole), 40)]
     for place in map(int, places):
         flipped = bytearray(whole)

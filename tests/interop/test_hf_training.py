@@ -43,10 +43,10 @@ COMPARED = (1, STEPS)
 
 
 class Trained(NamedTuple):
-    """Results of one implementation after some steps, by Hugging Face's names, without padding."""
+    """Parameters, outputs and losses of one implementation after some steps."""
 
-    params: dict[str, np.ndarray]
-    mlm: np.ndarray  # [real tokens, vocab]
+    params: dict[str, np.ndarray]  # by Hugging Face's names, without padding rows
+    mlm: np.ndarray  # [real tokens, vocab], without padding pieces
     next_sentence: np.ndarray  # [B, 2]
     losses: list[float]  # losses of every step so far
     norms: list[float]  # gradient norms of every step, before clipping

@@ -98,7 +98,7 @@ def test_it_equals_the_loss_of_logits(
 def test_rows_beyond_vmem_are_split_into_groups(
     cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table's gradient is summed over groups. Two cores process half of the table each."""
+    """The table's gradient is summed over groups. Each of two cores processes half of the table."""
     monkeypatch.setattr(kernels, "groups_of", lambda rows, **sizes: (3, 16))
     monkeypatch.setattr(kernels, "_cores", lambda: cores)
     arrays = drawn(41, 24, 1024)

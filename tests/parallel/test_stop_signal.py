@@ -1,4 +1,4 @@
-"""Handling of stop signals until the process ends."""
+"""After a stop signal, processes agree on the last step and save it; no later step begins."""
 
 import os
 import signal

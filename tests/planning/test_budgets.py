@@ -138,8 +138,8 @@ def test_tensor_parallelism_sums_two_activations_per_block(attention: str) -> No
             # The two columns of the next-sentence head's kernel are not sharded.
             ("all-gather", ("tensor",), "f32"): (0, FIGURES),
             ("all-reduce", ("tensor",), "bf16"): (blocks + head, blocks + head),
-            # The vocabulary is sharded over two devices. They sum embeddings, and reduce the
-            # maximum and the total of the softmax over pieces.
+            # The vocabulary is sharded over two devices. The devices all-reduce embeddings, and the
+            # maximum and sum of the softmax over the vocabulary.
             ("all-reduce", ("tensor",), "f32"): (
                 activations(ROWS // 2),
                 activations(ROWS // 2) + 4 * FIGURES,

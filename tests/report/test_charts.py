@@ -42,7 +42,7 @@ def test_nonfinite_values_are_omitted_and_reported() -> None:
 def test_a_long_line_is_averaged_with_its_mean_kept() -> None:
     size = 4 * POINTS
     made = line_chart("Loss", [Series("a", [(at, float(at % 2)) for at in range(size)])])
-    assert list(made.remarks) == ["a: each point is the mean of 4."]
+    assert list(made.remarks) == ["a: each point is the mean of 4 values."]
     assert points(made.spec) == [(4 * at + 3, 0.5) for at in range(POINTS)]
 
 

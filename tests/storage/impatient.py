@@ -1,6 +1,7 @@
 """``python -m tests.storage.impatient GIVE_UP STOPPING VERB …`` runs a verb with short limits.
 
-GIVE_UP is the limit of an outage in seconds. STOPPING is the limit after a signal.
+GIVE_UP: seconds without an answer after which a request fails. STOPPING: the same limit after a
+signal to stop.
 """
 
 import sys

@@ -106,7 +106,7 @@ def choose_spans(
     limits = list(itertools.accumulate(chances[:-1].tolist()))
     lengths, opens_run = words.lengths.tolist(), words.opens_run.tobytes()
     taken = bytearray(len(lengths) + 1)
-    taken[-1] = 1  # sentinel after the last word: it ends every span
+    taken[-1] = 1  # sentinel: no span continues past the last word
     left = budget
     spans: list[WordSpan] = []
     order = keys.argsort()

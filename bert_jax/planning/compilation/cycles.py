@@ -33,7 +33,7 @@ class KernelCycles:
 class Cycles:
     """Cycles, FLOPs and bytes of one run of a program on one device.
 
-    FLOPs are those of all executed matrix products, without elementwise operations.
+    The FLOPs count all executed matrix products, and no elementwise operations.
     """
 
     by_kind: Mapping[str, int]  # cycles by kind of operation

@@ -84,7 +84,7 @@ STEP: Final = pydantic.TypeAdapter(CompiledStep)
 REQUEST: Final = "request.json"
 RESULT: Final = "result.json"
 LOG: Final = "log"
-_LONGEST: Final = 500  # maximum characters of a reason; the compiler lists all operands
+_LONGEST: Final = 500  # maximum characters of a reason: compiler errors can list all operands
 
 
 def quick_refusal() -> str | None:

@@ -21,7 +21,7 @@ _TEXTS: Final = (
 
 
 def read_tfds(task: str, role: str, data_dir: str | None) -> dict[str, GlueRows]:
-    """Returns {split: examples} of a role, in the order of their index.
+    """Returns the splits of a role, {split: examples}. Examples are sorted by GLUE's `idx`.
 
     If the dataset is missing, TFDS downloads and prepares it. If `data_dir` is None, TFDS uses its
     default directory. Raises UserError if preparation fails, or if the format needs TensorFlow.

@@ -12,7 +12,8 @@ from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import CONTINUATION
 
-# Splits at the white space of `run_squad.py`. The tokenizer handles other white space.
+# A word, delimited by the characters that `run_squad.py` treats as white space. The tokenizer
+# handles other white space.
 _WORD: Final = re.compile("[^ \t\r\n\u202f]+")
 _REMEMBERED_WORDS: Final = 1 << 16
 _LONGEST_REMEMBERED: Final = 64  # maximum number of characters in a cached word

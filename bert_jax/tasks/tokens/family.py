@@ -177,7 +177,7 @@ def _scheme_of_model(section: TokenClassificationSection, labels: Sequence[str])
         if scheme is not None and not entities.fits(name, scheme):
             raise UserError(
                 "tokens.scheme",
-                "found {found}, which lacks the label {label} of the model, allowed: {allowed}",
+                "{found} does not allow the model's label {label}. Set task.scheme: {allowed}.",
                 place="task.scheme",
                 found=section.scheme,
                 label=name,
