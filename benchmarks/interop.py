@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.report import report
 from bert_jax.interop.hf_checkpoint import write_hf
-from bert_jax.interop.tensor_mapping import Pretrained, model_shapes
+from bert_jax.interop.tensor_conversion import Pretrained, model_shapes
 from bert_jax.model.config import SIZES, HeadsSection, ModelSection, resolve_architecture
 from bert_jax.text import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer

@@ -31,7 +31,7 @@ from benchmarks.kernels_alone import (
     lower_norm,
 )
 from benchmarks.report import report
-from bert_jax.kernels.launch import LANES
+from bert_jax.kernels.pallas_call import LANES
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology

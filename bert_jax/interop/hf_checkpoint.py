@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
-from bert_jax.interop import hf_config, tensor_mapping
+from bert_jax.interop import hf_config, tensor_conversion
 from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
 from bert_jax.interop.hf_weights import PREFIX, HfWeights
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
@@ -26,7 +26,7 @@ def is_hf(directory: Path) -> bool:
     return (directory / CONFIG).exists()
 
 
-def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_mapping.Pretrained:
+def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_conversion.Pretrained:
     """Reads a Hugging Face checkpoint with all of its heads.
 
     The embedding may have more rows than the tokenizer has pieces. Hugging Face's softmax includes
@@ -54,18 +54,20 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_ma
     weights = HfWeights(directory)
     heads = _heads_found(weights, config, source)
     shapes, placements = _placements(weights.prefix, config.architecture, heads)
-    reasons = {name: tensor_mapping.reason_to_ignore(name, HF_IGNORED) for name in weights.specs}
-    return tensor_mapping.Pretrained(
+    reasons = {name: tensor_conversion.reason_to_ignore(name, HF_IGNORED) for name in weights.specs}
+    return tensor_conversion.Pretrained(
         config.architecture,
         heads,
-        tensor_mapping.read_params(weights, placements, shapes, ignored=HF_IGNORED),
+        tensor_conversion.read_params(weights, placements, shapes, ignored=HF_IGNORED),
         tokenizer,
         files=(source, *weights.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
     )
 
 
-def write_hf(directory: Path, model: tensor_mapping.Pretrained, *, kind: str | None = None) -> str:
+def write_hf(
+    directory: Path, model: tensor_conversion.Pretrained, *, kind: str | None = None
+) -> str:
     """Writes a checkpoint for `from_pretrained`, tensor by tensor. Returns the name of its class.
 
     Args:
@@ -84,11 +86,11 @@ def write_hf(directory: Path, model: tensor_mapping.Pretrained, *, kind: str | N
     prefix = "" if chosen == hf_config.BARE else PREFIX
     _, placements = _placements(prefix, architecture, heads)
     specs = {
-        each.name: tensor_mapping.TensorSpec(each.shape, np.dtype(np.float32))
+        each.name: tensor_conversion.TensorSpec(each.shape, np.dtype(np.float32))
         for each in placements
     }
     write_safetensors(
-        directory / WEIGHTS, specs, tensor_mapping.their_tensors(model.params, placements)
+        directory / WEIGHTS, specs, tensor_conversion.their_tensors(model.params, placements)
     )
     pad = model.tokenizer.special.pad
     config = hf_config.write_config(architecture, heads, kind=chosen, pad_token_id=pad)
@@ -99,11 +101,11 @@ def write_hf(directory: Path, model: tensor_mapping.Pretrained, *, kind: str | N
 
 def _placements(
     prefix: str, architecture: Architecture, heads: HeadsSection
-) -> tuple[tensor_mapping.Params, Sequence[tensor_mapping.Placement]]:
+) -> tuple[tensor_conversion.Params, Sequence[tensor_conversion.Placement]]:
     """Returns the shapes of our parameters, and a placement for each Hugging Face tensor."""
-    shapes = tensor_mapping.model_shapes(architecture, heads)
+    shapes = tensor_conversion.model_shapes(architecture, heads)
     rules = hf_names(prefix, heads.task)
-    return shapes, tensor_mapping.expand(rules, shapes, vocab_size=architecture.vocab_size)
+    return shapes, tensor_conversion.expand(rules, shapes, vocab_size=architecture.vocab_size)
 
 
 def _choose(kind: str | None, heads: HeadsSection) -> hf_config.ClassName:

@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import read_json_object, require_file, shown
 from bert_jax.interop.safetensors_file import DTYPES, WEIGHTS, SafetensorsFile
-from bert_jax.interop.tensor_mapping import TensorSource, TensorSpec
+from bert_jax.interop.tensor_conversion import TensorSource, TensorSpec
 from bert_jax.interop.tensor_names import TIED, WORDS, current_name
 
 TORCH_WEIGHTS: Final = "pytorch_model.bin"
@@ -25,7 +25,7 @@ _LFS_POINTER: Final = b"version https://git-lfs"
 
 
 class TorchFile:
-    """A file written by `torch.save`, mapped into memory: a `tensor_mapping.TensorSource`."""
+    """A file written by `torch.save`, mapped into memory: a `tensor_conversion.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file with PyTorch's ``weights_only`` loader.
@@ -116,7 +116,7 @@ _READERS: Final[dict[str, Callable[[Path], TensorSource]]] = {
 
 
 class HfWeights:
-    """All tensors of a checkpoint. Implements `tensor_mapping.TensorSource`.
+    """All tensors of a checkpoint. Implements `tensor_conversion.TensorSource`.
 
     Attributes:
         prefix: start of the encoder's tensor names: ``bert.``, or empty for a ``BertModel``.

@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sources import no_directory
-from bert_jax.interop.tensor_mapping import Pretrained
+from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
 from bert_jax.model.bert import bert_builder
 from bert_jax.model.config import Execution

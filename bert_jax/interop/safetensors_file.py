@@ -19,7 +19,7 @@ import safetensors
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_errors
 from bert_jax.files.read import require_file
-from bert_jax.interop.tensor_mapping import TensorSpec, wrong_type
+from bert_jax.interop.tensor_conversion import TensorSpec, wrong_type
 
 WEIGHTS: Final = "model.safetensors"
 
@@ -43,7 +43,7 @@ DTYPES: Final[dict[str, str]] = {
 
 
 class SafetensorsFile:
-    """A safetensors file. Implements `tensor_mapping.TensorSource`."""
+    """A safetensors file. Implements `tensor_conversion.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
         """Reads the header, and verifies the checksum if the file has one.

@@ -14,7 +14,7 @@ from jax import export
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_errors
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
-from bert_jax.interop.tensor_mapping import Params, TensorSpec, flatten, unflatten
+from bert_jax.interop.tensor_conversion import Params, TensorSpec, flatten, unflatten
 from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.train.state import ModelDefinition, define_model

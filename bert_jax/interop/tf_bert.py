@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.interop import tensor_names
-from bert_jax.interop.tensor_mapping import (
+from bert_jax.interop.tensor_conversion import (
     Params,
     Placement,
     Pretrained,

@@ -27,7 +27,7 @@ from bert_jax.data.google_bert.tfrecord import masked_crc
 from bert_jax.errors import UserError, did_you_mean, first_line, not_installed
 from bert_jax.files.read import MAX_JSON_BYTES, read_bytes, require_file, shown
 from bert_jax.interop.sources import no_directory
-from bert_jax.interop.tensor_mapping import TensorSpec, wrong_type
+from bert_jax.interop.tensor_conversion import TensorSpec, wrong_type
 
 INDEX: Final = ".index"
 
@@ -140,7 +140,7 @@ class _Entry(NamedTuple):
 
 
 class TfBundle:
-    """A TensorFlow checkpoint. Implements `tensor_mapping.TensorSource`."""
+    """A TensorFlow checkpoint. Implements `tensor_conversion.TensorSource`."""
 
     def __init__(self, path: epath.PathLike) -> None:
         """Reads the index. Raises UserError if there is no checkpoint, or its index is damaged."""

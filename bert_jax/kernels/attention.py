@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from bert_jax.kernels.attention_kernels import backward_kernel, forward_kernel, scale
 from bert_jax.kernels.attention_tiles import Shape, padded, padded_queries
-from bert_jax.kernels.launch import launch, on_each_device
+from bert_jax.kernels.pallas_call import launch, on_each_device
 from bert_jax.kernels.random_bits import composes_words, line_words
 from bert_jax.parallel.sharding_rules import LogicalAxes
 

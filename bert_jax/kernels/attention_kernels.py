@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from bert_jax.kernels.attention_tiles import Shape
-from bert_jax.kernels.launch import LANES
+from bert_jax.kernels.pallas_call import LANES
 from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 
 Array = jax.Array

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.launch import LANES, PACKED
+from bert_jax.kernels.pallas_call import LANES, PACKED
 
 # Maximum number of scores per stage. Several arrays of this size must fit into VMEM (16 MiB on v4).
 # The backward kernel needs more of these arrays.

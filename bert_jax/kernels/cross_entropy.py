@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.kernels.cross_entropy_shape import FACTS, STATISTICS, Shape, groups_of
-from bert_jax.kernels.launch import LANES, launch
+from bert_jax.kernels.pallas_call import LANES, launch
 from bert_jax.parallel.accelerators import cores
 from bert_jax.parallel.sharding_rules import LogicalAxes, per_shard
 

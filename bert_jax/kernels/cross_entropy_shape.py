@@ -8,7 +8,7 @@ from typing import Any, Final
 import jax
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.launch import LANES, PACKED
+from bert_jax.kernels.pallas_call import LANES, PACKED
 
 # Pieces per tile. In the backward kernel, gradients leave less space in VMEM.
 _FORWARD: Final = 512

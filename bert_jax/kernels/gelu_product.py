@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from bert_jax.kernels.launch import LANES, PACKED, SUBLANES, launch, on_each_device
+from bert_jax.kernels.pallas_call import LANES, PACKED, SUBLANES, launch, on_each_device
 from bert_jax.parallel.sharding_rules import LogicalAxes
 
 Array = jax.Array

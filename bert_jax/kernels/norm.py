@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.kernels.launch import LANES, PACKED, SUBLANES, launch, on_each_device
+from bert_jax.kernels.pallas_call import LANES, PACKED, SUBLANES, launch, on_each_device
 from bert_jax.kernels.random_bits import Factors, kept
 from bert_jax.parallel.sharding_rules import LogicalAxes
 

@@ -17,8 +17,8 @@ from etils import epath
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.files.yaml_file import read_yaml
-from bert_jax.launch.attempts import read_state
 from bert_jax.launch.job import Attempt, JobFiles, read_job
+from bert_jax.launch.retry_policy import read_state
 from bert_jax.section import Section
 from bert_jax.validation import validate
 from bert_jax.version import __version__

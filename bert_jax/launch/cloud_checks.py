@@ -9,7 +9,7 @@ from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job
 from bert_jax.launch.preflight import PreflightFinding, wrong
-from bert_jax.launch.retries import Pace
+from bert_jax.launch.request_retries import Pace
 from bert_jax.launch.tpu_launcher import parent
 
 _QUOTAS: Final = "https://console.cloud.google.com/iam-admin/quotas"

@@ -16,7 +16,7 @@ from bert_jax.launch import launcher
 from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, VERSION, jobset
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.launcher import Existing, Observation, Owner, State
-from bert_jax.launch.retries import Pace, persistently, until_gone
+from bert_jax.launch.request_retries import Pace, persistently, until_gone
 
 _INSTALL: Final = (
     "kubectl apply --server-side -f "

@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.storage_retries import credentials_refused, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable, no_permission
-from bert_jax.launch.retries import Pace, persistently
+from bert_jax.launch.request_retries import Pace, persistently
 
 # Predefined roles, for messages. tpu_setup/role.yaml is a custom role with fewer permissions.
 _ROLES: Final = {

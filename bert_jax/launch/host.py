@@ -24,8 +24,8 @@ from bert_jax.launch.assignment import (
     read_assignment,
     read_environment,
 )
-from bert_jax.launch.heartbeats import read_hosts
-from bert_jax.launch.host_reports import HostReports
+from bert_jax.launch.heartbeat_reader import read_hosts
+from bert_jax.launch.heartbeat_writer import HostReports
 from bert_jax.launch.job import Ending
 from bert_jax.launch.run_process import RestartDecision, Restarts, RunProcess
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST

@@ -115,7 +115,7 @@ class JobFiles:
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}.json"
 
     def log(self, attempt: int, worker: int, part: int = 0) -> epath.Path:
-        """Returns the path of one part of a host's log; see `host_reports.PART_BYTES`."""
+        """Returns the path of one part of a host's log; see `heartbeat_writer.PART_BYTES`."""
         number = f".{part}" if part else ""
         return self.directory / "attempts" / str(attempt) / f"worker-{worker}{number}.log"
 

@@ -9,10 +9,10 @@ import pydantic
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
-from bert_jax.launch.attempts import AttemptRecord, SupervisorState, read_state
-from bert_jax.launch.heartbeats import Hosts, read_hosts, total_steps
+from bert_jax.launch.heartbeat_reader import Hosts, read_hosts, total_steps
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement, read_job
 from bert_jax.launch.launcher import Launcher, Observation, State
+from bert_jax.launch.retry_policy import AttemptRecord, SupervisorState, read_state
 from bert_jax.parallel.channel import PEER_LOST
 from bert_jax.section import Section
 from bert_jax.train.metrics_writer import read_metrics

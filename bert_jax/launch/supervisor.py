@@ -17,17 +17,23 @@ from etils import epath
 
 from bert_jax.errors import NoCredentials, RunStopped, UserError, first_line
 from bert_jax.files.lock import Lock, LockLost
-from bert_jax.launch import attempts
-from bert_jax.launch.attempts import (
+from bert_jax.launch import retry_policy
+from bert_jax.launch.heartbeat_reader import (
+    HeartbeatAges,
+    Hosts,
+    RunProgress,
+    read_hosts,
+    total_steps,
+)
+from bert_jax.launch.job import JobFiles, read_job
+from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
+from bert_jax.launch.retry_policy import (
     AttemptRecord,
     Outcome,
     SupervisorState,
     read_state,
     write_state,
 )
-from bert_jax.launch.heartbeats import HeartbeatAges, Hosts, RunProgress, read_hosts, total_steps
-from bert_jax.launch.job import JobFiles, read_job
-from bert_jax.launch.launcher import Launcher, NotOurs, OutOfQuota, State
 
 # Temporary errors of a bucket or service, such as expired credentials. The supervisor keeps the job
 # and its machines, and retries.
@@ -52,7 +58,7 @@ class Supervisor:
         held: Lock,
         *,
         say: Callable[[str], None],
-        pace: attempts.WatchPace | None = None,
+        pace: retry_policy.WatchPace | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -64,7 +70,7 @@ class Supervisor:
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
-        self._pace = pace or attempts.WatchPace(poll=self.job.submit.poll_seconds)
+        self._pace = pace or retry_policy.WatchPace(poll=self.job.submit.poll_seconds)
         self._until_next_poll = self._pace.poll  # longer than `poll` while a bucket is down
         self._ages = HeartbeatAges()
         self._last_line, self._printed_at = "", -math.inf
@@ -147,7 +153,7 @@ class Supervisor:
 
     def _advance(self) -> None:
         now, margin = self._clock(), self._until_next_poll
-        limit = attempts.limit_hit(self.job, self.state, now=now, margin_seconds=margin)
+        limit = retry_policy.limit_hit(self.job, self.state, now=now, margin_seconds=margin)
         record = self.state.current
         if limit is not None:
             self._finish("limit", limit)
@@ -162,7 +168,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         """Saves the next attempt, then requests its machines."""
-        index = attempts.next_placement(self.job, self.state)
+        index = retry_policy.next_placement(self.job, self.state)
         if isinstance(index, str):
             return self._finish("limit", index)
         number = len(self.state.attempts) + 1
@@ -177,7 +183,7 @@ class Supervisor:
         try:
             self._launcher.create(attempt)
         except OutOfQuota as error:
-            return self._end(attempts.Verdict("quota", str(error)))
+            return self._end(retry_policy.Verdict("quota", str(error)))
         except UserError as error:
             if isinstance(error, NoCredentials) and (asked or record.number > 1):
                 raise  # retry: the user may log in again
@@ -193,7 +199,7 @@ class Supervisor:
         now = self._clock()
         changed = seen.state is not record.state
         self._change(state=seen.state, message=seen.message)
-        if attempts.is_start(record, seen):
+        if retry_policy.is_start(record, seen):
             self._change(up_from=now)
         hosts = None if seen.state is State.WAITING else self._hosts(record)
         if seen.state is not State.ACTIVE:
@@ -203,11 +209,13 @@ class Supervisor:
             # Bill from the last poll without billing: count too much rather than too little.
             self._change(bills_from=max(record.created or now, min(self.state.seen, now)))
         record = self.state.attempts[-1]
-        verdict = (hosts and attempts.run_verdict(hosts)) or attempts.machines_verdict(
+        verdict = (hosts and retry_policy.run_verdict(hosts)) or retry_policy.machines_verdict(
             self.job, record, seen, now=now, pace=self._pace
         )
         if verdict is None and hosts is not None and seen.state is State.ACTIVE:
-            verdict = attempts.silence_verdict(record, hosts, self._ages, now=now, pace=self._pace)
+            verdict = retry_policy.silence_verdict(
+                record, hosts, self._ages, now=now, pace=self._pace
+            )
         # After the run is done, do not report that machines are gone.
         if changed and (verdict is None or verdict.outcome != "done"):
             self._print_change(f"{seen.state.value}{f': {seen.message}' if seen.message else ''}")
@@ -230,7 +238,7 @@ class Supervisor:
             self._change(step=hosts.step)
         return hosts
 
-    def _end(self, verdict: attempts.Verdict) -> None:
+    def _end(self, verdict: retry_policy.Verdict) -> None:
         """Ends the attempt, and the job if its run has ended or another attempt would fail."""
         reason = verdict.reason
         if verdict.outcome is not None:
@@ -238,7 +246,7 @@ class Supervisor:
             return self._finish(verdict.outcome, reason + dump)
         self._print_change(f"{verdict.end}: {reason}")
         self._change(end=verdict.end, reason=reason)
-        if (why := attempts.reason_to_give_up(self.job, self.state)) is not None:
+        if (why := retry_policy.reason_to_give_up(self.job, self.state)) is not None:
             self._finish("failed", f"{why}: {reason}{self._replay_hint(reason)}")
         return None
 

@@ -10,7 +10,7 @@ from bert_jax.model.config import Architecture, Dtype, Execution
 from bert_jax.model.dropout import dropout
 from bert_jax.model.initial import TruncatedNormal
 from bert_jax.model.layers import LayerNorm, param
-from bert_jax.model.tied import looked_up, shares_of
+from bert_jax.model.tied_embedding import looked_up, shares_of
 from bert_jax.parallel.sharding_rules import constrain
 
 
@@ -35,7 +35,7 @@ class Embeddings(nnx.Module):
         self.dropout_rate = architecture.hidden_dropout_prob
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
-        """Returns the word embeddings of tokens, and the shares for the decoder; see `tied`."""
+        """Returns the word embeddings of tokens, and the shares for the decoder; see `tied_embedding`."""
         table_VD = self.word[...]
         return looked_up(table_VD, shares_of(table_VD, self.gradient_dtype), input_ids)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.kernels.launch import PACKED
+from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.model.add_norm import add_norm
 from bert_jax.model.attention import SelfAttention
 from bert_jax.model.config import Activation, Architecture, Execution, Remat

@@ -16,7 +16,7 @@ from bert_jax.model.cross_entropy import (
 )
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
-from bert_jax.model.tied import decoded, shares_of
+from bert_jax.model.tied_embedding import decoded, shares_of
 from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
 
 
@@ -52,7 +52,7 @@ class MlmHead(nnx.Module):
         shares_SVD: Float[Array, "devices vocab hidden"],
         labels_BP: Int[Array, "batch predictions"],
     ) -> Scored:
-        """Returns `cross_entropy` of the logits. For the shares, see `tied`."""
+        """Returns `cross_entropy` of the logits. For the shares, see `tied_embedding`."""
         core = self._core()
         if core is None:
             return cross_entropy(self._logits(hidden_BPD, table_VD, shares_SVD), labels_BP)

@@ -11,7 +11,7 @@ from etils import epath
 from bert_jax.files.atomic import remove_unfinished
 from bert_jax.files.lock import LOCK, Lock, lock_at, lock_beside, take_or_refuse
 from bert_jax.files.remote import is_remote
-from bert_jax.train.agreement import from_first_process
+from bert_jax.train.agree_with_first_process import from_first_process
 from bert_jax.train.progress_display import warn_aloud
 
 

@@ -25,7 +25,7 @@ from bert_jax.errors import RunStopped, UserError
 from bert_jax.files.atomic import why_not_written
 from bert_jax.files.remote import is_remote
 from bert_jax.parallel.channel import current_channel
-from bert_jax.train.agreement import failure_of, first_failure
+from bert_jax.train.agree_with_first_process import failure_of, first_failure
 from bert_jax.train.checkpoint_manifest import (
     OPTIMIZER,
     PARAMS,

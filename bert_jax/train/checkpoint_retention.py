@@ -11,7 +11,7 @@ from etils import epath
 
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.read import is_whole
-from bert_jax.train.agreement import from_first_process
+from bert_jax.train.agree_with_first_process import from_first_process
 from bert_jax.train.checkpoint_manifest import (
     COMMITTED,
     MANIFEST,

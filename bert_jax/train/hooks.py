@@ -8,7 +8,7 @@ from bert_jax.errors import RunStopped
 from bert_jax.parallel.channel import current_channel
 from bert_jax.parallel.replica_checksum import Deviation, find_deviations
 from bert_jax.parallel.stop_signal import STOP
-from bert_jax.train.agreement import failure_of
+from bert_jax.train.agree_with_first_process import failure_of
 from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.output import Output
 from bert_jax.train.progress import DueActions, StepTracker

@@ -14,7 +14,7 @@ import pydantic
 
 from bert_jax.data.loader.data_position import DataPosition
 from bert_jax.task import Sums
-from bert_jax.train.agreement import from_first_process
+from bert_jax.train.agree_with_first_process import from_first_process
 from bert_jax.train.bad_steps import StepHistory
 from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.metrics import add

@@ -15,7 +15,7 @@ from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
 from bert_jax.interop.stablehlo import export_stablehlo
-from bert_jax.interop.tensor_mapping import Pretrained
+from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_bert import write_tf
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh

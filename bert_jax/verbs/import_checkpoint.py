@@ -20,7 +20,7 @@ from bert_jax.files.scratch import user_cache
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.importing import read_checkpoint
 from bert_jax.interop.sources import fetch, identify, is_checkpoint, is_hub_name
-from bert_jax.interop.tensor_mapping import Params, Pretrained
+from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.model.config import Execution, ModelSection
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments

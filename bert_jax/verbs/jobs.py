@@ -9,11 +9,11 @@ from typing import Final
 from etils import epath
 
 from bert_jax.errors import RunStopped, UserError
-from bert_jax.launch.attempts import AttemptRecord, SupervisorState, WatchPace, read_state
 from bert_jax.launch.gcloud import with_gcloud_settings
-from bert_jax.launch.heartbeats import read_hosts
+from bert_jax.launch.heartbeat_reader import read_hosts
 from bert_jax.launch.job import BUCKET, Job, JobFiles, job_directory, read_job
 from bert_jax.launch.launcher import Existing, Launcher, State, known_launchers
+from bert_jax.launch.retry_policy import AttemptRecord, SupervisorState, WatchPace, read_state
 from bert_jax.launch.section import SubmitSection
 from bert_jax.verbs.watch import Confirm, Say
 

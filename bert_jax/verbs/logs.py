@@ -6,9 +6,9 @@ from typing import Final
 
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_bytes
-from bert_jax.launch.attempts import read_state
-from bert_jax.launch.heartbeats import read_host
+from bert_jax.launch.heartbeat_reader import read_host
 from bert_jax.launch.job import JobFiles
+from bert_jax.launch.retry_policy import read_state
 from bert_jax.verbs.status import job_of
 
 POLL_SECONDS: Final = 10.0

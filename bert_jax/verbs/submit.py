@@ -8,13 +8,13 @@ from bert_jax.config import RunConfig, dump_config, parse_config
 from bert_jax.errors import UserError
 from bert_jax.files.remote import absolute
 from bert_jax.launch import host_paths
-from bert_jax.launch.attempts import SupervisorState, read_state
 from bert_jax.launch.bundle import software, stage
 from bert_jax.launch.dry_run import dry_run
 from bert_jax.launch.gcloud import require_credentials, with_gcloud_settings
 from bert_jax.launch.job import Job, JobFiles, Verb, job_directory, placements
 from bert_jax.launch.launcher import launcher_for
 from bert_jax.launch.preflight import check_bucket_name
+from bert_jax.launch.retry_policy import SupervisorState, read_state
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import Supervisor
 from bert_jax.planning.prices import load_prices

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bert_jax.interop.hf_weights import TorchFile
 from bert_jax.interop.safetensors_file import SafetensorsFile, write_safetensors
-from bert_jax.interop.tensor_mapping import TensorSource, TensorSpec
+from bert_jax.interop.tensor_conversion import TensorSource, TensorSpec
 from bert_jax.interop.tf_bundle import TfBundle, write_bundle
 from tests.fuzz.harness import both_forms, damaged, json_of, survives
 from tests.project import refuses

@@ -14,7 +14,7 @@ from etils import epath
 from flax import nnx
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
-from bert_jax.interop.tensor_mapping import expand, their_tensors
+from bert_jax.interop.tensor_conversion import expand, their_tensors
 from bert_jax.interop.tensor_names import hf_names
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import ModelSection, resolve_architecture

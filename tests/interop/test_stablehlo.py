@@ -20,7 +20,7 @@ from jax import export
 from safetensors.numpy import load_file
 
 from bert_jax.interop.stablehlo import USAGE, default_outputs, export_stablehlo
-from bert_jax.interop.tensor_mapping import flatten
+from bert_jax.interop.tensor_conversion import flatten
 from bert_jax.model.bert import Bert
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from tests.project import refuses

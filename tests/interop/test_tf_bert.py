@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bert_jax.interop.tensor_mapping import Pretrained, expand, model_shapes
+from bert_jax.interop.tensor_conversion import Pretrained, expand, model_shapes
 from bert_jax.interop.tensor_names import google_names
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.bert import Bert, bert_builder

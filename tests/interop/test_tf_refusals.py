@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.google_bert.tfrecord import masked_crc
-from bert_jax.interop.tensor_mapping import Pretrained
+from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.interop.tf_bundle import TfBundle
 from bert_jax.model.config import Architecture, HeadsSection

@@ -17,7 +17,7 @@ from bert_jax.model.cross_entropy import (
     decoded_cross_entropy,
 )
 from bert_jax.model.layers import add_bias
-from bert_jax.model.tied import decoded, shares_of
+from bert_jax.model.tied_embedding import decoded, shares_of
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
-from bert_jax.launch.retries import Pace
+from bert_jax.launch.request_retries import Pace
 from bert_jax.launch.section import SubmitSection
 from tests.launch.tpu_service import PROJECT
 

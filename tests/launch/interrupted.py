@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.launch.attempts import read_state
 from bert_jax.launch.job import JobFiles
+from bert_jax.launch.retry_policy import read_state
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import open_run
 from tests.processes.hosts import start

@@ -12,8 +12,8 @@ from typing import Any
 from etils import epath
 
 from bert_jax.config import dump_config, parse_config
-from bert_jax.launch.attempts import AttemptRecord, SupervisorState
 from bert_jax.launch.job import HostStatus, Job, JobFiles, JobPlacement
+from bert_jax.launch.retry_policy import AttemptRecord, SupervisorState
 from bert_jax.launch.section import SubmitSection
 from bert_jax.version import __version__
 from tests.project import ROOT, environment

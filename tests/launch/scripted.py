@@ -9,10 +9,10 @@ import pytest
 
 from bert_jax.errors import RunStopped
 from bert_jax.files.lock import lock_at
-from bert_jax.launch import heartbeats
-from bert_jax.launch.attempts import WatchPace
+from bert_jax.launch import heartbeat_reader
 from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Existing, Observation, Owner, Request, State, Unavailable
+from bert_jax.launch.retry_policy import WatchPace
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import UNFORESEEN, Supervisor
 from tests.launch.cloud_jobs import Clock
@@ -35,7 +35,7 @@ def bucket_outage() -> tuple[Callable[[], None], Callable[[], None]]:
     down = pytest.MonkeyPatch()
 
     def begin() -> None:
-        down.setattr(heartbeats, "read_host", fail)
+        down.setattr(heartbeat_reader, "read_host", fail)
         down.setattr("bert_jax.launch.supervisor.write_state", fail)
 
     return begin, down.undo

@@ -164,7 +164,7 @@ def test_a_silent_bucket_delays_only_heartbeats(
             raise OSError("no route to host")
         write_whole(*args, **kwargs)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr("bert_jax.launch.host_reports.write_whole", fails_twice)
+    monkeypatch.setattr("bert_jax.launch.heartbeat_writer.write_whole", fails_twice)
     assert host.run((3, 2), (0, 4)) == 0
     assert host.status.state == "done"
     assert host.files.log(1, 0).read_text().count("bert-jax: because") == 2

@@ -21,7 +21,7 @@ from bert_jax.config import load_config
 from bert_jax.errors import UserError
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local_launcher import LocalMachine
-from bert_jax.launch.retries import Pace
+from bert_jax.launch.request_retries import Pace
 from bert_jax.launch.tpu_launcher import QueuedResources
 from bert_jax.verbs import submit as submit_verb
 from tests.launch.interrupted import (

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bert_jax.launch import gke_launcher as gke
-from bert_jax.launch.attempts import read_state
 from bert_jax.launch.job import JobFiles
-from bert_jax.launch.retries import Pace
+from bert_jax.launch.request_retries import Pace
+from bert_jax.launch.retry_policy import read_state
 from tests.launch.cluster import Cluster
 from tests.launch.interrupted import saved_often
 from tests.launch.manifests import IMAGE

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from bert_jax.cli.commands import cli
 from bert_jax.errors import UserError
-from bert_jax.launch.attempts import AttemptRecord, SupervisorState, write_state
 from bert_jax.launch.job import RUN_JOB, Attempt, Ending, HostStatus, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Launcher, Observation, State
+from bert_jax.launch.retry_policy import AttemptRecord, SupervisorState, write_state
 from bert_jax.launch.status import read_run_status, read_status
 from bert_jax.train.time_account import KINDS
 from bert_jax.verbs.jobs import Machines, find_existing

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from bert_jax.config import load_config
-from bert_jax.launch.attempts import read_state
 from bert_jax.launch.job import HostStatus, JobPlacement, find_job, read_job
 from bert_jax.launch.launcher import OutOfQuota
+from bert_jax.launch.retry_policy import read_state
 from bert_jax.verbs import submit_checks
 from bert_jax.verbs.watch import lease
 from tests.launch.scripted import EIGHT, Provider

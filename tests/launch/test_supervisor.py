@@ -10,9 +10,9 @@ import pytest
 
 from bert_jax.errors import NoCredentials, RunStopped, UserError
 from bert_jax.files.lock import LockLost
-from bert_jax.launch.attempts import SupervisorState, read_state
 from bert_jax.launch.job import Attempt, Ending, JobPlacement
 from bert_jax.launch.launcher import NotOurs, OutOfQuota, State, Unavailable
+from bert_jax.launch.retry_policy import SupervisorState, read_state
 from bert_jax.launch.section import LimitsSection
 from bert_jax.launch.supervisor import UNFORESEEN
 from bert_jax.verbs.watch import lease

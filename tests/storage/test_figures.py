@@ -7,7 +7,7 @@ from tensorboardX.proto.event_pb2 import Event
 from bert_jax.data.google_bert.tfrecord import scan_records
 from bert_jax.files import bucket as client
 from bert_jax.files import storage_retries
-from bert_jax.train.agreement import failure_of
+from bert_jax.train.agree_with_first_process import failure_of
 from bert_jax.train.metrics_writer import RunWriter, read_metrics
 from tests.storage.cloud import Cloud
 

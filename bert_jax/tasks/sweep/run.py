@@ -45,7 +45,7 @@ from bert_jax.tasks.sweep.grid import (
 from bert_jax.tasks.training.evaluation import conclude, write_csv
 from bert_jax.tasks.training.run import FinishedRun, run_finetuning
 from bert_jax.tasks.training.setup import FREE, TrainingSetup, claim, prepare, show_data
-from bert_jax.train.agreement import from_first_process
+from bert_jax.train.agree_with_first_process import from_first_process
 from bert_jax.train.checkpoint_manifest import SelectionScore
 from bert_jax.train.loop import Outcome
 from bert_jax.train.metrics_writer import copy_metrics

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, Self
 import pydantic
 
 from bert_jax.files.atomic import write_whole
-from bert_jax.launch.heartbeats import HeartbeatAges, Hosts
+from bert_jax.launch.heartbeat_reader import HeartbeatAges, Hosts
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Observation, State
 from bert_jax.section import Section, as_tuple

@@ -11,7 +11,7 @@ from typing import Final, Self
 from bert_jax.errors import RunStopped, UserError, first_line
 from bert_jax.files.atomic import write_whole
 from bert_jax.launch.assignment import HostEnvironment
-from bert_jax.launch.heartbeats import read_host
+from bert_jax.launch.heartbeat_reader import read_host
 from bert_jax.launch.job import Ending, HostStatus
 from bert_jax.launch.run_process import read_heartbeat
 
