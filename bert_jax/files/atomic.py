@@ -89,7 +89,7 @@ def refusal_of(write: Callable[[], object]) -> str | None:
     return None
 
 
-class Attempts:
+class WriteAttempts:
     """Repeated writes to one file. Prints only the first of consecutive failures."""
 
     def __init__(self, place: object, *, say: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from etils import epath
 
 from bert_jax.errors import counted
-from bert_jax.files.atomic import Attempts, refusal_of, write_errors, write_whole
+from bert_jax.files.atomic import WriteAttempts, refusal_of, write_errors, write_whole
 from bert_jax.files.read import read_bytes
 from bert_jax.files.remote import is_remote
 from bert_jax.files.scratch import scratch_directory
@@ -105,7 +105,7 @@ class LineLog:
         self._whole = len(content)  # bytes of complete lines in the file
         self._waiting = b""
         self._missing = 0  # number of lines not yet in the log
-        self._attempts = Attempts(path, say=say)
+        self._attempts = WriteAttempts(path, say=say)
 
     def append(self, entry: Entry) -> None:
         """Appends an entry. Readers see it after the next `flush` at the latest."""

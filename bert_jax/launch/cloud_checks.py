@@ -9,13 +9,15 @@ from bert_jax.errors import RunStopped, UserError, did_you_mean, first_line
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import Job
 from bert_jax.launch.preflight import PreflightFinding, wrong
-from bert_jax.launch.request_retries import Pace
+from bert_jax.launch.request_retries import RequestLimits
 from bert_jax.launch.tpu_launcher import parent
 
 _QUOTAS: Final = "https://console.cloud.google.com/iam-admin/quotas"
 
 
-def check_accelerators(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
+def check_accelerators(
+    job: Job, *, pace: RequestLimits | None = None
+) -> Iterator[PreflightFinding]:
     """Checks whether each placement's zone offers its accelerator; yields findings.
 
     Raises UserError if credentials, permission or the API are missing.
@@ -58,7 +60,7 @@ def _types(service: GoogleService, location: str, zone: str) -> list[str]:
         return []
 
 
-def check_quotas(job: Job, *, pace: Pace | None = None) -> Iterator[PreflightFinding]:
+def check_quotas(job: Job, *, pace: RequestLimits | None = None) -> Iterator[PreflightFinding]:
     """Compares each placement with the project's quota; ignores the current use of the quota."""
     submit, project = job.submit, job.submit.project or ""
     service = GoogleService(project, cloudquotas_v1.CloudQuotasClient, pace=pace)

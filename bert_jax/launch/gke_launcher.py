@@ -16,7 +16,7 @@ from bert_jax.launch import launcher
 from bert_jax.launch.gke_manifest import DIRECTORY, GROUP, PLURAL, VERSION, jobset
 from bert_jax.launch.job import JOB_LABEL, Attempt
 from bert_jax.launch.launcher import Existing, Observation, Owner, State
-from bert_jax.launch.request_retries import Pace, persistently, until_gone
+from bert_jax.launch.request_retries import RequestLimits, persistently, until_gone
 
 _INSTALL: Final = (
     "kubectl apply --server-side -f "
@@ -33,10 +33,14 @@ class GkeJobSets:
     """
 
     def __init__(
-        self, *, cluster: str | None = None, namespace: str = "default", pace: Pace | None = None
+        self,
+        *,
+        cluster: str | None = None,
+        namespace: str = "default",
+        pace: RequestLimits | None = None,
     ) -> None:
         """Opens no connection. If `cluster` is None, uses kubectl's current context."""
-        self._cluster, self._namespace, self._pace = cluster, namespace, pace or Pace()
+        self._cluster, self._namespace, self._pace = cluster, namespace, pace or RequestLimits()
 
     def render(self, attempt: Attempt) -> list[launcher.Request]:
         """Returns the manifest."""

@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2
 from bert_jax.errors import NoCredentials, UserError
 from bert_jax.files.storage_retries import credentials_refused, reason_of
 from bert_jax.launch.launcher import OutOfQuota, Unavailable, no_permission
-from bert_jax.launch.request_retries import Pace, persistently
+from bert_jax.launch.request_retries import RequestLimits, persistently
 
 # Predefined roles, for messages. tpu_setup/role.yaml is a custom role with fewer permissions.
 _ROLES: Final = {
@@ -42,9 +42,9 @@ def make_client(client: Callable[[], Any]) -> Any:
 class GoogleService:
     """Sends requests to one service on behalf of one project."""
 
-    def __init__(self, project: str, client: Any, *, pace: Pace | None = None) -> None:
+    def __init__(self, project: str, client: Any, *, pace: RequestLimits | None = None) -> None:
         """`client`: the client class of the service, such as `tpu_v2.TpuClient`."""
-        self._project, self._make, self._pace = project, client, pace or Pace()
+        self._project, self._make, self._pace = project, client, pace or RequestLimits()
         self._address: str = client.DEFAULT_ENDPOINT
 
     def send(self, method: str, request: Any, *, what: str, expected: _Expected = ()) -> Any:

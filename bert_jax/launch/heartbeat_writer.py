@@ -21,7 +21,7 @@ PART_BYTES: Final = 1 << 20
 """Size of a full log part. Objects in a bucket cannot grow: uploads rewrite the last part."""
 
 
-class HostReports:
+class HeartbeatWriter:
     """Uploads a host's status and log every minute, at each change, and at the end.
 
     Leaving the context waits for the last upload. If the bucket does not answer, the run continues

@@ -25,7 +25,7 @@ from bert_jax.launch.assignment import (
     read_environment,
 )
 from bert_jax.launch.heartbeat_reader import read_hosts
-from bert_jax.launch.heartbeat_writer import HostReports
+from bert_jax.launch.heartbeat_writer import HeartbeatWriter
 from bert_jax.launch.job import Ending
 from bert_jax.launch.run_process import RestartDecision, Restarts, RunProcess
 from bert_jax.parallel.channel import INTERRUPTED, PEER_LOST
@@ -42,7 +42,7 @@ class _Stopped(Exception):
 class Agent:
     """Runs one host's part of a job to its end."""
 
-    def __init__(self, host: HostEnvironment, reports: HostReports, heartbeat: Path) -> None:
+    def __init__(self, host: HostEnvironment, reports: HeartbeatWriter, heartbeat: Path) -> None:
         """Starts no process. `heartbeat`: the file to which the run writes its progress."""
         self._host, self._reports, self._heartbeat = host, reports, heartbeat
         self._restarts = Restarts(host.pause_seconds)
@@ -162,7 +162,7 @@ def run_agent(host: HostEnvironment, directory: Path) -> int:
     `directory`: directory of the run's heartbeat file.
     """
     heartbeat = directory / "heartbeat.json"
-    reports = HostReports(host, heartbeat)
+    reports = HeartbeatWriter(host, heartbeat)
     agent = Agent(host, reports, heartbeat)
     with SignalPipe(lambda _: agent.stop()), reports:  # SIGTERM does not interrupt the last upload
         return agent.run()

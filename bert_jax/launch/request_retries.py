@@ -24,7 +24,7 @@ _log: Final = logging.getLogger("bert_jax.launch")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class RequestLimits:
     """Time limits of requests in seconds, with their clocks."""
 
     timeout: float = 30.0  # limit for one try
@@ -42,7 +42,7 @@ def persistently(
     *,
     what: str,
     judge: Callable[[Exception], float | Exception],
-    pace: Pace,
+    pace: RequestLimits,
 ) -> Answer:
     """Sends a request, retries it with growing pauses, and returns the answer.
 
@@ -50,7 +50,7 @@ def persistently(
     returns the minimum pause before a retry in seconds, or the exception to raise.
 
     Raises:
-        Unavailable: no answer within `Pace.give_up`, or credentials expired after the first try.
+        Unavailable: no answer within `RequestLimits.give_up`, or credentials have expired since.
         Exception: the exception that `judge` returned.
     """
     tries, began, longest = 0, pace.clock(), FIRST_PAUSE_SECONDS
@@ -87,10 +87,10 @@ def persistently(
         pace.sleep(pause)
 
 
-def until_gone(is_gone: Callable[[], bool], *, what: str, pace: Pace) -> None:
+def until_gone(is_gone: Callable[[], bool], *, what: str, pace: RequestLimits) -> None:
     """Calls `is_gone`, which requests a deletion, until it returns True.
 
-    Raises Unavailable after `Pace.delete`.
+    Raises Unavailable after `RequestLimits.delete`.
     """
     began = printed_at = pace.clock()
     while (now := pace.clock()) < began + pace.delete:

@@ -113,7 +113,7 @@ def write_state(files: JobFiles, state: SupervisorState) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WatchPace:
+class SupervisorLimits:
     """A supervisor's intervals and time limits in seconds."""
 
     poll: float = 60.0  # interval between polls
@@ -155,7 +155,7 @@ def is_start(record: AttemptRecord, seen: Observation) -> bool:
 
 
 def machines_verdict(
-    job: Job, record: AttemptRecord, seen: Observation, *, now: float, pace: WatchPace
+    job: Job, record: AttemptRecord, seen: Observation, *, now: float, pace: SupervisorLimits
 ) -> Verdict | None:
     """Returns the verdict on the machines, or None if they may still be used."""
     detail = f": {seen.message}" if seen.message else ""
@@ -180,7 +180,7 @@ def machines_verdict(
 
 
 def silence_verdict(
-    record: AttemptRecord, hosts: Hosts, ages: HeartbeatAges, *, now: float, pace: WatchPace
+    record: AttemptRecord, hosts: Hosts, ages: HeartbeatAges, *, now: float, pace: SupervisorLimits
 ) -> Verdict | None:
     """Returns the verdict on the hosts' heartbeats, or None if all hosts report.
 

@@ -58,19 +58,19 @@ class Supervisor:
         held: Lock,
         *,
         say: Callable[[str], None],
-        pace: retry_policy.WatchPace | None = None,
+        pace: retry_policy.SupervisorLimits | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Reads the state of the job.
 
         `held`: the job's lease. `say`: called with each line to print. `pace`: by default,
-        `WatchPace` with the job's `poll_seconds`. Raises UserError if there is no such job.
+        `SupervisorLimits` with the job's `poll_seconds`. Raises UserError if there is no such job.
         """
         self.job, self.state = read_job(files), read_state(files)
         self._files, self._launcher, self._lease = files, launcher, held
         self._say, self._clock, self._sleep = say, clock, sleep
-        self._pace = pace or retry_policy.WatchPace(poll=self.job.submit.poll_seconds)
+        self._pace = pace or retry_policy.SupervisorLimits(poll=self.job.submit.poll_seconds)
         self._until_next_poll = self._pace.poll  # longer than `poll` while a bucket is down
         self._ages = HeartbeatAges()
         self._last_line, self._printed_at = "", -math.inf

@@ -13,7 +13,7 @@ from bert_jax.launch.assignment import JOB_ATTRIBUTE
 from bert_jax.launch.google_service import GoogleService, exceptions
 from bert_jax.launch.job import JOB_LABEL, Attempt, JobFiles
 from bert_jax.launch.launcher import Existing, Observation, Owner, State
-from bert_jax.launch.request_retries import Pace, until_gone
+from bert_jax.launch.request_retries import RequestLimits, until_gone
 from bert_jax.launch.tpu_request import as_command, as_json, creation
 
 _Phase = tpu_v2.QueuedResourceState.State
@@ -41,8 +41,8 @@ class QueuedResources:
     API is disabled.
     """
 
-    def __init__(self, project: str, *, pace: Pace | None = None) -> None:
-        self._project, self._pace = project, pace or Pace()
+    def __init__(self, project: str, *, pace: RequestLimits | None = None) -> None:
+        self._project, self._pace = project, pace or RequestLimits()
         self._service = GoogleService(project, tpu_v2.TpuClient, pace=self._pace)
 
     def render(self, attempt: Attempt) -> list[launcher.Request]:

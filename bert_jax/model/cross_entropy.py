@@ -85,8 +85,8 @@ def decoded_cross_entropy(
 ) -> Scored:
     """Returns `cross_entropy` of the logits ``rows · tableᵀ + bias``, computed by a kernel.
 
-    The gradient of the table is returned through `shares_SVD`; see `bert_jax.model.tied_embedding`. The dtype
-    of `rows_ND` is the dtype of the product. `table_VD` and `bias_V` are float32.
+    The gradient of the table is returned through `shares_SVD`, see `tied_embedding`. The dtype of
+    `rows_ND` is the dtype of the product. `table_VD` and `bias_V` are float32.
     """
     return _decoded(rows_ND, table_VD, shares_SVD, bias_V, labels_N)
 

@@ -35,7 +35,7 @@ class Embeddings(nnx.Module):
         self.dropout_rate = architecture.hidden_dropout_prob
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
-        """Returns the word embeddings of tokens, and the shares for the decoder; see `tied_embedding`."""
+        """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
         table_VD = self.word[...]
         return looked_up(table_VD, shares_of(table_VD, self.gradient_dtype), input_ids)
 

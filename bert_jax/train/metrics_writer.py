@@ -13,7 +13,7 @@ from typing import Any, Final
 from etils import epath
 
 from bert_jax.data.google_bert.tfrecord import frame
-from bert_jax.files.atomic import Attempts, refusal_of, write_whole
+from bert_jax.files.atomic import WriteAttempts, refusal_of, write_whole
 from bert_jax.files.line_log import Entry, LineLog, open_log, read_log
 from bert_jax.files.remote import is_remote
 from bert_jax.train.sections import TrackerName
@@ -37,7 +37,7 @@ class Writer:
         """`say` prints a warning if the heartbeat file cannot be written."""
         path = os.environ.get(HEARTBEAT)
         self._heartbeat = pathlib.Path(path) if path else None
-        self._attempts = Attempts(self._heartbeat, say=say)
+        self._attempts = WriteAttempts(self._heartbeat, say=say)
         self._loss: float | None = None
 
     def write(self, kind: str, step: int, figures: Mapping[str, float]) -> None:

@@ -164,7 +164,7 @@ def same_layout(params: Params, others: Params) -> bool:
     return _Layout.of(params) == _Layout.of(others)
 
 
-def gathered(params: Params) -> Params:
+def gather_whole(params: Params) -> Params:
     """Returns parameters that each process can read in full; every process must call it.
 
     Copies arrays that are split over processes to the host, one at a time.

@@ -13,7 +13,12 @@ from bert_jax.launch.gcloud import with_gcloud_settings
 from bert_jax.launch.heartbeat_reader import read_hosts
 from bert_jax.launch.job import BUCKET, Job, JobFiles, job_directory, read_job
 from bert_jax.launch.launcher import Existing, Launcher, State, known_launchers
-from bert_jax.launch.retry_policy import AttemptRecord, SupervisorState, WatchPace, read_state
+from bert_jax.launch.retry_policy import (
+    AttemptRecord,
+    SupervisorLimits,
+    SupervisorState,
+    read_state,
+)
 from bert_jax.launch.section import SubmitSection
 from bert_jax.verbs.watch import Confirm, Say
 
@@ -135,6 +140,6 @@ def _orphan(
     now = time.time()
     if not hosts.reports:  # machines may be new, unless a supervisor saw them long ago
         up = now - (record.up_from or now)
-        return f"not started within {up / 60:.0f} min" if up > WatchPace.start else ""
+        return f"not started within {up / 60:.0f} min" if up > SupervisorLimits.start else ""
     silent = now - max(host.at for host in hosts.reports.values())
     return f"silent for {silent / 60:.0f} min" if silent > _UNWATCHED_SECONDS else ""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.launch.job import Attempt, Job, JobFiles, JobPlacement
-from bert_jax.launch.request_retries import Pace
+from bert_jax.launch.request_retries import RequestLimits
 from bert_jax.launch.section import SubmitSection
 from tests.launch.tpu_service import PROJECT
 
@@ -33,9 +33,9 @@ class Clock:
         self.due.append((self.now + seconds, happens))
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> RequestLimits:
         """The pace of requests, with the longest possible pauses."""
-        return Pace(sleep=self.sleep, clock=self, now=self, draw=lambda: 1.0)
+        return RequestLimits(sleep=self.sleep, clock=self, now=self, draw=lambda: 1.0)
 
 
 def make_attempt(

@@ -12,14 +12,14 @@ from bert_jax.files.lock import lock_at
 from bert_jax.launch import heartbeat_reader
 from bert_jax.launch.job import Attempt, HostStatus, Job, JobFiles, JobPlacement
 from bert_jax.launch.launcher import Existing, Observation, Owner, Request, State, Unavailable
-from bert_jax.launch.retry_policy import WatchPace
+from bert_jax.launch.retry_policy import SupervisorLimits
 from bert_jax.launch.section import SubmitSection
 from bert_jax.launch.supervisor import UNFORESEEN, Supervisor
 from tests.launch.cloud_jobs import Clock
 
 HOUR = 3600.0
 EIGHT = ("--on", "v5e-8", "--zone", "us-west4-a")
-PACE = WatchPace(poll=120.0, start=1200.0, silence=600.0, settle=180.0)
+PACE = SupervisorLimits(poll=120.0, start=1200.0, silence=600.0, settle=180.0)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -179,7 +179,7 @@ class World:
         self.lock = lock_at(self.files.lease, say=self.said.append)
         assert self.lock.take()
 
-    def supervisor(self, pace: WatchPace = PACE) -> Supervisor:
+    def supervisor(self, pace: SupervisorLimits = PACE) -> Supervisor:
         """Returns a new supervisor, which reads its state from the bucket."""
         return Supervisor(
             self.files,

@@ -21,7 +21,7 @@ from bert_jax.config import load_config
 from bert_jax.errors import UserError
 from bert_jax.launch.job import JobFiles
 from bert_jax.launch.local_launcher import LocalMachine
-from bert_jax.launch.request_retries import Pace
+from bert_jax.launch.request_retries import RequestLimits
 from bert_jax.launch.tpu_launcher import QueuedResources
 from bert_jax.verbs import submit as submit_verb
 from tests.launch.interrupted import (
@@ -113,7 +113,7 @@ def test_a_slice_preempted_in_mid_run_is_replaced(
     config = write_config(tmp_path / "run.yaml", on_bucket(bucket, project, values))
     machines = Hosts(tmp_path / "machines", environment() | cloud.environment)
     service = TpuService(start=machines.start, stop=machines.stop, clock=time.time)
-    quick = Pace(poll=0.1)
+    quick = RequestLimits(poll=0.1)
     monkeypatch.setattr(
         submit_verb, "launcher_for", lambda section: QueuedResources(section.project, pace=quick)
     )

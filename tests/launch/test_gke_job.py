@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax.launch import gke_launcher as gke
 from bert_jax.launch.job import JobFiles
-from bert_jax.launch.request_retries import Pace
+from bert_jax.launch.request_retries import RequestLimits
 from bert_jax.launch.retry_policy import read_state
 from tests.launch.cluster import Cluster
 from tests.launch.interrupted import saved_often
@@ -29,7 +29,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         monkeypatch.setattr(
             "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", os.fspath(kubeconfig)
         )
-        monkeypatch.setattr(gke, "Pace", functools.partial(Pace, poll=0.02))
+        monkeypatch.setattr(gke, "RequestLimits", functools.partial(RequestLimits, poll=0.02))
         yield cluster
 
 

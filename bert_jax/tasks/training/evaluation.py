@@ -26,7 +26,7 @@ from bert_jax.tasks.scores import Baseline, baseline_of
 from bert_jax.tasks.section import FinetuneSection, TaskSection
 from bert_jax.tasks.training.report import write_report
 from bert_jax.train.progress_display import format_scores, warn_aloud
-from bert_jax.train.state import gathered
+from bert_jax.train.state import gather_whole
 
 ROLES: Final = ("dev", "test")
 PREDICTIONS: Final = "predictions"
@@ -53,7 +53,7 @@ def conclude(
         records = {name: predictor(loaded.params, family.splits[name]) for name in family.dev}
     evaluation, baseline = _evaluation(loaded, family, records, role="dev")
     check_lock()
-    loaded = loaded._replace(params=gathered(loaded.params))  # one process writes the report
+    loaded = loaded._replace(params=gather_whole(loaded.params))  # one process writes the report
     if jax.process_index() == 0:
         for name, found in records.items():
             write_records(run.directory / PREDICTIONS / f"{name}.jsonl", found)
