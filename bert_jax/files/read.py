@@ -118,14 +118,18 @@ def read_json_object(path: epath.Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
         raise error.located(path) from None
 
 
+# Names of JSON values by their type in Python; other types are numbers.
+_JSON_KINDS: Final = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+
+
 def parse_json_object(text: str, *, allowed: str = "a JSON object") -> dict[str, Any]:
     """Parses a JSON object. Raises UserError like `parse_json`, and for any other JSON value."""
     content = parse_json(text, allowed=allowed)
     if not isinstance(content, dict):
         raise UserError(
             "json.kind",
-            "found a JSON {found}, allowed: {allowed}",
-            found=type(content).__name__,
+            "found {found}, allowed: {allowed}",
+            found=_JSON_KINDS.get(type(content), "a number"),
             allowed=allowed,
         )
     return content

@@ -116,7 +116,7 @@ def test_a_damaged_shard_is_named_on_reading(copy: Path) -> None:
         ("{", "json.invalid"),
         ("[]", "json.kind"),
         ('{"format_version": 1}', "setting.missing"),
-        ('{"seed": 1}', "dataset.newer_format"),
+        ('{"seed": 1}', "dataset.no_format"),
     ],
 )
 def test_a_damaged_provenance_is_one_line(copy: Path, text: str, key: str) -> None:

@@ -82,7 +82,7 @@ def test_blank_lines_are_skipped_like_the_csv_modules(
         ("t.csv", b'a\n"x" y\n', 2, "table.not_csv", {}),
         ("t.xlsx", b"", 0, "table.suffix", {"found": ".xlsx", "allowed": SUFFIXES}),
         ("t.jsonl", b'{"a": 1}\n{"a"\n', 2, "json.invalid", {}),
-        ("t.jsonl", b'"a"\n', 1, "json.kind", {"found": "str"}),
+        ("t.jsonl", b'"a"\n', 1, "json.kind", {"found": "a string"}),
         ("t.parquet", b"PAR1", 0, "parquet.unreadable", {}),
     ],
 )

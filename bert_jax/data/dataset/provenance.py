@@ -269,7 +269,13 @@ def read_provenance(directory: epath.PathLike) -> Provenance:
     with _copy_again():
         content = read_json_object(path)
     version = content.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if not isinstance(version, int):
+        raise UserError(
+            "dataset.no_format",
+            "found no format_version. Copy this file again, or make the dataset again.",
+            place=path,
+        )
+    if version > FORMAT_VERSION:
         raise UserError(
             "dataset.newer_format",
             "found format_version {found}, allowed: up to {allowed}. Upgrade bert-jax.",
