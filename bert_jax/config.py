@@ -193,7 +193,7 @@ def parse_config(
         for override in overrides:
             key = override.partition("=")[0]
             if f"{setting}.".startswith(f"{key}.") or f"{key}.".startswith(f"{mistaken}."):
-                raise error.followed_by("", place=f"override {setting}") from error
+                raise error.with_place(f"override {setting}") from error
         raise
 
 

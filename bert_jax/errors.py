@@ -57,8 +57,11 @@ class KeyedError(Exception):
     def located(self, place: object) -> Self:
         """Returns this error with a place before its own: ``model.bert_config: a.json``."""
         inner = self.values.get("place")
-        joined = f"{place}: {inner}" if inner else str(place)
-        return self.followed_by("", place=joined)
+        return self.with_place(f"{place}: {inner}" if inner else str(place))
+
+    def with_place(self, place: str) -> Self:
+        """Returns this error with another place."""
+        return _rebuild(type(self), self.key, self.message, self.values | {"place": place})
 
     def followed_by(self, addition: str, /, **values: Any) -> Self:
         """Returns this error with a longer message and more values."""

@@ -121,5 +121,5 @@ def under(key: str, section: type[Section]) -> Iterator[None]:
     except UserError as error:
         place = error.values.get("place", "")
         if place.partition(":")[0] in section.model_fields:
-            raise error.followed_by("", place=f"{key}.{place}") from error
+            raise error.with_place(f"{key}.{place}") from error
         raise

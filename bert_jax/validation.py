@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import pydantic
 from etils import epath
@@ -45,18 +45,12 @@ class InvalidValue(UserError):
     """
 
 
-class _Problem(NamedTuple):
-    """An error without its source: the wrong setting, and the key, message and values."""
-
-    setting: str
-    key: str
-    message: str
-    values: dict[str, Any]
-
-    def error(self, source: str) -> InvalidValue:
-        place = ": ".join(filter(None, (source, self.setting)))
-        values = self.values | {"setting": self.setting, "place": place}
-        return InvalidValue(self.key, self.message, **values)
+def _in_source(error: SettingError, source: str) -> InvalidValue:
+    """Returns the error of a file. The place of `error` is the dotted key of the setting."""
+    setting = error.values.get("place", "")
+    place = ": ".join(filter(None, (source, setting)))
+    values = error.values | {"setting": setting, "place": place}
+    return InvalidValue(error.key, error.message, **values)
 
 
 def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
@@ -73,16 +67,16 @@ def validate(section: type[S], values: Any, *, source: str, key: str = "") -> S:
     """
     if not isinstance(values, Mapping):
         found = "a list" if isinstance(values, list) else shown(values)
-        raise _value(key, found, "keys and values").error(source)
+        raise _in_source(_value(key, found, "keys and values"), source)
     if (problem := _not_plain(values)) is not None:
         names, found, allowed = problem
         below = ".".join(filter(None, [key, *(name[:60] for name in names)]))
-        raise _value(below, found, allowed).error(source)
+        raise _in_source(_value(below, found, allowed), source)
     try:
         # Validate JSON: in strict mode pydantic accepts lists for tuples only from JSON.
         return section.model_validate_json(json.dumps(values))
     except pydantic.ValidationError as error:
-        raise _first_problem(error, section, key, values).error(source) from error
+        raise _in_source(_first_mistake(error, section, key, values), source) from error
 
 
 def read_section(section: type[S], path: epath.Path) -> S:
@@ -90,9 +84,15 @@ def read_section(section: type[S], path: epath.Path) -> S:
     return validate(section, read_json_object(path), source=str(path))
 
 
-def _value(setting: str, found: str, allowed: object, hint: str = "") -> _Problem:
-    values = {"found": found, "allowed": allowed, "hint": hint}
-    return _Problem(setting, "setting.value", "found {found}, allowed: {allowed}{hint}", values)
+def _value(setting: str, found: str, allowed: object, hint: str = "") -> SettingError:
+    return SettingError(
+        "setting.value",
+        "found {found}, allowed: {allowed}{hint}",
+        place=setting,
+        found=found,
+        allowed=allowed,
+        hint=hint,
+    )
 
 
 def _not_plain(value: Any, depth: int = 0) -> tuple[list[str], str, str] | None:
@@ -129,12 +129,12 @@ def _bad_text(text: str) -> str:
     return "" if found is None else "NUL" if found[0] == "\0" else "halves of surrogate pairs"
 
 
-def _first_problem(
+def _first_mistake(
     error: pydantic.ValidationError,
     root: type[pydantic.BaseModel],
     above: str,
     values: Mapping[str, Any],
-) -> _Problem:
+) -> SettingError:
     """Returns the first error of a validation. Suggests a similar name for an unknown key."""
     errors = error.errors()
     first = errors[0]
@@ -148,10 +148,15 @@ def _first_problem(
         names = list(dict.fromkeys(name for each in sections for name in each.model_fields))
         nearest = find_setting(str(location[-1]), sections, first=values if at_top else ())
         near = f'; did you mean "{nearest}"?' if nearest else did_you_mean(str(location[-1]), names)
-        found = {"hint": near, "allowed": names}
-        return _Problem(key, "setting.unknown", "unknown key{hint}; allowed: {allowed}", found)
+        return SettingError(
+            "setting.unknown",
+            "unknown key{hint}; allowed: {allowed}",
+            place=key,
+            hint=near,
+            allowed=names,
+        )
     if first["type"] == "missing":
-        return _Problem(key, "setting.missing", "missing", {})
+        return SettingError("setting.missing", "missing", place=key)
     if first["type"] in ("union_tag_invalid", "union_tag_not_found"):
         kinds = [each.model_fields[KIND].default for each in sections]
         found = context.get("tag")
@@ -160,7 +165,7 @@ def _first_problem(
         return _value(f"{key}.{KIND}", spelled, kinds, near)
     if isinstance(cause := context.get("error"), SettingError):  # from a section's validator
         setting = ".".join(filter(None, [key, cause.values.get("place", "")]))
-        return _Problem(setting, cause.key, cause.message, cause.values)
+        return cause.with_place(setting)
     found = first["input"]
     spelled = shown(found, most=200)
     if first["type"] == "literal_error" and isinstance(found, str):

@@ -17,7 +17,7 @@ from tests.project import ROOT
 
 GOLDEN: Final = Path(__file__).parent / "golden" / "messages.txt"
 _KEY: Final = re.compile(r"[a-z0-9_]+\.[a-z0-9_]+")
-_MAKERS: Final = ("_Problem", "kind")  # functions that make an error and take its key and message
+_CLASS_VARIABLE: Final = "kind"  # name of variables that hold a class of errors
 SOURCES: Final = ("bert_jax", "pipelines")
 WORDS: Final = 5
 """A test must not repeat this many words of a message in a row."""
@@ -84,7 +84,7 @@ def _runs(text: str) -> set[tuple[str, ...]]:
 def _files(*folders: str) -> list[Path]:
     paths = [ROOT / folder for folder in folders]
     found = [[path] if path.is_file() else sorted(path.rglob("*.py")) for path in paths]
-    return [path for group in found for path in group if path.name != "errors.py"]
+    return [path for group in found for path in group]
 
 
 def _messages_of(path: Path) -> Iterator[Message]:
@@ -101,8 +101,9 @@ def _messages_of(path: Path) -> Iterator[Message]:
                 yield Message(where, "", texts[0], names)
             continue
         literals = [text for text in texts if isinstance(text, str)]
-        if len(literals) > 1 and name in {*_kinds(), *_MAKERS} and _KEY.fullmatch(literals[0]):
-            yield Message(where, literals[0], literals[1], names if name in _kinds() else None)
+        makes_error = name in _kinds() or name == _CLASS_VARIABLE
+        if makes_error and len(literals) > 1 and _KEY.fullmatch(literals[0]):
+            yield Message(where, literals[0], literals[1], names)
         elif name in _kinds() and not any(ast.unparse(arg).endswith(".key") for arg in node.args):
             yield Message(where, "", "", names)
 
@@ -117,7 +118,7 @@ def _kinds() -> set[str]:
     """Returns the names of all subclasses of `KeyedError`."""
     bases = {
         node.name: {ast.unparse(base) for base in node.bases}
-        for path in [ROOT / "bert_jax/errors.py", *_files(*SOURCES)]
+        for path in _files(*SOURCES)
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.ClassDef)
     }

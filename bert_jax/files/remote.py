@@ -74,6 +74,14 @@ def require_place(path: epath.PathLike, *, hub: str = "") -> None:
         raise error.at("") from None
 
 
+def require_local(path: str, *, verb: str) -> None:
+    """Raises UserError if a path of a verb is remote."""
+    if is_remote(path):
+        raise UserError(
+            "path.not_local", 'found "{found}", allowed: a local path', place=verb, found=path
+        )
+
+
 def absolute(path: str) -> str:
     """Expands ``~`` and makes a local path absolute. Returns a remote path unchanged."""
     return path if is_remote(path) else os.path.abspath(os.path.expanduser(path))

@@ -20,7 +20,7 @@ from bert_jax.errors import UserError, first_line
 from bert_jax.narration import doing, hush
 from bert_jax.parallel.compiling import use_compilation_cache
 from bert_jax.parallel.processes import is_first, join
-from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape
+from bert_jax.parallel.section import MeshSection, check_slices, mesh_shape, no_device
 from bert_jax.parallel.sharding_rules import FSDP, MESH_AXES, TENSOR
 
 # Variables that do not indicate a TPU. JAX sets them, or users set them to compile without a TPU.
@@ -64,13 +64,7 @@ def initialise(section: MeshSection, *, command: Mapping[str, Any] | None = None
         with doing("opening the devices"):
             found = jax.default_backend()
     except RuntimeError as error:
-        raise UserError(
-            "mesh.no_device",
-            'found no usable device for "{platform}" ({reason})',
-            place="mesh.platform",
-            platform=section.platform,
-            reason=first_line(error),
-        ) from error
+        raise no_device(section.platform, first_line(error)) from error
     if not is_first():
         hush()
     if section.platform not in ("auto", found):

@@ -11,7 +11,7 @@ from typing import Final
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.error_json import error_from_json, error_to_json
-from bert_jax.parallel.section import MeshSection, Platform
+from bert_jax.parallel.section import MeshSection, Platform, no_device
 
 _REFUSED: Final = 2
 _ENVIRONMENT: Final = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -36,13 +36,7 @@ def missing_platform(platform: Platform) -> UserError | None:
         error = error_from_json(json.loads(lines[-1]))
         assert isinstance(error, UserError)
         return error
-    return UserError(
-        "mesh.no_device",
-        'found no usable device for "{platform}" ({reason})',
-        place="mesh.platform",
-        platform=platform,
-        reason=lines[-1],
-    )
+    return no_device(platform, lines[-1])
 
 
 def main(platform: Platform) -> int:

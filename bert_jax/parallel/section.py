@@ -75,6 +75,17 @@ class MeshSection(Section):
     """Cache of compiled programs. null: no cache."""
 
 
+def no_device(platform: Platform, reason: str) -> UserError:
+    """Returns the error for a platform without usable devices."""
+    return UserError(
+        "mesh.no_device",
+        'found no usable device for "{platform}" ({reason})',
+        place="mesh.platform",
+        platform=platform,
+        reason=reason,
+    )
+
+
 def mesh_shape(section: MeshSection, device_count: int) -> tuple[int, int, int]:
     """Returns the sizes of data (over all slices), fsdp and tensor, with -1 replaced.
 

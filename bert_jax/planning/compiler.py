@@ -140,8 +140,8 @@ def _result(folder: Path, topology: str, title: str) -> CompiledStep:
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     for name, kind in (("unable", CannotPlan), ("refused", UserError)):
         if name in result:
-            key, message, values = result[name]
-            error = kind(key, message, **values)
+            found = result[name]
+            error = kind(found["key"], found["message"], **found["values"])
             raise error if kind is CannotPlan else error.located(topology)
     if (failed := result.get("failed")) is not None:
         error = _compiler_failed(title, failed)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory, write_whole
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import require_local
 from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.sources import push
 from bert_jax.interop.stablehlo import USAGE as STABLEHLO_USAGE
@@ -87,10 +87,7 @@ def export(
                 found=to,
                 allowed=only,
             )
-    if is_remote(output):
-        raise UserError(
-            "path.not_local", 'found "{found}", allowed: a local path', place="export", found=output
-        )
+    require_local(output, verb="export")
 
     def show(line: str) -> None:
         if console is not None:

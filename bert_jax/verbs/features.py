@@ -24,7 +24,7 @@ from bert_jax.feature_extraction.extractor import (
 from bert_jax.feature_extraction.probe import ProbeScore, mixed, probe
 from bert_jax.feature_extraction.texts import TextColumns, read_texts
 from bert_jax.files.atomic import output_exists, write_whole
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import require_local
 from bert_jax.inference.bucketed import model_of_run
 from bert_jax.narration import doing
 from bert_jax.parallel.mesh import open_mesh
@@ -93,13 +93,7 @@ def features(
             `output` exists.
     """
     for path in (input_path, output):
-        if is_remote(path):
-            raise UserError(
-                "path.not_local",
-                'found "{found}", allowed: a local path',
-                place="features",
-                found=path,
-            )
+        require_local(path, verb="features")
     columns = TextColumns(column, pair_column, probe_column)
     probe_path = None if probe_column is None else Path(output).parent / PROBE
     mix = layers == MIX

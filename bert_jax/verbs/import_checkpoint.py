@@ -12,10 +12,9 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
-from bert_jax.errors import UserError
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.read import sha256_of
-from bert_jax.files.remote import is_remote
+from bert_jax.files.remote import require_local
 from bert_jax.files.scratch import user_cache
 from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.importing import read_checkpoint
@@ -70,13 +69,7 @@ def import_checkpoint(
     fetched = fetch(source) if is_hub_name(source) else None
     directory = Path(source) if fetched is None else fetched.directory
     for path in (source if fetched is None else "", run_dir):
-        if is_remote(path):
-            raise UserError(
-                "path.not_local",
-                'found "{found}", allowed: a local path',
-                place="import",
-                found=path,
-            )
+        require_local(path, verb="import")
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_output(run_dir))
         if Path(run_dir, CONFIG).exists():  # fails if the old run is training

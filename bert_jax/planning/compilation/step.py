@@ -24,6 +24,7 @@ import jax
 import pydantic
 
 from bert_jax.errors import UserError
+from bert_jax.parallel.error_json import error_to_json
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.topology import parse_topology
 from bert_jax.planning.compilation.collectives import (
@@ -174,10 +175,10 @@ def main(folder: str) -> None:
         result["step"] = STEP.dump_python(compile_step(request), mode="json")
     except UserError as error:
         kind = "unable" if isinstance(error, CannotPlan) else "refused"
-        result[kind] = error.key, error.message, error.values
+        result[kind] = error_to_json(error)
     except Exception as error:
         result = {"failed": _reason(error), "traceback": traceback.format_exc()}
-    Path(folder, RESULT).write_text(json.dumps(result, default=str), encoding="utf-8")
+    Path(folder, RESULT).write_text(json.dumps(result), encoding="utf-8")
     # After a quick step, the compiler still generates code, and a normal exit would wait for it.
     os._exit(0)
 
