@@ -97,7 +97,7 @@ def pretrain(config: str, overrides: tuple[str, ...], **options: Any) -> None:
 @base.cli.command()
 @click.argument("run_dir", type=base.PATH)
 @click.option(
-    "--dataset", type=base.PATH, metavar="DIR", help="Dataset. [default: that of the run]"
+    "--dataset", type=base.PATH, metavar="DIR", help="Dataset. [default: the run's dataset]"
 )
 @click.option(
     "--split",

@@ -102,7 +102,7 @@ class TableRow(NamedTuple):
     def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
         """Raises an error if a column is missing.
 
-        `asked` has pairs of a setting and its column; a column of None is not required. If the
+        `asked` has pairs of a setting and its column. If the column is None, the pair is skipped. If the
         whole table lacks the column, raises UserError with hints on the delimiter and the header.
         If only this row lacks the column (JSON lines, tables in memory), raises RowError.
         """

@@ -29,8 +29,8 @@ TileFactors: TypeAlias = tuple[Factors, Factors]  # factors of rows and of colum
 def dropout(x: Array, rate: float, key: Array | None, *, lines: Array | None = None) -> Array:
     """Drops elements of `x` [*tiles, rows, width] at `rate`, and scales up the others.
 
-    `key` is a threefry key. If it is None, as in evaluation, nothing is dropped. For `lines`, see
-    `tile_factors`.
+    `key` is a threefry key. If it is None, as in evaluation, returns `x` unchanged. For `lines`,
+    see `tile_factors`.
     """
     if key is None or rate == 0.0:
         return x

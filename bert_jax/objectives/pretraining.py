@@ -189,7 +189,7 @@ HEADS: Final = {
 def _initial_params(
     run: PhaseOpener, console: Console, abstract: Params, draw: DrawParams
 ) -> Params:
-    """Returns the initial parameters: those of the run in `init_from`, if it is set.
+    """Returns the initial parameters, from the run in `init_from` if it is set.
 
     Modules that the other run lacks are randomly initialized. Messages name the heads that are
     initialized, and the other run's heads that are not loaded. Raises UserError if the other run

@@ -156,8 +156,8 @@ def memory(plans: Sequence[Plan]) -> Rows:
 def cycles(plans: Sequence[Plan]) -> Iterator[Rows]:
     """Yields tables of the cycles of train steps by kind of operation, and of their kernels.
 
-    `bundles` are those of one call. `its bundles` are those that the busiest unit alone needs, a
-    lower bound for any schedule.
+    `bundles` is the number of bundles of one call. `its bundles` is the number that the busiest
+    unit alone needs, a lower bound for any schedule.
     """
     for found, at, phase in each_phase(plans):
         if (counted := phase.train.cycles) is None:

@@ -84,7 +84,7 @@ def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float
 def _f1(*arguments: Any, **options: Any) -> Any:
     from sklearn.metrics import f1_score
 
-    function: Any = f1_score  # else pyright infers str for `zero_division`
+    function: Any = f1_score  # without Any, pyright infers str for `zero_division`
     return function(*arguments, zero_division=0, **options)
 
 
@@ -127,7 +127,7 @@ class Baseline(NamedTuple):
 
     @property
     def failure(self) -> str | None:
-        """Why the run counts as failed; None if the model learnt something."""
+        """Reason why the run counts as failed. If the model learnt something, None."""
         if self.only is not None:
             return f"predicts nothing but {self.only}"
         if self.score <= self.constant:

@@ -72,7 +72,7 @@ class LengthIndex:
         return self._before[:, -1]
 
     def find(self, lengths: np.ndarray, length: int, rank: int) -> int:
-        """Returns the dataset index of the example with a rank (from 0) among those of a length.
+        """Returns the dataset index of the example that has a rank, from 0, within its length.
 
         ``lengths`` is the array that the index was made from. The rank is below ``counts[length]``.
         """
