@@ -102,8 +102,9 @@ class TableRow(NamedTuple):
     def require(self, asked: Iterable[tuple[str, str | None]]) -> None:
         """Raises an error if a column is missing.
 
-        `asked` has pairs of a setting and its column. If the column is None, the pair is skipped. If the
-        whole table lacks the column, raises UserError with hints on the delimiter and the header.
+        `asked` has pairs of a setting and its column. If the column is None, the pair is skipped.
+        If the whole table lacks the column, raises UserError with hints on the delimiter and the
+        header.
         If only this row lacks the column (JSON lines, tables in memory), raises RowError.
         """
         named = [(key, name) for key, name in asked if name is not None]

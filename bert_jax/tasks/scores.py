@@ -84,7 +84,7 @@ def number_figure(key: str, labels: Sequence[float], predictions: Sequence[float
 def _f1(*arguments: Any, **options: Any) -> Any:
     from sklearn.metrics import f1_score
 
-    function: Any = f1_score  # without Any, pyright infers str for `zero_division`
+    function: Any = f1_score  # typed, since pyright infers str for `zero_division`
     return function(*arguments, zero_division=0, **options)
 
 
