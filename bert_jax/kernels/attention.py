@@ -151,7 +151,7 @@ def _backward(
 _attend.defvjp(_forward, _backward)
 
 
-def _coded(segments: Array, shape: Shape, dtype: Any, *, of_keys: bool) -> Array:
+def coded_segments(segments: Array, shape: Any, dtype: Any, *, of_keys: bool) -> Array:
     """Encodes segments [B, L] of queries or keys for the kernels, [B, L, lanes].
 
     Each bit takes two lanes. If query and key differ in a bit, query × key is `_MASKED` in one of
@@ -193,8 +193,8 @@ def _run(
         )
         arrays = (
             *(each.reshape(batch, -1, shape.group, each.shape[-1]) for each in words),
-            _coded(of_queries, shape, q.dtype, of_keys=False),
-            _coded(of_keys, shape, q.dtype, of_keys=True),
+            coded_segments(of_queries, shape, q.dtype, of_keys=False),
+            coded_segments(of_keys, shape, q.dtype, of_keys=True),
             *(q, k, v, *arrays[len(_READ) :]),
         )
         scores = batch * heads * shape.padded_queries * shape.padded

@@ -21,7 +21,7 @@ from bert_jax.kernels.random_bits import column_factors, kept, row_factors
 Array = jax.Array
 Head = tuple[int, int]  # indices of the row in the block, and of the head in the row
 
-_FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ is ln 2 · 2ˣ
+FROM_BASE_TWO: Final = math.log(2)  # the derivative of 2ˣ is ln 2 · 2ˣ
 
 
 def scale(columns: int) -> float:
@@ -66,7 +66,7 @@ def forward_kernel(*refs: Any, shape: Shape) -> None:
         for at, (row, head) in enumerate(heads):
             first = head * shape.columns
             v_KL = v_WL[row][first : first + shape.columns]
-            attended[row].append(_dot(v_KL, weights[at].astype(v_KL.dtype), 1, 0) * inverse[at])
+            attended[row].append(dot(v_KL, weights[at].astype(v_KL.dtype), 1, 0) * inverse[at])
             logs[row, 0, pl.ds(head, 1), :] = largest[at] + log_sums[at]
     for row, of_heads in attended.items():
         out[row] = jnp.transpose(jnp.concatenate(of_heads)).astype(out.dtype)
@@ -93,7 +93,7 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
             for each, (row, head) in zip(scores, heads, strict=True)
         ]
         slopes = [
-            _dot(v[row], _where_inside(head, shape, g_LW[row], jnp.zeros_like(g_LW[row])), 1, 1)
+            dot(v[row], _where_inside(head, shape, g_LW[row], jnp.zeros_like(g_LW[row])), 1, 1)
             for row, head in heads
         ]
         kept_weights = [_where(each, of) for each, of in zip(keep, weights, strict=True)]
@@ -104,16 +104,16 @@ def backward_kernel(*refs: Any, shape: Shape) -> None:
         ]
         for slope, weight, (row, head) in zip(slopes, kept_weights, heads, strict=True):
             found = (
-                _dot(slope, centred[row], 0, 0),
-                _dot(slope, q[row], 1, 0),
-                _dot(weight.astype(q.dtype), g_LW[row], 1, 0),
+                dot(slope, centred[row], 0, 0),
+                dot(slope, q[row], 1, 0),
+                dot(weight.astype(q.dtype), g_LW[row], 1, 0),
             )
             before = total.get(row, found)
-            inside = _lanes_of(head, shape)
+            inside = lanes_of(head, shape)
             pairs = zip(found, before, strict=True)
             total[row] = tuple(jnp.where(inside, new, old) for new, old in pairs)
     # The operand `q` is already scaled, so only its own gradient needs `scale`.
-    factors = (scale(shape.columns) * _FROM_BASE_TWO, _FROM_BASE_TWO, 1.0)
+    factors = (scale(shape.columns) * FROM_BASE_TWO, FROM_BASE_TWO, 1.0)
     for row, of_three in total.items():
         for at, (each, factor) in enumerate(zip(of_three, factors, strict=True)):
             of_one = of_tile = each * factor
@@ -150,10 +150,10 @@ def _scores(read: Read, head: Head, shape: Shape) -> Array:
     """Returns the masked scores of a head, [keys, queries]."""
     row, number = head
     of_keys, of_queries = (
-        _beside(x[row], segments[row], number, shape)
+        beside(x[row], segments[row], number, shape)
         for x, segments in ((read.k, read.key_segments), (read.q, read.query_segments))
     )
-    return _dot(of_keys, of_queries, 1, 1)
+    return dot(of_keys, of_queries, 1, 1)
 
 
 def centred_keys(k_LW: Array) -> Array:
@@ -181,12 +181,13 @@ def _taken_off(out: Any, gradient: Any, heads: Any, shape: Shape) -> list[Array]
     ]
 
 
-def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+def dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
+    """Returns the product, contracted over an axis of each array, in float32."""
     contracted = (((a_axis,), (b_axis,)), ((), ()))
     return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)
 
 
-def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
+def beside(x_LW: Array, segments: Array, head: int, shape: Any) -> Array:
     """Returns the columns of a head, with encoded segments in the lanes of other heads.
 
     If a block has one head, the segments are in additional lanes.
@@ -196,12 +197,12 @@ def _beside(x_LW: Array, segments: Array, head: int, shape: Shape) -> Array:
     return _where_inside(head, shape, x_LW, segments)
 
 
-def _where_inside(head: int, shape: Shape, x_LW: Array, other_LW: Array) -> Array:
+def _where_inside(head: int, shape: Any, x_LW: Array, other_LW: Array) -> Array:
     """Returns the columns of a head from `x_LW`, and other columns from `other_LW`."""
-    return jnp.where(_lanes_of(head, shape), x_LW, other_LW)
+    return jnp.where(lanes_of(head, shape), x_LW, other_LW)
 
 
-def _lanes_of(head: int, shape: Shape) -> Array:
+def lanes_of(head: int, shape: Any) -> Array:
     """Returns the mask of a head's columns in a block, bool [1, width]."""
     lane = jax.lax.broadcasted_iota(jnp.int32, (1, shape.width), 1)
     return (lane >= head * shape.columns) & (lane < (head + 1) * shape.columns)

@@ -44,6 +44,7 @@ def launch(
     order: tuple[Order, ...],
     flops: int,
     transcendentals: int,
+    vmem: int | None = None,
     **options: Any,
 ) -> tuple[Array, ...]:
     """Calls a kernel.
@@ -56,6 +57,7 @@ def launch(
         order: whether cores may split each axis of the grid.
         flops: FLOPs of matrix products.
         transcendentals: number of exponentials, roots and similar operations.
+        vmem: limit of VMEM in bytes. The default is the compiler's.
         options: other arguments of `pl.pallas_call`, such as grid, blocks and scratch.
     """
     call = functools.partial(
@@ -70,7 +72,7 @@ def launch(
         name=name,
         **options,
     )
-    params = pltpu.CompilerParams(dimension_semantics=order)
+    params = pltpu.CompilerParams(dimension_semantics=order, vmem_limit_bytes=vmem)
     found: tuple[Array, ...] = jax.lax.platform_dependent(
         *arrays, tpu=call(compiler_params=params), default=call(interpret=True)
     )

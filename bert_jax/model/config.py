@@ -41,7 +41,42 @@ VOCAB_MULTIPLE: Final = 128
 GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
 
 
-class Architecture(Section):
+class EncoderArchitecture(Section):
+    """The properties that the architectures of all encoders have."""
+
+    if TYPE_CHECKING:  # limits and defaults differ between encoders
+        vocab_size: int
+        hidden_size: int
+        num_hidden_layers: int
+        num_attention_heads: int
+        intermediate_size: int
+        initializer_range: float
+        layer_norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the table with padding to a multiple of 128, for matrix units and sharding."""
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @pydantic.model_validator(mode="after")
+    def _whole_heads(self) -> EncoderArchitecture:
+        if self.hidden_size % self.num_attention_heads:
+            raise SettingError(
+                "model.heads",
+                "found {found}, which does not divide hidden_size = {hidden_size}",
+                place="num_attention_heads",
+                found=self.num_attention_heads,
+                hidden_size=self.hidden_size,
+            )
+        return self
+
+
+class Architecture(EncoderArchitecture):
     """Sizes and settings that determine the parameters and the function of the model."""
 
     # The upper bounds reject mistyped or hostile sizes. They are far larger than any BERT.
@@ -70,28 +105,6 @@ class Architecture(Section):
     """Standard deviation of the truncated normal distribution of initial parameters."""
     layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
     """Constant that is added to the variance in LayerNorm."""
-
-    @property
-    def head_dim(self) -> int:
-        """Width of an attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def padded_vocab_size(self) -> int:
-        """Rows of the table with padding to a multiple of 128, for matrix units and sharding."""
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-    @pydantic.model_validator(mode="after")
-    def _whole_heads(self) -> Architecture:
-        if self.hidden_size % self.num_attention_heads:
-            raise SettingError(
-                "model.heads",
-                "found {found}, which does not divide hidden_size = {hidden_size}",
-                place="num_attention_heads",
-                found=self.num_attention_heads,
-                hidden_size=self.hidden_size,
-            )
-        return self
 
     def with_dropout(self, rate: float) -> Architecture:
         """Returns the architecture with the same dropout rate for hidden states and attention."""

@@ -1,8 +1,9 @@
 """The encoder: a scan over layers, whose parameters are stacked along a leading axis."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from bert_jax.model.gelu_project import gelu_project
 from bert_jax.model.kernel_choice import default_unroll
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
 from bert_jax.parallel.sharding_rules import constrain, gathered
+
+M = TypeVar("M", bound=nnx.Module)
 
 # What a layer stores for the backward pass. `none`: all arrays. `attention`: all but attention
 # weights, see attention.py. `dots`: products with parameters. `full`: only the input of the layer.
@@ -98,7 +101,7 @@ class Encoder(nnx.Module):
         self.embeddings = Embeddings(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
         layer = EncoderLayer(architecture=architecture, execution=execution)
-        self.layers = _stacked(layer, depth=self.depth)
+        self.layers = stacked(layer, depth=self.depth)
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
@@ -126,7 +129,8 @@ class Encoder(nnx.Module):
             # Pad once here: otherwise every kernel would pad its input and slice its output.
             queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -wanted % PACKED)))
         params, keys = layers
-        first, last = _all_but_last(params)
+        first, last = split_layers(params, [self.depth - 1, 1])
+        last = jax.tree.map(lambda x: x[0], last)
         first_keys, last_keys = (None, None) if keys is None else (keys[:-1], keys[-1])
         if self.depth > 1:
             x_BLD, _ = self._scan(x_BLD, segment_ids, (first, first_keys))
@@ -203,7 +207,7 @@ class Encoder(nnx.Module):
         return REMAT[self.remat](layer)(x_BLD, of_layer)
 
 
-def _stacked(layer: EncoderLayer, *, depth: int) -> EncoderLayer:
+def stacked(layer: M, *, depth: int) -> M:
     """Returns the module of a layer with the parameters of all layers along a leading axis."""
     graphdef, state = nnx.split(layer)
 
@@ -218,29 +222,23 @@ def _is_param(node: Any) -> bool:
     return isinstance(node, nnx.Variable)
 
 
-def _all_but_last(params: Any) -> tuple[Any, Any]:
-    """Splits stacked parameters into all layers but the last, and the last layer."""
+def split_layers(params: Any, sizes: Sequence[int]) -> list[Any]:
+    """Splits stacked parameters into parts with the given numbers of layers."""
     leaves, structure = jax.tree.flatten(params)
-    first, last = zip(*map(_cut, leaves), strict=True)
-    return structure.unflatten(first), structure.unflatten(last)
+    parts = zip(*(_cut(leaf, tuple(sizes)) for leaf in leaves), strict=True)
+    return [structure.unflatten(part) for part in parts]
 
 
-@jax.custom_vjp
-def _cut(x: Array) -> tuple[Array, Array]:
-    """Splits off the last layer. The gradient is a concatenation.
-
-    The gradient of JAX would be a sum of two arrays that are padded with zeros.
-    """
-    return x[:-1], x[-1]
+def _cut_forward(x: Array, sizes: tuple[int, ...]) -> tuple[tuple[Array, ...], None]:
+    ends = itertools.accumulate(sizes)
+    return tuple(x[end - size : end] for end, size in zip(ends, sizes, strict=True)), None
 
 
-def _cut_forward(x: Array) -> tuple[tuple[Array, Array], None]:
-    return _cut(x), None
+def _cut_backward(sizes: tuple[int, ...], _: None, gradients: tuple[Array, ...]) -> tuple[Array]:
+    # The gradient of JAX would be a sum of arrays that are padded with zeros.
+    del sizes
+    return (jnp.concatenate(gradients),)
 
 
-def _cut_backward(_: None, gradients: tuple[Array, Array]) -> tuple[Array]:
-    first, last = gradients
-    return (jnp.concatenate([first, last[None]]),)
-
-
+_cut = jax.custom_vjp(lambda x, sizes: _cut_forward(x, sizes)[0], nondiff_argnums=(1,))
 _cut.defvjp(_cut_forward, _cut_backward)

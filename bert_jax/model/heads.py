@@ -7,7 +7,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.model.config import Activation, Architecture, Dtype, Execution, Implementation
+from bert_jax.model.config import (
+    Activation,
+    Architecture,
+    Dtype,
+    EncoderArchitecture,
+    Execution,
+    Implementation,
+)
 from bert_jax.model.cross_entropy import (
     Scored,
     cpu_cross_entropy,
@@ -20,22 +27,19 @@ from bert_jax.model.tied_embedding import decoded, shares_of
 from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
 
 
-class MlmHead(nnx.Module):
-    """Dense, activation, LayerNorm, and a decoder with the embedding table as its matrix."""
+class MlmDecoder(nnx.Module):
+    """A decoder with the embedding table as its matrix, and a bias."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
-        width, parts = (
-            architecture.hidden_size,
-            {"architecture": architecture, "execution": execution},
-        )
-        self.transform = Dense((width, width), ("embed", "pooled"), **parts)
-        self.norm = LayerNorm(**parts)
+    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
         self.bias = param((architecture.padded_vocab_size,), ("vocab",), Constant(0.0))
-        self.activation: Activation = architecture.hidden_act
         self.vocab_size = architecture.vocab_size
         self.gradient_dtype: Dtype = execution.gradient_dtype
         self.dtype: Dtype = execution.dtype
         self.loss: Implementation = execution.loss
+
+    def rows(self, hidden_BPD: Array) -> Array:
+        """Returns the input of the decoder, [B, P, D]."""
+        return hidden_BPD
 
     def __call__(
         self,
@@ -43,7 +47,8 @@ class MlmHead(nnx.Module):
         table_VD: Float[Array, "vocab hidden"],
     ) -> Float[Array, "batch predictions vocab"]:
         """Returns float32 logits over the padded vocabulary. Logits of padding are −1e9."""
-        return self._logits(hidden_BPD, table_VD, shares_of(table_VD, self.gradient_dtype))
+        rows_BPD = self.rows(hidden_BPD)
+        return self._logits(rows_BPD, table_VD, shares_of(table_VD, self.gradient_dtype))
 
     def scored(
         self,
@@ -53,12 +58,10 @@ class MlmHead(nnx.Module):
         labels_BP: Int[Array, "batch predictions"],
     ) -> Scored:
         """Returns `cross_entropy` of the logits. For the shares, see `tied_embedding`."""
-        core = self._core()
+        core, rows_BPD = self._core(), self.rows(hidden_BPD)
         if core is None:
-            return cross_entropy(self._logits(hidden_BPD, table_VD, shares_SVD), labels_BP)
-        flat = core(
-            self._rows(hidden_BPD), table_VD, shares_SVD, self._bias(), labels_BP.reshape(-1)
-        )
+            return cross_entropy(self._logits(rows_BPD, table_VD, shares_SVD), labels_BP)
+        flat = core(_flat(rows_BPD), table_VD, shares_SVD, self._bias(), labels_BP.reshape(-1))
         return Scored(*(each.reshape(labels_BP.shape) for each in flat))
 
     def _core(self) -> Callable[[Array, Array, Array, Array, Array], Scored] | None:
@@ -69,20 +72,35 @@ class MlmHead(nnx.Module):
             return cpu_cross_entropy
         return None
 
-    def _logits(self, hidden_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
-        logits_NV = add_bias(decoded(self._rows(hidden_BPD), table_VD, shares_SVD), self._bias())
+    def _logits(self, rows_BPD: Array, table_VD: Array, shares_SVD: Array) -> Array:
+        logits_NV = add_bias(decoded(_flat(rows_BPD), table_VD, shares_SVD), self._bias())
         # Reshape last: an operation between this and the reshape of the loss would cause copies.
-        return constrain(logits_NV, "batch", "vocab").reshape(*hidden_BPD.shape[:2], -1)
-
-    def _rows(self, hidden_BPD: Array) -> Array:
-        """Returns the input of the decoder, [N, D]."""
-        x_BPD = self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
-        return x_BPD.reshape(-1, x_BPD.shape[-1])
+        return constrain(logits_NV, "batch", "vocab").reshape(*rows_BPD.shape[:2], -1)
 
     def _bias(self) -> Array:
         """Returns the bias, with −1e9 for the padding of the vocabulary."""
         is_piece = jnp.arange(self.bias.shape[0]) < self.vocab_size
         return jnp.where(is_piece, self.bias[...], NO_PIECE)
+
+
+def _flat(rows_BPD: Array) -> Array:
+    return rows_BPD.reshape(-1, rows_BPD.shape[-1])
+
+
+class MlmHead(MlmDecoder):
+    """Dense, activation, LayerNorm, and the decoder."""
+
+    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+        width = architecture.hidden_size
+        parts = {"architecture": architecture, "execution": execution}
+        self.transform = Dense((width, width), ("embed", "pooled"), **parts)
+        self.norm = LayerNorm(**parts)
+        super().__init__(**parts)
+        self.activation: Activation = architecture.hidden_act
+
+    def rows(self, hidden_BPD: Array) -> Array:
+        """Returns the input of the decoder, [B, P, D]."""
+        return self.norm(ACTIVATIONS[self.activation](self.transform(hidden_BPD)))
 
 
 class Pooler(nnx.Module):
@@ -119,7 +137,15 @@ class NextSentenceHead(nnx.Module):
 class TaskHead(Dense):
     """The head of a task: a dense layer in float32, as in google-research/bert and Hugging Face."""
 
-    def __init__(self, *, outputs: int, architecture: Architecture, execution: Execution) -> None:
+    def __init__(
+        self,
+        *,
+        outputs: int,
+        deviation: float | None = None,
+        architecture: EncoderArchitecture,
+        execution: Execution,
+    ) -> None:
         size, axes = (architecture.hidden_size, outputs), ("embed", "classes")
         precise = execution.model_copy(update={"dtype": "float32"})
-        super().__init__(size, axes, architecture=architecture, execution=precise)
+        parts = {"architecture": architecture, "execution": precise}
+        super().__init__(size, axes, deviation=deviation, **parts)

@@ -7,7 +7,7 @@ columns, P masked positions, E examples per row, V padded vocabulary.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from bert_jax.model.config import Activation, Architecture, Dtype, Execution
+from bert_jax.model.config import Activation, Dtype, EncoderArchitecture, Execution
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
@@ -48,8 +48,8 @@ class ParamUse(NamedTuple):
         return whole(self.stored)
 
 
-class Dense(nnx.Module):
-    """An affine map from the last axes of an activation to new axes.
+class Linear(nnx.Module):
+    """A linear map from the last axes of an activation to new axes.
 
     Parameters are float32. The product is computed in the execution's dtype. The kernel is always a
     matrix, [inputs, outputs]. If its last axis were the 64 columns of a head, a TPU would store it
@@ -62,36 +62,54 @@ class Dense(nnx.Module):
         axes: LogicalAxes,
         *,
         outputs: int = 1,
-        architecture: Architecture,
+        deviation: float | None = None,
+        architecture: EncoderArchitecture,
         execution: Execution,
     ) -> None:
-        """Creates the abstract parameters.
+        """Creates the abstract kernel.
 
         Args:
             shape: sizes of the input axes, followed by the output axes.
             axes: logical axes of `shape`. The kernel is sharded along the first input axis and the
                 first output axis.
-            outputs: number of output axes. The bias has their shape.
+            outputs: number of output axes.
+            deviation: standard deviation of the initial kernel. The default is `initializer_range`.
             architecture: sizes of the model.
             execution: dtypes.
         """
         self.inputs = len(shape) - outputs
         sizes = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
-        normal = TruncatedNormal(architecture.initializer_range)
+        normal = TruncatedNormal(deviation or architecture.initializer_range)
         self.kernel = param(sizes, (axes[0], axes[self.inputs]), normal)
         self.use = ParamUse((axes[0], axes[self.inputs]), execution.gradient_dtype)
-        self.bias = param(shape[-outputs:], axes[-outputs:], Constant(0.0))
+        self.outputs = tuple(shape[-outputs:])
         self.dtype: Dtype = execution.dtype
 
     def __call__(self, x: Array) -> Array:
         """Maps `x` [..., inputs] to [..., outputs], in the execution's dtype."""
-        return self.with_bias(self.without_bias(x))
+        y = self.without_bias(x)
+        return y.reshape(*y.shape[:-1], *self.outputs)
 
     def without_bias(self, x: Array) -> Array:
         """Returns the product without the bias. All output axes are flattened to one."""
         x = x.astype(self.dtype)
         flat = x.reshape(*x.shape[: x.ndim - self.inputs], -1)
         return project(flat, self.kernel[...], use=self.use)
+
+
+class Dense(Linear):
+    """A linear map with a bias."""
+
+    def __init__(
+        self, shape: Sequence[int], axes: LogicalAxes, *, outputs: int = 1, **options: Any
+    ) -> None:
+        """Creates the abstract parameters. The bias has the shape of the output axes."""
+        super().__init__(shape, axes, outputs=outputs, **options)
+        self.bias = param(self.outputs, axes[-outputs:], Constant(0.0))
+
+    def __call__(self, x: Array) -> Array:
+        """Maps `x` [..., inputs] to [..., outputs], in the execution's dtype."""
+        return self.with_bias(self.without_bias(x))
 
     def with_bias(self, y: Array) -> Array:
         """Returns a product with the bias added.
@@ -200,17 +218,28 @@ def _project_each_backward(
 project_each.defvjp(_project_each_forward, _project_each_backward)
 
 
-class LayerNorm(nnx.Module):
-    """Layer normalisation over the last axis with float32 statistics (arXiv 1607.06450)."""
+class ScaledNorm(nnx.Module):
+    """Layer normalisation without a bias, with float32 statistics (arXiv 1607.06450)."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
-        width = (architecture.hidden_size,)
+    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
         # Not the sharded axis "embed": sharding so few elements costs more than it saves.
-        self.scale = param(width, ("hidden",), Constant(1.0))
-        self.bias = param(width, ("hidden",), Constant(0.0))
+        self.scale = param((architecture.hidden_size,), ("hidden",), Constant(1.0))
         self.eps = architecture.layer_norm_eps
         self.dtype = execution.dtype
         self.fused = execution.norm == "fused"
+
+    def __call__(self, x: Array) -> Array:
+        """Normalises `x` [..., D]. Returns the execution's dtype."""
+        scale = self.scale[...]
+        return layer_norm(x, scale, jnp.zeros_like(scale), self.eps, self.dtype)
+
+
+class LayerNorm(ScaledNorm):
+    """Layer normalisation with a bias."""
+
+    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
+        super().__init__(architecture=architecture, execution=execution)
+        self.bias = param((architecture.hidden_size,), ("hidden",), Constant(0.0))
 
     def __call__(self, x: Array) -> Array:
         """Normalises `x` [..., D]. Returns the execution's dtype."""

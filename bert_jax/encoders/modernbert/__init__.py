@@ -1,0 +1,1 @@
+"""ModernBERT (arXiv 2412.13663)."""

@@ -1,0 +1,67 @@
+"""Sliding-window attention in plain JAX: time and memory grow with length · window.
+
+A row is cut into blocks of half a window. The queries of a block see the keys of the block, of the
+block before it and of the block after it.
+
+Shape suffixes: B batch, L length, N blocks, W tokens of a block, H heads, K head columns.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.dropout import dropout
+
+_MASKED = -1e9  # finite: a query without a visible key gets an average and no NaN
+
+
+def local_attention(
+    q_BLHK: Float[Array, "batch length heads columns"],
+    k_BLHK: Float[Array, "batch length heads columns"],
+    v_BLHK: Float[Array, "batch length heads columns"],
+    segment_ids: Int[Array, "batch length"],
+    *,
+    window: int,
+    dropout_rate: float,
+    dropout_key: Array | None,
+) -> Float[Array, "batch length heads columns"]:
+    """Returns softmax(q·kᵀ/√K)·v over the keys that a query sees.
+
+    A query sees a key of its own segment at most ``window / 2`` tokens away. The backward pass
+    computes the scores again, because they take three times the memory of the states per head.
+    """
+    length, size = q_BLHK.shape[1], window // 2
+    padding = ((0, 0), (0, -length % size), (0, 0), (0, 0))
+    q, k, v = (jnp.pad(each, padding) for each in (q_BLHK, k_BLHK, v_BLHK))
+    segments = jnp.pad(segment_ids + 1, padding[:2])  # a segment of its own for the new padding
+    core = functools.partial(_attended, size=size, rate=dropout_rate)
+    return jax.checkpoint(core)(q, k, v, segments, dropout_key)[:, :length]
+
+
+def _attended(
+    q: Array, k: Array, v: Array, segments: Array, key: Array | None, *, size: int, rate: float
+) -> Array:
+    q_BNHWK = _blocks(q, size).swapaxes(2, 3)
+    k_BNHTK, v_BNHTK = (_neighbours(_blocks(x, size)).swapaxes(2, 3) for x in (k, v))
+    of_queries = _blocks(segments, size)
+    of_keys = _neighbours(of_queries)
+    distance = jnp.arange(3 * size) - size - jnp.arange(size)[:, None]
+    visible = (abs(distance) <= size) & (of_queries[..., None] == of_keys[..., None, :])
+    scores = jnp.einsum("bnhwk,bnhtk->bnhwt", q_BNHWK, k_BNHTK, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, :, None], scores * q.shape[-1] ** -0.5, _MASKED)
+    weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), rate, key)
+    out = jnp.einsum("bnhwt,bnhtk->bnhwk", weights, v_BNHTK)
+    return out.swapaxes(2, 3).reshape(q.shape)
+
+
+def _blocks(x: Array, size: int) -> Array:
+    """Returns `x` [B, L, …] as blocks [B, N, W, …]."""
+    return x.reshape(x.shape[0], -1, size, *x.shape[2:])
+
+
+def _neighbours(x: Array) -> Array:
+    """Returns every block with the block before and after it, [B, N, 3 · W, …]; zeros outside."""
+    around = jnp.pad(x, ((0, 0), (1, 1), *((0, 0),) * (x.ndim - 2)))
+    return jnp.concatenate([around[:, :-2], x, around[:, 2:]], axis=2)
