@@ -4,7 +4,8 @@ The compiler writes `estimated_cycles` only for XLA's own operations. With a fla
 writes the final schedule of every operation: bundles of instructions, of which the core issues one
 per cycle. A loop, such as the grid, ends with a branch back. The exit test compares the counter
 with a constant, which determines the trips. A pipelined grid has two more steps, which skip the
-body. Other code that a branch may skip counts in full, so the bundles are upper bounds.
+body. Code for one index of a grid axis (`pl.when`) counts once per pass over the axis. Other code
+that a branch may skip counts in full, so the bundles are upper bounds.
 
 A lowered program contains the code of each kernel. Compiling only the kernels takes seconds. A
 cache keeps each schedule for other programs with the same kernel.
@@ -51,6 +52,8 @@ _BEGINS = re.compile(r"Start(?:/End empty)? region (\d+)\b")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 # %p22 = scmp.ge.s32.totalorder (%p152), %s25, 98
 _DEFINITION = re.compile(r"%([sp]\w+) = ([a-z_]\w*(?:\.\w+)*) +(?:\(!?%\w+\),? *)?([^;}]*)")
+# %s15 = sphi %s1, %s2 /* phi copy :: iteration index, stage = 1 iter bound = 8 */
+_INDEX = re.compile(r"%(\w+) = s(?:phi|ld) [^;}]*?iteration index, stage = 1 iter bound = (\d+)")
 _OPERAND = re.compile(r"%(\w+)|\b(\d+)\b")
 _SPILL = re.compile(r"#(allocation\d+_spill)\]")
 _SPILLED = re.compile(r"= sst \[smem:\[#(allocation\d+_spill)\]\] %(\w+)")
@@ -161,8 +164,12 @@ def _loops(texts: Sequence[str]) -> tuple[list[_Stretch], int]:
     for at, predicate, region in branches:
         first, last = at + _BEHIND_BRANCH + 1, begins.get(region, -1) - 1
         around = next((loop for loop in loops if loop.first <= first <= loop.last), None)
-        if first <= last and around and (runs := values.steps_with_body(predicate)) is not None:
+        if first > last or around is None:
+            continue
+        if (runs := values.steps_with_body(predicate)) is not None:
             parts.append(_Stretch(first, last, runs / around.runs))
+        elif (steps := values.steps_per_run(predicate)) is not None:
+            parts.append(_Stretch(first, last, 1 / steps))
     return loops + parts, unknown
 
 
@@ -173,6 +180,8 @@ class _Values:
         text = _COMMENT.sub("", "".join(texts))
         self._defined = {name: (op, operands) for name, op, operands in _DEFINITION.findall(text)}
         self._spilled = dict(reversed(_SPILLED.findall(text)))  # spilled register by address
+        # Size of the grid axis whose index a scalar holds. The compiler comments on it.
+        self._axis_sizes = {name: int(size) for name, size in _INDEX.findall("".join(texts))}
 
     def trips(self, predicate: str) -> int | None:
         """Returns the trips of a loop that ends when a predicate holds, or None if unknown."""
@@ -193,6 +202,12 @@ class _Values:
         first = self._limit(bounds[0], "scmp.ge.s32.totalorder")
         behind = self._limit(bounds[1], "scmp.lt.s32.totalorder")
         return behind[1] - first[1] if first and behind and first[0] == behind[0] else None
+
+    def steps_per_run(self, predicate: str) -> int | None:
+        """Returns N if a predicate skips code at all but one of the N indices of a grid axis."""
+        found = self._find(predicate, "scmp.ne.s32.totalorder")
+        is_index = len(found) == 2 and found[1].isdecimal()
+        return (self._axis_sizes.get(found[0]) or None) if is_index else None
 
     def _limit(self, predicate: str, operation: str) -> tuple[str, int] | None:
         """Returns a value and the constant with which an operation compares it, or None."""
