@@ -28,6 +28,7 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     "bands": ("rest", "rest", "rest"),
     **dict.fromkeys(("query_segments", "key_segments"), ("batch", "length")),
     **dict.fromkeys(("queries", "keys"), ("batch", "length", "heads")),
+    "slopes": ("rest", "batch", "length", "heads"),
     "logs": ("batch", "heads", "rest", "length"),
 }
 _READ: Final = (
@@ -103,15 +104,16 @@ def _backward(
     length = gradient.shape[1]
     missing = out.shape[1] - length
     gradient = jnp.pad(gradient, ((0, 0), (0, missing), (0, 0))) if missing else gradient
-    found = _run(
+    (found,) = _run(
         backward_kernel,
         (*operands, out, logs, gradient),
         ("queries", "logs", "queries"),
-        ("queries", "keys", "keys"),
+        ("slopes",),
         columns=columns,
         window=window,
     )
-    return tuple(each[:, :length] for each in found), None, None
+    # Parts of one array: the backward pass of the projections stacks them without a copy.
+    return tuple(found[at, :, :length] for at in range(3)), None, None
 
 
 _attend.defvjp(_forward, _backward)

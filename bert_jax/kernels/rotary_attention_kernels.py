@@ -78,7 +78,7 @@ def forward_kernel(*refs: Any, shape: RotaryShape) -> None:
 def backward_kernel(*refs: Any, shape: RotaryShape) -> None:
     """Writes the gradients of a block's queries, and at the last block of keys and values."""
     read = Read(*refs[:_READ])
-    out, logs, gradient, of_q, of_k, of_v, keys, of_keys, of_values = refs[_READ:]
+    out, logs, gradient, found, keys, of_keys, of_values = refs[_READ:]
     _rotate_keys(read, keys, shape)
     q_rotated = _rotated_queries(read, shape)
 
@@ -150,7 +150,7 @@ def backward_kernel(*refs: Any, shape: RotaryShape) -> None:
         for tile, of_queries in zip(tiles, total, strict=True):
             of_queries = jnp.transpose(of_queries) * (scale(shape.columns) * FROM_BASE_TWO)
             back = _turned(of_queries, *_turn(read, shape.tokens_of(tile)), shape=shape, back=True)
-            of_q[0, shape.rows_of(tile)] = back.astype(of_q.dtype)
+            found[0, 0, shape.tokens_of(tile)] = back.astype(found.dtype)
 
     @pl.when(pl.program_id(2) == shape.blocks - 1)
     def _() -> None:
@@ -158,8 +158,8 @@ def backward_kernel(*refs: Any, shape: RotaryShape) -> None:
             where = shape.part(at)
             slope = of_keys[where] * FROM_BASE_TWO
             back = _turned(slope, *_turn(read, where), shape=shape, back=True)
-            of_k[0, where] = back.astype(of_k.dtype)
-            of_v[0, where] = of_values[where].astype(of_v.dtype)
+            found[1, 0, where] = back.astype(found.dtype)
+            found[2, 0, where] = of_values[where].astype(found.dtype)
 
         _each(shape.parts, part, None)
 

@@ -196,6 +196,9 @@ class RotaryShape:
             groups = self.heads // self.group
             sizes = (self.batch, groups, self.group, self.length)
             return jax.ShapeDtypeStruct(sizes, jnp.float32)
+        if name == "slopes":
+            sizes = (3, self.batch, self.length, self.heads * self.columns)
+            return jax.ShapeDtypeStruct(sizes, dtype)
         return jax.ShapeDtypeStruct((self.batch, self.length, self.heads * self.columns), dtype)
 
     def spec(self, name: str) -> pl.BlockSpec:
@@ -208,6 +211,7 @@ class RotaryShape:
             "key_segments": ((1, whole, lanes), lambda b, t, i: (b, 0, 0)),
             "queries": ((1, block, self.width), lambda b, t, i: (b, i, t)),
             "keys": ((1, whole, self.width), lambda b, t, i: (b, 0, t)),
+            "slopes": ((3, 1, whole, self.width), lambda b, t, i: (0, b, 0, t)),
             "logs": ((1, 1, self.group, block), lambda b, t, i: (b, t, 0, i)),
         }
         once = name in ("turns", "bands", "key_segments")
