@@ -165,7 +165,7 @@ class Ours:
         self.positions += batch["segment_ids"].size
         on_devices = to_devices(batch, batch_sharding(self.mesh), shares=1)
         with jax.set_mesh(self.mesh):
-            self.state, figures = self.run(self.state, on_devices, StepLimits(), self.schedule)
+            self.state, figures = self.run(self.state, on_devices, StepLimits(), self.schedule, {})
         jax.block_until_ready(figures)
         return int(batch["row_weights"].sum())
 

@@ -72,18 +72,18 @@ def measure(size: Architecture, steps: int, rounds: int) -> None:
     with jax.set_mesh(mesh):
         batch = jax.device_put(make_batch(ROWS), batch_sharding(mesh))
         abstract = abstract_state(model, optimizer, mesh)
-        watched = lower_train_step(spec, abstract, batch, schedule, accumulation=1).compile()
+        watched = lower_train_step(spec, abstract, batch, schedule, {}, accumulation=1).compile()
         layout = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         jitted = jax.jit(unwatched(spec), donate_argnums=0, out_shardings=(layout, layout.step))
-        bare = jitted.lower(abstract, batch, StepLimits(), schedule).compile()
+        bare = jitted.lower(abstract, batch, StepLimits(), schedule, {}).compile()
 
         def fresh() -> TrainState:
             params = draw_params(model, abstract.params, seed=0)
             return initialise(params, optimizer, abstract, seed=0)
 
         runs = {
-            "watched": steps_of(watched, fresh(), (batch, StepLimits(), schedule), steps),
-            "bare": steps_of(bare, fresh(), (batch, StepLimits(), schedule), steps),
+            "watched": steps_of(watched, fresh(), (batch, StepLimits(), schedule, {}), steps),
+            "bare": steps_of(bare, fresh(), (batch, StepLimits(), schedule, {}), steps),
         }
         seconds = interleaved(runs, rounds=rounds)
         state = fresh()
@@ -111,9 +111,9 @@ def unwatched(spec: StepSpec) -> Any:
     gradients = make_gradients(spec.task, spec.model, accumulation=1)
 
     def step(
-        state: TrainState, batch: Any, limits: StepLimits, schedule: Schedule
+        state: TrainState, batch: Any, limits: StepLimits, schedule: Schedule, frozen: Any
     ) -> tuple[TrainState, StepFigures]:
-        loss, metrics, grads = gradients(state, batch)
+        loss, metrics, grads = gradients(state, batch, frozen)
         rate = learning_rate(schedule, schedule_count(state.opt_state))
         updates, opt_state = spec.optimizer.update(
             grads, state.opt_state, state.params, learning_rate=rate

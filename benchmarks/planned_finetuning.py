@@ -134,7 +134,7 @@ def lowered_step(
     state = abstract_state(model, optimizer, mesh)
     schedule = linear_schedule([ScheduleSegment(1000, 1e-4, 100)])
     with jax.set_mesh(mesh):
-        return lower_train_step(spec, state, batch, schedule, accumulation=1)
+        return lower_train_step(spec, state, batch, schedule, {}, accumulation=1)
 
 
 if __name__ == "__main__":

@@ -175,12 +175,12 @@ def our_steps(size: Architecture, batch: dict[str, np.ndarray], *, unroll: int |
         state = initialise(params, optimizer, abstract, seed=0)
         placed = jax.device_put(batch, batch_sharding(mesh))
         spec = StepSpec(task=task, model=model, optimizer=optimizer)
-        step = lower_train_step(spec, state, placed, schedule, accumulation=1).compile()
+        step = lower_train_step(spec, state, placed, schedule, {}, accumulation=1).compile()
 
     def run(steps: int) -> None:
         nonlocal state
         for _ in range(steps):
-            state, _ = step(state, placed, StepLimits(), schedule)
+            state, _ = step(state, placed, StepLimits(), schedule, {})
         jax.block_until_ready(state)
 
     return run

@@ -5,8 +5,8 @@ Imports JAX only for type checkers, because processes without JAX import this fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -86,6 +86,21 @@ class RowTransform(Protocol):
         ...
 
 
+class Rngs(NamedTuple):
+    """Random keys of a batch or microbatch (threefry)."""
+
+    draws: jax.Array  # for draws of the task; in evaluation, a function of the batch's index
+    dropout: jax.Array | None  # None in evaluation
+
+
+class FrozenModel(NamedTuple):
+    """A model that a task uses but does not train, such as the teacher of a distillation."""
+
+    build: Callable[[], nnx.Module]  # for `define_model`, as `Task.build`
+    # (abstract parameters) → parameters with the same shardings. Every process calls it.
+    load: Callable[[Params], Params]
+
+
 class Task(Protocol):
     """An objective or a fine-tuning task.
 
@@ -96,7 +111,15 @@ class Task(Protocol):
         """Returns the model with abstract parameters: their shapes and initialisers."""
         ...
 
-    def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Returns the models that the loss uses but does not train, by name.
+
+        Their parameters are sharded like the trained ones, but have no gradient and no moments.
+        Checkpoints record their hashes and not their values.
+        """
+        ...
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns the divisor of each loss term over a batch (float32 scalars).
 
         The step passes the global batch, before it splits the batch into microbatches. So the
@@ -110,12 +133,14 @@ class Task(Protocol):
         model: nnx.Module,
         batch: Batch,
         *,
-        weights: Mapping[str, jax.Array],
-        dropout_key: jax.Array | None,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
     ) -> tuple[jax.Array, Metrics]:
         """Returns the contribution of a batch or microbatch to the loss, and its metrics.
 
-        `weights` are the divisors of the global batch. `dropout_key` is None in evaluation.
+        `divisors` are those of the global batch. `frozen` has the models of `frozen_models`, with
+        their parameters.
         """
         ...
 

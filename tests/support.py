@@ -9,7 +9,7 @@ from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.model.config import Architecture, Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.parallel.sharding_rules import batch_sharding
-from bert_jax.task import HostBatch
+from bert_jax.task import HostBatch, Rngs, Task
 
 
 def small_architecture(**changes: Any) -> Architecture:
@@ -56,6 +56,15 @@ def small_batch(
         "cls_positions": np.zeros((rows, 1), np.int32),
         "next_sentence_weights": np.ones((rows, 1), np.float32),
     }
+
+
+def loss_of(
+    task: Task, model: Any, batch: Any, *, dropout_key: Any = None, whole: Any = None
+) -> tuple[jax.Array, Any]:
+    """Returns the loss and metrics of a batch, or of a microbatch of the batch `whole`."""
+    divisors = task.divisors(batch if whole is None else whole)
+    rngs = Rngs(jax.random.key(0), dropout_key)
+    return task.loss(model, batch, divisors=divisors, rngs=rngs, frozen={})
 
 
 def on_mesh(batch: HostBatch, mesh: jax.sharding.Mesh) -> Any:

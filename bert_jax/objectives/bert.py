@@ -20,7 +20,7 @@ from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.cross_entropy import Scored, cross_entropy
 from bert_jax.model.flops import TRAINING, forward_flops
-from bert_jax.task import Batch, Metrics, RowTransform, Sums, Watch
+from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
 # Added to the loss's divisor, the number of masked pieces, as in google-research/bert
@@ -77,7 +77,11 @@ class BertObjective:
         """Returns the model."""
         return bert_builder(self.architecture, self.execution, HeadsSection())()
 
-    def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Returns no models."""
+        return {}
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns the divisor of each term of the loss for a batch."""
         divisors = {"mlm": batch["masked_lm_weights"].sum() + MLM_EPSILON}
         if self.pair is not None:
@@ -89,18 +93,20 @@ class BertObjective:
         model: nnx.Module,
         batch: Batch,
         *,
-        weights: Mapping[str, jax.Array],
-        dropout_key: jax.Array | None,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
     ) -> tuple[jax.Array, Metrics]:
         """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
+        del frozen
         assert isinstance(model, Bert)
-        found = model.scored(batch, dropout_key=dropout_key)
+        found = model.scored(batch, dropout_key=rngs.dropout)
         metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
-        loss = metrics["mlm_loss"][0] / weights["mlm"]
+        loss = metrics["mlm_loss"][0] / divisors["mlm"]
         if self.pair is not None:
             pair = cross_entropy(found.next_sentence, batch["next_sentence_labels"])
             metrics |= _summed(self.pair, pair, batch["next_sentence_weights"])
-            loss += metrics[f"{self.pair}_loss"][0] / weights[self.pair]
+            loss += metrics[f"{self.pair}_loss"][0] / divisors[self.pair]
         return loss, metrics
 
     def flops_per_row(self, *, seq_length: int, predictions: int) -> float:

@@ -22,6 +22,7 @@ from bert_jax.runs.evaluation import Evaluation
 from bert_jax.runs.open_checkpoints import load_params
 from bert_jax.runs.run_directory import Run
 from bert_jax.train.evaluations import make_evaluation
+from bert_jax.train.frozen import load_frozen
 from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import define_model
 
@@ -92,7 +93,7 @@ def evaluate_objective(
         model = define_model(task.build)
         score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
         with doing(f"evaluating {len(source.dataset):,} examples"):
-            scores = score(loaded.params)
+            scores = score(loaded.params, load_frozen(task, loaded.mesh).params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
 
 

@@ -29,6 +29,7 @@ from bert_jax.task import Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint_manifest import PARAMS
 from bert_jax.train.checkpointer import Checkpointer
+from bert_jax.train.frozen import load_frozen
 from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
@@ -154,6 +155,7 @@ def _train_spec(
         started=settings.started,
         bad_steps=section.bad_steps,
         profile=section.profile,
+        frozen=load_frozen(run.objective, mesh),
     )
 
 

@@ -13,7 +13,7 @@ from bert_jax.model.bert import Bert, bert_builder
 from bert_jax.model.config import Architecture, Execution, HeadsSection
 from bert_jax.model.cross_entropy import cross_entropy
 from bert_jax.model.layers import subkey
-from bert_jax.task import Batch, Metrics, Sums
+from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, Sums
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.family import NO_LABEL
 
@@ -32,7 +32,11 @@ class FinetuneTask:
         """Returns the encoder with the task's head."""
         return bert_builder(self.architecture, self.execution, self.heads)()
 
-    def weights(self, batch: Batch) -> Mapping[str, jax.Array]:
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Returns no models."""
+        return {}
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
         """Returns the denominator of the loss: the total weight of rows or pieces."""
         return {"task": jnp.maximum(self._item_weights(batch).sum(), 1e-9)}
 
@@ -41,15 +45,17 @@ class FinetuneTask:
         model: nnx.Module,
         batch: Batch,
         *,
-        weights: Mapping[str, jax.Array],
-        dropout_key: jax.Array | None,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
     ) -> tuple[jax.Array, Metrics]:
-        """Returns the loss, divided by `weights`, and {"task_loss": (sum, total weight)}."""
+        """Returns the loss, divided by `divisors`, and {"task_loss": (sum, total weight)}."""
+        del frozen
         model = self._without_frozen_gradients(model)
-        losses = self._losses(logits(model, batch, dropout_key=dropout_key), batch)
+        losses = self._losses(logits(model, batch, dropout_key=rngs.dropout), batch)
         items = self._item_weights(batch)
         total = (losses * items).sum()
-        return total / weights["task"], {"task_loss": (total, items.sum())}
+        return total / divisors["task"], {"task_loss": (total, items.sum())}
 
     def score(self, sums: Sums) -> dict[str, float]:
         """Returns the mean loss."""

@@ -33,11 +33,17 @@ TPU_OPTIONS: Final = {"xla_tpu_enable_windowed_einsum_for_reduce_scatter": False
 
 
 def lower_train_step(
-    spec: StepSpec, state: TrainState, batch: Batch, schedule: Schedule, *, accumulation: int
+    spec: StepSpec,
+    state: TrainState,
+    batch: Batch,
+    schedule: Schedule,
+    frozen: Params,
+    *,
+    accumulation: int,
 ) -> jax.stages.Lowered:
-    """Returns the train step lowered for the shapes and shardings of `state` and `batch`.
+    """Returns the train step lowered for the shapes and shardings of its arguments.
 
-    Call it under `jax.set_mesh`. State and batch may be arrays or ShapeDtypeStructs. The program
+    Call it under `jax.set_mesh`. The arguments may be arrays or ShapeDtypeStructs. The program
     donates the state: the new state reuses its memory. The program depends on the number of
     schedule segments, but not on their values.
     """
@@ -47,7 +53,7 @@ def lower_train_step(
     numbers = jax.ShapeDtypeStruct(schedule.shape, schedule.dtype, sharding=everywhere)
     step = make_train_step(spec, accumulation=accumulation)
     jitted = _jit_step(step, structure, tuple(layouts))
-    return jitted.lower(state, batch, StepLimits(scalar, scalar), numbers)
+    return jitted.lower(state, batch, StepLimits(scalar, scalar), numbers, frozen)
 
 
 @made_once
@@ -74,7 +80,12 @@ class StepPrograms:
         self._programs: dict[BatchShape, jax.stages.Compiled] = {}
 
     def __call__(
-        self, state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule
+        self,
+        state: TrainState,
+        batch: Batch,
+        limits: StepLimits,
+        schedule: Schedule,
+        frozen: Params,
     ) -> tuple[TrainState, StepFigures]:
         """Runs the step; if the shapes of `batch` are new, compiles it first.
 
@@ -88,10 +99,10 @@ class StepPrograms:
             which = "the step" if self._shapes == 1 else number
             with compiling(f"{which} ({describe_batch(batch)})"):
                 lowered = lower_train_step(
-                    self._spec, state, batch, schedule, accumulation=self._accumulation
+                    self._spec, state, batch, schedule, frozen, accumulation=self._accumulation
                 )
                 self._programs[shape] = lowered.compile()
-        return self._programs[shape](state, batch, limits, schedule)
+        return self._programs[shape](state, batch, limits, schedule, frozen)
 
 
 def describe_batch(batch: Batch) -> str:
@@ -100,10 +111,11 @@ def describe_batch(batch: Batch) -> str:
 
 
 def lower_evaluation_step(
-    task: Task, model: ModelDefinition, mesh: Mesh, params: Params, batch: Batch
+    task: Task, model: ModelDefinition, mesh: Mesh, params: Params, batch: Batch, frozen: Params
 ) -> jax.stages.Lowered:
     """Returns the evaluation step, lowered for arrays or ShapeDtypeStructs."""
-    return _jit_evaluation(task, model, mesh).lower(params, batch)
+    index = jax.ShapeDtypeStruct((), jnp.uint32, sharding=replicated(mesh))
+    return _jit_evaluation(task, model, mesh).lower(params, batch, frozen, index)
 
 
 @made_once

@@ -63,6 +63,7 @@ class DumpRecord(Section):
     gradient_norms: dict[str, tuple[Figure, ...]]
     accumulation: int = pydantic.Field(ge=1)  # microbatches of the step
     task: dict[str, Any]  # facts about the task that config.yaml lacks
+    frozen: dict[str, str] = pydantic.Field(default_factory=dict)  # hashes of frozen models
     platform: str  # platform of the devices
     processes: int = pydantic.Field(ge=1)  # number of processes that wrote .npz files
     checkpoint: int | None  # step of the last checkpoint
@@ -101,6 +102,7 @@ def write_dump(
         },
         accumulation=spec.phases[progress.phase].accumulation,
         task=dict(spec.task_facts),
+        frozen=dict(spec.frozen.hashes),
         platform=jax.default_backend(),
         processes=jax.process_count(),
         checkpoint=spec.checkpoints.on_disk.newest(),

@@ -20,7 +20,7 @@ from bert_jax.train.metrics_writer import VALIDATION
 from bert_jax.train.output import Output
 from bert_jax.train.prefetch import prefetch_to_device, waiting_for_input
 from bert_jax.train.progress import StepTracker
-from bert_jax.train.spec import HostBatches, Phase, TrainSpec
+from bert_jax.train.spec import Evaluate, HostBatches, Phase, TrainSpec
 from bert_jax.train.state import ModelDefinition, abstract_params, laid_out_as
 
 
@@ -31,8 +31,8 @@ def make_evaluation(
     mesh: Mesh,
     *,
     shares: int,
-) -> Callable[[Params], dict[str, float]]:
-    """Returns a function that maps parameters to scores on a split.
+) -> Evaluate:
+    """Returns a function that maps parameters and frozen parameters to scores on a split.
 
     The function compiles at its first call, must be called under `jax.set_mesh`, and raises
     Diverged if a score is not finite.
@@ -46,18 +46,21 @@ def make_evaluation(
     """
     compiled: list[jax.stages.Compiled] = []
 
-    def evaluate(params: Params) -> dict[str, float]:
+    def evaluate(params: Params, frozen: Params) -> dict[str, float]:
         totals: dict[str, tuple[float, float]] = {}
         with contextlib.ExitStack() as opened:
             with waiting_for_input():
                 rows = opened.enter_context(open_batches())
-            for fed in prefetch_to_device(rows, mesh, shares=shares):
+            for index, fed in enumerate(prefetch_to_device(rows, mesh, shares=shares)):
                 STOP.between_batches()
                 if not compiled:
                     with compiling(f"the evaluation ({describe_batch(fed.batch)})"):
-                        lowered = lower_evaluation_step(task, model, mesh, params, fed.batch)
+                        lowered = lower_evaluation_step(
+                            task, model, mesh, params, fed.batch, frozen
+                        )
                         compiled.append(lowered.compile())
-                totals = sums_of.add(totals, sums_of.to_host(compiled[0](params, fed.batch)))
+                sums = compiled[0](params, fed.batch, frozen, np.uint32(index))
+                totals = sums_of.add(totals, sums_of.to_host(sums))
         lost = [name for name, sums in totals.items() if not np.isfinite(sums).all()]
         if lost:
             raise Diverged(
@@ -115,7 +118,9 @@ class Evaluations:
         whole = abstract_params(self._spec.step.model, self._spec.mesh)  # gather once per call
         try:
             with output.watch.on("evaluate"), STOP.cutting(), doing("evaluating"):
-                self.scores = scores = phase.evaluate(laid_out_as(params, whole))
+                self.scores = scores = phase.evaluate(
+                    laid_out_as(params, whole), self._spec.frozen.params
+                )
         except EvaluationCut:
             progress.unevaluated = self._cut = True
             return None

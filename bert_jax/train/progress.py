@@ -38,6 +38,7 @@ class TrainProgress:
     history: StepHistory = dataclasses.field(default_factory=StepHistory)  # history of the phase
     comparison: str | None = None  # `SelectionScore.comparison` of the best score
     unevaluated: bool = False  # whether a signal interrupted the evaluation of this step
+    frozen: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of frozen models
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
@@ -66,7 +67,7 @@ class TrainProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the progress as plain JSON."""
-        return _PLAIN.dump_python(self)
+        return _PLAIN.dump_python(self, exclude=None if self.frozen else {"frozen"})
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TrainProgress:

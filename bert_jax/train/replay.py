@@ -18,6 +18,7 @@ from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import batch_sharding, replicated
 from bert_jax.task import Task
 from bert_jax.train.dump import BATCH, STATE, DumpRecord, read_tensors
+from bert_jax.train.frozen import check_frozen, load_frozen
 from bert_jax.train.state import TrainState, define_model, named
 from bert_jax.train.step import make_gradients, squares_by_layer
 
@@ -53,7 +54,7 @@ class Replay(NamedTuple):
 def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
     """Repeats a dumped step of a task up to its gradients.
 
-    Raises UserError if the dump is damaged or belongs to another task.
+    Raises UserError if the dump is damaged, or belongs to another task or other frozen models.
     """
     batch = read_tensors(folder, BATCH, record)
     state = read_tensors(folder, STATE, record, only=lambda name: not name.startswith("opt_state"))
@@ -61,10 +62,12 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
     model = define_model(task.build)
     _compare(params, model.params, folder)
     mesh = _mesh(len(array) // record.accumulation for array in batch.values())
+    frozen = load_frozen(task, mesh)
+    check_frozen(record.frozen, frozen.hashes, place=folder)
     gradients = make_gradients(task, model, accumulation=record.accumulation)
 
     def run(state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
-        loss, _, grads = gradients(state, batch)
+        loss, _, grads = gradients(state, batch, frozen.params)
         return loss, squares_by_layer(grads, model.axes)
 
     with jax.set_mesh(mesh):

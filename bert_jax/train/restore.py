@@ -15,6 +15,7 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.seal import read_sealed, sealed
 from bert_jax.section import Section
 from bert_jax.train.bad_steps import BadStep
+from bert_jax.train.frozen import check_frozen
 from bert_jax.train.progress import IMPORTED, TrainProgress
 from bert_jax.train.spec import TrainSpec
 from bert_jax.train.state import TrainState, draw_params, initialise, laid_out_as
@@ -120,16 +121,18 @@ def restore_or_initialise(
         say: prints a message if `spec.allow_data_change` is set and the data have changed.
 
     Raises:
-        UserError: the checkpoint belongs to another model, or to other phases or data.
+        UserError: the checkpoint belongs to another model, other frozen models, or to other phases
+            or data.
     """
     step = spec.checkpoints.on_disk.newest()
     if step is None:
         draw = functools.partial(draw_params, spec.step.model, seed=spec.seed)
         params = laid_out_as(spec.initial_params(abstract.params, draw), abstract.params)
         state = initialise(params, spec.step.optimizer, abstract, seed=spec.seed)
-        progress = TrainProgress()
+        progress = TrainProgress(frozen={**spec.frozen.hashes})
     else:
         progress = _read_progress(spec, step)
+        check_frozen(progress.frozen, spec.frozen.hashes, place=spec.run_dir)
         state = spec.checkpoints.restore_state(abstract, step=step)
     rollbacks.apply(progress)
     _check(progress, spec, say)
@@ -159,7 +162,9 @@ def _read_progress(spec: TrainSpec, step: int) -> TrainProgress:
             found=sum(steps),
             step=step,
         )
-    return TrainProgress.at(step, steps)
+    progress = TrainProgress.at(step, steps)
+    progress.frozen = {**spec.frozen.hashes}
+    return progress
 
 
 def _check(progress: TrainProgress, spec: TrainSpec, say: Callable[[str], None]) -> None:

@@ -20,6 +20,7 @@ from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.task import HostBatch, Params, Watch
 from bert_jax.train import sections
 from bert_jax.train.checkpoint_manifest import SelectionScore
+from bert_jax.train.frozen import NONE_FROZEN, FrozenParams
 from bert_jax.train.state import DrawParams
 from bert_jax.train.step import StepSpec
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:  # importing it would load Orbax
     from bert_jax.train.checkpointer import Checkpointer
 
 HostBatches: TypeAlias = AbstractContextManager[Iterator[HostBatch]]
-Evaluate: TypeAlias = Callable[[Params], Mapping[str, float]]  # parameters → scores
+# (parameters, frozen parameters) → scores
+Evaluate: TypeAlias = Callable[[Params, Params], Mapping[str, float]]
 
 
 class BatchSource(Protocol):
@@ -134,6 +136,7 @@ class TrainSpec:
     # Facts about the task that the configuration lacks, as plain JSON, for a dump
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: sections.ProfileSection | None = None  # steps to trace
+    frozen: FrozenParams = NONE_FROZEN  # parameters of the task's frozen models
 
 
 def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:

@@ -14,11 +14,13 @@ from bert_jax.optim.optimizer import MomentsState, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.parallel.compiling import made_once
 from bert_jax.parallel.sharding_rules import gathered
-from bert_jax.task import Batch, Metrics, Params, Task
+from bert_jax.task import Batch, Metrics, Params, Rngs, Task
+from bert_jax.train.frozen import bind, gather
 from bert_jax.train.gradient_accumulation import accumulate
 from bert_jax.train.state import ModelDefinition, TrainState
 
-EvaluationStep = Callable[[Params, Batch], Metrics]
+# (parameters, batch, frozen parameters, index of the batch) → metrics
+EvaluationStep = Callable[[Params, Batch, Params, jax.Array], Metrics]
 
 
 class StepLimits(NamedTuple):
@@ -36,12 +38,17 @@ class StepFigures(NamedTuple):
     gradient_norms: Params
 
 
-# (state, batch, limits, schedule) → new state, figures
-TrainStep = Callable[[TrainState, Batch, StepLimits, Schedule], tuple[TrainState, StepFigures]]
+# (state, batch, limits, schedule, frozen parameters) → new state, figures
+TrainStep = Callable[
+    [TrainState, Batch, StepLimits, Schedule, Params], tuple[TrainState, StepFigures]
+]
 
 # Metrics that every step adds to the task's metrics. The loop does not report `HEALTHY`.
 STEP_METRICS: Final = ("learning_rate", "gradient_norm")
 HEALTHY: Final = "healthy"
+
+# Index of the subkey for draws. Models and microbatches use small indices.
+_DRAWS: Final = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +62,7 @@ class StepSpec:
 
 @made_once
 def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
-    """Returns ``step(state, batch, limits, schedule) -> (state, figures)``.
+    """Returns ``step(state, batch, limits, schedule, frozen) -> (state, figures)``.
 
     Limits and schedule are arguments, so that all learning rates, warm-ups and numbers of steps
     share one program. The schedule is evaluated at the number of applied updates.
@@ -70,9 +77,9 @@ def make_train_step(spec: StepSpec, *, accumulation: int) -> TrainStep:
     gradients = make_gradients(spec.task, spec.model, accumulation=accumulation)
 
     def step(
-        state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule
+        state: TrainState, batch: Batch, limits: StepLimits, schedule: Schedule, frozen: Params
     ) -> tuple[TrainState, StepFigures]:
-        value, metrics, grads = gradients(state, batch)
+        value, metrics, grads = gradients(state, batch, frozen)
         squares = squares_by_layer(grads, spec.model.axes)
         norm = jnp.sqrt(sum(square.sum() for square in jax.tree.leaves(squares)))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
@@ -114,20 +121,27 @@ def _where(healthy: jax.Array, changed: TrainState, kept: TrainState) -> TrainSt
 
 def make_gradients(
     task: Task, model: ModelDefinition, *, accumulation: int
-) -> Callable[[TrainState, Batch], tuple[jax.Array, Metrics, Params]]:
-    """Returns ``gradients(state, batch) -> (loss, metrics, gradients)``, over microbatches."""
+) -> Callable[[TrainState, Batch, Params], tuple[jax.Array, Metrics, Params]]:
+    """Returns ``gradients(state, batch, frozen) -> (loss, metrics, gradients)``."""
 
-    def gradients(state: TrainState, batch: Batch) -> tuple[jax.Array, Metrics, Params]:
-        weights = task.weights(batch)
-
-        def loss(params: Params, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
-            bound = nnx.merge(model.graphdef, params)
-            return task.loss(bound, microbatch, weights=weights, dropout_key=key)
-
-        grad = jax.value_and_grad(loss, has_aux=True)
-        params = state.params
+    def gradients(
+        state: TrainState, batch: Batch, frozen: Params
+    ) -> tuple[jax.Array, Metrics, Params]:
+        divisors, params = task.divisors(batch), state.params
         if accumulation > 1:  # gather once instead of for every microbatch
             params = jax.tree.map(gathered, params, model.axes)
+            frozen = gather(task, frozen)
+
+        def loss(params: Params, microbatch: Batch, key: jax.Array) -> tuple[jax.Array, Metrics]:
+            return task.loss(
+                nnx.merge(model.graphdef, params),
+                microbatch,
+                divisors=divisors,
+                rngs=Rngs(jax.random.fold_in(key, _DRAWS), key),
+                frozen=bind(task, frozen),
+            )
+
+        grad = jax.value_and_grad(loss, has_aux=True)
         return accumulate(grad, params, batch, dropout_key(state), accumulation)
 
     return gradients
@@ -148,11 +162,19 @@ def squares_by_layer(grads: Params, axes: Mapping[str, Any]) -> Params:
 
 @made_once
 def make_evaluation_step(task: Task, model: ModelDefinition) -> EvaluationStep:
-    """Returns ``step(params, batch) -> metrics``, without dropout."""
+    """Returns ``step(params, batch, frozen, index) -> metrics``, without dropout.
 
-    def step(params: Params, batch: Batch) -> Metrics:
-        bound = nnx.merge(model.graphdef, params)
-        _, metrics = task.loss(bound, batch, weights=task.weights(batch), dropout_key=None)
+    The key of draws is a function of the batch's index alone, so evaluations are reproducible.
+    """
+
+    def step(params: Params, batch: Batch, frozen: Params, index: jax.Array) -> Metrics:
+        _, metrics = task.loss(
+            nnx.merge(model.graphdef, params),
+            batch,
+            divisors=task.divisors(batch),
+            rngs=Rngs(jax.random.fold_in(jax.random.key(0, impl="threefry2x32"), index), None),
+            frozen=bind(task, frozen),
+        )
         return metrics
 
     return step

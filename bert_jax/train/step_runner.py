@@ -69,7 +69,9 @@ class StepRunner:
         limits = self._guard.limits(self.tracker.progress.history, step)
         withheld = self._guard.withheld(limits)
         with self.profile.step(step):
-            state, figures = step_fn(state, batch.batch, withheld, self._schedule)
+            state, figures = step_fn(
+                state, batch.batch, withheld, self._schedule, self._spec.frozen.params
+            )
         return state, RunningStep(step, batch, limits, figures)
 
     def finish(

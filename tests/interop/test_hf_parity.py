@@ -27,7 +27,7 @@ from tests.interop.hf_checkpoints import (
     torch_inputs,
 )
 from tests.interop.reference_adamw import gradient
-from tests.support import relative_error
+from tests.support import loss_of, relative_error
 
 # The cases cover all activations, google-research/bert's initialization and larger ones (which make
 # activations nonlinear), vocabularies that are or are not a multiple of 128, one to three token
@@ -115,7 +115,7 @@ def run_ours(found: Imported, arrays: dict[str, np.ndarray]) -> Side:
             model.next_sentence(pooled)[:, 0],
         )
         trained = bind(task.build, params)
-        loss, _ = task.loss(trained, batch, weights=task.weights(batch), dropout_key=None)
+        loss, _ = loss_of(task, trained, batch)
         return loss, outputs
 
     (loss, outputs), gradients = jax.device_get(jax.jit(loss_and_outputs)(found.params))

@@ -78,9 +78,9 @@ def train_ours(
     with jax.set_mesh(mesh):
         spec = StepSpec(task=task, model=definition, optimizer=optimizer)
         first_batch = on_mesh(batches[0], mesh)
-        step = lower_train_step(spec, abstract, first_batch, schedule, accumulation=1).compile()
+        step = lower_train_step(spec, abstract, first_batch, schedule, {}, accumulation=1).compile()
         for count, batch in enumerate(batches, start=1):
-            state, (metrics, _) = step(state, on_mesh(batch, mesh), StepLimits(), schedule)
+            state, (metrics, _) = step(state, on_mesh(batch, mesh), StepLimits(), schedule, {})
             losses.append(float(metrics["loss"][0]))
             norms.append(float(metrics["gradient_norm"][0]))
             if count in COMPARED:

@@ -17,7 +17,7 @@ from bert_jax.model.layers import ParamUse, project
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.model.parts import fresh_params, model_of
-from tests.support import relative_error, small_batch, small_task
+from tests.support import loss_of, relative_error, small_batch, small_task
 
 USE = ParamUse(("mlp", "hidden"), "float32")
 
@@ -97,8 +97,8 @@ def test_a_models_loss_and_gradients_equal_xlas(part: str, remat: str) -> None:
         task = small_task(execution=execution, **sizes)
 
         def loss(params: Any) -> Any:
-            model, weights = model_of(task, params), task.weights(batch)
-            return task.loss(model, batch, weights=weights, dropout_key=jax.random.key(3))[0]
+            model = model_of(task, params)
+            return loss_of(task, model, batch, dropout_key=jax.random.key(3))[0]
 
         program = str(jax.make_jaxpr(jax.grad(loss))(params))
         kernel = {"norm": "norm_backward", "ffn": "gelu_product"}[part]

@@ -16,7 +16,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.state import abstract_params, define_model, draw_params, named
 from tests.model.parts import fresh_params, model_of
-from tests.support import relative_error, small_batch, small_task
+from tests.support import loss_of, relative_error, small_batch, small_task
 from tests.train.harness import QUICK
 
 
@@ -130,8 +130,8 @@ def loss_and_gradients(*, unroll: int = 1, **execution: Any) -> tuple[float, Any
     batch = batch_of(4)
 
     def loss(params: Any) -> Any:
-        model, weights = model_of(task, params), task.weights(batch)
-        return task.loss(model, batch, weights=weights, dropout_key=jax.random.key(3))[0]
+        model = model_of(task, params)
+        return loss_of(task, model, batch, dropout_key=jax.random.key(3))[0]
 
     lowered = jax.jit(jax.value_and_grad(loss)).lower(params)
     return jax.device_get(lowered.compile(compiler_options=QUICK)(params))

@@ -17,7 +17,7 @@ from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.model.parts import fresh_params, model_of
 from tests.project import refuses
-from tests.support import small_architecture, small_batch
+from tests.support import loss_of, small_architecture, small_batch
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(245))]
 
@@ -45,9 +45,7 @@ def first_params() -> Any:
 def loss_and_gradient(task: BertObjective, batch: dict[str, np.ndarray]) -> Any:
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss(params: Any, batch: Any) -> Any:
-        return task.loss(
-            model_of(task, params), batch, weights=task.weights(batch), dropout_key=None
-        )
+        return loss_of(task, model_of(task, params), batch)
 
     (value, metrics), gradient = jax.jit(loss)(first_params(), batch)
     sums = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}

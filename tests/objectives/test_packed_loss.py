@@ -15,7 +15,7 @@ from bert_jax.data.rows.masking_transform import MaskingTransform
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.text import SpecialIds
 from tests.model.parts import fresh_params, model_of
-from tests.support import relative_error, small_task
+from tests.support import loss_of, relative_error, small_task
 
 SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
 SEQ_LENGTH = 48
@@ -84,8 +84,7 @@ def params() -> Any:
 @jax.jit
 @functools.partial(jax.value_and_grad, has_aux=True)
 def loss_and_gradient(params: Any, batch: Any) -> Any:
-    weights = task().weights(batch)
-    return task().loss(model_of(task(), params), batch, weights=weights, dropout_key=None)
+    return loss_of(task(), model_of(task(), params), batch)
 
 
 def test_loss_and_gradients_equal_the_unpacked_batchs() -> None:

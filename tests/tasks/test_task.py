@@ -21,7 +21,7 @@ from bert_jax.tasks.batches import WEIGHTS
 from bert_jax.tasks.family import NO_LABEL
 from bert_jax.tasks.task import FinetuneTask, logits
 from bert_jax.train.state import define_model
-from tests.support import small_architecture
+from tests.support import loss_of, small_architecture
 
 ROWS, LENGTH, LABELS = 6, 12, ("a", "b", "c")
 NO_PRETRAINING = {"mlm": False, "next_sentence": False}
@@ -142,7 +142,7 @@ def test_a_loss_is_pytorchs_mean_over_real_rows(kind: str) -> None:
     @jax.jit
     def compute(params: Any) -> Any:
         model = nnx.merge(graphdef, params)
-        found = task.loss(model, batch, weights=task.weights(batch), dropout_key=None)
+        found = loss_of(task, model, batch)
         return *found, logits(model, batch, dropout_key=None)
 
     value, metrics, scores = compute(random_params(task))
@@ -159,14 +159,9 @@ def test_microbatch_losses_add_up_to_the_batch() -> None:
 
     @jax.jit
     def losses(params: Any) -> list[jax.Array]:
-        model, weights = nnx.merge(graphdef, params), task.weights(batch)
+        model = nnx.merge(graphdef, params)
         return [
-            task.loss(
-                model,
-                {name: array[rows] for name, array in batch.items()},
-                weights=weights,
-                dropout_key=None,
-            )[0]
+            loss_of(task, model, {name: batch[name][rows] for name in batch}, whole=batch)[0]
             for rows in (slice(0, ROWS), slice(0, 2), slice(2, ROWS))
         ]
 
@@ -208,7 +203,7 @@ def test_freezing_removes_only_frozen_gradients() -> None:
         def loss(values: Any) -> jax.Array:
             model = nnx.merge(definition.graphdef, values)
             assert isinstance(model, Bert)
-            return of.loss(model, batch, weights=of.weights(batch), dropout_key=None)[0]
+            return loss_of(of, model, batch)[0]
 
         return jax.jit(jax.grad(loss))(params)
 

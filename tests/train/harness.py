@@ -77,7 +77,7 @@ class Trainer:
             spec = StepSpec(task=task, model=self.model, optimizer=self.optimizer)
             placed = on_mesh(batch, self.mesh)
             self.compiled = lower_train_step(
-                spec, self.abstract, placed, self.schedule, accumulation=setting.accumulation
+                spec, self.abstract, placed, self.schedule, {}, accumulation=setting.accumulation
             ).compile(compiler_options=QUICK)
 
     def place(self, state: TrainState) -> TrainState:
@@ -91,7 +91,8 @@ class Trainer:
     ) -> tuple[TrainState, dict[str, tuple[float, float]]]:
         """Runs one step; returns the new state and the metrics as Python floats."""
         with jax.set_mesh(self.mesh):
-            new, figures = self.compiled(state, on_mesh(batch, self.mesh), limits, self.schedule)
+            placed = on_mesh(batch, self.mesh)
+            new, figures = self.compiled(state, placed, limits, self.schedule, {})
         self.gradient_norms = jax.device_get(figures.gradient_norms)
         return new, {name: (float(s), float(c)) for name, (s, c) in figures.metrics.items()}
 

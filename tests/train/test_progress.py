@@ -43,7 +43,7 @@ def phase(steps: int, *, batch_size: int = 8, evaluated: bool = True) -> Phase:
         loader=Rows(batch_size),
         shapes=1,
         flops_per_row=1.0,
-        evaluate=(lambda params: {}) if evaluated else None,
+        evaluate=(lambda params, frozen: {}) if evaluated else None,
         watch=None,
     )
 

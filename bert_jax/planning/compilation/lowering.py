@@ -21,6 +21,7 @@ from bert_jax.task import Objective
 from bert_jax.text.vocabulary import SPECIAL_PIECES
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.train.compiled import lower_evaluation_step, lower_train_step
+from bert_jax.train.frozen import abstract_frozen
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import check_batches
 from bert_jax.train.state import abstract_params, abstract_state, define_model, same_layout
@@ -37,7 +38,7 @@ class LoweredStep(NamedTuple):
     lowered: jax.stages.Lowered
     rows: int
     flops: float
-    parameter_bytes: int  # parameters, as the step shards them
+    parameter_bytes: int  # parameters and frozen parameters, as the step shards them
     optimizer_bytes: int  # optimizer state; 0 for an evaluation
     beside_bytes: int  # train state that an evaluation keeps in memory but does not use
     copy_bytes: int  # copy of parameters for evaluations; only set for a train step
@@ -55,7 +56,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     model = define_model(objective.build)
     schedule = linear_schedule(schedule_segments(request.train, request.optimizer))
     optimizer = make_optimizer(request.optimizer, model.axes)
-    state = abstract_state(model, optimizer, mesh)
+    state, frozen = abstract_state(model, optimizer, mesh), abstract_frozen(objective, mesh)
     phase = request.train.phases[request.phase]
     whole = abstract_params(model, mesh)  # parameters as evaluations shard them
     copied = not same_layout(state.params, whole)
@@ -77,10 +78,10 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
         if trains:
             spec = StepSpec(task=objective, model=model, optimizer=optimizer)
             lowered = lower_train_step(
-                spec, state, batch, schedule, accumulation=phase.accumulation
+                spec, state, batch, schedule, frozen, accumulation=phase.accumulation
             )
         else:
-            lowered = lower_evaluation_step(objective, model, mesh, whole, batch)
+            lowered = lower_evaluation_step(objective, model, mesh, whole, batch, frozen)
     row_flops = objective.flops_per_row(
         seq_length=phase.seq_length, predictions=transform.max_predictions
     )
@@ -89,7 +90,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
         lowered=lowered,
         rows=rows,
         flops=rows * row_flops * (1.0 if trains else 1 / 3),  # evaluation is one forward pass
-        parameter_bytes=device_bytes(state.params if trains else whole),
+        parameter_bytes=device_bytes([state.params if trains else whole, frozen]),
         optimizer_bytes=device_bytes(but_params) if trains else 0,
         beside_bytes=0 if trains else device_bytes(state if copied else but_params),
         copy_bytes=device_bytes(whole) if trains and copied else 0,

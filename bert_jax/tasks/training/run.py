@@ -70,7 +70,8 @@ def _train_spec(
     steps = batches.plan.steps
     every = max(1, steps // section.evaluations_per_epoch)
 
-    def evaluate(params: Any) -> dict[str, float]:
+    def evaluate(params: Any, frozen: Any) -> dict[str, float]:
+        del frozen
         dev = {name: predictor(params, family.splits[name]) for name in family.dev}
         return score_splits(family, dev)
 

@@ -1,0 +1,97 @@
+"""Frozen parameters: models that a task uses but does not train, such as a teacher."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from etils import epath
+from flax import nnx
+from jax import tree
+from jax.sharding import Mesh
+
+from bert_jax.errors import UserError, differing
+from bert_jax.parallel.same_settings import require_same
+from bert_jax.parallel.sharding_rules import gathered
+from bert_jax.task import Params, Task
+from bert_jax.train.state import define_model, gather_whole, named, trained_params
+
+
+class FrozenParams(NamedTuple):
+    """The parameters of a task's frozen models on a mesh."""
+
+    params: Params  # parameters by name of the model
+    hashes: Mapping[str, str]  # hash of each model's parameters, see `hash_params`
+
+
+NONE_FROZEN: Final = FrozenParams({}, {})
+
+
+def abstract_frozen(task: Task, mesh: Mesh) -> Params:
+    """Returns the abstract parameters of a task's frozen models, sharded as between steps."""
+    return {
+        name: trained_params(define_model(model.build), mesh)
+        for name, model in task.frozen_models().items()
+    }
+
+
+def load_frozen(task: Task, mesh: Mesh) -> FrozenParams:
+    """Loads the frozen models of a task; every process must call it.
+
+    Raises UserError if a model cannot be loaded, or its parameters differ between processes.
+    """
+    models = task.frozen_models()
+    if not models:
+        return NONE_FROZEN
+    abstract = abstract_frozen(task, mesh)
+    params = {name: model.load(abstract[name]) for name, model in models.items()}
+    hashes = {name: hash_params(found) for name, found in params.items()}
+    require_same({"frozen": hashes})
+    return FrozenParams(params, hashes)
+
+
+def hash_params(params: Params) -> str:
+    """Returns the SHA-256 of names, dtypes, shapes and values, independent of shardings.
+
+    Every process must call it. Gathers one array at a time.
+    """
+    digest = hashlib.sha256()
+    for name, leaf in sorted(named(params)):
+        array = np.asarray(gather_whole(leaf))
+        digest.update(f"{name} {array.dtype}{list(array.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def check_frozen(
+    saved: Mapping[str, str], found: Mapping[str, str], *, place: epath.PathLike
+) -> None:
+    """Raises UserError if frozen models have other hashes than those that were saved."""
+    for name in {**saved, **found}:
+        now, then = differing(found.get(name, "none"), saved.get(name, "none"))
+        if now != then:
+            raise UserError(
+                "frozen.changed",
+                "found {found} (SHA-256 of the parameters of the frozen model {model}), but the "
+                "checkpoint was trained with {saved}. Use the same model, or a new directory.",
+                place=place,
+                found=now,
+                model=name,
+                saved=then,
+            )
+
+
+def bind(task: Task, params: Params) -> dict[str, nnx.Module]:
+    """Returns a task's frozen models with these parameters, for `Task.loss`."""
+    return {
+        name: nnx.merge(define_model(model.build).graphdef, params[name])
+        for name, model in task.frozen_models().items()
+    }
+
+
+def gather(task: Task, params: Params) -> Params:
+    """Returns frozen parameters gathered over the data axis, for a loop over microbatches."""
+    return {
+        name: tree.map(gathered, params[name], define_model(model.build).axes)
+        for name, model in task.frozen_models().items()
+    }
