@@ -7,6 +7,7 @@ from etils import epath
 
 from bert_jax.data.dataset.provenance import (
     FORMAT_VERSION,
+    MIN_PAIR_TOKENS,
     PROVENANCE_NAME,
     Provenance,
     Recipe,
@@ -15,6 +16,7 @@ from bert_jax.data.dataset.provenance import (
     read_provenance,
 )
 from bert_jax.data.dataset.schema import token_dtype
+from bert_jax.data.rows.collate import special_tokens
 from bert_jax.errors import UserError, counted, first_line
 from bert_jax.files.remote import absolute, is_remote
 from bert_jax.pipelines.changed_setting import AGES, name_change
@@ -61,6 +63,7 @@ def make_examples(
     output = dataset_directory(section)
     tokenizer = load_tokenizer(section.tokenizer)
     tally = Tally()
+    _require_room(section, tokenizer)
     sources = find_sources(section, root=section.input_root, tally=tally)
     recipe = _recipe(section, tokenizer, sources)
     preparation = preparation_recipe(section, sources)
@@ -96,13 +99,27 @@ def make_examples(
         provenance = Provenance(
             **dict(recipe),
             corpus=corpus.record(unknown=tokenizer.special.unk),
-            splits=write_splits(build, special=tokenizer.special, languages=corpus.languages),
+            splits=write_splits(build, tokenizer=tokenizer, languages=corpus.languages),
         )
         write_preparation(workspace.partial, preparation, corpus.tally, work=workspace.work)
         write_metadata(workspace.partial, provenance)
         workspace.publish()
     say(f"{output}: {provenance.splits['train'].examples:,} training examples")
     return provenance
+
+
+def _require_room(section: ExamplesSection, tokenizer: Tokenizer) -> None:
+    """Raises UserError if the special pieces of a pair leave no room for two tokens."""
+    least = special_tokens(tokenizer, pair=True) + MIN_PAIR_TOKENS
+    if section.pairing.has_pairs and section.max_seq_length < least:
+        raise UserError(
+            "pairing.max_seq_length",
+            "found {found}, allowed: at least {allowed}, for {special} special pieces of a pair",
+            place="max_seq_length",
+            found=section.max_seq_length,
+            allowed=least,
+            special=least - MIN_PAIR_TOKENS,
+        )
 
 
 def _engine(section: ExamplesSection, work: epath.Path) -> WorkerPool | BeamEngine:

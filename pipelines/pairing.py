@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.dataset.provenance import MIN_PAIR_TOKENS, PAIR_SPECIAL_TOKENS, PairingSection
+from bert_jax.data.dataset.provenance import MIN_PAIR_TOKENS, PairingSection
 from bert_jax.data.rng import stream
 from bert_jax.pipelines.tokenised.documents import TokenisedDocuments, join_key
 
@@ -44,6 +44,8 @@ class Pair(NamedTuple):
     next_sentence_label: int
     """0 if the second span follows the first in its document. 1 if it comes from another document
     (``nsp``) or precedes the first (``sop``)."""
+    separators: int = 1
+    """Number of separators between the spans."""
 
     @property
     def token_ranges(self) -> tuple[tuple[int, int], ...]:
@@ -53,7 +55,7 @@ class Pair(NamedTuple):
     @property
     def first_length(self) -> int:
         """Number of tokens of type 0: ``[CLS] A [SEP]``."""
-        return self.first_stop - self.first_start + 2
+        return self.first_stop - self.first_start + 1 + self.separators
 
     @property
     def length(self) -> int:
@@ -93,7 +95,12 @@ class SentenceOffsets(NamedTuple):
 
 
 def pair_document(
-    offsets: SentenceOffsets, document: int, section: PairingSection, *, rng: np.random.Generator
+    offsets: SentenceOffsets,
+    document: int,
+    section: PairingSection,
+    *,
+    rng: np.random.Generator,
+    separators: int = 1,
 ) -> Iterator[Pair]:
     """Yields the examples of one pass over one document, for next sentence prediction.
 
@@ -104,7 +111,7 @@ def pair_document(
     """
     bounds, starts = offsets
     draw = rng.random
-    max_tokens = section.max_seq_length - PAIR_SPECIAL_TOKENS
+    max_tokens = section.max_seq_length - _SPECIAL_TOKENS - separators
     target = draw_target(max_tokens, section.short_seq_prob, draw)
     begin, end = starts[document], starts[document + 1]
     while begin < end:
@@ -119,7 +126,7 @@ def pair_document(
         else:
             second = bounds[cut], bounds[stop]
             label, begin = 0, stop
-        yield Pair(*truncate(first, second, max_tokens=max_tokens, rng=rng), label)
+        yield Pair(*truncate(first, second, max_tokens=max_tokens, rng=rng), label, separators)
 
 
 def _random_span(
@@ -139,7 +146,12 @@ def _random_span(
 
 
 def order_document(
-    offsets: SentenceOffsets, document: int, section: PairingSection, *, rng: np.random.Generator
+    offsets: SentenceOffsets,
+    document: int,
+    section: PairingSection,
+    *,
+    rng: np.random.Generator,
+    separators: int = 1,
 ) -> Iterator[Pair]:
     """Yields the examples of one pass over one document, for sentence order prediction.
 
@@ -152,7 +164,7 @@ def order_document(
     if end - begin < 2:
         return
     draw = rng.random
-    max_tokens = section.max_seq_length - PAIR_SPECIAL_TOKENS
+    max_tokens = section.max_seq_length - _SPECIAL_TOKENS - separators
     target = draw_target(max_tokens, section.short_seq_prob, draw)
     while begin < end:
         begin = min(begin, end - 2)
@@ -164,7 +176,8 @@ def order_document(
             # Swap before truncating. If `max_tokens` is odd, truncation keeps one more token of the
             # first span, so a later swap would reveal the label.
             first, second = second, first
-        yield Pair(*truncate(first, second, max_tokens=max_tokens, rng=rng), int(swapped))
+        kept = truncate(first, second, max_tokens=max_tokens, rng=rng)
+        yield Pair(*kept, int(swapped), separators)
         begin = stop
 
 
@@ -250,14 +263,19 @@ def _fill(offsets: SentenceOffsets, documents: Iterable[int], room: int) -> Iter
 
 
 def pair_documents(
-    documents: TokenisedDocuments, section: PairingSection, *, seed: int, boost: float = 1.0
+    documents: TokenisedDocuments,
+    section: PairingSection,
+    *,
+    seed: int,
+    boost: float = 1.0,
+    separators: int = 1,
 ) -> Iterator[Pair | Single]:
     """Yields the examples of ``dupe_factor * boost`` passes over every document.
 
     The fractional part of this product is the probability of one more pass over a document. A
     document without a pass can still be a source of random next sentences. The seed, the keys of
     the documents and the settings decide every random choice. At least ``section.min_documents``
-    documents are required.
+    documents are required. `separators` is the number of separators between two spans.
     """
     offsets = SentenceOffsets(
         documents.sentence_starts.tolist(), documents.document_starts.tolist()
@@ -278,7 +296,7 @@ def pair_documents(
                 yield from _fill(offsets, (document,), room)
             else:
                 rng = stream(seed, "pairing", number, keys[document])
-                yield from pair(offsets, document, section, rng=rng)
+                yield from pair(offsets, document, section, rng=rng, separators=separators)
 
 
 def draw_passes(keys: np.ndarray, *, mean: float, seed: int) -> list[list[int]]:

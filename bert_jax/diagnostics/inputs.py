@@ -32,6 +32,7 @@ from bert_jax.tasks.glue.tfds import NAME as TFDS
 from bert_jax.tasks.section import FinetuneSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text.pipeline_file import MASKS
 from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.sections import PhaseSection, TrainSection, schedule_segments
 
@@ -142,8 +143,8 @@ def _check_positions(section: FinetuneSection, architecture: Any) -> None:
 
 def require_fill_mask_inputs(source: str, texts: Sequence[str]) -> None:
     """Raises UserError if a text has no mask, or a local run has no MLM head."""
-    for text in texts:
-        split_at_masks(text)
+    for text in texts:  # the run's tokenizer accepts one of the spellings
+        split_at_masks(text, *MASKS)
     root = epath.Path(source)
     if is_remote(source) or is_hub_name(source):
         return

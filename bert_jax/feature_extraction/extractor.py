@@ -279,7 +279,7 @@ class FeatureExtractor:
         spans = (at >= text.second).astype(int)
         if level == "token":
             return TextFeatures(text.source, vectors, self._tokenizer.pieces(ids), spans.tolist())
-        starts = np.flatnonzero(text.word_starts(self._tokenizer.is_continuation))
+        starts = np.flatnonzero(text.word_starts(self._tokenizer))
         ends = np.append(starts[1:], len(ids))
         sums = np.add.reduceat(vectors, starts, axis=0)
         words = [

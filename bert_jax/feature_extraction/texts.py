@@ -11,6 +11,7 @@ from bert_jax.data.tables import SUFFIXES as TABLES
 from bert_jax.data.tables import TableRow, read_lines, read_table
 from bert_jax.errors import UserError
 from bert_jax.text import Tokenizer
+from bert_jax.text.word_starts import continuations
 
 SUFFIXES: Final = (".txt", *TABLES)
 
@@ -45,21 +46,23 @@ class EncodedText(NamedTuple):
     ids: list[int]
     second: int  # index of the first piece of B; `len(ids)` if there is no B
     cut: bool  # whether the text was truncated
+    separators: int = 1  # number of separators between A and B
 
     @property
     def text_positions(self) -> np.ndarray:
         """Indices in `ids` of the pieces that are not special, int [pieces]."""
-        special = {0, self.second - 1, len(self.ids) - 1}
+        between = range(self.second - self.separators, self.second)
+        special = {0, len(self.ids) - 1, *between}
         return np.asarray([at for at in range(len(self.ids)) if at not in special], np.intp)
 
-    def word_starts(self, is_continuation: np.ndarray) -> np.ndarray:
+    def word_starts(self, tokenizer: Tokenizer) -> np.ndarray:
         """Returns whether each piece of `text_positions` begins a word, bool [pieces].
 
-        The first piece of A or B always begins a word. `is_continuation` comes from the tokenizer,
-        bool [vocabulary].
+        The first piece of A or B always begins a word.
         """
         at = self.text_positions
-        starts = ~is_continuation[np.asarray(self.ids)[at]]
+        tables = tokenizer.is_continuation, tokenizer.ends_word
+        starts = ~continuations(np.asarray(self.ids), *tables)[at]
         return starts | (at == 1) | (at == self.second)
 
 
@@ -79,13 +82,13 @@ def encode(
     texts: Sequence[InputText], tokenizer: Tokenizer, *, max_length: int
 ) -> list[EncodedText]:
     """Encodes texts. If a pair is too long, truncates the longer text piece by piece."""
-    special = tokenizer.special
     firsts = tokenizer.encode_batch([source.text for source in texts])
     seconds = tokenizer.encode_batch([source.pair or "" for source in texts])
     encoded = []
     for source, first, second in zip(texts, firsts, seconds, strict=True):
         pair = None if source.pair is None else second
-        encoded.append(EncodedText(source, *assemble(first, pair, special, max_length=max_length)))
+        row = assemble(first, pair, tokenizer, max_length=max_length)
+        encoded.append(EncodedText(source, *row, 0 if pair is None else tokenizer.separators))
     return encoded
 
 

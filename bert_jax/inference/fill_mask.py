@@ -15,7 +15,6 @@ from bert_jax.parallel.compiling import made_once
 from bert_jax.runs.settings import require_mlm_head
 from bert_jax.task import Batch, Row
 from bert_jax.text import Tokenizer
-from bert_jax.text.vocabulary import split_at_masks
 from bert_jax.train.state import ModelDefinition
 
 BATCH_SIZE: Final = 32
@@ -94,7 +93,7 @@ class MaskFiller:
         for batch in self._inference(self._params, list(map(len, encoded)), make_batch):
             for row, probabilities, ids in zip(batch.rows.tolist(), *batch.outputs, strict=True):
                 candidates = [
-                    list(map(Candidate, self._tokenizer.pieces(found.tolist()), chances.tolist()))
+                    list(map(Candidate, self._tokenizer.texts(found.tolist()), chances.tolist()))
                     for found, chances in zip(ids, probabilities, strict=True)
                 ]
                 filled[row] = candidates[: len(masks[row])]
@@ -118,9 +117,5 @@ def _forward(
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids of ``[CLS] text [SEP]``. The tokenizer would split "[MASK]" as text."""
-    parts = split_at_masks(text)
-    ids = [tokenizer.special.cls, *tokenizer.encode(parts[0])]
-    for part in parts[1:]:
-        ids += [tokenizer.special.mask, *tokenizer.encode(part)]
-    return [*ids, tokenizer.special.sep]
+    """Returns the ids of ``[CLS] text [SEP]``."""
+    return [tokenizer.special.cls, *tokenizer.encode_masked(text), tokenizer.special.sep]

@@ -18,7 +18,14 @@ from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
 from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
-from bert_jax.text.vocabulary import CLS, SEP, SPECIAL_PIECES, UNK, SpecialIds
+from bert_jax.text.vocabulary import (
+    CLS,
+    SEP,
+    SPECIAL_PIECES,
+    UNK,
+    SpecialIds,
+    in_order_of_ids,
+)
 from bert_jax.text.wordpiece import (
     CONTINUATION,
     MAX_WORD_CHARACTERS,
@@ -143,12 +150,7 @@ def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int
 def _read_fast(path: Path) -> WordPieceTokenizer:
     found = validate(_FastTokenizer, read_json_object(epath.Path(path)), source=str(path))
     vocabulary, normalizer = found.model.vocab, found.normalizer
-    if not vocabulary or sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise UserError(
-            "tokenizer.ids",
-            "the ids of the pieces are not 0, 1, 2, …",
-            place=f"{path}: model.vocab",
-        )
+    pieces = in_order_of_ids(vocabulary, place=f"{path}: model.vocab")
     for added in found.added_tokens:
         if vocabulary.get(added.content) != added.id:
             raise UserError(
@@ -159,7 +161,7 @@ def _read_fast(path: Path) -> WordPieceTokenizer:
                 id=added.id,
             )
     return WordPieceTokenizer(
-        sorted(vocabulary, key=vocabulary.__getitem__),
+        pieces,
         lower_case=normalizer.lowercase,
         strip_accents=normalizer.strip_accents,
         chinese=normalizer.handle_chinese_chars,

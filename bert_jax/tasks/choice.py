@@ -14,7 +14,7 @@ import numpy as np
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.rows.collate import assemble, encode_ragged
+from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
 from bert_jax.data.tables import (
     Delimiter,
     OnError,
@@ -176,7 +176,7 @@ class ChoiceSplit(Split):
     def __init__(
         self, questions: Sequence[ChoiceQuestion], tokenizer: Tokenizer, max_length: int
     ) -> None:
-        self._questions, self._special, self._max_length = questions, tokenizer.special, max_length
+        self._questions, self._tokenizer, self._max_length = questions, tokenizer, max_length
         self.examples, self.fingerprint = len(questions), content_hash(questions)
         self._choices = len(questions[0].choices)
         self._texts = encode_ragged(tokenizer, (question.text for question in questions))
@@ -184,7 +184,8 @@ class ChoiceSplit(Split):
             tokenizer, itertools.chain.from_iterable(question.choices for question in questions)
         )
         endings = np.diff(self._endings.offsets).reshape(-1, self._choices)
-        lengths = np.diff(self._texts.offsets) + endings.max(axis=1) + 3
+        lengths = np.diff(self._texts.offsets) + endings.max(axis=1)
+        lengths += special_tokens(tokenizer, pair=True)
         self.lengths = np.minimum(lengths, max_length).astype(np.int32)
         self.findings = {
             "questions have no text": sum(not question.text.strip() for question in questions),
@@ -198,7 +199,7 @@ class ChoiceSplit(Split):
         text, first = self._texts[index].tolist(), index * self._choices
         endings = [self._endings[at].tolist() for at in range(first, first + self._choices)]
         ids, seconds, _ = zip(
-            *(assemble(text, end, self._special, max_length=self._max_length) for end in endings),
+            *(assemble(text, end, self._tokenizer, max_length=self._max_length) for end in endings),
             strict=True,
         )
         label = self._questions[index].label

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bert_jax.data.memory_table import MemoryTable, Rows
+from bert_jax.data.rows.collate import special_tokens
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.runs.run_directory import Run
@@ -12,7 +13,7 @@ from bert_jax.tasks.choice import MultipleChoiceSection
 from bert_jax.tasks.family import DataRequest, Record
 from bert_jax.tasks.predictor import Predictor
 from bert_jax.tasks.section import TaskSection
-from bert_jax.tasks.squad.family import SPECIAL_PIECES, SquadSection
+from bert_jax.tasks.squad.family import SquadSection
 from bert_jax.tasks.table import TableSection
 from bert_jax.tasks.tokens.family import TokenClassificationSection
 from bert_jax.tasks.training.evaluation import open_data, section_of
@@ -107,7 +108,7 @@ def _task_of(model: InferenceModel, table: MemoryTable, *, max_length: int) -> T
         return TokenClassificationSection()
     if kind == "question_answering":
         # Limit questions to half of a row, to leave room for the context.
-        half = max((max_length - SPECIAL_PIECES) // 2, 1)
+        half = max((max_length - special_tokens(model.tokenizer, pair=True)) // 2, 1)
         return SquadSection(max_query_length=min(SquadSection().max_query_length, half))
     first = table.rows[0]
     names = first if isinstance(first, dict) else [f"choice{n}" for n in range(len(first) - 1)]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.rows.collate import assemble, encode_ragged
+from bert_jax.data.rows.collate import assemble, encode_ragged, special_tokens
 from bert_jax.data.tables import RowErrors
 from bert_jax.tasks.family import (
     DataRequest,
@@ -52,11 +52,12 @@ class SequenceSplit(Split):
         """Encodes all texts. If a pair is too long, truncates the longer text piece by piece."""
         self._texts, self._labelling = texts, labelling
         self.examples, self.fingerprint = len(texts), content_hash(texts)
-        self._special, self._max_length = tokenizer.special, max_length
+        self._tokenizer, self._max_length = tokenizer, max_length
         self._firsts = encode_ragged(tokenizer, (example.text for example in texts))
         self._seconds = encode_ragged(tokenizer, (example.pair or "" for example in texts))
-        special = np.asarray([2 if example.pair is None else 3 for example in texts], np.int64)
-        lengths = np.diff(self._firsts.offsets) + np.diff(self._seconds.offsets) + special
+        sizes = [special_tokens(tokenizer, pair=example.pair is not None) for example in texts]
+        lengths = np.diff(self._firsts.offsets) + np.diff(self._seconds.offsets)
+        lengths += np.asarray(sizes, np.int64)
         self.lengths = np.minimum(lengths, max_length).astype(np.int32)
         empty = [
             example.line
@@ -81,7 +82,7 @@ class SequenceSplit(Split):
         made = assemble(
             self._firsts[index].tolist(),
             None if example.pair is None else self._seconds[index].tolist(),
-            self._special,
+            self._tokenizer,
             max_length=self._max_length,
         )
         target: np.ndarray | int | float | None

@@ -51,6 +51,11 @@ def is_punctuation(character: str) -> bool:
     return _category(character).startswith("P")
 
 
+def is_word_character(character: str) -> bool:
+    """Returns whether ``character`` is a letter, a number or a mark: ``"é"``, ``"7"``, ``"ि"``."""
+    return _category(character)[0] in "LNM"
+
+
 def fold(text: str, *, lower_case: bool, strip_accents: bool) -> str:
     """Lower-cases and drops accents: ``fold("Élan", lower_case=True, strip_accents=True)`` -> elan.
 

@@ -1,4 +1,4 @@
-"""Opens tokenizer directories of WordPiece and SentencePiece."""
+"""Opens tokenizer directories of WordPiece, SentencePiece and the tokenizers library."""
 
 from typing import Any
 
@@ -6,21 +6,32 @@ from etils import epath
 
 from bert_jax.errors import UserError, did_you_mean, differing
 from bert_jax.files.read import read_bytes, read_json_object, shown
+from bert_jax.text.library_tokenizer import PIPELINE_FILE, LibraryTokenizer, read_pipeline
+from bert_jax.text.roberta_files import MERGES_FILE, read_roberta_files
 from bert_jax.text.sentence_piece import MODEL_FILE, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
 from bert_jax.text.wordpiece import VOCAB_FILE, load_wordpiece
 
+MAX_BYTES = 128 << 20  # of tokenizer.json; the file of a vocabulary of 500,000 pieces has 35 MB
 _FLAGS = {"strip_accents": None, "tokenize_chinese_chars": True}  # defaults of optional settings
-_FILE_OF_TYPE = {"wordpiece": VOCAB_FILE, "sentencepiece": MODEL_FILE}
+_FILE_OF_TYPE = {
+    "wordpiece": VOCAB_FILE,
+    "sentencepiece": MODEL_FILE,
+    "tokenizers": PIPELINE_FILE,
+}
+SPECIAL_FILE = "special_tokens_map.json"
+# Vocabularies of XLM-R, CamemBERT, T5 and others. Their tokenizers change the ids of the model.
+_FOREIGN = ("sentencepiece.bpe.model", "sentencepiece.model", "tokenizer.model")
 
 
 def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
-    """Opens a directory of ``Tokenizer.save``, or a Hugging Face directory with ``vocab.txt``.
+    """Opens a directory of ``Tokenizer.save``, or of a Hugging Face tokenizer.
 
     The directory, local or ``gs://``, has ``vocab.txt`` or ``spiece.model``, and a
-    ``tokenizer_config.json`` with ``do_lower_case``. Raises UserError if a file, a setting or a
-    special piece is missing, a file is damaged, a setting has a wrong type, a piece occurs twice,
-    or the hash in the settings differs from the tokenizer's hash.
+    ``tokenizer_config.json`` with ``do_lower_case``. Or it has ``tokenizer.json`` with a BPE or
+    unigram model, or RoBERTa's ``vocab.json`` and ``merges.txt``. Raises UserError if a file, a
+    setting or a special piece is missing, a file is damaged, a setting has a wrong type, a piece
+    occurs twice, or the hash in the settings differs from the tokenizer's hash.
     """
     root = epath.Path(directory)
     if not root.is_dir():
@@ -30,29 +41,18 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
             place=root,
         )
     path = root / CONFIG_FILE
-    if not path.exists():
+    has_pipeline = any((root / name).exists() for name in (PIPELINE_FILE, MERGES_FILE))
+    if not any((root / name).exists() for name in (*_FILE_OF_TYPE.values(), MERGES_FILE)):
+        _refuse_foreign(root)
+    if not path.exists() and not has_pipeline:
         raise _no_settings(root)
-    config = read_json_object(path)
+    config = read_json_object(path) if path.exists() else {}
     kind = _kind(config, root)
-    if "do_lower_case" not in config:
-        raise _wrong(path, "do_lower_case", "nothing", "true, false")
-    for key, default in (("do_lower_case", None), *_FLAGS.items()):
-        value = config.setdefault(key, default)
-        if value is not None and not isinstance(value, bool):
-            raise _wrong(path, key, shown(value), "true, false, null")
-    if (lower_case := config["do_lower_case"]) is None:
-        raise _wrong(path, "do_lower_case", "null", "true, false")
     tokenizer: Tokenizer
-    file, strip_accents = root / _FILE_OF_TYPE[kind], config["strip_accents"]
-    if kind == "wordpiece":
-        chinese = config["tokenize_chinese_chars"] is not False
-        tokenizer = load_wordpiece(
-            file, lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
-        )
+    if kind == "tokenizers":
+        tokenizer = _load_pipeline(root, config)
     else:
-        tokenizer = SentencePieceTokenizer(
-            read_bytes(file), lower_case=lower_case, strip_accents=strip_accents, source=str(file)
-        )
+        tokenizer = _load_own(root, config, kind)
     recorded = config.get("hash", tokenizer.hash)
     if recorded != tokenizer.hash:
         found, wanted = differing(str(recorded), tokenizer.hash)
@@ -68,7 +68,40 @@ def load_tokenizer(directory: epath.PathLike) -> Tokenizer:
     return tokenizer
 
 
+def _load_pipeline(root: epath.Path, config: dict[str, Any]) -> LibraryTokenizer:
+    """Opens ``tokenizer.json``, or RoBERTa's two files."""
+    special = root / SPECIAL_FILE
+    settings = (read_json_object(special) if special.exists() else {}) | config
+    path = root / PIPELINE_FILE
+    if not path.exists():
+        return read_pipeline(read_roberta_files(root, settings), settings, source=str(root))
+    return read_pipeline(read_json_object(path, limit=MAX_BYTES), settings, source=str(path))
+
+
+def _load_own(root: epath.Path, config: dict[str, Any], kind: str) -> Tokenizer:
+    """Opens ``vocab.txt`` or ``spiece.model``."""
+    path = root / CONFIG_FILE
+    if "do_lower_case" not in config:
+        raise _wrong(path, "do_lower_case", "nothing", "true, false")
+    for key, default in (("do_lower_case", None), *_FLAGS.items()):
+        value = config.setdefault(key, default)
+        if value is not None and not isinstance(value, bool):
+            raise _wrong(path, key, shown(value), "true, false, null")
+    if (lower_case := config["do_lower_case"]) is None:
+        raise _wrong(path, "do_lower_case", "null", "true, false")
+    file, strip_accents = root / _FILE_OF_TYPE[kind], config["strip_accents"]
+    if kind == "wordpiece":
+        chinese = config["tokenize_chinese_chars"] is not False
+        return load_wordpiece(
+            file, lower_case=lower_case, strip_accents=strip_accents, chinese=chinese
+        )
+    return SentencePieceTokenizer(
+        read_bytes(file), lower_case=lower_case, strip_accents=strip_accents, source=str(file)
+    )
+
+
 def _no_settings(root: epath.Path) -> UserError:
+    """Returns the error for a directory without settings, and without a ``tokenizer.json``."""
     if (root / VOCAB_FILE).exists():
         return UserError(
             "tokenizer.casing_unknown",
@@ -82,6 +115,19 @@ def _no_settings(root: epath.Path) -> UserError:
         "found no tokenizer_config.json, allowed: a tokenizer directory",
         place=root,
     )
+
+
+def _refuse_foreign(root: epath.Path) -> None:
+    """Raises UserError for a SentencePiece model whose ids are not the model's."""
+    for name in _FOREIGN:
+        if (root / name).exists():
+            raise UserError(
+                "tokenizer.slow_only",
+                "found {found} without tokenizer.json. Write tokenizer.json in Python: "
+                "transformers.AutoTokenizer.from_pretrained(directory).save_pretrained(directory)",
+                place=root,
+                found=name,
+            )
 
 
 def _wrong(path: epath.Path, key: str, found: str, allowed: object, hint: str = "") -> UserError:
@@ -106,8 +152,11 @@ def _kind(config: dict[str, Any], root: epath.Path) -> str:
     for kind, name in _FILE_OF_TYPE.items():
         if (root / name).exists():
             return kind
+    if (root / MERGES_FILE).exists():
+        return "tokenizers"
     raise UserError(
         "tokenizer.no_vocabulary",
-        "found neither vocab.txt nor spiece.model, allowed: one of them",
+        "found no {allowed:or}, allowed: one of them",
         place=root,
+        allowed=list(_FILE_OF_TYPE.values()),
     )

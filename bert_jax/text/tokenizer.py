@@ -11,7 +11,13 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.text.basic_tokenizer import UNICODE_VERSION
-from bert_jax.text.vocabulary import SPECIAL_PIECES, SpecialIds, find_special
+from bert_jax.text.vocabulary import (
+    SPECIAL_PIECES,
+    SpecialIds,
+    SpecialPieces,
+    find_special,
+    split_at_masks,
+)
 
 CONFIG_FILE = "tokenizer_config.json"
 
@@ -25,14 +31,21 @@ class Tokenizer(abc.ABC):
 
     Attributes:
         vocab_size: number of ids.
-        special: ids of BERT's special pieces.
+        special: ids of the special pieces. Without a piece for unknown text, `unk` is the mask.
+        special_pieces: texts of the special pieces, in the order of `special`.
+        separators: number of separators between the texts of a pair: 1 in ``[CLS] A [SEP] B
+            [SEP]``, 2 in RoBERTa's ``<s> A </s></s> B </s>``.
         is_continuation: whether a piece continues a word, bool ``[vocab_size]``.
+        ends_word: whether the piece after it begins a word in any case, bool ``[vocab_size]``.
+            None if `is_continuation` alone decides.
         hash: SHA-256 of vocabulary and settings. Tokenizers that behave alike have equal hashes.
         lower_case: whether text is lower-cased.
         strip_accents: whether accents are dropped. If None, the value of ``lower_case``.
     """
 
     is_continuation: np.ndarray
+    ends_word: np.ndarray | None = None
+    separators: int = 1
     hash: str
 
     def __init__(
@@ -42,6 +55,7 @@ class Tokenizer(abc.ABC):
         lower_case: bool,
         strip_accents: bool | None,
         source: str,
+        special_pieces: Sequence[str] = SPECIAL_PIECES,
     ) -> None:
         """Creates a tokenizer from its pieces in the order of ids.
 
@@ -50,7 +64,8 @@ class Tokenizer(abc.ABC):
         self._vocabulary = tuple(vocabulary)
         self.lower_case, self.strip_accents = lower_case, strip_accents
         self.vocab_size = len(self._vocabulary)
-        self.special: SpecialIds = find_special(self._vocabulary, source)
+        self.special_pieces = SpecialPieces(*special_pieces)
+        self.special: SpecialIds = find_special(self._vocabulary, source, pieces=special_pieces)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -59,6 +74,33 @@ class Tokenizer(abc.ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text."""
         return [self.encode(text) for text in texts]
+
+    def encode_parts(self, texts: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+        """Returns the ids of each part of each text. A space stands between the parts.
+
+        The parts are the sentences of a document, or the words of a sentence.
+        """
+        parts = (self._spaced(part, first=not at) for text in texts for at, part in enumerate(text))
+        encoded = iter(self.encode_batch(list(parts)))
+        return [[next(encoded) for _ in text] for text in texts]
+
+    def _spaced(self, part: str, *, first: bool) -> str:
+        """Returns the text to encode for a part: here without the space before it."""
+        return part
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Returns the ids of ``text``, in which ``[MASK]`` stands for the mask.
+
+        Raises UserError if the text has no mask.
+        """
+        first, *others = self._require_mask(text)
+        ids = self.encode(first)
+        for part in others:
+            ids += [self.special.mask, *self.encode(part)]
+        return ids
+
+    def _require_mask(self, text: str) -> list[str]:
+        return split_at_masks(text, self.special_pieces.mask)
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -79,6 +121,10 @@ class Tokenizer(abc.ABC):
                     most=self.vocab_size - 1,
                 )
         return [self._vocabulary[token_id] for token_id in ids]
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Returns readable texts of pieces. Raises UserError like `pieces`."""
+        return self.pieces(ids)
 
     @abc.abstractmethod
     def save(self, directory: epath.PathLike) -> None:

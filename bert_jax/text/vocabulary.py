@@ -1,6 +1,6 @@
 """Vocabularies: pieces in the order of their ids, with BERT's special pieces."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from etils import epath
@@ -8,13 +8,25 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.read import read_text
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIAL_PIECES = (PAD, UNK, CLS, SEP, MASK)  # in the order of SpecialIds
+
+class SpecialPieces(NamedTuple):
+    """The texts of the five special pieces, by role."""
+
+    pad: str
+    unk: str
+    cls: str
+    sep: str
+    mask: str
+
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_PIECES = SpecialPieces(
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+)
 _SLOTS_BEFORE_UNK = 99  # number of unused pieces before [UNK]; ids 1 to 99 in 2018 vocabularies
 
 
 class SpecialIds(NamedTuple):
-    """The ids of BERT's five special pieces."""
+    """The ids of the five special pieces, by role."""
 
     pad: int
     unk: int
@@ -35,19 +47,30 @@ def reserved_pieces(unused_slots: int) -> list[str]:
     return [PAD, *before, UNK, CLS, SEP, MASK, *after]
 
 
-def find_special(pieces: Sequence[str], source: str) -> SpecialIds:
+def find_special(
+    vocabulary: Sequence[str], source: str, *, pieces: Sequence[str] = SPECIAL_PIECES
+) -> SpecialIds:
     """Returns the ids of the special pieces. Raises UserError at ``source`` if one is missing."""
-    ids = {piece: token_id for token_id, piece in enumerate(pieces)}
-    missing = [piece for piece in SPECIAL_PIECES if piece not in ids]
+    ids = {piece: token_id for token_id, piece in enumerate(vocabulary)}
+    missing = [piece for piece in pieces if piece not in ids]
     if missing:
         raise UserError(
             "vocabulary.special_missing",
             "found no {missing}, allowed: a vocabulary with all of {allowed}",
             place=source,
             missing=missing,
-            allowed=SPECIAL_PIECES,
+            allowed=tuple(pieces),
         )
-    return SpecialIds(*(ids[piece] for piece in SPECIAL_PIECES))
+    return SpecialIds(*(ids[piece] for piece in pieces))
+
+
+def in_order_of_ids(ids: Mapping[str, int], *, place: object) -> list[str]:
+    """Returns pieces in the order of their ids. Raises UserError if the ids have a gap."""
+    if not ids or sorted(ids.values()) != list(range(len(ids))):
+        raise UserError(
+            "tokenizer.ids", "the ids of the pieces are not 0, 1, 2, …", place=str(place)
+        )
+    return sorted(ids, key=ids.__getitem__)
 
 
 def read_vocabulary(path: epath.Path) -> list[str]:
@@ -88,17 +111,21 @@ def read_vocabulary(path: epath.Path) -> list[str]:
     return list(line_of)
 
 
-def split_at_masks(text: str) -> list[str]:
-    """Returns the parts of a text around its masks: ``"a [MASK] ." -> ["a ", " ."]``.
+def split_at_masks(text: str, *masks: str) -> list[str]:
+    """Returns the parts of a text around its masks: ``"a [MASK] .", "[MASK]" -> ["a ", " ."]``.
 
-    Raises UserError if the text has no mask.
+    `masks` are the accepted spellings. Raises UserError if the text has none of them.
     """
-    parts = text.split(MASK)
+    first, *others = masks
+    for other in others:
+        text = text.replace(other, first)
+    parts = text.split(first)
     if len(parts) == 1:
         raise UserError(
             "fill_mask.no_mask",
-            'found no [MASK] in "{text}", allowed: one or more',
+            'found no {allowed:or} in "{text}", allowed: one or more',
             place="fill-mask",
             text=text,
+            allowed=list(masks),
         )
     return parts

@@ -18,7 +18,7 @@ from bert_jax.pipelines.shards.language_mixture import SplitLanguages, check_lan
 from bert_jax.pipelines.tokenised.corpus import SPLITS, LanguageCorpus
 from bert_jax.pipelines.tokenised.documents import load_high_keys
 from bert_jax.pipelines.workspace import DatasetBuild, UnusableText, Workspace
-from bert_jax.text import SpecialIds
+from bert_jax.text import Tokenizer
 
 MIN_DOCUMENTS_PER_BUCKET: Final = 16  # so that random next sentences come from many documents
 TOKENS_PER_BUCKET: Final = 1_000_000  # a worker has one bucket in memory
@@ -81,7 +81,7 @@ def count_shards(
 
 
 def write_splits(
-    build: DatasetBuild, *, special: SpecialIds, languages: Mapping[str, LanguageCorpus]
+    build: DatasetBuild, *, tokenizer: Tokenizer, languages: Mapping[str, LanguageCorpus]
 ) -> dict[str, SplitRecord]:
     """Writes the shards that are not finished yet, and the lengths index of every split.
 
@@ -98,7 +98,7 @@ def write_splits(
             )
     jobs = []
     for split, count in counts.items():
-        jobs += _jobs(build, splits[split], special, count)
+        jobs += _jobs(build, splits[split], tokenizer, count)
     made = build.run(
         shard.write_shard,
         jobs,
@@ -117,7 +117,7 @@ def write_splits(
 
 
 def _jobs(
-    build: DatasetBuild, languages: SplitLanguages, special: SpecialIds, count: int
+    build: DatasetBuild, languages: SplitLanguages, tokenizer: Tokenizer, count: int
 ) -> list[shard.ShardJob]:
     split, paired, boosts = languages.split, languages.paired, languages.boosts
     keys = {
@@ -134,7 +134,8 @@ def _jobs(
             buckets=tuple(buckets),
             parts=parts,
             boosts=boosts,
-            special=special,
+            special=tokenizer.special,
+            separators=tokenizer.separators,
             pairing=build.section.pairing,
             seed=build.section.seed,
         )

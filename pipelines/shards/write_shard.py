@@ -58,6 +58,7 @@ class ShardJob(NamedTuple):
     parts: dict[str, tuple[str, ...]]  # directories of all tokenised parts, by language
     boosts: dict[str, float]  # `boost` of `pair_documents`, by language
     special: SpecialIds
+    separators: int  # number of separators between two spans
     pairing: PairingSection
     seed: int
 
@@ -157,10 +158,13 @@ def _examples(
     tokens, width = documents.tokens.data.cast("B"), dtype.itemsize
     cls, sep = (np.array(i, dtype).tobytes() for i in (job.special.cls, job.special.sep))
     encode = ExampleEncoder().encode
-    for example in pair_documents(documents, job.pairing, seed=job.seed, boost=boost):
+    for example in pair_documents(
+        documents, job.pairing, seed=job.seed, boost=boost, separators=job.separators
+    ):
         spans = [tokens[start * width : stop * width] for start, stop in example.token_ranges]
+        between = sep * example.separators if isinstance(example, Pair) else sep
         record = encode(
-            cls + sep.join(spans) + sep,
+            cls + between.join(spans) + sep,
             first_length=example.first_length,
             next_sentence_label=example.next_sentence_label,
         )

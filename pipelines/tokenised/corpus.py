@@ -229,11 +229,11 @@ def _encode_documents(
     tokens = [np.empty(0, token_dtype(tokenizer.vocab_size))]
     documents = _documents(part, tally)
     for batch in _batches(documents, lambda d: sum(map(len, d[1])), least=_BATCH_CHARACTERS):
-        encoded = iter(tokenizer.encode_batch([s for _, sentences in batch for s in sentences]))
         kept: list[list[int]] = []
-        for identity, sentences in batch:
+        encoded = tokenizer.encode_parts([sentences for _, sentences in batch])
+        for (identity, _), found in zip(batch, encoded, strict=True):
             # Some sentences, for example of control characters, have no tokens.
-            ids = [sentence for _ in sentences if (sentence := next(encoded))]
+            ids = [sentence for sentence in found if sentence]
             if ids:
                 kept += ids
                 sentence_counts.append(len(ids))

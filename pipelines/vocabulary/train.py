@@ -5,7 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,9 @@ from bert_jax.pipelines.vocabulary import algorithms
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
 from bert_jax.section import PathText, refuse_ignored
 from bert_jax.text.basic_tokenizer import WordSplitter
+from bert_jax.text.library_tokenizer import read_pipeline, without_surrogates
 from bert_jax.text.load import load_tokenizer
+from bert_jax.text.pipeline_file import ROLE_SETTINGS
 from bert_jax.text.sentence_piece import SentencePieceTokenizer, prepare
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary import SPECIAL_PIECES, reserved_pieces
@@ -36,15 +38,18 @@ class VocabSection(SourcesSection):
 
     Attributes:
         output: tokenizer directory to write.
-        algorithm: WordPiece, or SentencePiece with unigram or byte-pair pieces.
+        algorithm: WordPiece; SentencePiece with unigram or byte-pair pieces; or byte-level BPE, as
+            in RoBERTa and ModernBERT, which encodes any text without [UNK].
         size: exact number of ids, including special pieces and unused slots.
         pad_to_128: round ``size`` up to a multiple of 128, and fill it with up to 127 unused slots.
         unused_slots: number of ``[unusedN]`` pieces. With 99 or more, [UNK] is 100, [CLS] 101,
             [SEP] 102 and [MASK] 103, as in the 2018 vocabularies.
-        lower_case: lower-case the text, in training and in use.
+        lower_case: lower-case the text, in training and in use. The default is false with
+            byte_bpe, otherwise true.
         strip_accents: drop accents. If None, ``lower_case`` decides.
         chinese: treat each CJK ideograph as a word (WordPiece only).
-        character_coverage: share of the text's characters that become pieces.
+        character_coverage: share of the text's characters that become pieces. Not with byte_bpe,
+            whose pieces are bytes.
         max_bytes: size of the sample in bytes of UTF-8. Peak memory of training, measured on 100 MB
             of English with a million rare words: 4 times this size with wordpiece, 6 times with
             bpe, 22 times with unigram.
@@ -52,7 +57,7 @@ class VocabSection(SourcesSection):
     """
 
     output: PathText
-    algorithm: Literal["wordpiece", "unigram", "bpe"] = "wordpiece"
+    algorithm: Literal["wordpiece", "unigram", "bpe", "byte_bpe"] = "wordpiece"
     size: int = Field(default=30_522, ge=len(SPECIAL_PIECES) + 1, le=1_000_000)
     pad_to_128: bool = False
     unused_slots: int = Field(default=99, ge=0)
@@ -63,10 +68,20 @@ class VocabSection(SourcesSection):
     max_bytes: int = Field(default=100_000_000, ge=MAX_PART_BYTES)
     seed: int = Field(default=0, ge=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_algorithm(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("algorithm") == "byte_bpe":
+            return {"lower_case": False, **values}
+        return values
+
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
         if self.algorithm != "wordpiece":
             refuse_ignored(self, "chinese", allowed="algorithm wordpiece")
+        if self.algorithm == "byte_bpe":
+            others = "algorithm wordpiece, unigram or bpe"
+            refuse_ignored(self, "character_coverage", allowed=others)
         return self
 
 
@@ -87,6 +102,8 @@ def train_vocab(
         progress(warning)
     if section.algorithm == "wordpiece":
         tokenizer = _train_wordpiece(section, lines)
+    elif section.algorithm == "byte_bpe":
+        tokenizer = _train_byte_bpe(section, lines)
     else:
         tokenizer = _train_sentencepiece(section, section.algorithm, lines)
     tokenizer.save(section.output)
@@ -133,6 +150,25 @@ def _train_wordpiece(section: VocabSection, lines: list[str]) -> Tokenizer:
         strip_accents=section.strip_accents,
         chinese=section.chinese,
     )
+
+
+def _train_byte_bpe(section: VocabSection, lines: list[str]) -> Tokenizer:
+    needed = len(reserved_pieces(section.unused_slots)) + algorithms.BYTES
+    if needed > section.size:
+        raise _too_small(section, needed)
+    pipeline = algorithms.byte_pipeline(
+        lower_case=section.lower_case, strip_accents=_drops_accents(section)
+    )
+    whole = map(without_surrogates, lines)
+    merges = algorithms.train_byte_bpe(whole, pipeline, count=section.size - needed)
+    lines.clear()
+    spec = algorithms.byte_spec(pipeline, merges, unused_slots=section.unused_slots)
+    padding = _padding(section, found=len(spec["model"]["vocab"]))
+    if padding:
+        slots = section.unused_slots + padding
+        spec = algorithms.byte_spec(pipeline, merges, unused_slots=slots)
+    settings = dict(zip(ROLE_SETTINGS, SPECIAL_PIECES, strict=True))
+    return read_pipeline(spec, settings, source=section.output)
 
 
 def _train_sentencepiece(

@@ -21,7 +21,7 @@ from bert_jax.text.vocabulary import reserved_pieces
 from tests.project import refuses
 
 TOPICS = list(pydoc_data.topics.topics.values())
-KINDS = [{"algorithm": name} for name in ("wordpiece", "unigram", "bpe")]
+KINDS = [{"algorithm": name} for name in ("wordpiece", "unigram", "bpe", "byte_bpe")]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(corpus: Path, output: Path, **changes: Any) -> Tokenizer:
-    defaults = {"size": 1200, "character_coverage": 1.0, "max_bytes": 150_000}
+    defaults = {"size": 1200, "max_bytes": 150_000}
+    if changes.get("algorithm") != "byte_bpe":
+        defaults["character_coverage"] = 1.0
     section = VocabSection(input=(str(corpus),), output=str(output), **(defaults | changes))
     return train_vocab(section)
 

@@ -64,7 +64,7 @@ def test_lengths_and_rows_equal_assembles(
     split = split_of(examples, ONE, tokenizer, max_length=10)
     for number, (first, second) in enumerate(sizes):
         pair = None if second is None else [IDS["w2"]] * second
-        made = assemble([IDS["w1"]] * first, pair, tokenizer.special, max_length=10)
+        made = assemble([IDS["w1"]] * first, pair, tokenizer, max_length=10)
         row = split.row(number)
         assert (list(row.sequences[0]), row.seconds) == (made.ids, (made.second,))
         assert len(made.ids) == split.lengths[number]

@@ -8,7 +8,6 @@ import numpy as np
 
 from bert_jax.task import HostBatch, Row
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.vocabulary import SpecialIds
 
 _TEXTS_AT_ONCE: Final = 10_000
 
@@ -48,8 +47,16 @@ def encode_ragged(tokenizer: Tokenizer, texts: Iterable[str]) -> Ragged:
     return Ragged(itertools.chain.from_iterable(map(tokenizer.encode_batch, batches)))
 
 
+def special_tokens(tokenizer: Tokenizer, *, pair: bool) -> int:
+    """Returns the number of special tokens in a row of one text, or of a pair."""
+    return 2 + pair * tokenizer.separators
+
+
 class Assembled(NamedTuple):
-    """Unpadded token ids: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``."""
+    """Unpadded token ids: ``[CLS] A [SEP]`` or ``[CLS] A [SEP] B [SEP]``.
+
+    RoBERTa's pairs have two separators after A.
+    """
 
     ids: list[int]
     second: int  # index of B's first token; without B the number of tokens
@@ -57,22 +64,25 @@ class Assembled(NamedTuple):
 
 
 def assemble(
-    first: Sequence[int], second: Sequence[int] | None, special: SpecialIds, *, max_length: int
+    first: Sequence[int], second: Sequence[int] | None, tokenizer: Tokenizer, *, max_length: int
 ) -> Assembled:
     """Joins one or two token sequences with special tokens.
 
-    ``assemble([7, 8], [9], special, max_length=8)`` → ``[CLS] 7 8 [SEP] 9 [SEP]``, second = 4
+    ``assemble([7, 8], [9], tokenizer, max_length=8)`` → ``[CLS] 7 8 [SEP] 9 [SEP]``, second = 4
 
     While the result is longer than ``max_length``, including special tokens, the longer sequence
     loses its last token. Source: `_truncate_seq_pair` in google-research/bert `run_classifier.py`.
     """
+    special = tokenizer.special
     others = [] if second is None else list(second)
-    room = max_length - (2 if second is None else 3)
+    room = max_length - special_tokens(tokenizer, pair=second is not None)
     keep_first = max(room - len(others), min(len(first), -(-room // 2)))
     keep_first = min(keep_first, len(first), room)
     keep_second = min(len(others), room - keep_first)
     cut = keep_first < len(first) or keep_second < len(others)
     ids = [special.cls, *first[:keep_first], special.sep]
+    if second is not None:
+        ids += [special.sep] * (tokenizer.separators - 1)
     start = len(ids)
     if second is not None:
         ids += [*others[:keep_second], special.sep]

@@ -13,6 +13,7 @@ from bert_jax.data.rows import mask_selection
 from bert_jax.data.rows.mask_selection import Segmenter
 from bert_jax.errors import SettingError, UserError
 from bert_jax.section import Section
+from bert_jax.text.word_starts import continuations
 
 if TYPE_CHECKING:
     from bert_jax.text.tokenizer import Tokenizer
@@ -127,6 +128,8 @@ class TokenMasker:
     vocab_size: int
     # Whether a piece continues a word, bool [vocab_size]. Only for units made of words.
     is_continuation: np.ndarray = dataclasses.field(repr=False, compare=False)
+    # Whether the next piece begins a word in any case, bool [vocab_size].
+    ends_word: np.ndarray | None = dataclasses.field(default=None, repr=False, compare=False)
     segmenter: Segmenter | None = None  # segmenter of Chinese text, for units made of words
 
     @classmethod
@@ -139,7 +142,7 @@ class TokenMasker:
         """
         segmenter = None
         if masking.segmenter is not None:
-            pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+            pieces = [piece.strip() for piece in tokenizer.texts(range(tokenizer.vocab_size))]
             segmenter = Segmenter.create(masking.segmenter, pieces)
         return cls(
             masking=masking,
@@ -147,6 +150,7 @@ class TokenMasker:
             special=tokenizer.special,
             vocab_size=tokenizer.vocab_size,
             is_continuation=np.asarray(tokenizer.is_continuation, bool),
+            ends_word=tokenizer.ends_word,
             segmenter=segmenter,
         )
 
@@ -195,7 +199,7 @@ class TokenMasker:
         return MaskedExample(masked, positions, ids)
 
     def _words(self, input_ids: np.ndarray, candidates: np.ndarray) -> mask_selection.Words:
-        continues = self.is_continuation[input_ids]
+        continues = continuations(input_ids, self.is_continuation, self.ends_word)
         if self.segmenter is not None:
             continues = self.segmenter.join(input_ids, continues)
         return mask_selection.find_words(candidates, continues[candidates])

@@ -12,6 +12,7 @@ from bert_jax.data.dataset.schema import Example
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskedExample, MaskingSection, TokenMasker
 from bert_jax.text import Tokenizer
+from bert_jax.text.word_starts import continuations
 
 SAMPLE: Final = 20_000  # maximum number of examples in the sample
 SHOWN: Final = 20  # number of examples in the report
@@ -130,12 +131,14 @@ def sample_example(
     `number` is the example's index in the split. `kind` is the pairing, which determines the
     description of the label.
     """
-    originals = tokenizer.pieces(example.input_ids.tolist())
-    seen = tokenizer.pieces(masked.input_ids.tolist())
-    continues = np.asarray(tokenizer.is_continuation)[example.input_ids].tolist()
+    originals = tokenizer.texts(example.input_ids.tolist())
+    seen = tokenizer.texts(masked.input_ids.tolist())
+    tables = tokenizer.is_continuation, tokenizer.ends_word
+    continues = continuations(example.input_ids, *tables).tolist()
     codes = _changes(masked, tokenizer.special.mask).tolist()
     changes = dict(zip(masked.positions.tolist(), (CHANGES[code] for code in codes), strict=True))
-    bounds = [(1, example.first_length - 1)]
+    between = tokenizer.separators if example.has_pair else 1
+    bounds = [(1, example.first_length - between)]
     if example.has_pair:
         bounds.append((example.first_length, len(originals) - 1))
     spans = tuple(

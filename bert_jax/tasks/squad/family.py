@@ -11,6 +11,7 @@ import numpy as np
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
+from bert_jax.data.rows.collate import assemble, special_tokens
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.tasks.family import (
@@ -39,7 +40,6 @@ from bert_jax.tasks.squad.windows import ContextWindows
 from bert_jax.text.tokenizer import Tokenizer
 
 TUNED_THRESHOLD = "null_threshold"  # key of the threshold in the dev scores
-SPECIAL_PIECES = 3  # [CLS] question [SEP] window [SEP]
 _REMEMBERED = 64  # number of tokenized contexts, and of questions, to cache
 
 
@@ -72,7 +72,8 @@ class SquadSection(FilesSection):
         Raises UserError if a role has no file, if a file is malformed, or if `max_length` leaves no
         room for a context.
         """
-        least = self.max_query_length + SPECIAL_PIECES + 1
+        others = special_tokens(request.tokenizer, pair=True)
+        least = self.max_query_length + others + 1
         if request.max_length < least:
             raise UserError(
                 "squad.max_length",
@@ -171,7 +172,9 @@ class SquadSplit(Split):
         permits "no answer" (version 2.0).
         """
         self._section, self._with_null = section, with_null
-        self._role, self._threshold, self._special = role, threshold, tokenizer.special
+        self._role, self._threshold = role, threshold
+        self._tokenizer, self._max_length = tokenizer, max_length
+        special = special_tokens(tokenizer, pair=True)
         self._pieces = functools.lru_cache(_REMEMBERED)(OffsetEncoder(tokenizer).encode)
         self._query = functools.lru_cache(_REMEMBERED)(tokenizer.encode)
         self._questions: list[_WindowedQuestion] = []
@@ -184,7 +187,7 @@ class SquadSplit(Split):
                 continue
             query = len(self._query(question.question))
             cut += query > section.max_query_length
-            others = min(query, section.max_query_length) + SPECIAL_PIECES
+            others = min(query, section.max_query_length) + special
             pieces = len(self._pieces(question.context).ids)
             windows = ContextWindows(pieces, max_length - others, section.stride)
             asked = _WindowedQuestion(question, windows, target)
@@ -216,8 +219,7 @@ class SquadSplit(Split):
         start, end = windows.bounds(window)
         query = self._query(question.question)[: self._section.max_query_length]
         context = self._pieces(question.context).ids[start:end]
-        ids = [self._special.cls, *query, self._special.sep, *context, self._special.sep]
-        first = len(query) + 2
+        ids, first, _ = assemble(query, context, self._tokenizer, max_length=self._max_length)
         if self._role != "train":
             return Encoded((ids,), (first,), {})
         inside = start <= answer[0] and answer[1] < end

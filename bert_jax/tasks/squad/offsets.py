@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from bert_jax.text.library_tokenizer import LibraryTokenizer
 from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import CONTINUATION
@@ -39,14 +40,15 @@ class OffsetPieces(NamedTuple):
 
 
 class OffsetEncoder:
-    """Encodes texts word by word, with the offsets of each piece.
+    """Encodes texts with the offsets of each piece.
 
     `OffsetEncoder(tokenizer).encode("an Élan")` → pieces `an`, `el`, `##an`, with starts 0, 3, 5
     and exclusive ends 2, 5, 7.
 
-    Tokenizers change case and accents and drop characters. The comparison of a word with its pieces
-    therefore ignores case, accents and control characters. If they still do not match, each piece
-    has the offsets of the whole word.
+    A `LibraryTokenizer` knows the offsets. The other tokenizers encode a text word by word. They
+    change case and accents and drop characters, so the comparison of a word with its pieces ignores
+    case, accents and control characters. If word and pieces still do not match, each piece has the
+    offsets of the whole word.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -58,6 +60,10 @@ class OffsetEncoder:
 
     def encode(self, text: str) -> OffsetPieces:
         """Encodes a text, without special pieces."""
+        if isinstance(self._tokenizer, LibraryTokenizer):
+            found, places = self._tokenizer.encode_offsets(text)
+            starts, ends = np.array(places, np.int32).reshape(-1, 2).T
+            return OffsetPieces(found, starts.copy(), np.maximum.accumulate(ends))
         ids: list[int] = []
         spans: _Spans = []
         words: list[int] = []  # character offset of each word

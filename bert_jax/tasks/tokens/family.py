@@ -11,7 +11,7 @@ import numpy as np
 import pydantic
 
 from bert_jax.data.memory_table import MemoryTable
-from bert_jax.data.rows.collate import Ragged, encode_ragged
+from bert_jax.data.rows.collate import Ragged
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.tasks.family import (
@@ -276,7 +276,7 @@ class TokenSplit(Split):
         room: int,
         stride: int,
     ) -> None:
-        """Encodes each token separately, and cuts sentences into windows.
+        """Encodes each token with the space before it, and cuts sentences into windows.
 
         `labels` are the model's. A row has at most `room` pieces besides [CLS] and [SEP]. For
         `stride`, see `cut_windows`. A token without pieces, such as a control character, becomes
@@ -286,8 +286,8 @@ class TokenSplit(Split):
         self.examples, self.fingerprint = len(sentences), content_hash(sentences)
         self._names = labels
         self._ids = {name: index for index, name in enumerate(labels)}
-        tokens = itertools.chain.from_iterable(sentence.tokens for sentence in sentences)
-        words = encode_ragged(tokenizer, tokens)
+        encoded = tokenizer.encode_parts([sentence.tokens for sentence in sentences])
+        words = Ragged(itertools.chain.from_iterable(encoded))
         sizes = np.diff(words.offsets)
         unknown = np.asarray([tokenizer.special.unk], np.int32)
         self._pieces = Ragged(

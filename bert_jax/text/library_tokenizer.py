@@ -1,0 +1,227 @@
+"""Tokenizers that the ``tokenizers`` library runs: byte-level BPE and unigram models."""
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import tokenizers
+from etils import epath
+
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import write_whole
+from bert_jax.text import pipeline_file
+from bert_jax.text.pipeline_file import Roles, Spec
+from bert_jax.text.sentence_piece import WORD_START
+from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
+from bert_jax.text.vocabulary import in_order_of_ids
+from bert_jax.text.word_starts import word_bounds
+
+PIPELINE_FILE = "tokenizer.json"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class OffsetIds(NamedTuple):
+    """The ids of a text, and the characters of each piece without the spaces around them."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]  # start and exclusive end
+
+
+class LibraryTokenizer(Tokenizer):
+    """A ``tokenizer.json``, such as RoBERTa's, XLM-R's, CamemBERT's or ModernBERT's.
+
+    Ids equal the library's, except for special pieces in a text, which are ordinary text here. The
+    library's added tokens that are not special keep their meaning: ModernBERT's runs of spaces and
+    ``[unused0]``. A piece of one word never contains another word; see
+    `bert_jax.text.word_starts`.
+    """
+
+    def __init__(
+        self, spec: Spec, *, roles: Roles, separators: int, source: str = PIPELINE_FILE
+    ) -> None:
+        """Creates a tokenizer.
+
+        Args:
+            spec: result of `bert_jax.text.pipeline_file.check_spec`.
+            roles: texts of the special pieces.
+            separators: number of separators between the texts of a pair.
+            source: name of the file in errors.
+
+        Raises:
+            UserError: the model or the pre-tokenizer has another kind, the ids have gaps, or the
+                library refuses the file.
+        """
+        self._marks = pipeline_file.marks_of(spec, source)
+        self.spec, self.roles = pipeline_file.with_roles(spec, roles), roles
+        self._pipeline = _open(self.spec, source)
+        vocabulary = in_order_of_ids(pipeline_file.pieces_of(self.spec), place=source)
+        super().__init__(
+            vocabulary,
+            lower_case=pipeline_file.lower_cases(self.spec),
+            strip_accents=None,
+            source=source,
+            # A word without pieces is read as the mask if there is no piece for unknown text.
+            special_pieces=[piece or roles.mask for piece in roles],
+        )
+        self.separators = separators
+        self._added = {token["id"]: token for token in self.spec["added_tokens"]}
+        bounds = word_bounds(map(self._bytes_of_word, range(self.vocab_size)))
+        self.is_continuation, self.ends_word = bounds
+        if roles.unk is not None:  # the rest of its word may be known
+            self.ends_word[self.special.unk] = False
+        content = pipeline_file.essence(self.spec, roles, separators)
+        self.hash = hashlib.sha256(content.encode("ascii")).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of ``text``. A lone surrogate is encoded as U+FFFD."""
+        return self._pipeline.encode(without_surrogates(text), add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Returns the ids of each text. Uses several threads, unless the environment forbids it."""
+        found = self._pipeline.encode_batch_fast(
+            [without_surrogates(text) for text in texts], add_special_tokens=False
+        )
+        return [encoding.ids for encoding in found]
+
+    def encode_offsets(self, text: str) -> OffsetIds:
+        """Returns the ids of ``text`` with the characters of each piece."""
+        found = self._pipeline.encode(without_surrogates(text), add_special_tokens=False)
+        offsets = []
+        for start, end in found.offsets:
+            inner = text[start:end]
+            start += len(inner) - len(inner.lstrip())
+            offsets.append((start, max(start, end - len(inner) + len(inner.rstrip()))))
+        return OffsetIds(found.ids, offsets)
+
+    def encode_masked(self, text: str) -> list[int]:
+        """Returns the ids of ``text``, in which the mask's text stands for the mask.
+
+        The mask takes spaces beside it if the file says so: ``The <mask>`` has two pieces. Raises
+        UserError if the text has no mask.
+        """
+        self._require_mask(text)
+        return self._masked.encode(without_surrogates(text), add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns readable text with special pieces, but without padding."""
+        self.pieces(ids)  # raises UserError for unknown ids
+        kept = [token_id for token_id in ids if token_id != self.special.pad]
+        return self._pipeline.decode(kept, skip_special_tokens=False)
+
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Returns the text of each piece: ``Ġthe`` -> ``" the"``. Divided characters are U+FFFD."""
+        self.pieces(ids)
+        return [self._bytes(token_id).decode("utf-8", "replace") for token_id in ids]
+
+    def save(self, directory: epath.PathLike) -> None:
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json``, for Hugging Face too."""
+        settings = {
+            "type": "tokenizers",
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{f"{role}_token": piece for role, piece in self.roles._asdict().items() if piece},
+            "separators": self.separators,
+            "hash": self.hash,
+        }
+        root = epath.Path(directory)
+        content = json.dumps(self.spec, ensure_ascii=False, indent=1)
+        write_whole(root / PIPELINE_FILE, (content + "\n").encode("utf-8"))
+        write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the file's content and the settings, for worker processes."""
+        settings = {"roles": self.roles, "separators": self.separators}
+        return functools.partial(type(self), **settings), (self.spec,)
+
+    def _spaced(self, part: str, *, first: bool) -> str:
+        """Returns a part with the space before it, because it changes the first piece."""
+        return part if first or not part else f" {part}"
+
+    @functools.cached_property
+    def _masked(self) -> tokenizers.Tokenizer:
+        """The pipeline in which the mask is an added token that text may contain."""
+        added = [
+            {**token, "special": token["special"] and token["content"] != self.roles.mask}
+            for token in self.spec["added_tokens"]
+        ]
+        return _open(self.spec, PIPELINE_FILE, added=added)
+
+    def _bytes(self, token_id: int) -> bytes:
+        """Returns the text of a piece in UTF-8, with a space for the mark of a space."""
+        piece = self._vocabulary[token_id]
+        if token_id in self._added:
+            return piece.encode()
+        if self._marks == "metaspace":
+            return piece.replace(WORD_START, " ").encode()
+        # Pieces without a meaning, such as unused slots, may have other characters.
+        if any(character not in _BYTES for character in piece):
+            return piece.encode()
+        return bytes(_BYTES[character] for character in piece)
+
+    def _bytes_of_word(self, token_id: int) -> bytes | None:
+        return None if token_id in self._added else self._bytes(token_id)
+
+
+def read_pipeline(
+    found: dict[str, Any], settings: dict[str, Any], *, source: str
+) -> LibraryTokenizer:
+    """Returns the tokenizer of a ``tokenizer.json``.
+
+    Args:
+        found: content of the file.
+        settings: content of ``special_tokens_map.json`` and ``tokenizer_config.json``.
+        source: name of the file in errors.
+
+    Raises:
+        UserError: as `LibraryTokenizer`, or if a special piece is missing or rows of pairs have
+            an unknown form.
+    """
+    spec = pipeline_file.check_spec(found, source)
+    roles = pipeline_file.find_roles(settings, spec, source)
+    separators = pipeline_file.find_separators(settings, spec, roles, source)
+    return LibraryTokenizer(spec, roles=roles, separators=separators, source=source)
+
+
+def _open(
+    spec: Spec, source: str, *, added: Sequence[dict[str, Any]] | None = None
+) -> tokenizers.Tokenizer:
+    """Opens a pipeline that treats special pieces in a text as ordinary text."""
+    try:
+        own = spec if added is None else {**spec, "added_tokens": added}
+        pipeline = tokenizers.Tokenizer.from_str(json.dumps(own))
+        # The model is replaced afterwards, so that added tokens keep the ids of the file.
+        plain = tokenizers.Tokenizer.from_str(json.dumps(pipeline_file.without_special(spec)))
+        pipeline.model = plain.model
+    except Exception as error:  # the library raises Exception itself
+        raise UserError(
+            "tokenizer.unreadable",
+            "the tokenizers library cannot read it ({reason})",
+            place=source,
+            reason=str(error)[:200],
+        ) from None
+    pipeline.encode_special_tokens = True
+    return pipeline
+
+
+def without_surrogates(text: str) -> str:
+    """Returns the text with U+FFFD for each lone surrogate, which the library refuses."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Returns the byte that each character of a byte-level piece stands for.
+
+    Source: `bytes_to_unicode` in openai/gpt-2, `encoder.py`. Printable characters of Latin-1 stand
+    for themselves; the other bytes are numbered from U+0100.
+    """
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in own]
+    spelled = {chr(byte): byte for byte in own}
+    return spelled | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTES: Final = _byte_of_character()
+SPELLINGS: Final = {byte: character for character, byte in _BYTES.items()}
+"""Character that stands for each byte in a byte-level piece: ``32 -> "Ġ"``."""
