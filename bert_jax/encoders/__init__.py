@@ -1,1 +1,1 @@
-"""Encoders: one folder each."""
+"""The encoders: one folder each, found by `model.kind`."""

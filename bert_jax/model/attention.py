@@ -10,8 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.attention import fused_attention
 from bert_jax.kernels.random_bits import tile_seeds
-from bert_jax.model.config import Architecture, Execution, Implementation
+from bert_jax.model.architecture import PostNormArchitecture
 from bert_jax.model.layers import Dense, gather_positions, project_each
+from bert_jax.model.section import Execution, Implementation
 from bert_jax.model.xla_attention import xla_attention
 from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 
@@ -19,7 +20,7 @@ from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 class SelfAttention(nnx.Module):
     """Multi-head self-attention. Heads are sharded over the tensor axis."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
         width, heads, columns = (
             architecture.hidden_size,
             architecture.num_attention_heads,
@@ -44,7 +45,7 @@ class SelfAttention(nnx.Module):
         dropout_key: Array | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the output projection without its bias. For `queries_BQ`, see `Bert.hidden`."""
+        """Returns the output projection without its bias. For `queries_BQ`, see `EncoderModel.hidden`."""
         core = self._fused if self.core == "fused" else self._plain
         return self.output.without_bias(core(x_BLD, segment_ids, dropout_key, queries_BQ))
 

@@ -7,14 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from bert_jax.kernels.cross_entropy import NO_PIECE
-from bert_jax.model.config import (
-    Activation,
-    Architecture,
-    Dtype,
-    EncoderArchitecture,
-    Execution,
-    Implementation,
-)
+from bert_jax.model.architecture import Activation, EncoderArchitecture, PostNormArchitecture
 from bert_jax.model.cross_entropy import (
     Scored,
     cpu_cross_entropy,
@@ -23,6 +16,7 @@ from bert_jax.model.cross_entropy import (
 )
 from bert_jax.model.initial import Constant
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, add_bias, param
+from bert_jax.model.section import Dtype, Execution, Implementation
 from bert_jax.model.tied_embedding import decoded, shares_of
 from bert_jax.parallel.sharding_rules import constrain, on_one_cpu, parts_in_use
 
@@ -90,13 +84,13 @@ def _flat(rows_BPD: Array) -> Array:
 class MlmHead(MlmDecoder):
     """Dense, activation, LayerNorm, and the decoder."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
         width = architecture.hidden_size
         parts = {"architecture": architecture, "execution": execution}
         self.transform = Dense((width, width), ("embed", "pooled"), **parts)
         self.norm = LayerNorm(**parts)
         super().__init__(**parts)
-        self.activation: Activation = architecture.hidden_act
+        self.activation: Activation = architecture.mlm_act
 
     def rows(self, hidden_BPD: Array) -> Array:
         """Returns the input of the decoder, [B, P, D]."""
@@ -106,7 +100,7 @@ class MlmHead(MlmDecoder):
 class Pooler(nnx.Module):
     """A dense layer with tanh on a [CLS] token."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
         size, axes = (architecture.hidden_size,) * 2, ("embed", "pooled")
         self.dense = Dense(size, axes, architecture=architecture, execution=execution)
 
@@ -120,7 +114,7 @@ class Pooler(nnx.Module):
 class NextSentenceHead(nnx.Module):
     """Classifies a pooled vector. Class 0: the second span follows; class 1: it is random."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+    def __init__(self, *, architecture: EncoderArchitecture, execution: Execution) -> None:
         # float32, because the terms of the bias's gradient nearly cancel: in bfloat16 the gradient
         # is 20% off. Two columns cost no time.
         precise = execution.model_copy(update={"dtype": "float32"})

@@ -15,9 +15,10 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from bert_jax.model.config import Activation, Dtype, EncoderArchitecture, Execution
+from bert_jax.model.architecture import Activation, EncoderArchitecture
 from bert_jax.model.elementwise import gelu_tanh, layer_norm
 from bert_jax.model.initial import Constant, Initial, TruncatedNormal
+from bert_jax.model.section import Dtype, Execution
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
 from bert_jax.parallel.sharding_rules import LogicalAxes, constrain, whole
 

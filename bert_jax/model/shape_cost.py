@@ -6,8 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.data.cores import available_cores
-from bert_jax.model.config import Architecture
-from bert_jax.model.flops import TRAINING, forward_flops
+from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.parallel.accelerators import peak_flops
 
 # Seconds to compile a program for one length: a constant, and seconds per layer. The CPU values
@@ -32,24 +31,24 @@ class ShapeCost(NamedTuple):
 
 
 def training_cost(
-    architecture: Architecture, mesh: Mesh, *, max_length: int, epochs: int
+    architecture: EncoderArchitecture, mesh: Mesh, *, max_length: int, epochs: int
 ) -> ShapeCost:
     """Returns the cost of compiling a train step. An error of 50% costs a run only seconds."""
-    flops = TRAINING * forward_flops(architecture, seq_length=max_length) / max_length
+    flops = TRAINING * architecture.forward_flops(seq_length=max_length) / max_length
     seconds = _CPU_STEP if _on_cpu(mesh) else _ACCELERATOR_STEP
     return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, epochs)
 
 
 def inference_cost(
-    architecture: Architecture, mesh: Mesh, *, max_length: int, passes: int = 1
+    architecture: EncoderArchitecture, mesh: Mesh, *, max_length: int, passes: int = 1
 ) -> ShapeCost:
     """Returns the cost of compiling a forward pass. Each row is computed `passes` times."""
-    flops = forward_flops(architecture, seq_length=max_length) / max_length
+    flops = architecture.forward_flops(seq_length=max_length) / max_length
     seconds = _CPU_FORWARD if _on_cpu(mesh) else _ACCELERATOR_FORWARD
     return ShapeCost(_seconds(architecture, seconds) * _speed(mesh) / flops, passes)
 
 
-def _seconds(architecture: Architecture, program: tuple[float, float]) -> float:
+def _seconds(architecture: EncoderArchitecture, program: tuple[float, float]) -> float:
     once, layer = program
     return once + layer * architecture.num_hidden_layers
 

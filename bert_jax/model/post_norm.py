@@ -1,46 +1,44 @@
-"""The encoder: a scan over layers, whose parameters are stacked along a leading axis."""
+"""The post-LayerNorm encoder: a scan over layers with stacked parameters (arXiv 1810.04805)."""
 
 import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from bert_jax.kernels import gelu_product
+from bert_jax.kernels.attention_tiles import longest_rows
 from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.model.add_norm import add_norm
+from bert_jax.model.architecture import Activation, PostNormArchitecture
 from bert_jax.model.attention import SelfAttention
-from bert_jax.model.config import Activation, Architecture, Execution, Remat
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.gelu_project import gelu_project
-from bert_jax.model.kernel_choice import default_unroll
+from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
+from bert_jax.model.layer_stack import (
+    REMAT,
+    default_unroll,
+    gathered_params,
+    split_layers,
+    stacked,
+)
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
-from bert_jax.parallel.sharding_rules import constrain, gathered
-
-M = TypeVar("M", bound=nnx.Module)
-
-# What a layer stores for the backward pass. `none`: all arrays. `attention`: all but attention
-# weights, see attention.py. `dots`: products with parameters. `full`: only the input of the layer.
-REMAT: Final[dict[Remat, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
-    "none": lambda layer: layer,
-    "attention": lambda layer: layer,
-    "dots": lambda layer: jax.checkpoint(
-        layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    ),
-    "full": jax.checkpoint,
-}
+from bert_jax.model.parameter_groups import ParameterGroup
+from bert_jax.model.section import Execution, Remat
+from bert_jax.model.xla_attention import masked_scores, same_segment
+from bert_jax.parallel.sharding_rules import constrain
 
 # Parameters and dropout keys [3], stacked for several layers. Keys are None in evaluation.
 _Layers: TypeAlias = tuple[Any, Array | None]
 
 
-class EncoderLayer(nnx.Module):
+class PostNormLayer(nnx.Module):
     """Attention and FFN, each followed by dropout, residual sum and LayerNorm (post-LayerNorm)."""
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
         width, inner = architecture.hidden_size, architecture.intermediate_size
         self.attention = SelfAttention(architecture=architecture, execution=execution)
         self.attention_norm = LayerNorm(architecture=architecture, execution=execution)
@@ -91,20 +89,29 @@ class EncoderLayer(nnx.Module):
         return again(lambda x: self.output.without_bias(ACTIVATIONS[self.activation](x)))(inner_BLF)
 
 
-class Encoder(nnx.Module):
+class PostNormEncoder(nnx.Module):
     """Embeddings and layers.
 
     An unrolled scan takes fewer cycles, but its compile time grows with the number of layers.
     """
 
-    def __init__(self, *, architecture: Architecture, execution: Execution) -> None:
+    def __init__(self, *, architecture: PostNormArchitecture, execution: Execution) -> None:
         self.embeddings = Embeddings(architecture=architecture, execution=execution)
         self.depth = architecture.num_hidden_layers
-        layer = EncoderLayer(architecture=architecture, execution=execution)
+        layer = PostNormLayer(architecture=architecture, execution=execution)
         self.layers = stacked(layer, depth=self.depth)
         self.remat: Remat = execution.remat
         self.fused = "fused" in (execution.attention, execution.norm, execution.ffn)
         self.unroll = execution.unroll or default_unroll(self.depth, on_tpu=False)
+
+    def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
+        """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
+        return self.embeddings.look_up(input_ids)
+
+    @property
+    def table(self) -> Array:
+        """The embedding table, float32 [V, D]."""
+        return self.embeddings.word[...]
 
     def __call__(
         self,
@@ -117,7 +124,7 @@ class Encoder(nnx.Module):
         """Returns the last layer's states at the positions `queries_BQ`, or all states if None.
 
         The last layer computes only the queries. Their states, dropout included, do not depend on
-        which other queries are computed. For the arguments, see `Bert.hidden`.
+        which other queries are computed. For the arguments, see `EncoderModel.hidden`.
         """
         x_BLD = self._embedded(batch, words_BLD=words_BLD, dropout_key=subkey(dropout_key, 0))
         segment_ids = batch["segment_ids"]
@@ -146,11 +153,25 @@ class Encoder(nnx.Module):
 
         The results are stacked: [layers + 1, B, L, D] by default. With a reducing `read`, such as a
         mean over L, the complete states of only one layer are in memory. For the batch, see
-        `Bert.hidden`.
+        `EncoderModel.hidden`.
         """
         x_BLD = self._embedded(batch, dropout_key=None)
         _, read_layers = self._scan(x_BLD, batch["segment_ids"], self._layers(None), read=read)
         return jnp.concatenate([read(x_BLD)[None], read_layers])
+
+    def attention_maps(
+        self, batch: Mapping[str, Array]
+    ) -> Float[Array, "layers batch heads length length"]:
+        """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
+        entering_NBLD = self.every_layer(batch)[:-1]
+        attention_def, stacked = nnx.split(self.layers.attention)
+
+        def layer(_: None, state_and_params: tuple[Array, nnx.State]) -> tuple[None, Array]:
+            x_BLD, params = state_and_params
+            return None, _weights(nnx.merge(attention_def, params), x_BLD, batch["segment_ids"])
+
+        _, maps_NBHLM = jax.lax.scan(layer, None, (entering_NBLD, stacked))
+        return maps_NBHLM
 
     def _embedded(
         self,
@@ -164,11 +185,8 @@ class Encoder(nnx.Module):
 
     def _layers(self, dropout_key: Array | None) -> _Layers:
         """Returns the parameters of all layers, gathered for use, and their dropout keys."""
-        params = nnx.state(self.layers)
-        if self.unroll < self.depth:
-            params = jax.tree.map(
-                lambda one: one.replace(gathered(one[...], one.logical)), params, is_leaf=_is_param
-            )
+        looped = self.unroll < self.depth
+        params = gathered_params(self.layers) if looped else nnx.state(self.layers)
         layers_key = subkey(dropout_key, 1)
         # Split all keys in one operation, because XLA compiles each such operation slowly.
         keys = None if layers_key is None else jax.random.split(layers_key, (self.depth, 3))
@@ -207,38 +225,54 @@ class Encoder(nnx.Module):
         return REMAT[self.remat](layer)(x_BLD, of_layer)
 
 
-def stacked(layer: M, *, depth: int) -> M:
-    """Returns the module of a layer with the parameters of all layers along a leading axis."""
-    graphdef, state = nnx.split(layer)
-
-    def stack(one: nnx.Variable) -> nnx.Variable:
-        shape, axes = (depth, *one.shape), ("layers", *one.logical)
-        return one.replace(jax.ShapeDtypeStruct(shape, one.dtype), logical=axes)
-
-    return nnx.merge(graphdef, jax.tree.map(stack, state, is_leaf=_is_param))
-
-
-def _is_param(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
+def _weights(
+    attention: SelfAttention,
+    x_BLD: Float[Array, "batch length hidden"],
+    segment_ids: Int[Array, "batch length"],
+) -> Float[Array, "batch heads length length"]:
+    """Returns the probabilities that `xla_attention` computes internally."""
+    q_BLHK, k_BLHK, _ = attention.projected(x_BLD)
+    visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
+    scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
+    # A padding query sees no key: replace its uniform average by zeros.
+    return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)
 
 
-def split_layers(params: Any, sizes: Sequence[int]) -> list[Any]:
-    """Splits stacked parameters into parts with the given numbers of layers."""
-    leaves, structure = jax.tree.flatten(params)
-    parts = zip(*(_cut(leaf, tuple(sizes)) for leaf in leaves), strict=True)
-    return [structure.unflatten(part) for part in parts]
+POST_NORM_GROUPS: Final = (
+    ParameterGroup("encoder/embeddings", "embeddings"),
+    *(
+        ParameterGroup(f"encoder/layers/{part}", "layers")
+        for part in ("attention", "attention_norm", "intermediate", "output", "output_norm")
+    ),
+)
+"""The groups of the encoder's parameters."""
 
 
-def _cut_forward(x: Array, sizes: tuple[int, ...]) -> tuple[tuple[Array, ...], None]:
-    ends = itertools.accumulate(sizes)
-    return tuple(x[end - size : end] for end, size in zip(ends, sizes, strict=True)), None
-
-
-def _cut_backward(sizes: tuple[int, ...], _: None, gradients: tuple[Array, ...]) -> tuple[Array]:
-    # The gradient of JAX would be a sum of arrays that are padded with zeros.
-    del sizes
-    return (jnp.concatenate(gradients),)
-
-
-_cut = jax.custom_vjp(lambda x, sizes: _cut_forward(x, sizes)[0], nondiff_argnums=(1,))
-_cut.defvjp(_cut_forward, _cut_backward)
+def post_norm_limit(
+    part: Part,
+    execution: Execution,
+    architecture: PostNormArchitecture,
+    parts: Mapping[str, int],
+    longest: int,
+) -> Limit | None:
+    """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
+    width, itemsize = architecture.hidden_size, jnp.dtype(execution.dtype).itemsize
+    if part == "norm":
+        return norm_limit(architecture)
+    if part == "loss":
+        return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
+    if part == "attention":
+        heads = architecture.num_attention_heads // parts["heads"]
+        most = longest_rows(heads=heads, columns=architecture.head_dim, itemsize=itemsize)
+        if longest <= most:
+            return None
+        allowed = f"up to {most} with this model's heads and dtype"
+        return Limit(f"rows of {longest} tokens", allowed)
+    inner = architecture.intermediate_size // parts["mlp"]
+    if architecture.hidden_act != "gelu_tanh":
+        return Limit(f"hidden_act: {architecture.hidden_act}", "gelu_tanh")
+    if execution.dtype != "bfloat16":
+        return Limit(f"dtype: {execution.dtype}", "bfloat16")
+    if gelu_product.fits(inputs=inner, outputs=width):
+        return None
+    return Limit(f"an FFN matrix of {width} x {inner} on a device", "multiples of 128")

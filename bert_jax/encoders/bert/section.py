@@ -1,0 +1,121 @@
+"""Settings of BERT. Needs no JAX."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+
+import pydantic
+from etils import epath
+
+from bert_jax.errors import SettingError, UserError
+from bert_jax.files.read import read_json_object
+from bert_jax.model.architecture import Activation, PostNormArchitecture
+from bert_jax.model.section import ModelSection, SizeSource, changes_of
+from bert_jax.section import PathText, Section
+from bert_jax.validation import validate
+
+Size = Literal["tiny", "mini", "small", "medium", "base", "large"]
+
+# Layers, hidden size and heads of the released models (arXiv 1810.04805 and 1908.08962). The FFN is
+# 4 hidden sizes wide, and a head has 64 columns.
+RELEASED: Final[dict[Size, tuple[int, int, int]]] = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+
+# In google-research/bert, "gelu" is the tanh approximation.
+GOOGLE_BERT_ACTIVATIONS: Final[dict[str, Activation]] = {"gelu": "gelu_tanh", "relu": "relu"}
+
+
+class BertArchitecture(PostNormArchitecture):
+    """Sizes and settings that determine the parameters and the function of BERT."""
+
+    kind = "bert"
+
+
+if TYPE_CHECKING:
+
+    class BertArchitectureChanges(Section):
+        """Settings of `BertArchitecture`, all optional."""
+
+else:
+    BertArchitectureChanges = changes_of(BertArchitecture)
+
+
+class BertSection(ModelSection):
+    """BERT: sizes from a name or a `bert_config.json`, other settings, heads and execution.
+
+    ``model: {size: tiny, architecture: {hidden_dropout_prob: 0.0}, execution: {dtype: float32}}``
+    """
+
+    architecture_type = BertArchitecture
+    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        size: {
+            "num_hidden_layers": layers,
+            "hidden_size": hidden,
+            "num_attention_heads": heads,
+            "intermediate_size": 4 * hidden,
+        }
+        for size, (layers, hidden, heads) in RELEASED.items()
+    }
+
+    kind: Literal["bert"] = "bert"
+    """The encoder: `bert`, the default."""
+    size: Size | None = None
+    """A named size. Layers × hidden size × heads: tiny 2 × 128 × 2, mini 4 × 256 × 4, small 4 × 512
+    × 8, medium 8 × 512 × 8, base 12 × 768 × 12, large 24 × 1024 × 16."""
+    bert_config: PathText | None = None
+    """Path of a `bert_config.json` of google-research/bert, or a `config.json` of Hugging Face."""
+    architecture: BertArchitectureChanges = BertArchitectureChanges()
+    """The whole architecture, or changes to `size` or `bert_config`, such as dropout and positions.
+    Layers, widths and heads must come from one source."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.size is not None and self.bert_config is not None:
+            raise SettingError(
+                "model.two_sources",
+                "found together with model.bert_config. Set only one of them.",
+                place="size",
+            )
+        return self
+
+    def size_source(self, *, vocab_size: int) -> SizeSource | None:
+        """Returns the source of the sizes, see `ModelSection`."""
+        if (path := self.bert_config) is None:
+            return super().size_source(vocab_size=vocab_size)
+        return SizeSource("bert_config", path, _read_bert_config(path, vocab_size=vocab_size))
+
+
+def _read_bert_config(path: str, *, vocab_size: int) -> dict[str, object]:
+    """Reads a `bert_config.json` and replaces "gelu" by `gelu_tanh`."""
+    try:
+        values = read_json_object(epath.Path(path))
+        # Delete unused keys of the multilingual and Chinese models.
+        for key in [key for key in values if key.startswith("pooler_") or key == "directionality"]:
+            del values[key]
+        activation = str(values.get("hidden_act", "gelu"))
+        if activation not in GOOGLE_BERT_ACTIVATIONS:
+            raise UserError(
+                "model.activation",
+                'hidden_act is "{found}", allowed: {allowed}',
+                place=path,
+                found=f"{activation:.60}",
+                allowed=list(GOOGLE_BERT_ACTIVATIONS),
+            )
+        values["hidden_act"] = GOOGLE_BERT_ACTIVATIONS[activation]
+        if values.get("vocab_size", vocab_size) != vocab_size:
+            raise UserError(
+                "model.vocab_size_of_file",
+                "vocab_size is {found}, but the tokenizer has {pieces} pieces",
+                place=path,
+                found=values["vocab_size"],
+                pieces=vocab_size,
+            )
+        validate(BertArchitecture, {**values, "vocab_size": vocab_size}, source=path)
+    except UserError as error:
+        raise error.located("model.bert_config") from error
+    return values

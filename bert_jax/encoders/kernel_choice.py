@@ -1,0 +1,85 @@
+"""Resolves `auto` and unset settings of an execution for the devices of a mesh."""
+
+from typing import Any, NamedTuple, get_args
+
+from jax.sharding import Mesh
+
+from bert_jax.encoders.build import model_type
+from bert_jax.errors import UserError
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.kernel_limits import Part
+from bert_jax.model.layer_stack import default_unroll
+from bert_jax.model.section import Execution, Implementation
+from bert_jax.parallel.accelerators import takes_kernels
+from bert_jax.parallel.sharding_rules import axis_parts
+
+
+class Choice(NamedTuple):
+    """The implementation that a setting resolves to, and the reason."""
+
+    name: Implementation
+    why: str
+
+
+def choose(
+    part: Part,
+    execution: Execution,
+    device: Any,
+    *,
+    architecture: EncoderArchitecture,
+    mesh: Mesh,
+    longest: int,
+) -> Choice:
+    """Resolves one setting: ``("fused", "one kernel on TPU v5 lite")``.
+
+    `device` is a device of the mesh, and `longest` the length of the longest rows in tokens. Raises
+    UserError if the setting is `fused` and the kernel cannot run.
+    """
+    key, asked = f"model.execution.{part}", getattr(execution, part)
+    if asked == "xla":
+        return Choice("xla", f"set by {key}")
+    parts = {axis: axis_parts(mesh, axis) for axis in ("heads", "mlp", "vocab")}
+    limit = model_type(architecture).limit(part, execution, architecture, parts, longest)
+    if limit is not None and asked == "fused":
+        raise UserError(
+            "model.fused_size",
+            "found fused with {found}, allowed: {allowed}, or {part}: xla",
+            place=key,
+            found=limit.found,
+            allowed=limit.allowed,
+            part=part,
+        )
+    if limit is not None:
+        return Choice("xla", f"{limit.found}; the kernel supports {limit.allowed}")
+    if takes_kernels(device):
+        return Choice("fused", f"one kernel on {device.device_kind}")
+    if asked == "auto":
+        return Choice("xla", f"no kernel for {device.device_kind}")
+    if device.platform == "tpu":
+        raise UserError(
+            "model.fused_device",
+            "found fused on {found}, allowed only on v4, v5e, v5p and v6e. Use xla here.",
+            place=key,
+            found=device.device_kind,
+        )
+    # For tests.
+    return Choice("fused", f"set by {key}; without a TPU, the slow Pallas interpreter runs it")
+
+
+def resolve_execution(
+    execution: Execution, *, architecture: EncoderArchitecture, mesh: Mesh, longest: int
+) -> Execution:
+    """Returns the execution of a train step on a mesh, without `auto` and unset settings.
+
+    `longest` is the length of the longest rows in tokens. Raises UserError as `choose`.
+    """
+    device = mesh.devices.flat[0]
+    chosen: dict[str, Any] = {
+        part: choose(
+            part, execution, device, architecture=architecture, mesh=mesh, longest=longest
+        ).name
+        for part in get_args(Part)
+    }
+    depth, on_tpu = architecture.num_hidden_layers, device.platform == "tpu"
+    chosen["unroll"] = execution.unroll or default_unroll(depth, on_tpu=on_tpu)
+    return execution.model_copy(update=chosen)

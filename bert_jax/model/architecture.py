@@ -1,0 +1,144 @@
+"""The sizes of an encoder. Needs no JAX."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+
+import pydantic
+
+from bert_jax.errors import SettingError
+from bert_jax.section import Section
+
+Activation = Literal["gelu_tanh", "gelu_erf", "relu"]
+
+VOCAB_MULTIPLE: Final = 128
+
+TRAINING: Final = 3
+"""FLOPs of a train step in units of a forward pass: one forward, two backward."""
+
+
+class EncoderArchitecture(Section):
+    """Sizes and settings that determine the parameters and the function of an encoder.
+
+    The class of each encoder adds its own settings, limits and defaults.
+    """
+
+    kind: ClassVar[str]
+    """Name of the encoder, as in `model.kind`."""
+
+    if TYPE_CHECKING:  # limits and defaults differ between encoders
+        vocab_size: int
+        hidden_size: int
+        num_hidden_layers: int
+        num_attention_heads: int
+        intermediate_size: int
+        max_position_embeddings: int
+        initializer_range: float
+        layer_norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        """Width of an attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the table with padding to a multiple of 128, for matrix units and sharding."""
+        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    @abc.abstractmethod
+    def with_dropout(self, rate: float) -> Self:
+        """Returns the architecture with the same dropout rate everywhere."""
+
+    @abc.abstractmethod
+    def forward_flops(
+        self, *, seq_length: int, read: int | None = None, predictions: int = 0, pooled: int = 0
+    ) -> float:
+        """Returns the FLOPs of one row's forward pass through encoder and pretraining heads.
+
+        A product of [m, k] with [k, n] has 2·m·k·n FLOPs. Lookups, softmax, LayerNorm and
+        activations are not included, as in PaLM's definition of MFU (arXiv 2204.02311, appendix B).
+
+        Args:
+            seq_length: tokens of the row, padding included.
+            read: number of tokens whose states the heads read. Default: all. For other tokens, the
+                last layer computes only keys and values.
+            predictions: number of masked positions.
+            pooled: number of tokens that the head of a pair task reads.
+        """
+
+    @pydantic.model_validator(mode="after")
+    def _whole_heads(self) -> EncoderArchitecture:
+        if self.hidden_size % self.num_attention_heads:
+            raise SettingError(
+                "model.heads",
+                "found {found}, which does not divide hidden_size = {hidden_size}",
+                place="num_attention_heads",
+                found=self.num_attention_heads,
+                hidden_size=self.hidden_size,
+            )
+        return self
+
+
+class PostNormArchitecture(EncoderArchitecture):
+    """The architecture of the encoders that share BERT's post-LayerNorm layers."""
+
+    # The upper bounds reject mistyped or hostile sizes. They are far larger than any BERT.
+    vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
+    """Number of rows of the embedding table, at least the number of pieces of the tokenizer. The
+    softmax of the MLM head includes all rows."""
+    hidden_size: int = pydantic.Field(ge=1, le=1 << 16)
+    """Width of hidden states."""
+    num_hidden_layers: int = pydantic.Field(ge=1, le=1000)
+    """Number of layers of the encoder."""
+    num_attention_heads: int = pydantic.Field(ge=1, le=1 << 10)
+    """Number of attention heads per layer. It must divide `hidden_size`."""
+    intermediate_size: int = pydantic.Field(ge=1, le=1 << 18)
+    """Width of the hidden layer of the FFN."""
+    max_position_embeddings: int = pydantic.Field(default=512, ge=1, le=1 << 20)
+    """Number of position embeddings, which is the maximum length of a row."""
+    type_vocab_size: int = pydantic.Field(default=2, ge=1, le=1 << 10)
+    """Number of token types. With 1, both spans have the same type."""
+    hidden_act: Activation = "gelu_tanh"
+    """Activation of the FFN and the MLM head. google-research/bert calls `gelu_tanh` "gelu"."""
+    hidden_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    """Dropout rate of embeddings and of the outputs of attention and FFN."""
+    attention_probs_dropout_prob: float = pydantic.Field(default=0.1, ge=0, lt=1)
+    """Dropout rate of attention weights."""
+    initializer_range: float = pydantic.Field(default=0.02, gt=0)
+    """Standard deviation of the truncated normal distribution of initial parameters."""
+    layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
+    """Constant that is added to the variance in LayerNorm."""
+
+    @property
+    def unused_positions(self) -> int:
+        """Rows of the position table before the row of a text's first token."""
+        return 0
+
+    @property
+    def mlm_act(self) -> Activation:
+        """Activation of the MLM head."""
+        return self.hidden_act
+
+    def with_dropout(self, rate: float) -> Self:
+        """Returns the architecture with the same dropout rate for hidden states and attention."""
+        rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
+        return self.model_copy(update=rates)
+
+    def forward_flops(
+        self, *, seq_length: int, read: int | None = None, predictions: int = 0, pooled: int = 0
+    ) -> float:
+        """Returns the FLOPs of one row's forward pass, see `EncoderArchitecture`."""
+        width, inner = self.hidden_size, self.intermediate_size
+
+        def layer(queries: int) -> int:
+            projections = 2 * (queries * (2 * width * width + 2 * width * inner))
+            keys_and_values = 2 * seq_length * 2 * width * width
+            return projections + keys_and_values + 2 * 2 * queries * seq_length * width
+
+        encoder = (self.num_hidden_layers - 1) * layer(seq_length)
+        encoder += layer(seq_length if read is None else read)
+        mlm = 2 * predictions * (width * width + width * self.vocab_size)
+        next_sentence = 2 * pooled * (width * width + 2 * width)
+        return float(encoder + mlm + next_sentence)

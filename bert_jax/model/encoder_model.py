@@ -1,0 +1,189 @@
+"""The base class of all models: an encoder with heads."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.cross_entropy import Scored
+from bert_jax.model.heads import MlmDecoder
+from bert_jax.model.kernel_limits import Limit, Part
+from bert_jax.model.layers import gather_positions, subkey
+from bert_jax.model.parameter_groups import ParameterGroups
+from bert_jax.model.section import Execution, HeadsSection
+
+
+class PretrainingScores(NamedTuple):
+    """Results of the pretraining heads for a batch."""
+
+    mlm: Scored  # losses of the masked pieces
+    next_sentence: Float[Array, "batch examples 2"] | None  # float32 logits; None without this head
+
+
+class Encoder(Protocol):
+    """What a model needs of its encoder."""
+
+    def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
+        """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
+        ...
+
+    @property
+    def table(self) -> Array:
+        """The embedding table, float32 [V, D]."""
+        ...
+
+    def __call__(
+        self,
+        batch: Mapping[str, Array],
+        *,
+        words_BLD: Array | None = None,
+        queries_BQ: Array | None = None,
+        dropout_key: Array | None,
+    ) -> Array:
+        """Returns the last layer's states, see `EncoderModel.hidden`."""
+        ...
+
+    def every_layer(
+        self, batch: Mapping[str, Array], *, read: Callable[[Array], Array] = ...
+    ) -> Array:
+        """Returns `read` of the embeddings' output and of every layer's output, without dropout.
+
+        The results are stacked: [layers + 1, B, L, D] by default. The last state is what the heads
+        read.
+        """
+        ...
+
+    def attention_maps(self, batch: Mapping[str, Array]) -> Array:
+        """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
+        ...
+
+
+class EncoderModel(nnx.Module):
+    """An encoder with the heads of a `HeadsSection`.
+
+    The paths of parameters do not depend on the set of heads.
+    """
+
+    groups: ClassVar[ParameterGroups]
+    """The groups of all parameters that a model of the class can have."""
+    encoder: Encoder
+    mlm: MlmDecoder
+    heads: HeadsSection
+
+    @staticmethod
+    @abc.abstractmethod
+    def limit(
+        part: Part, execution: Execution, architecture: Any, parts: Mapping[str, int], longest: int
+    ) -> Limit | None:
+        """Returns why the kernel of a part cannot run, or None if it can.
+
+        Args:
+            part: setting of `Execution`.
+            execution: settings.
+            architecture: sizes of the model.
+            parts: number of devices over which the logical axes heads, mlp and vocab are split.
+            longest: length of the longest rows in tokens.
+        """
+
+    def hidden(
+        self,
+        batch: Mapping[str, Array],
+        *,
+        words_BLD: Float[Array, "batch length hidden"] | None = None,
+        queries_BQ: Int[Array, "batch queries"] | None = None,
+        dropout_key: Array | None,
+    ) -> Float[Array, "batch queries hidden"]:
+        """Returns the last layer's hidden states.
+
+        Args:
+            batch: `input_ids`, `token_type_ids` and `segment_ids`, int32 [B, L]. Packed rows also
+                need `position_ids`.
+            words_BLD: word embeddings of `input_ids`. If None, they are looked up.
+            queries_BQ: positions of the states to compute. If None, all states are computed.
+            dropout_key: threefry key, or None in evaluation.
+        """
+        return self.encoder(
+            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=subkey(dropout_key, 0)
+        )
+
+    def decoder_input(self, hidden_BPD: Array) -> Array:
+        """Returns the input of the MLM head, [B, P, D]."""
+        return hidden_BPD
+
+    def mlm_logits(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        positions_BP: Int[Array, "batch predictions"] | None = None,
+    ) -> Float[Array, "batch predictions vocab"]:
+        """Returns float32 logits over the padded vocabulary, at all positions by default."""
+        if positions_BP is not None:
+            hidden_BLD = gather_positions(hidden_BLD, positions_BP)
+        return self.mlm(self.decoder_input(hidden_BLD), self.encoder.table)
+
+    def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> PretrainingScores:
+        """Returns the MLM scores and the next-sentence logits of a batch in pretraining.
+
+        In addition to the arrays for `hidden`, the batch has `masked_lm_positions` and
+        `masked_lm_ids`, int32 [B, P], and with a next-sentence head `cls_positions`, int32 [B, E].
+        The last layer computes only the states that the heads read.
+        """
+        words_BLD, shares_SVD = self.encoder.look_up(batch["input_ids"])
+        masked = queries_BQ = batch["masked_lm_positions"]
+        if self.heads.next_sentence:
+            queries_BQ = jnp.concatenate([masked, batch["cls_positions"]], axis=1)
+        hidden_BQD = self.hidden(
+            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=dropout_key
+        )
+        masked_BPD, cls_BED = hidden_BQD[:, : masked.shape[1]], hidden_BQD[:, masked.shape[1] :]
+        rows_BPD, labels_BP = self.decoder_input(masked_BPD), batch["masked_lm_ids"]
+        mlm = self.mlm.scored(rows_BPD, self.encoder.table, shares_SVD, labels_BP)
+        pair = self.next_sentence_logits(cls_BED) if self.heads.next_sentence else None
+        return PretrainingScores(mlm, pair)
+
+    def next_sentence_logits(self, cls_BED: Array) -> Float[Array, "batch examples 2"]:
+        """Returns the float32 logits of the next-sentence head for states of [CLS] tokens."""
+        raise NotImplementedError(f"{type(self).__name__} has no next-sentence head")
+
+    def pooled(self, cls_BED: Array) -> Float[Array, "batch examples hidden"]:
+        """Returns the pooled vectors for states of [CLS] tokens."""
+        raise NotImplementedError(f"{type(self).__name__} has no pooler")
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether the task head reads only the first token's state."""
+        return self.heads.reads_pooled
+
+    @abc.abstractmethod
+    def task_logits(
+        self,
+        hidden_BLD: Float[Array, "batch length hidden"],
+        segment_ids: Int[Array, "batch length"],
+        *,
+        dropout_key: Array | None = None,
+    ) -> Float[Array, "batch ..."]:
+        """Returns the float32 logits of the task head.
+
+        The shape is [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels]
+        for token classification, and [B, L, 2] (start, end) for question answering. `dropout_key`
+        is the key of the dropout before the head, or None in evaluation.
+        """
+
+    def attention_maps(
+        self, batch: Mapping[str, Array]
+    ) -> Float[Array, "layers batch heads length length"]:
+        """Returns the attention probabilities of every layer and head, float32, without dropout.
+
+        ``maps[layer, row, head, query, key]`` is the weight of `key` for `query`. The weights of a
+        query sum to 1 over the tokens that it attends to. If query or key is padding, the weight is
+        0. Queries and keys are computed in the execution's dtype, as in training. The size of the
+        result grows with L², so pass only a few sentences. For the batch, see `hidden`.
+        """
+        return self.encoder.attention_maps(batch)
+
+

@@ -1,0 +1,38 @@
+"""The sizes and settings that the kernels of all encoders support."""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from bert_jax.kernels.cross_entropy_shape import widest
+from bert_jax.kernels.norm import MOST_NUMBERS, fits
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import Execution
+
+Part = Literal["attention", "norm", "loss", "ffn"]  # settings of `Execution`
+
+
+class Limit(NamedTuple):
+    """Why a kernel cannot run."""
+
+    found: str  # unsupported size or setting: ``a hidden size of 100``
+    allowed: str  # what the kernel supports: ``multiples of 128``
+
+
+def norm_limit(architecture: EncoderArchitecture) -> Limit | None:
+    """Returns the limit of the LayerNorm kernel, or None if it can run."""
+    width = architecture.hidden_size
+    if fits(width):
+        return None
+    return Limit(f"a hidden size of {width}", f"multiples of 128 up to {MOST_NUMBERS}")
+
+
+def loss_limit(
+    architecture: EncoderArchitecture, execution: Execution, *, vocab_parts: int
+) -> Limit | None:
+    """Returns the limit of the MLM loss kernel, or None if it can run."""
+    width, itemsize = architecture.hidden_size, jnp.dtype(execution.dtype).itemsize
+    most = widest(pieces=architecture.padded_vocab_size // vocab_parts, itemsize=itemsize)
+    if width <= most:
+        return None
+    return Limit(f"a hidden size of {width} in {execution.dtype}", f"up to {most}")

@@ -1,0 +1,89 @@
+"""Parameter groups: which parts of a model its parameters belong to."""
+
+import re
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from bert_jax.parallel.sharding_rules import LogicalAxes
+
+# `pooler`: parameters between the encoder and the heads.
+Part = Literal["embeddings", "layers", "pooler", "heads"]
+
+
+class ParameterGroup(NamedTuple):
+    """The parameters below a prefix.
+
+    ``ParameterGroup("encoder/embeddings", "embeddings")``
+    """
+
+    prefix: str
+    part: Part
+    first_layer: int = 0  # layer of a stacked parameter's first entry; −1: the last layer
+    title: str = ""  # name of a module outside the encoder in messages: ``the MLM head``
+
+
+class ParameterGroups(tuple[ParameterGroup, ...]):
+    """All groups of a model, in the order of the forward pass."""
+
+    __slots__ = ()
+
+    def of(self, path: str) -> ParameterGroup:
+        """Returns the group of a parameter: ``"encoder/embeddings/word"``.
+
+        Raises ValueError if the parameter is in no group.
+        """
+        return self[self.index_of(path)]
+
+    def index_of(self, path: str) -> int:
+        """Returns the index of a parameter's group, see `of`."""
+        for index, group in enumerate(self):
+            if f"{path}/".startswith(f"{group.prefix}/"):
+                return index
+        raise ValueError(f"the parameter {path} is in no group")
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """Titles of the modules outside the encoder: ``{"mlm": "the MLM head", …}``."""
+        return {group.prefix: group.title for group in self if group.title}
+
+    def units(self, path: str, axes: LogicalAxes, *, depth: int) -> np.ndarray:
+        """Returns the unit of each entry of a parameter, int32; the array broadcasts against it.
+
+        Unit 0 is the embeddings, 1 to `depth` the layers, `depth` + 1 the pooler, and `depth` + 2
+        all heads.
+        """
+        group = self.of(path)
+        if group.part == "layers":
+            first = group.first_layer % depth + 1
+            shape = [depth + 1 - first if name == "layers" else 1 for name in axes]
+            return np.arange(first, first + max(shape), dtype=np.int32).reshape(shape)
+        return np.array({"embeddings": 0, "pooler": depth + 1, "heads": depth + 2}[group.part], np.int32)
+
+    def by_layer(self, path: str, values: list[float]) -> dict[str, float]:
+        """Returns the values of a parameter's entries with one name per layer.
+
+        ``("encoder/layers/output/kernel", [1.0, 2.0])`` →
+        ``{"encoder/layers.0/output/kernel": 1.0, "encoder/layers.1/output/kernel": 2.0}``
+
+        A parameter that is not stacked keeps its name.
+        """
+        group = self.of(path)
+        if group.part != "layers" or group.first_layer < 0:
+            return dict.fromkeys([path], *values)
+        above, stack, *below = path.split("/")
+        return {
+            "/".join([above, f"{stack}.{layer}", *below]): value
+            for layer, value in enumerate(values, start=group.first_layer)
+        }
+
+    def backward_order(self, name: str) -> tuple[int, int, int, str]:
+        """Returns a sort key for names of `by_layer`: the order of the backward pass.
+
+        Modules outside the encoder come first, then layers from last to first, then embeddings.
+        """
+        index = self.index_of(re.sub(r"^(\w+/\w+)\.\d+", r"\1", name))
+        group, layer = self[index], re.match(r"\w+/\w+\.(\d+)/", name)
+        if group.part == "layers":
+            return 1, -int(layer[1]) if layer else -(1 << 30), -index, name
+        return 2 if group.part == "embeddings" else 0, 0, -index, name

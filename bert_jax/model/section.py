@@ -1,0 +1,247 @@
+"""Settings of the model that all encoders share: execution, heads, and where sizes come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Optional, Self
+
+import pydantic
+
+from bert_jax.errors import SettingError, UserError
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.section import Section
+from bert_jax.validation import validate
+
+Dtype = Literal["float32", "bfloat16"]
+Remat = Literal["none", "attention", "dots", "full"]
+# `xla`: plain JAX. `fused`: a Pallas kernel.
+Implementation = Literal["auto", "xla", "fused"]
+TaskName = Literal[
+    "sequence_classification", "token_classification", "question_answering", "multiple_choice"
+]
+ProblemName = Literal["single_label", "multi_label", "regression"]
+
+# Settings of an architecture that must come from one source.
+SIZES: Final = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+
+
+class Execution(Section):
+    """How the model is computed. A checkpoint stays valid if these settings change."""
+
+    dtype: Dtype = "bfloat16"
+    """Dtype of activations. Parameters, softmax, LayerNorm and loss are always float32."""
+    gradient_dtype: Dtype = "float32"
+    """Dtype in which gradients are summed over devices."""
+    attention: Implementation = "auto"
+    """Implementation of attention. `xla`: plain JAX on any device. `fused`: a kernel on v4, v5e,
+    v5p and v6e. It supports rows of up to 2,048 tokens for pairs of 64-column heads in bfloat16,
+    and of up to 512 tokens for most other heads. `auto`: `fused` in training if possible, otherwise
+    `xla`. `bert-jax doctor` shows the choice."""
+    norm: Implementation = "auto"
+    """Implementation of LayerNorm in encoder layers. `xla`: plain JAX on any device. `fused`: a
+    kernel for LayerNorm and a kernel for the gradients of LayerNorm and dropout, on v4, v5e, v5p
+    and v6e. The hidden size must be a multiple of 128. `auto`: `fused` in training if possible,
+    otherwise `xla`."""
+    loss: Implementation = "auto"
+    """Implementation of the MLM loss. `xla`: plain JAX on any device. `fused`: a kernel for both
+    the product with the vocabulary's table and the softmax, on v4, v5e, v5p and v6e, for hidden
+    sizes up to 2,304 in bfloat16 and 1,920 in float32. `auto`: `fused` if possible, otherwise
+    `xla`."""
+    ffn: Implementation = "auto"
+    """Implementation of the gradient of GELU in the FFN. `xla`: plain JAX on any device. `fused`: a
+    kernel that includes the preceding product, on v4, v5e, v5p and v6e, for `hidden_act: gelu_tanh`
+    in bfloat16. `hidden_size` and each device's share of `intermediate_size` must be multiples
+    of 128. `auto`: `fused` in training if possible, otherwise `xla`."""
+    remat: Remat = "none"
+    """What the backward pass recomputes. `attention`: attention weights. `dots`: everything except
+    products. `full`: whole layers."""
+    unroll: int | None = pydantic.Field(default=None, ge=1)
+    """Number of layers per iteration of the loop over layers. Default: all layers if the model has
+    at most 24 (TPU training) or 4 (otherwise); 1 for deeper models."""
+
+    def elsewhere(self) -> Execution:
+        """Returns the settings for other devices than the run's: `fused` becomes `auto`.
+
+        With `fused`, a CPU would interpret the kernels, which is slow.
+        """
+        kernels = self.model_dump(include={"attention", "norm", "loss", "ffn"})
+        return self.model_copy(update={key: "auto" for key in kernels if kernels[key] == "fused"})
+
+
+class HeadsSection(Section):
+    """The heads of the model. Pretraining needs `pooler`, `mlm` and `next_sentence`."""
+
+    pooler: bool = True
+    """Whether the model has the pooler: a dense layer with tanh on [CLS]."""
+    mlm: bool = True
+    """Whether the model has the MLM head."""
+    next_sentence: bool = True
+    """Whether the model has the head for next-sentence or sentence-order prediction."""
+    task: TaskName | None = None
+    """The task of a fine-tuned head."""
+    labels: tuple[str, ...] = ()
+    """Names of the outputs of the task head."""
+    problem: ProblemName | None = None
+    """Kind of sequence classification. If null, it is unknown."""
+    task_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
+    """Dropout rate before the task head. Default: `hidden_dropout_prob`."""
+
+    @property
+    def pretraining(self) -> bool:
+        """Whether the model has all heads of pretraining."""
+        return self.pooler and self.mlm and self.next_sentence
+
+    @property
+    def reads_pooled(self) -> bool:
+        """Whether the task head reads the pooled [CLS] instead of every token."""
+        return self.task in ("sequence_classification", "multiple_choice")
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of the task head."""
+        fixed = {"question_answering": 2, "multiple_choice": 1}
+        return fixed.get(self.task or "", len(self.labels))
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> HeadsSection:
+        if not self.pooler and (self.next_sentence or self.reads_pooled):
+            raise SettingError(
+                "model.pooler", "found false, but another head needs it", place="pooler"
+            )
+        if self.task is not None and self.outputs == 0:
+            raise SettingError(
+                "model.labels",
+                "found none, allowed: a name for each output of the task head",
+                place="labels",
+            )
+        return self
+
+
+def changes_of(architecture: type[EncoderArchitecture]) -> type[Section]:
+    """Returns a section with the settings of an architecture, all optional and null by default."""
+    fields: dict[str, Any] = {
+        # `Annotated` requires metadata, so pass the name, which pydantic ignores.
+        name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
+        for name, field in architecture.model_fields.items()
+    }
+    return pydantic.create_model(f"{architecture.__name__}Changes", __base__=Section, **fields)
+
+
+class SizeSource(NamedTuple):
+    """Where a section takes the sizes of the architecture from."""
+
+    key: str  # setting: ``size``
+    found: str  # its value: ``tiny``
+    values: Mapping[str, object]  # settings of the architecture: ``{"num_hidden_layers": 2, …}``
+
+
+class ModelSection(Section):
+    """The model: an encoder, its sizes, its execution and its heads.
+
+    The subclass of an encoder adds `kind`, `size` and `architecture`.
+    """
+
+    architecture_type: ClassVar[type[EncoderArchitecture]]
+    named_sizes: ClassVar[Mapping[str, Mapping[str, object]]]
+    """Settings of the architecture by `size`, including all `SIZES`."""
+
+    if TYPE_CHECKING:  # types and defaults differ between encoders
+        kind: Any
+        size: Any
+        architecture: Any
+    else:  # in the order of a configuration
+        kind: str
+        size: str | None = None
+        architecture: Section = Section()
+    execution: Execution = Execution()
+    """How the model is computed. A checkpoint stays valid if these settings change."""
+    heads: HeadsSection = HeadsSection()
+    """The heads of the model. In pretraining, the objective determines them."""
+
+    def size_source(self, *, vocab_size: int) -> SizeSource | None:
+        """Returns the source of the sizes, or None if `architecture` has all sizes.
+
+        `vocab_size` is the number of rows of the embedding table. Raises UserError if the source is
+        a file that cannot be read.
+        """
+        del vocab_size
+        return None if self.size is None else SizeSource("size", self.size, self.named_sizes[self.size])
+
+    @pydantic.model_validator(mode="after")
+    def _one_size(self) -> ModelSection:
+        if self.size is not None:
+            self._refuse_other_sizes(SizeSource("size", self.size, self.named_sizes[self.size]))
+        return self
+
+    def _refuse_other_sizes(self, source: SizeSource) -> None:
+        """Raises SettingError if `architecture` contradicts the sizes of a name or a file."""
+        changed = self.architecture.model_dump(exclude_none=True)
+        for name in SIZES:
+            if name in changed and source.values.get(name, changed[name]) != changed[name]:
+                raise SettingError(
+                    "model.two_sizes",
+                    'found "{found}" ({name} {size}), but model.architecture.{name} is {other}. '
+                    "Remove one of them with model.architecture={{}} or model.{source}=null.",
+                    place=source.key,
+                    found=f"{source.found:.200}",
+                    name=name,
+                    size=source.values[name],
+                    other=changed[name],
+                    source=source.key,
+                )
+
+    def resolve(self, *, vocab_size: int) -> EncoderArchitecture:
+        """Returns the architecture for a tokenizer with `vocab_size` pieces.
+
+        The embedding has one row per piece, or `architecture.vocab_size` rows if that is set.
+
+        Raises:
+            UserError: Sizes are missing or contradictory, there are fewer rows than pieces, the
+                heads do not divide the hidden size, or a file with sizes is unreadable.
+        """
+        rows = self.architecture.vocab_size or vocab_size
+        if rows < vocab_size:
+            raise UserError(
+                "model.vocab_size",
+                "found {found}, but the tokenizer has {pieces} pieces. Use at least {pieces}.",
+                place="model.architecture.vocab_size",
+                found=rows,
+                pieces=vocab_size,
+            )
+        values: dict[str, object] = {}
+        if (source := self.size_source(vocab_size=rows)) is not None:
+            try:
+                self._refuse_other_sizes(source)
+            except SettingError as error:
+                raise error.at(f"model.{error.values['place']}") from None
+            values |= source.values
+        values |= self.architecture.model_dump(exclude_none=True)
+        values["vocab_size"] = rows
+        needed = sorted(SIZES)
+        if missing := [key for key in needed if key not in values]:
+            raise UserError(
+                "model.sizes_missing",
+                "{missing} missing. Set model.size ({sizes:or}), or all of {needed}.",
+                place="model.architecture",
+                missing=missing,
+                sizes=list(self.named_sizes),
+                needed=needed,
+            )
+        return validate(self.architecture_type, values, source="", key="model.architecture")
+
+    @classmethod
+    def of(
+        cls,
+        architecture: EncoderArchitecture,
+        *,
+        pieces: int,
+        execution: Execution,
+        heads: HeadsSection,
+    ) -> Self:
+        """Returns the section with all settings of an architecture.
+
+        Omits `vocab_size` if it equals `pieces`, the number of pieces of the tokenizer.
+        """
+        implied = {"vocab_size"} if architecture.vocab_size == pieces else set[str]()
+        settings = architecture.model_dump(exclude=implied)
+        return cls(architecture=settings, execution=execution, heads=heads)
