@@ -20,7 +20,7 @@ from etils import epath
 
 from benchmarks.report import report
 from benchmarks.train_step import architecture
-from bert_jax.model.config import Architecture
+from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.train.checkpoint_manifest import read_manifest, write_manifest
@@ -49,7 +49,7 @@ def main() -> None:
         shutil.rmtree(directory / "checkpoints", ignore_errors=True)
 
 
-def measure(size: Architecture, directory: Path, *, saves: int) -> None:
+def measure(size: BertArchitecture, directory: Path, *, saves: int) -> None:
     """Saves, verifies and restores checkpoints, and reports the medians."""
     state, abstract = make_state(size)
     stalls, wholes = [], []
@@ -90,7 +90,7 @@ def measure(size: Architecture, directory: Path, *, saves: int) -> None:
     report("checkpoint.restore", restored, "s", **facts)
 
 
-def make_state(size: Architecture) -> tuple[TrainState, TrainState]:
+def make_state(size: BertArchitecture) -> tuple[TrainState, TrainState]:
     """Returns a fresh state on one device, and its abstract counterpart."""
     task = small_task(**size.model_dump())
     model, optimizer = define_model(task.build), optax.scale_by_adam()

@@ -24,7 +24,8 @@ from etils import epath
 from benchmarks.report import interleaved, median_ratio, report
 from benchmarks.train_step import PREDICTIONS, RATE, architecture, make_batch
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.model.section import Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.optim.optimizer import make_optimizer, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate, linear_schedule
@@ -56,7 +57,7 @@ def main() -> None:
     measure(arguments.size, arguments.steps, arguments.rounds)
 
 
-def measure(size: Architecture, steps: int, rounds: int) -> None:
+def measure(size: BertArchitecture, steps: int, rounds: int) -> None:
     """Times the step with and without checks, and the comparison of replicas."""
     task = BertObjective(
         architecture=size,

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.report import report
 from bert_jax.interop.hf_checkpoint import write_hf
 from bert_jax.interop.tensor_conversion import Pretrained, model_shapes
-from bert_jax.model.config import SIZES, HeadsSection, ModelSection, resolve_architecture
+from bert_jax.model.section import HeadsSection
 from bert_jax.text import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--size", nargs="+", choices=list(SIZES), default=["base", "large"])
+    parser.add_argument("--size", nargs="+", choices=list(RELEASED), default=["base", "large"])
     formats = (
         ["hf", "tf", "stablehlo"] if importlib.util.find_spec("tensorflow") else ["hf", "stablehlo"]
     )
@@ -90,8 +90,8 @@ def measure(size: str, formats: list[str]) -> dict[str, Cost]:
 
 def write_source(directory: Path, size: str) -> None:
     """Writes a checkpoint with random weights in Hugging Face's format."""
-    section = ModelSection.model_validate({"size": size})
-    architecture = resolve_architecture(section, vocab_size=VOCAB)
+    section = BertSection.model_validate({"size": size})
+    architecture = section.resolve(vocab_size=VOCAB)
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda leaf: rng.standard_normal(leaf.shape, np.float32),
@@ -110,9 +110,7 @@ def tokenizer() -> Tokenizer:
 
 def checkpoint_mib(size: str) -> float:
     """Returns the size of the checkpoint's arrays in MiB."""
-    architecture = resolve_architecture(
-        ModelSection.model_validate({"size": size}), vocab_size=VOCAB
-    )
+    architecture = BertSection.model_validate({"size": size}).resolve(vocab_size=VOCAB)
     leaves = jax.tree.leaves(model_shapes(architecture, HeadsSection()))
     return sum(leaf.size for leaf in leaves) * 4 / 2**20
 

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from benchmarks.report import report
-from bert_jax.model.config import Architecture, Execution, HeadsSection
-from bert_jax.model.kernel_choice import resolve_execution
+from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.encoders.kernel_choice import resolve_execution
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.optim.finetuning import make_finetune_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import FinetuneOptimizerSection, ScheduleSegment
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     asked = parser.parse_args()
     os.environ.update(TPU_COMPILER)
-    architecture = Architecture(
+    architecture = BertArchitecture(
         vocab_size=30_522,
         hidden_size=768,
         num_hidden_layers=asked.layers,
@@ -98,7 +99,7 @@ def main() -> None:
 
 
 def lowered_step(
-    architecture: Architecture,
+    architecture: BertArchitecture,
     execution: Execution,
     mesh: Mesh,
     *,
@@ -122,7 +123,10 @@ def lowered_step(
     )
     model, layout = define_model(task.build), batch_sharding(mesh)
     optimizer = make_finetune_optimizer(
-        FinetuneOptimizerSection(), model.axes, depth=architecture.num_hidden_layers
+        FinetuneOptimizerSection(),
+        model.axes,
+        groups=model.groups,
+        depth=architecture.num_hidden_layers,
     )
 
     def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:

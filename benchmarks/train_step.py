@@ -30,7 +30,8 @@ import numpy as np
 from benchmarks import glibc
 from benchmarks.report import interleaved, median_ratio, report
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.model.section import Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
@@ -77,7 +78,7 @@ def main() -> None:
         )
 
 
-def architecture(name: str) -> Architecture:
+def architecture(name: str) -> BertArchitecture:
     """Returns the architecture of ``L4H256``, with heads of 64 columns and an FFN 4 times wider."""
     found = re.fullmatch(r"L(\d+)H(\d+)", name)
     if found is None or int(found[2]) % 64 or not int(found[1]) or not int(found[2]):
@@ -85,7 +86,7 @@ def architecture(name: str) -> Architecture:
             f'found "{name}", allowed: a size such as L4H256, with H a multiple of 64'
         )
     layers, hidden = map(int, found.groups())
-    return Architecture(
+    return BertArchitecture(
         vocab_size=VOCAB,
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -95,7 +96,7 @@ def architecture(name: str) -> Architecture:
 
 
 def measure(
-    size: Architecture,
+    size: BertArchitecture,
     *,
     rows: int,
     unroll: int | None,
@@ -157,7 +158,7 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def our_steps(size: Architecture, batch: dict[str, np.ndarray], *, unroll: int | None) -> Run:
+def our_steps(size: BertArchitecture, batch: dict[str, np.ndarray], *, unroll: int | None) -> Run:
     """Returns a function that runs steps of pretraining's compiled program."""
     task = BertObjective(
         architecture=size,
@@ -187,7 +188,7 @@ def our_steps(size: Architecture, batch: dict[str, np.ndarray], *, unroll: int |
 
 
 @contextlib.contextmanager
-def peer_steps(python: str, peer: Path, size: Architecture, rows: int) -> Iterator[Run]:
+def peer_steps(python: str, peer: Path, size: BertArchitecture, rows: int) -> Iterator[Run]:
     """Starts a peer's process under its Python. Yields a function that runs its steps.
 
     The process sleeps between its rounds, so the other models can use all cores.

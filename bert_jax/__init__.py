@@ -33,18 +33,23 @@ if TYPE_CHECKING:
     from bert_jax.data.loader.section import LoaderSection
     from bert_jax.data.rows.masking import MaskingSection
     from bert_jax.diagnostics.findings import DoctorReport, Finding
+    from bert_jax.encoders.bert.section import (
+        BertArchitecture,
+        BertArchitectureChanges,
+        BertSection,
+    )
+    from bert_jax.encoders.modernbert.section import (
+        ModernBertArchitecture,
+        ModernBertArchitectureChanges,
+        ModernBertSection,
+    )
     from bert_jax.errors import PeerLost, RunStopped, UserError
     from bert_jax.feature_extraction.extractor import TextFeatures
     from bert_jax.inference.fill_mask import Candidate, Filled
     from bert_jax.launch.section import LimitsSection, SubmitSection
     from bert_jax.loaded_model import LoadedModel, load
-    from bert_jax.model.config import (
-        Architecture,
-        ArchitectureChanges,
-        Execution,
-        HeadsSection,
-        ModelSection,
-    )
+    from bert_jax.model.architecture import EncoderArchitecture
+    from bert_jax.model.section import Execution, HeadsSection, ModelSection
     from bert_jax.objectives.section import ObjectiveSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
     from bert_jax.parallel.section import CompilationCacheSection, DistributedSection, MeshSection
@@ -104,8 +109,10 @@ __all__ = ["demo", "doctor", "evaluate", "examples", "export", "features", "fill
 __all__ += ["import_checkpoint", "jobs", "logs", "new", "plan", "predict", "pretrain", "replay"]
 __all__ += ["status", "stop", "submit", "vocab", "watch"]
 # A configuration and its sections.
-__all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config", "Architecture"]
-__all__ += ["ArchitectureChanges", "BadStepsSection", "BeamSection", "BoilerplateSection"]
+__all__ += ["RunConfig", "Section", "dump_config", "load_config", "parse_config"]
+__all__ += ["BertArchitecture", "BertArchitectureChanges", "BertSection", "EncoderArchitecture"]
+__all__ += ["ModernBertArchitecture", "ModernBertArchitectureChanges", "ModernBertSection"]
+__all__ += ["BadStepsSection", "BeamSection", "BoilerplateSection"]
 __all__ += ["CacheSection", "CheckpointSection", "CleaningSection", "CompilationCacheSection"]
 __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "ExamplesSection"]
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]

@@ -10,12 +10,12 @@ import pydantic
 from etils import epath
 
 from bert_jax.data.loader.section import LoaderSection
+from bert_jax.encoders.registry import AnyModelSection
 from bert_jax.errors import SettingError, UserError, counted, did_you_mean
 from bert_jax.files.read import MAX_DEPTH, no_such_file, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 from bert_jax.launch.section import SubmitSection
-from bert_jax.model.config import ModelSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
@@ -47,7 +47,7 @@ class RunConfig(Section):
     """How `bert-jax vocab` trains a tokenizer."""
     examples: ExamplesSection | None = None
     """How `bert-jax examples` makes a dataset."""
-    model: ModelSection | None = None
+    model: AnyModelSection | None = None
     """The model to pretrain. `finetune` uses the model of `finetune.init_from` instead."""
     objective: ObjectiveSection = ObjectiveSection()
     """The objective of pretraining."""

@@ -25,7 +25,8 @@ from bert_jax.inference.fill_mask import Filled, MaskFiller
 from bert_jax.interop.importing import model_in_memory, read_checkpoint
 from bert_jax.interop.sources import fetch, is_hub_name
 from bert_jax.interop.tf_bert import is_tf
-from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.places import MODELS
@@ -53,7 +54,7 @@ class LoadedModel:
     def __init__(self, model: InferenceModel, run: Run | None) -> None:
         self._model, self._run = model, run
         self.tokenizer: Tokenizer = model.tokenizer
-        self.architecture: Architecture = model.architecture
+        self.architecture: EncoderArchitecture = model.architecture
         self.heads: HeadsSection = model.heads
         self.params: Params = model.loaded.params
         self.step: int = model.loaded.step

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.model.section import Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import HostBatch, Rngs, Task
 
 
-def small_architecture(**changes: Any) -> Architecture:
+def small_architecture(**changes: Any) -> BertArchitecture:
     """Returns sizes for a tensor axis of 1, 2, 4 or 8. The vocabulary of 250 is padded to 256."""
     values: dict[str, Any] = {
         "vocab_size": 250,
@@ -22,7 +23,7 @@ def small_architecture(**changes: Any) -> Architecture:
         "intermediate_size": 128,
         "max_position_embeddings": 64,
     }
-    return Architecture.model_validate(values | changes)
+    return BertArchitecture.model_validate(values | changes)
 
 
 def small_task(

@@ -10,7 +10,6 @@ import bert_jax
 from bert_jax.cli.commands import cli
 from bert_jax.config import dump_config, load_config
 from bert_jax.errors import UserError
-from bert_jax.model.config import resolve_architecture
 from bert_jax.train.sections import schedule_segments
 from tests.project import ROOT, refused, refuses
 
@@ -30,7 +29,7 @@ def test_committed_configurations_round_trip(path: Path, tmp_path: Path) -> None
     assert sum(stretch.steps for stretch in schedule_segments(config.train, config.optimizer)) == (
         config.train.total_steps
     )
-    assert resolve_architecture(config.model, vocab_size=30522).vocab_size == 30522
+    assert config.model.resolve(vocab_size=30522).vocab_size == 30522
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_size_with_another_architecture_names_both_keys(overrides: list[str], so
     # Removing either of the two settings in the error fixes it.
     mended = load_config(demo, ["model.size=base", "model.architecture={}"])
     assert mended.model is not None
-    assert resolve_architecture(mended.model, vocab_size=30522).hidden_size == 768
+    assert mended.model.resolve(vocab_size=30522).hidden_size == 768
     tiny = "{hidden_size: 128, num_hidden_layers: 2, num_attention_heads: 2}"
     assert load_config(demo, ["model.size=tiny", f"model.architecture={tiny}"]).model is not None
 

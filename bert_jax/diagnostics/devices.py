@@ -13,7 +13,8 @@ from bert_jax.diagnostics.findings import Finding, checked, ok, problem, warn
 from bert_jax.diagnostics.machine import installed
 from bert_jax.diagnostics.network import check_hosts, expected_hosts
 from bert_jax.errors import UserError, installing
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import initialise, make_mesh
 from bert_jax.parallel.section import MeshSection
 
@@ -66,7 +67,7 @@ def _check_unused_hardware(backend: str) -> Iterator[Finding]:
 def check_kernels(
     execution: Execution,
     *,
-    architecture: Architecture,
+    architecture: EncoderArchitecture,
     mesh: MeshSection,
     longest: int,
     pretraining: bool,
@@ -76,7 +77,7 @@ def check_kernels(
     `longest` is the number of tokens of the longest rows. `pretraining` adds the loss.
     """
     # Import here, because loading the kernels is slow.
-    from bert_jax.model.kernel_choice import choose
+    from bert_jax.encoders.kernel_choice import choose
 
     def chosen(part: Any) -> Any:
         sizes = {"architecture": architecture, "mesh": make_mesh(mesh), "longest": longest}

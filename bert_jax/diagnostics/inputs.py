@@ -14,7 +14,7 @@ from bert_jax.data.tables import read_table
 from bert_jax.files.read import read_json_object, require_file
 from bert_jax.files.remote import is_remote
 from bert_jax.interop.sources import is_checkpoint, is_hub_name
-from bert_jax.model.config import ModelSection, resolve_architecture
+from bert_jax.model.section import ModelSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.settings import (
@@ -64,7 +64,7 @@ def pretraining_inputs(
     def check_model() -> str:
         if model is None or not loaded:  # doctor continues after a missing tokenizer
             return "not checked"
-        found = resolve_architecture(model, vocab_size=loaded[0].vocab_size)
+        found = model.resolve(vocab_size=loaded[0].vocab_size)
         for index, phase in enumerate(train.phases):
             phase.check_positions(found.max_position_embeddings, key=f"train.phases.{index}")
         return f"{found.max_position_embeddings} positions"

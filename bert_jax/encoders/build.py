@@ -21,7 +21,7 @@ def encoder_builder(
     """Returns a function that builds the model, for `define_model`."""
 
     def build() -> EncoderModel:
-        model = model_type(architecture)
-        return model(architecture=architecture, execution=execution, heads=heads)
+        make: Callable[..., EncoderModel] = encoder_module(architecture.kind, "model").MODEL
+        return make(architecture=architecture, execution=execution, heads=heads)
 
     return build

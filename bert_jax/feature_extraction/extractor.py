@@ -15,7 +15,7 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.feature_extraction.texts import EncodedText, InputText, encode
 from bert_jax.files.read import is_whole
 from bert_jax.inference.bucketed import InferenceModel, check_batch_size
-from bert_jax.model.config import Architecture
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.parallel.compiling import made_once
 from bert_jax.task import Batch, Row
 from bert_jax.train.state import ModelDefinition
@@ -117,7 +117,7 @@ class ExtractionSettings:
 
 
 def settings_for(
-    architecture: Architecture,
+    architecture: EncoderArchitecture,
     *,
     layers: str | None,
     level: Level,

@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.inference.lengths import choose_lengths, fitting, reuse
-from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
 from bert_jax.model.shape_cost import ShapeCost, inference_cost
 from bert_jax.parallel.compiling import compiling, made_once
 from bert_jax.parallel.mesh import process_share
@@ -166,7 +167,7 @@ class InferenceModel(NamedTuple):
 
     name: str  # directory of the model, for error messages
     tokenizer: Tokenizer
-    architecture: Architecture
+    architecture: EncoderArchitecture
     heads: HeadsSection
     loaded: LoadedParams
 

@@ -11,11 +11,13 @@ from etils import epath
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.interop import hf_config, tensor_conversion
+from bert_jax.interop.bert_only import require_bert
 from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
 from bert_jax.interop.hf_weights import PREFIX, HfWeights
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.interop.tensor_names import HF_IGNORED, HF_TASKS, hf_names
-from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
 from bert_jax.text import Tokenizer
 
 CONFIG: Final = "config.json"
@@ -80,7 +82,7 @@ def write_hf(
     Raises:
         UserError: if the model lacks a head of the class, or the disk is full.
     """
-    architecture = model.architecture
+    architecture = require_bert(model.architecture)
     chosen = _choose(kind, model.heads)
     heads = hf_config.heads_of(chosen, model.heads)
     prefix = "" if chosen == hf_config.BARE else PREFIX
@@ -100,7 +102,7 @@ def write_hf(
 
 
 def _placements(
-    prefix: str, architecture: Architecture, heads: HeadsSection
+    prefix: str, architecture: EncoderArchitecture, heads: HeadsSection
 ) -> tuple[tensor_conversion.Params, Sequence[tensor_conversion.Placement]]:
     """Returns the shapes of our parameters, and a placement for each Hugging Face tensor."""
     shapes = tensor_conversion.model_shapes(architecture, heads)

@@ -6,9 +6,11 @@ from typing import Any, Final, Literal, NamedTuple
 import pydantic
 from etils import epath
 
+from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.errors import SettingError, UserError, did_you_mean
 from bert_jax.files.read import read_json_object
-from bert_jax.model.config import Activation, Architecture, HeadsSection, ProblemName, TaskName
+from bert_jax.model.architecture import Activation
+from bert_jax.model.section import HeadsSection, ProblemName, TaskName
 from bert_jax.validation import validate
 
 # Hugging Face's "gelu" is the exact form (erf). Its "gelu_new" is the tanh form, which
@@ -64,7 +66,7 @@ PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
 }
 
 
-class HfConfig(Architecture):
+class HfConfig(BertArchitecture):
     """The keys that we read from a config.json. The defaults equal Hugging Face's.
 
     A key with a literal type allows only the value that BERT has.
@@ -95,9 +97,9 @@ class HfConfig(Architecture):
         return named
 
     @property
-    def architecture(self) -> Architecture:
+    def architecture(self) -> BertArchitecture:
         """Only the keys of the architecture."""
-        return Architecture(**self.model_dump(include=set(Architecture.model_fields)))
+        return BertArchitecture(**self.model_dump(include=set(BertArchitecture.model_fields)))
 
     @property
     def kind(self) -> ClassName:
@@ -138,7 +140,7 @@ def read_config(path: Path) -> HfConfig:
 
 
 def write_config(
-    architecture: Architecture, heads: HeadsSection, *, kind: ClassName, pad_token_id: int
+    architecture: BertArchitecture, heads: HeadsSection, *, kind: ClassName, pad_token_id: int
 ) -> dict[str, Any]:
     """Returns the config.json of an exported model."""
     config: dict[str, Any] = {

@@ -5,14 +5,14 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from bert_jax.encoders.build import encoder_builder
 from bert_jax.errors import UserError
 from bert_jax.inference.bucketed import InferenceModel
 from bert_jax.interop.hf_checkpoint import is_hf, read_hf
 from bert_jax.interop.sources import no_directory
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_bert import is_tf, read_tf
-from bert_jax.model.bert import bert_builder
-from bert_jax.model.config import Execution
+from bert_jax.model.section import Execution
 from bert_jax.runs.open_checkpoints import LoadedParams
 from bert_jax.text import Tokenizer, load_tokenizer, load_wordpiece
 from bert_jax.train.state import abstract_params, define_model
@@ -54,7 +54,7 @@ def read_checkpoint(
 def model_in_memory(model: Pretrained, *, mesh: Mesh, name: str) -> InferenceModel:
     """Puts another program's checkpoint on devices, in float32."""
     execution = Execution(dtype="float32")
-    definition = define_model(bert_builder(model.architecture, execution, model.heads))
+    definition = define_model(encoder_builder(model.architecture, execution, model.heads))
     layout = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(definition, mesh))
     params = jax.device_put(model.params, layout)
     loaded = LoadedParams(model.step or 0, definition, params, mesh)

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import export
 
+from bert_jax.encoders.build import encoder_builder
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_errors
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.interop.tensor_conversion import Params, TensorSpec, flatten, unflatten
-from bert_jax.model.bert import Bert, bert_builder
-from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.train.state import ModelDefinition, define_model
 
 PROGRAM: Final = "model.stablehlo"
@@ -53,32 +55,33 @@ class _Output(NamedTuple):
 
     meaning: str
     exists: Callable[[HeadsSection], bool]
-    compute: Callable[[Bert, jax.Array], jax.Array]  # from model and hidden states [b, l, D]
+    compute: Callable[[EncoderModel, jax.Array, jax.Array], jax.Array]
+    """From model, hidden states [b, l, D] and segment ids [b, l]."""
 
 
 OUTPUTS: Final[Mapping[str, _Output]] = {
     "last_hidden_state": _Output(
-        "the last layer's hidden states", lambda heads: True, lambda model, hidden: hidden
+        "the last layer's hidden states", lambda heads: True, lambda model, hidden, segments: hidden
     ),
     "pooled": _Output(
         "the tanh layer over the first token, [CLS]",
         lambda heads: heads.pooler,
-        lambda model, hidden: model.pooler(hidden[:, :1])[:, 0],
+        lambda model, hidden, segments: model.pooled(hidden[:, :1])[:, 0],
     ),
     "mlm_logits": _Output(
         "a logit for every piece of the vocabulary, at every position",
         lambda heads: heads.mlm,
-        lambda model, hidden: model.mlm(hidden, model.encoder.embeddings.word[...]),
+        lambda model, hidden, segments: model.mlm_logits(hidden),
     ),
     "next_sentence_logits": _Output(
         "0: the second span follows the first, 1: the second span is random",
         lambda heads: heads.next_sentence,
-        lambda model, hidden: model.next_sentence(model.pooler(hidden[:, :1]))[:, 0],
+        lambda model, hidden, segments: model.next_sentence_logits(hidden[:, :1])[:, 0],
     ),
     "task_logits": _Output(
         'outputs of the fine-tuned head; "task" below has its kind and labels',
         lambda heads: heads.task is not None,
-        lambda model, hidden: model.task_logits(hidden),
+        lambda model, hidden, segments: model.task_logits(hidden, segments),
     ),
 }
 
@@ -96,7 +99,7 @@ def default_outputs(heads: HeadsSection) -> list[str]:
 def export_stablehlo(
     directory: Path,
     *,
-    architecture: Architecture,
+    architecture: EncoderArchitecture,
     execution: Execution,
     heads: HeadsSection,
     params: Params,
@@ -129,7 +132,7 @@ def export_stablehlo(
     portable = execution.model_copy(
         update={"attention": "xla", "norm": "xla", "ffn": "xla", "remat": "none"}
     )
-    model = define_model(bert_builder(architecture, portable, heads))
+    model = define_model(encoder_builder(architecture, portable, heads))
     arrays = flatten(params)
     longest = architecture.max_position_embeddings
     weights = _weights(model, architecture.vocab_size)
@@ -200,7 +203,11 @@ def _lower(
             "segment_ids": (attention_mask != 0).astype(jnp.int32),
         }
         hidden = model.hidden(batch, dropout_key=None)
-        return {name: OUTPUTS[name].compute(model, hidden).astype(jnp.float32) for name in outputs}
+        segments = batch["segment_ids"]
+        return {
+            name: OUTPUTS[name].compute(model, hidden, segments).astype(jnp.float32)
+            for name in outputs
+        }
 
     size = export.symbolic_shape("b, l", constraints=[f"l <= {longest}"])
     ids = jax.ShapeDtypeStruct(size, jnp.int32)

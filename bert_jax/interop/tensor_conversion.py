@@ -17,9 +17,10 @@ import ml_dtypes
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from bert_jax.encoders.build import encoder_builder
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.model.bert import bert_builder
-from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.optim.optimizer import MomentsState
 from bert_jax.text import Tokenizer
 from bert_jax.train.state import define_model
@@ -229,7 +230,7 @@ def wrong_type(path: str, name: str, found: str, allowed: Sequence[str]) -> User
 class Pretrained(NamedTuple):
     """A model with its parameters and its tokenizer, independent of the file format."""
 
-    architecture: Architecture
+    architecture: EncoderArchitecture
     heads: HeadsSection
     params: Params  # nested dict of float32 arrays, stacked and padded
     tokenizer: Tokenizer
@@ -239,6 +240,6 @@ class Pretrained(NamedTuple):
     ignored: Mapping[str, str] = MappingProxyType({})  # tensors not read, with the reasons
 
 
-def model_shapes(architecture: Architecture, heads: HeadsSection) -> Params:
+def model_shapes(architecture: EncoderArchitecture, heads: HeadsSection) -> Params:
     """Returns the parameters' shapes and dtypes as a nested dict, without allocating them."""
-    return define_model(bert_builder(architecture, Execution(), heads)).params
+    return define_model(encoder_builder(architecture, Execution(), heads)).params

@@ -7,7 +7,7 @@ The names in google-research/bert are the variable scopes of its `modeling.py`,
 from typing import Final, Literal, NamedTuple
 
 from bert_jax.interop.tensor_conversion import STACKED, NameRule
-from bert_jax.model.config import TaskName
+from bert_jax.model.section import TaskName
 
 DECODER_WEIGHT: Final = "cls.predictions.decoder.weight"
 DECODER_BIAS: Final = "cls.predictions.decoder.bias"

@@ -11,10 +11,12 @@ from typing import Final
 import numpy as np
 from etils import epath
 
+from bert_jax.encoders.bert.section import GOOGLE_BERT_ACTIVATIONS, BertArchitecture, BertSection
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
 from bert_jax.interop import tensor_names
+from bert_jax.interop.bert_only import require_bert
 from bert_jax.interop.tensor_conversion import (
     Params,
     Placement,
@@ -25,13 +27,7 @@ from bert_jax.interop.tensor_conversion import (
     their_tensors,
 )
 from bert_jax.interop.tf_bundle import INDEX, TfBundle, write_bundle
-from bert_jax.model.config import (
-    GOOGLE_BERT_ACTIVATIONS,
-    Architecture,
-    HeadsSection,
-    ModelSection,
-    resolve_architecture,
-)
+from bert_jax.model.section import HeadsSection
 from bert_jax.optim.optimizer import MomentsState
 from bert_jax.text import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -73,12 +69,11 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
             place=config,
         )
     rows, pieces = read_json_object(config).get("vocab_size"), tokenizer.vocab_size
-    architecture = resolve_architecture(
-        ModelSection(bert_config=str(config)),
+    architecture = BertSection(bert_config=str(config)).resolve(
         vocab_size=rows if isinstance(rows, int) and rows > pieces else pieces,
     )
     heads = _find_heads(source)
-    shapes, placements = _placements(architecture, heads)
+    shapes, placements = _placements(require_bert(architecture), heads)
     ignored = tensor_names.GOOGLE_IGNORED | {
         each.name + suffix: "one of Adam's moments, which are read after the parameters"
         for each in placements
@@ -110,18 +105,19 @@ def write_tf(directory: epath.PathLike, model: Pretrained) -> None:
             TensorFlow is not installed, or the directory cannot be written to.
     """
     root = epath.Path(directory)
-    tokenizer = _check_expressible(model.architecture, model.heads, model.tokenizer)
-    _, placements = _placements(model.architecture, model.heads)
+    architecture = require_bert(model.architecture)
+    tokenizer = _check_expressible(architecture, model.heads, model.tokenizer)
+    _, placements = _placements(architecture, model.heads)
     write_bundle(root / CHECKPOINT, _tensors(placements, model))
     tokenizer.save(root)
-    values = model.architecture.model_dump(exclude={"layer_norm_eps"})
+    values = architecture.model_dump(exclude={"layer_norm_eps"})
     by_name = {ours: theirs for theirs, ours in GOOGLE_BERT_ACTIVATIONS.items()}
-    values["hidden_act"] = by_name[model.architecture.hidden_act]
+    values["hidden_act"] = by_name[architecture.hidden_act]
     write_whole(root / CONFIG, (json.dumps(values, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _placements(
-    architecture: Architecture, heads: HeadsSection
+    architecture: BertArchitecture, heads: HeadsSection
 ) -> tuple[Params, Sequence[Placement]]:
     """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
     shapes = model_shapes(architecture, heads)
@@ -223,7 +219,7 @@ def _tensors(
 
 
 def _check_expressible(
-    architecture: Architecture, heads: HeadsSection, tokenizer: Tokenizer
+    architecture: BertArchitecture, heads: HeadsSection, tokenizer: Tokenizer
 ) -> WordPieceTokenizer:
     """Raises UserError for settings that google-research/bert would silently ignore."""
 

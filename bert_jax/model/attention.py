@@ -45,7 +45,7 @@ class SelfAttention(nnx.Module):
         dropout_key: Array | None,
         queries_BQ: Int[Array, "batch queries"] | None = None,
     ) -> Float[Array, "batch queries hidden"]:
-        """Returns the output projection without its bias. For `queries_BQ`, see `EncoderModel.hidden`."""
+        """Returns the output projection without its bias, see `EncoderModel.hidden`."""
         core = self._fused if self.core == "fused" else self._plain
         return self.output.without_bias(core(x_BLD, segment_ids, dropout_key, queries_BQ))
 

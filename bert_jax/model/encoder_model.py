@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.cross_entropy import Scored
 from bert_jax.model.heads import MlmDecoder
 from bert_jax.model.kernel_limits import Limit, Part
 from bert_jax.model.layers import gather_positions, subkey
-from bert_jax.model.parameter_groups import ParameterGroups
 from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.parameter_groups import ParameterGroups
 
 
 class PretrainingScores(NamedTuple):
@@ -185,5 +184,3 @@ class EncoderModel(nnx.Module):
         result grows with L², so pass only a few sentences. For the batch, see `hidden`.
         """
         return self.encoder.attention_maps(batch)
-
-

@@ -26,9 +26,9 @@ from bert_jax.model.layer_stack import (
     stacked,
 )
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
-from bert_jax.model.parameter_groups import ParameterGroup
 from bert_jax.model.section import Execution, Remat
 from bert_jax.model.xla_attention import masked_scores, same_segment
+from bert_jax.parallel.parameter_groups import ParameterGroup
 from bert_jax.parallel.sharding_rules import constrain
 
 # Parameters and dropout keys [3], stacked for several layers. Keys are None in evaluation.

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, Optional, Self
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    Optional,
+    Self,
+)
 
 import pydantic
 
@@ -146,9 +156,9 @@ class ModelSection(Section):
     """Settings of the architecture by `size`, including all `SIZES`."""
 
     if TYPE_CHECKING:  # types and defaults differ between encoders
-        kind: Any
-        size: Any
-        architecture: Any
+        kind: Any = ""
+        size: Any = None
+        architecture: Any = None
     else:  # in the order of a configuration
         kind: str
         size: str | None = None
@@ -165,7 +175,11 @@ class ModelSection(Section):
         a file that cannot be read.
         """
         del vocab_size
-        return None if self.size is None else SizeSource("size", self.size, self.named_sizes[self.size])
+        return (
+            None
+            if self.size is None
+            else SizeSource("size", self.size, self.named_sizes[self.size])
+        )
 
     @pydantic.model_validator(mode="after")
     def _one_size(self) -> ModelSection:

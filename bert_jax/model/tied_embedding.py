@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from bert_jax.model.config import Dtype
 from bert_jax.model.layers import placed
+from bert_jax.model.section import Dtype
 from bert_jax.parallel.gradient_sum import device_shares, summed_shares
 from bert_jax.parallel.sharding_rules import constrain, parts_in_use
 

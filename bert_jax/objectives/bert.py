@@ -16,10 +16,11 @@ from flax import nnx
 
 from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.model.bert import Bert, bert_builder
-from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.model.architecture import TRAINING, EncoderArchitecture
 from bert_jax.model.cross_entropy import Scored, cross_entropy
-from bert_jax.model.flops import TRAINING, forward_flops
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -52,7 +53,7 @@ class BertObjective:
     Fields with ``compare=False`` affect neither the model nor the loss.
     """
 
-    architecture: Architecture
+    architecture: EncoderArchitecture
     execution: Execution
     masking: MaskingSection = dataclasses.field(compare=False)  # masking of training rows
     tokenizer: Tokenizer = dataclasses.field(compare=False)
@@ -73,9 +74,9 @@ class BertObjective:
             self.tokenizer, seq_length=seq_length, masking=masking
         )
 
-    def build(self) -> Bert:
+    def build(self) -> EncoderModel:
         """Returns the model."""
-        return bert_builder(self.architecture, self.execution, HeadsSection())()
+        return encoder_builder(self.architecture, self.execution, HeadsSection())()
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns no models."""
@@ -99,11 +100,12 @@ class BertObjective:
     ) -> tuple[jax.Array, Metrics]:
         """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
         del frozen
-        assert isinstance(model, Bert)
+        assert isinstance(model, EncoderModel)
         found = model.scored(batch, dropout_key=rngs.dropout)
         metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
         loss = metrics["mlm_loss"][0] / divisors["mlm"]
         if self.pair is not None:
+            assert found.next_sentence is not None
             pair = cross_entropy(found.next_sentence, batch["next_sentence_labels"])
             metrics |= _summed(self.pair, pair, batch["next_sentence_weights"])
             loss += metrics[f"{self.pair}_loss"][0] / divisors[self.pair]
@@ -111,11 +113,11 @@ class BertObjective:
 
     def flops_per_row(self, *, seq_length: int, predictions: int) -> float:
         """Returns the model FLOPs of one row, forward and backward."""
-        return TRAINING * forward_flops(
-            self.architecture,
+        return TRAINING * self.architecture.forward_flops(
             seq_length=seq_length,
             read=predictions + 1,  # the masked pieces and [CLS]
             predictions=predictions,
+            pooled=1,
         )
 
     def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:

@@ -17,7 +17,7 @@ from bert_jax.data.google_bert.reader import (
 from bert_jax.data.loader.loader import Loader, evaluation_batches
 from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError
-from bert_jax.model.config import Architecture
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import check_pairing
 from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
 from bert_jax.parallel.mesh import process_share
@@ -170,7 +170,7 @@ class PhaseOpener(NamedTuple):
 
     settings: PretrainSettings
     objective: Objective
-    architecture: Architecture
+    architecture: EncoderArchitecture
     model: ModelDefinition
     tokenizer: Tokenizer
     mesh: Mesh

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 from etils import epath
@@ -11,7 +11,6 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError
-from bert_jax.model.config import resolve_architecture
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
 from bert_jax.objectives.registry import make_objective
@@ -84,7 +83,7 @@ def _prepare(
     schedule = linear_schedule(schedule_segments(section, settings.optimizer))
     mesh = open_mesh(settings.mesh)
     tokenizer = load_tokenizer(settings.tokenizer)
-    architecture = resolve_architecture(settings.model, vocab_size=tokenizer.vocab_size)
+    architecture = settings.model.resolve(vocab_size=tokenizer.vocab_size)
     check_batches(section, mesh)
     execution, resolved = execution_on(
         mesh,
@@ -180,14 +179,6 @@ def _origin(
     return {**origin, **saved, **merged}
 
 
-# Modules of a pretraining model that an imported model may lack, and their names in messages.
-HEADS: Final = {
-    "pooler": "the pooler",
-    "mlm": "the MLM head",
-    "next_sentence": "the next-sentence head",
-}
-
-
 def _initial_params(
     run: PhaseOpener, console: Console, abstract: Params, draw: DrawParams
 ) -> Params:
@@ -226,10 +217,11 @@ def _initial_params(
         return checkpoints.restore_params(wanted, step=step)
 
     found = read_checkpoints(origin.directory, read)
-    lacking = [part for part in HEADS if part in abstract and part not in shared]
-    unused = [f"the {part} head" for part in found if part not in abstract]
+    titles = run.model.groups.titles
+    lacking = [part for part in titles if part in abstract and part not in shared]
+    unused = [titles.get(part, part) for part in found if part not in abstract]
     for heads, what in (
-        ([HEADS[part] for part in lacking], "randomly initialized"),
+        ([titles[part] for part in lacking], "randomly initialized"),
         (unused, "not loaded"),
     ):
         if heads and jax.process_index() == 0:

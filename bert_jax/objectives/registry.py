@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.dataset.reader import Dataset
 from bert_jax.errors import UserError
-from bert_jax.model.config import Architecture, Execution
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import Execution
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.objectives.section import ObjectiveName, ObjectiveSection
 from bert_jax.runs.run_directory import Run
@@ -32,7 +33,7 @@ OBJECTIVES: Final[dict[ObjectiveName, _Entry]] = {
 def make_objective(
     section: ObjectiveSection,
     *,
-    architecture: Architecture,
+    architecture: EncoderArchitecture,
     execution: Execution,
     tokenizer: Tokenizer,
 ) -> Objective:

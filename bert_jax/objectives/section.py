@@ -5,7 +5,7 @@ from typing import Literal
 
 from bert_jax.data.loader.section import LoaderSection
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.model.config import ModelSection
+from bert_jax.model.section import ModelSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.settings import RunSettings
 from bert_jax.section import Section

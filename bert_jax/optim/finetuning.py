@@ -27,7 +27,7 @@ from bert_jax.optim.optimizer import (
 from bert_jax.optim.schedule import Schedule, warmup_constant, warmup_linear
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.parallel.compiling import made_once
-from bert_jax.parallel.sharding_rules import LogicalAxes
+from bert_jax.parallel.parameter_groups import ParameterGroups
 
 Axes = Any  # a nested dict of LogicalAxes
 
@@ -44,20 +44,21 @@ def make_schedule(section: FinetuneOptimizerSection, *, total_steps: int) -> Sch
 
 
 def make_finetune_optimizer(
-    section: FinetuneOptimizerSection, axes: Axes, *, depth: int
+    section: FinetuneOptimizerSection, axes: Axes, *, groups: ParameterGroups, depth: int
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer. Its `update` has an argument `learning_rate`, as in `make_optimizer`.
 
-    `axes` are the logical axes of every parameter, and `depth` is the number of encoder layers.
-    Raises UserError if `freeze` names a unit that the model does not have.
+    `axes` are the logical axes of every parameter, `groups` the groups of the model, and `depth` is
+    the number of encoder layers. Raises UserError if `freeze` names a unit that the model does not
+    have.
     """
     given = without(section, "learning_rate", "schedule", "warmup_fraction")
-    return _make_optimizer(given, tuple(flatten_dict(axes).items()), depth=depth)
+    return _make_optimizer(given, tuple(flatten_dict(axes).items()), groups=groups, depth=depth)
 
 
 @made_once
 def _make_optimizer(
-    section: FinetuneOptimizerSection, axes: FlatAxes, *, depth: int
+    section: FinetuneOptimizerSection, axes: FlatAxes, *, groups: ParameterGroups, depth: int
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a flat chain, because `find_moments` does not search nested chains.
 
@@ -66,15 +67,16 @@ def _make_optimizer(
     bitwise unchanged, and their moments stay zero.
     """
     nested = unflatten_dict(dict(axes))
+    units = unit_of_parameters(nested, groups=groups, depth=depth)
     frozen = frozen_units(section.freeze, depth=depth)
-    if "pooler" in section.freeze and "pooler" not in nested:
+    has_pooler = any((unit == depth + 1).any() for unit in jax.tree.leaves(units))
+    if "pooler" in section.freeze and not has_pooler:
         raise UserError(
             "optimizer.freeze_pooler",
             'found "pooler", but the model of this task has none, allowed: embeddings, encoder, '
             "layers.N, layers.N-M",
             place="optimizer.freeze",
         )
-    units = _unit_of_parameters(nested, depth=depth)
     zero_frozen = [_zero_frozen(frozen, units)] if frozen.any() else []
     parts = [*zero_frozen]
     if section.clip_norm is not None:
@@ -88,14 +90,16 @@ def _make_optimizer(
     return optax.chain(*parts, *zero_frozen, scale_by_given_rate())
 
 
-def frozen_parameters(section: FinetuneOptimizerSection, axes: Axes, *, depth: int) -> Any:
+def frozen_parameters(
+    section: FinetuneOptimizerSection, axes: Axes, *, groups: ParameterGroups, depth: int
+) -> Any:
     """Returns a nested dict like the parameters: True if a parameter is frozen in all layers.
 
     Apply `jax.lax.stop_gradient` to these parameters, so that the backward pass ends at the lowest
     trained unit. Raises UserError if `freeze` names a unit that no encoder of this depth has.
     """
     frozen = frozen_units(section.freeze, depth=depth)
-    units = _unit_of_parameters(axes, depth=depth)
+    units = unit_of_parameters(axes, groups=groups, depth=depth)
     return jax.tree.map(lambda unit: bool(frozen[unit].all()), units)
 
 
@@ -123,32 +127,11 @@ def _zero_frozen(frozen: np.ndarray, units: Any) -> optax.GradientTransformation
     return optax.stateless(lambda updates, params: jax.tree.map(mask, updates, units))
 
 
-def _unit_of_parameters(axes: Any, *, depth: int) -> Any:
-    """Returns a nested dict like the parameters, with the indices of their units, int32.
-
-    ``{"encoder": {"layers": {"kernel": ("layers", "embed", "mlp")}}}`` of two layers →
-    ``{"encoder": {"layers": {"kernel": [[[1]], [[2]]]}}}``
-
-    The indices broadcast against the parameters. Raises ValueError if a parameter of the encoder
-    is neither in its embeddings nor in its layers.
-    """
-
-    def place(path: Any, names: LogicalAxes) -> np.ndarray:
-        keys = [entry.key for entry in path]
-        if keys[0] == "pooler":
-            return np.array(depth + 1, np.int32)
-        if keys[0] != "encoder":
-            return np.array(depth + 2, np.int32)
-        if keys[1] == "embeddings":
-            return np.array(0, np.int32)
-        if keys[1] != "layers":
-            raise ValueError(f"a parameter of the encoder has no unit: {'/'.join(keys)}")
-        shape = [depth if name == "layers" else 1 for name in names]
-        return np.arange(1, depth + 1, dtype=np.int32).reshape(shape)
-
-    return jax.tree_util.tree_map_with_path(
-        place, axes, is_leaf=lambda node: isinstance(node, tuple)
-    )
+def unit_of_parameters(axes: Axes, *, groups: ParameterGroups, depth: int) -> Any:
+    """Returns a nested dict like the parameters, with `ParameterGroups.units` of each."""
+    flat: dict[str, Any] = flatten_dict(axes, sep="/")
+    units = {path: groups.units(path, names, depth=depth) for path, names in flat.items()}
+    return unflatten_dict(units, sep="/")
 
 
 def frozen_units(names: Sequence[str], *, depth: int) -> np.ndarray:

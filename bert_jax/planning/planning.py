@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Self
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import Remat, resolve_architecture
+from bert_jax.model.section import Remat
 from bert_jax.parallel.section import mesh_shape
 from bert_jax.parallel.topology import TpuTopology, parse_topology
 from bert_jax.planning.compilation.step import CompiledStep, quick_refusal
@@ -46,7 +46,7 @@ def make_plan(
     fit. Raises the same errors as `Compiler.steps`.
     """
     topology, why_exact = parse_topology(run.topology), quick_refusal()
-    architecture = resolve_architecture(run.model, vocab_size=run.vocab_size)
+    architecture = run.model.resolve(vocab_size=run.vocab_size)
     deep = architecture.num_hidden_layers > SHALLOW  # exact compilation takes minutes
     quick = deep and not exact and why_exact is None
     run = run.model_copy(update={"topology": topology.name, "quick": quick})

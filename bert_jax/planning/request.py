@@ -8,8 +8,8 @@ from typing import Literal
 
 import pydantic
 
+from bert_jax.encoders.registry import AnyModelSection
 from bert_jax.errors import UserError
-from bert_jax.model.config import ModelSection
 from bert_jax.objectives.section import ObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
@@ -30,7 +30,7 @@ class CompileRequest(Section):
     kind: StepKind = "train"
     phase: int = pydantic.Field(default=0, ge=0)  # index of the phase
     vocab_size: int = pydantic.Field(ge=1)  # number of pieces; the tokenizer is not read
-    model: ModelSection
+    model: AnyModelSection
     objective: ObjectiveSection
     mesh: MeshSection  # includes the number of slices
     optimizer: OptimizerSection

@@ -5,8 +5,9 @@ from typing import Final
 
 from jax.sharding import Mesh
 
-from bert_jax.model.config import Architecture, Execution
-from bert_jax.model.kernel_choice import resolve_execution
+from bert_jax.encoders.kernel_choice import resolve_execution
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import Execution
 from bert_jax.parallel.sharding_rules import check_divides
 
 SLOWER: Final = (
@@ -18,7 +19,7 @@ def execution_on(
     mesh: Mesh,
     execution: Execution,
     *,
-    architecture: Architecture,
+    architecture: EncoderArchitecture,
     longest: int,
     chosen: bool,
     say: Callable[[str], None],

@@ -8,13 +8,16 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from etils import epath
 
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.registry import model_section
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.remote import require_place
 from bert_jax.files.seal import read_sealed, sealed, sealed_yaml
 from bert_jax.files.yaml_file import dump_yaml
-from bert_jax.model.bert import Bert, bert_builder
-from bert_jax.model.config import Architecture, HeadsSection, ModelSection, resolve_architecture
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.section import HeadsSection, ModelSection
 from bert_jax.runs.settings import CONFIG, PROVENANCE, read_model, read_settings
 from bert_jax.section import Section, need
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -33,7 +36,7 @@ class Run(NamedTuple):
 
     directory: epath.Path
     tokenizer: Tokenizer
-    architecture: Architecture
+    architecture: EncoderArchitecture
     model: ModelSection
     settings: Mapping[str, Any]  # content of config.yaml, not yet validated
 
@@ -43,9 +46,9 @@ class Run(NamedTuple):
         return self.model.heads
 
     @property
-    def build(self) -> Callable[[], Bert]:
+    def build(self) -> Callable[[], EncoderModel]:
         """Function that makes the run's model, for `define_model`."""
-        return bert_builder(self.architecture, self.model.execution.elsewhere(), self.heads)
+        return encoder_builder(self.architecture, self.model.execution.elsewhere(), self.heads)
 
     @property
     def seed(self) -> int:
@@ -74,12 +77,12 @@ def open_run(directory: epath.PathLike) -> Run:
     settings = read_settings(root)
     tokenizer = load_tokenizer(root / TOKENIZER)
     section = read_model(root, settings)
-    architecture = resolve_architecture(section, vocab_size=tokenizer.vocab_size)
+    architecture = section.resolve(vocab_size=tokenizer.vocab_size)
     return Run(root, tokenizer, architecture, section, settings)
 
 
 def claim_run(
-    run_dir: str, *, verb: RunVerb, architecture: Architecture, tokenizer: Tokenizer
+    run_dir: str, *, verb: RunVerb, architecture: EncoderArchitecture, tokenizer: Tokenizer
 ) -> epath.Path:
     """Returns the run directory; creates it if it is missing.
 
@@ -110,7 +113,7 @@ def write_run(
     *,
     run_dir: str,
     model: ModelSection,
-    architecture: Architecture,
+    architecture: EncoderArchitecture,
     tokenizer: Tokenizer,
     origin: Mapping[str, Any],
 ) -> None:
@@ -119,7 +122,7 @@ def write_run(
     `settings` is the configuration as plain values. `origin` describes the origin of the
     parameters: datasets, another run, or an import. Raises UserError if a file cannot be written.
     """
-    spelled_out = ModelSection.of(
+    spelled_out = model_section(
         architecture, pieces=tokenizer.vocab_size, execution=model.execution, heads=model.heads
     )
     resolved = {**settings, "run_dir": run_dir, "model": spelled_out.model_dump(mode="json")}
@@ -152,7 +155,7 @@ def _same_verb(run: Run, verb: RunVerb) -> None:
         )
 
 
-def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> None:
+def _same_model(run: Run, architecture: EncoderArchitecture, tokenizer: Tokenizer) -> None:
     if run.tokenizer.hash != tokenizer.hash:
         raise UserError(
             "run.other_tokenizer",
@@ -160,18 +163,23 @@ def _same_model(run: Run, architecture: Architecture, tokenizer: Tokenizer) -> N
             place="tokenizer",
             run=run.directory,
         )
-    for name in Architecture.model_fields:
+    if run.architecture.kind != architecture.kind:
+        raise _other_model(run, "model.kind", architecture.kind, run.architecture.kind)
+    for name in type(architecture).model_fields:
         was, now = getattr(run.architecture, name), getattr(architecture, name)
         if was != now:
-            raise UserError(
-                "run.other_model",
-                "found {found}, but the run in {run} has {expected}. Use {expected}, or a new "
-                "run_dir.",
-                place=f"model.architecture.{name}",
-                found=now,
-                run=run.directory,
-                expected=was,
-            )
+            raise _other_model(run, f"model.architecture.{name}", now, was)
+
+
+def _other_model(run: Run, key: str, found: object, expected: object) -> UserError:
+    return UserError(
+        "run.other_model",
+        "found {found}, but the run in {run} has {expected}. Use {expected}, or a new run_dir.",
+        place=key,
+        found=found,
+        run=run.directory,
+        expected=expected,
+    )
 
 
 def _provenance(tokenizer: Tokenizer, origin: Mapping[str, Any]) -> dict[str, Any]:

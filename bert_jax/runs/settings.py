@@ -7,15 +7,15 @@ from typing import Any, Final
 
 from etils import epath
 
+from bert_jax.encoders.registry import read_model_section
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import read_text
 from bert_jax.files.remote import is_remote
 from bert_jax.files.seal import refuse_changed_yaml
 from bert_jax.files.yaml_file import MAX_BYTES, parse_yaml
-from bert_jax.model.config import HeadsSection, ModelSection
+from bert_jax.model.section import HeadsSection, ModelSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.section import need
-from bert_jax.validation import validate
 
 CONFIG: Final = "config.yaml"
 PROVENANCE: Final = "provenance.json"
@@ -44,7 +44,7 @@ def read_settings(root: epath.Path) -> dict[str, Any]:
 def read_model(root: epath.Path, settings: Mapping[str, Any]) -> ModelSection:
     """Returns the section "model" of a run; raises UserError if it is missing or invalid."""
     values = need(settings.get("model"), "model", "pretrain")
-    return validate(ModelSection, values, source=str(root / CONFIG), key="model")
+    return read_model_section(values, source=str(root / CONFIG))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from bert_jax.data.tables import OnError, RowErrors
 from bert_jax.errors import UserError
 from bert_jax.files.download import local_copy
 from bert_jax.files.hub import HubFile, fetch_file, is_dataset_file
-from bert_jax.model.config import HeadsSection, ProblemName, TaskName
+from bert_jax.model.section import HeadsSection, ProblemName, TaskName
 from bert_jax.section import DataPathText, Section
 from bert_jax.text.tokenizer import Tokenizer
 

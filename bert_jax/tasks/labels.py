@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 from bert_jax.data.tables import RowError
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
-from bert_jax.model.config import ProblemName
+from bert_jax.model.section import ProblemName
 
 # Index in `Labelling.names`, set of indices (multi-label), number (regression), or None if the
 # example is unlabelled.

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import Diverged
 from bert_jax.inference.bucketed import BucketedInference
-from bert_jax.model.config import Architecture
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.shape_cost import inference_cost
 from bert_jax.narration import doing
 from bert_jax.parallel.compiling import made_once
@@ -33,7 +33,7 @@ class Predictor:
         batch_size: int,
         max_length: int,
         pad_id: int,
-        architecture: Architecture,
+        architecture: EncoderArchitecture,
         few_rows: bool = False,
         passes: int = 1,
     ) -> None:

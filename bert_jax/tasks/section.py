@@ -6,7 +6,7 @@ from typing import Any, Literal, Self, TypeAlias
 import pydantic
 
 from bert_jax.errors import UserError
-from bert_jax.model.config import Dtype, Execution
+from bert_jax.model.section import Dtype, Execution
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.runs.settings import RunSettings
 from bert_jax.section import ModelPathText, Section

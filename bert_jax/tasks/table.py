@@ -12,7 +12,7 @@ import pydantic
 from bert_jax.data.memory_table import MemoryTable
 from bert_jax.data.tables import Delimiter, OnError, RowError, RowErrors, TableRow, read_table
 from bert_jax.errors import UserError
-from bert_jax.model.config import ProblemName
+from bert_jax.model.section import ProblemName
 from bert_jax.tasks.family import (
     DataRequest,
     Family,

@@ -9,10 +9,12 @@ import optax
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.model.bert import Bert, bert_builder
-from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.cross_entropy import cross_entropy
+from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.layers import subkey
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, Sums
 from bert_jax.tasks.batches import INPUTS, WEIGHTS
 from bert_jax.tasks.family import NO_LABEL
@@ -22,15 +24,15 @@ from bert_jax.tasks.family import NO_LABEL
 class FinetuneTask:
     """A fine-tuning task. The loss is a weighted mean over rows, or over labelled pieces."""
 
-    architecture: Architecture
+    architecture: EncoderArchitecture
     execution: Execution
     heads: HeadsSection
     class_weights: tuple[float, ...] | None = None
     frozen: frozenset[str] = frozenset()  # names of frozen parameters, such as ``pooler/bias``
 
-    def build(self) -> Bert:
+    def build(self) -> EncoderModel:
         """Returns the encoder with the task's head."""
-        return bert_builder(self.architecture, self.execution, self.heads)()
+        return encoder_builder(self.architecture, self.execution, self.heads)()
 
     def frozen_models(self) -> Mapping[str, FrozenModel]:
         """Returns no models."""
@@ -62,7 +64,7 @@ class FinetuneTask:
         total, count = sums["task_loss"]
         return {"loss": total / max(count, 1e-9)}
 
-    def _without_frozen_gradients(self, model: nnx.Module) -> Bert:
+    def _without_frozen_gradients(self, model: nnx.Module) -> EncoderModel:
         """Returns the model with stopped gradients at frozen parameters.
 
         JAX then skips the backward pass below the lowest trained parameter.
@@ -72,7 +74,7 @@ class FinetuneTask:
             named = flatten_dict(nnx.to_pure_dict(state), sep="/")
             held = {name: jax.lax.stop_gradient(named[name]) for name in self.frozen}
             model = nnx.merge(graphdef, unflatten_dict(named | held, sep="/"))
-        assert isinstance(model, Bert)
+        assert isinstance(model, EncoderModel)
         return model
 
     def _item_weights(self, batch: Batch) -> jax.Array:
@@ -115,18 +117,18 @@ class FinetuneTask:
 NO_POSITION = -1e9
 
 
-def logits(model: Bert, batch: Batch, *, dropout_key: jax.Array | None) -> jax.Array:
+def logits(model: EncoderModel, batch: Batch, *, dropout_key: jax.Array | None) -> jax.Array:
     """Returns the float32 logits of the task head for a batch of `collate`.
 
-    The shape is [B, labels], [B, choices], [B, L, labels] or [B, L, 2]; see `Bert.task_logits`. In
-    evaluation, `dropout_key` is None.
+    The shape is [B, labels], [B, choices], [B, L, labels] or [B, L, 2]; see
+    `EncoderModel.task_logits`. In evaluation, `dropout_key` is None.
     """
     shape = batch["input_ids"].shape
     flat = {name: batch[name].reshape(-1, shape[-1]) for name in INPUTS}
     queries = None
-    if model.heads.reads_pooled:  # the head reads only [CLS]
+    if model.reads_first:
         queries = jnp.zeros((len(flat["input_ids"]), 1), jnp.int32)
     hidden = model.hidden(flat, queries_BQ=queries, dropout_key=dropout_key)
     # Subkeys 0 and 1 belong to the encoder.
-    found = model.task_logits(hidden, dropout_key=subkey(dropout_key, 2))
+    found = model.task_logits(hidden, flat["segment_ids"], dropout_key=subkey(dropout_key, 2))
     return found.reshape(shape[:-1]) if len(shape) == 3 else found

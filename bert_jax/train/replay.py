@@ -1,7 +1,6 @@
 """Repeats a dumped step: computes its loss and gradients, on any devices."""
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.parameter_groups import ParameterGroups
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import batch_sharding, replicated
 from bert_jax.task import Task
@@ -23,10 +23,6 @@ from bert_jax.train.state import TrainState, define_model, named
 from bert_jax.train.step import make_gradients, squares_by_layer
 
 PARAMS: Final = "params/"
-
-# Modules after the encoder, and submodules of a layer, in the order of the backward pass.
-AFTER_ENCODER: Final = ("mlm", "task", "next_sentence", "pooler")
-LAYER_PARTS: Final = ("output_norm", "output", "intermediate", "attention_norm", "attention")
 
 # Relative tolerance of loss and gradient norm, because device types round differently.
 SAME: Final = 0.01
@@ -83,23 +79,25 @@ def replay_step(folder: epath.Path, record: DumpRecord, task: Task) -> Replay:
     return Replay(
         loss=float(loss),
         gradient_norm=total,
-        gradient_norms=by_layer({name: np.sqrt(leaf).tolist() for name, leaf in leaves}),
+        gradient_norms=by_layer(
+            {name: np.sqrt(leaf).tolist() for name, leaf in leaves}, model.groups
+        ),
         bad_inputs=[*_not_finite(BATCH, batch), *_not_finite("parameter", params)],
         reproduces=_same(float(loss), recorded["loss"]) and _same(total, recorded["gradient_norm"]),
     )
 
 
-def by_layer(norms: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def by_layer(norms: Mapping[str, Sequence[float]], groups: ParameterGroups) -> dict[str, float]:
     """Returns the norms with one name per layer, in the order of the backward pass.
 
     In `norms`, a stacked parameter has one value per layer; any other parameter has one value.
     """
     found = {
-        name.replace("encoder/layers/", f"encoder/layers.{at}/"): norm
+        layer: norm
         for name, values in norms.items()
-        for at, norm in enumerate(values)
+        for layer, norm in groups.by_layer(name, list(values)).items()
     }
-    return dict(sorted(found.items(), key=lambda item: _backward_rank(item[0])))
+    return dict(sorted(found.items(), key=lambda item: groups.backward_order(item[0])))
 
 
 def by_module(norms: Mapping[str, float]) -> dict[str, float]:
@@ -109,18 +107,6 @@ def by_module(norms: Mapping[str, float]) -> dict[str, float]:
         parts = name.split("/")
         squares["/".join(parts[: 2 if parts[0] == "encoder" else 1])] += norm * norm
     return {module: math.sqrt(total) for module, total in squares.items()}
-
-
-def _backward_rank(name: str) -> tuple[int, int, int, str]:
-    """Returns a sort key: modules after the encoder, then layers from last to first, embeddings."""
-    if layer := re.match(r"encoder/layers\.(\d+)/(\w+)", name):
-        return 1, -int(layer[1]), _index(LAYER_PARTS, layer[2]), name
-    top = name.partition("/")[0]
-    return (2, 0, 0, name) if top == "encoder" else (0, 0, _index(AFTER_ENCODER, top), name)
-
-
-def _index(names: Sequence[str], name: str) -> int:
-    return names.index(name) if name in names else len(names)
 
 
 def _mesh(rows: Iterator[int]) -> Mesh:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from bert_jax.model.initial import Initial
 from bert_jax.parallel.compiling import made_once
+from bert_jax.parallel.parameter_groups import ParameterGroups
 from bert_jax.parallel.sharding_rules import parameter_sharding, replicated, trained_sharding
 from bert_jax.task import Params
 
@@ -44,6 +45,7 @@ class ModelDefinition:
     params: Params  # shapes and dtypes, as ShapeDtypeStruct
     axes: dict[str, Any]  # logical axes, nested like `params`
     initial: dict[str, Any]  # initial values as `Initial`, nested like `params`
+    groups: ParameterGroups  # empty for a model that is no `EncoderModel`
 
 
 Build: TypeAlias = Callable[[], nnx.Module]
@@ -61,12 +63,15 @@ def define_model(build: Build) -> ModelDefinition:
 def _define(build: Callable[..., nnx.Module], owner: object) -> ModelDefinition:
     if owner is not None:
         build = functools.partial(build, owner)
-    graphdef, state = nnx.split(build())
+    model = build()
+    graphdef, state = nnx.split(model)
     axes, initial = (
         jax.tree.map(read, state, is_leaf=lambda node: isinstance(node, nnx.Variable))
         for read in (operator.attrgetter("logical"), operator.attrgetter("initial"))
     )
-    return ModelDefinition(graphdef, *map(nnx.to_pure_dict, (state, axes, initial)))
+    groups = getattr(model, "groups", ParameterGroups())
+    params, axes, initial = map(nnx.to_pure_dict, (state, axes, initial))
+    return ModelDefinition(graphdef, params, axes, initial, groups)
 
 
 def abstract_params(model: ModelDefinition, mesh: Mesh) -> Params:

@@ -19,7 +19,8 @@ from bert_jax.parallel.section import MeshSection
 
 if TYPE_CHECKING:
     from bert_jax.config import RunConfig
-    from bert_jax.model.config import Architecture, Execution
+    from bert_jax.model.architecture import EncoderArchitecture
+    from bert_jax.model.section import Execution
 
 
 def doctor(*, config: MeshSection | None = None, run_dir: str | None = None) -> DoctorReport:
@@ -110,14 +111,13 @@ class _Trained(NamedTuple):
 
     build: Any  # builder for `define_model`
     execution: Execution
-    architecture: Architecture
+    architecture: EncoderArchitecture
     longest: int  # tokens of the longest rows; 0 without phases
 
 
 def _trained(config: RunConfig) -> _Trained | None:
     """Returns the model that a configuration trains, or None if it has no valid model."""
-    from bert_jax.model.bert import bert_builder
-    from bert_jax.model.config import resolve_architecture
+    from bert_jax.encoders.build import encoder_builder
     from bert_jax.runs.run_directory import open_run
     from bert_jax.text import load_tokenizer
 
@@ -129,10 +129,10 @@ def _trained(config: RunConfig) -> _Trained | None:
         if config.model is None or config.tokenizer is None:
             return None
         vocab_size = load_tokenizer(config.tokenizer).vocab_size
-        architecture = resolve_architecture(config.model, vocab_size=vocab_size)
+        architecture = config.model.resolve(vocab_size=vocab_size)
     except UserError:
         return None
-    build = bert_builder(architecture, config.model.execution, config.model.heads)
+    build = encoder_builder(architecture, config.model.execution, config.model.heads)
     phases = config.train.phases if config.train else ()
     longest = max((phase.seq_length for phase in phases), default=0)
     return _Trained(build, config.model.execution, architecture, longest)

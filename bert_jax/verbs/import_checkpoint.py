@@ -12,6 +12,7 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
+from bert_jax.encoders.registry import model_section
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import require_local
@@ -20,7 +21,7 @@ from bert_jax.interop.hf_tokenizer import tokenizer_files
 from bert_jax.interop.importing import read_checkpoint
 from bert_jax.interop.sources import fetch, identify, is_checkpoint, is_hub_name
 from bert_jax.interop.tensor_conversion import Params, Pretrained
-from bert_jax.model.config import Execution, ModelSection
+from bert_jax.model.section import Execution
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.places import MODELS
@@ -125,7 +126,12 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
         epath.Path(root),
         config.model_dump(mode="json"),
         run_dir=run_dir,
-        model=ModelSection(execution=Execution(dtype="float32"), heads=model.heads),
+        model=model_section(
+            model.architecture,
+            pieces=model.tokenizer.vocab_size,
+            execution=Execution(dtype="float32"),
+            heads=model.heads,
+        ),
         architecture=model.architecture,
         tokenizer=model.tokenizer,
         origin={
@@ -158,7 +164,7 @@ def _summary(model: Pretrained) -> list[str]:
         lines.append(
             f"vocab_size is {rows:,}: {rows - pieces:,} rows have no piece and are never predicted"
         )
-    if model.architecture.type_vocab_size == 1:
+    if getattr(model.architecture, "type_vocab_size", 2) == 1:
         lines.append("type_vocab_size is 1: both spans of a pair get token type 0")
     return lines
 

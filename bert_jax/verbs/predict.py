@@ -14,7 +14,7 @@ from bert_jax.data.tables import OnError
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import output_exists
 from bert_jax.inference.bucketed import check_batch_size
-from bert_jax.model.config import HeadsSection
+from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.lock import hold_output

@@ -5,7 +5,8 @@ from etils import epath
 from rich.console import Console
 from rich.table import Table
 
-from bert_jax.model.config import Dtype
+from bert_jax.encoders.build import model_type
+from bert_jax.model.section import Dtype
 from bert_jax.objectives.registry import objective_of
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
@@ -61,11 +62,11 @@ def _show(run: Run, record: DumpRecord, found: Replay, console: Console) -> None
     here, then = jax.default_backend(), record.figures
     say(f"step {record.step}: {record.reason}")
     say(f"then, {record.platform}: loss {then['loss']:.6g}, norm {then['gradient_norm']:.6g}")
-    execution = run.model.execution
+    execution, groups = run.model.execution, model_type(run.architecture).groups
     say(f"here, {here}, {execution.dtype}: loss {found.loss:.6g}, norm {found.gradient_norm:.6g}")
     for line in found.bad_inputs:
         say(f"not finite before the step: {line}", "bold")
-    recorded = by_module(by_layer(record.gradient_norms))
+    recorded = by_module(by_layer(record.gradient_norms, groups))
     table = Table("gradient norm, in the order of the backward pass", "then", "here")
     for module, norm in by_module(found.gradient_norms).items():
         table.add_row(module, f"{recorded.get(module, float('nan')):.4g}", f"{norm:.4g}")

@@ -12,9 +12,10 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from bert_jax.encoders.modernbert.architecture import ModernBertArchitecture
-from bert_jax.encoders.modernbert.model import ModernBert, modernbert_builder
-from bert_jax.model.config import Execution, HeadsSection
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.modernbert.model import ModernBert
+from bert_jax.encoders.modernbert.section import ModernBertArchitecture
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.train.state import define_model
 
 HEADS = HeadsSection(pooler=False, next_sentence=False)
@@ -107,7 +108,7 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(
 ) -> None:
     theirs = theirs_of(layers, window, every)
     execution = Execution(dtype="float32", unroll=unroll)
-    build = modernbert_builder(architecture_of(theirs.config, every), execution, HEADS)
+    build = encoder_builder(architecture_of(theirs.config, every), execution, HEADS)
     state = {name: each.detach().numpy() for name, each in theirs.state_dict().items()}
     params = our_params(state.__getitem__, layers)
     definition = define_model(build)
@@ -142,7 +143,7 @@ def test_states_logits_loss_and_gradients_equal_hugging_faces(
         return nnx.merge(definition.graphdef, params)
 
     def loss(params: Any) -> jax.Array:
-        return model_of(params).scored(batch, dropout_key=None).loss.mean()
+        return model_of(params).scored(batch, dropout_key=None).mlm.loss.mean()
 
     nested = unflatten_dict({name: jnp.asarray(each) for name, each in params.items()}, sep="/")
     model = model_of(nested)

@@ -11,11 +11,11 @@ from etils import epath
 from hypothesis import strategies as st
 
 from bert_jax.config import load_config, parse_config
+from bert_jax.encoders.bert.section import BertSection
 from bert_jax.files.yaml_file import parse_yaml
 from bert_jax.interop.hf_config import read_config
 from bert_jax.interop.hf_tokenizer import read_hf_tokenizer
 from bert_jax.interop.hf_weights import HfWeights
-from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.text import load_tokenizer
 from tests.fuzz.harness import TOKENS, VALUES, both_forms, confused, damaged, json_of, survives
 from tests.project import project_config, refuses
@@ -105,9 +105,9 @@ FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
     "bert_config.json": (
         {key: HF_CONFIG[key] for key in list(HF_CONFIG)[2:9]},
         {},
-        lambda root: resolve_architecture(
-            ModelSection(bert_config=str(root / "bert_config.json")), vocab_size=30
-        ),
+        lambda root: BertSection(
+            bert_config=str(root / "bert_config.json")
+        ).resolve(vocab_size=30),
     ),
     "vocab.txt": (VOCABULARY.encode(), TOKENIZER, encode),
     "tokenizer_config.json": (SETTINGS, TOKENIZER, encode),

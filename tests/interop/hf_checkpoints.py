@@ -14,10 +14,10 @@ from etils import epath
 from flax import nnx
 from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
 
+from bert_jax.encoders.bert.model import Bert
+from bert_jax.encoders.bert.section import BertSection
 from bert_jax.interop.tensor_conversion import expand, their_tensors
 from bert_jax.interop.tensor_names import hf_names
-from bert_jax.model.bert import Bert
-from bert_jax.model.config import ModelSection, resolve_architecture
 from bert_jax.parallel.mesh import make_mesh, open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.open_checkpoints import load_params
@@ -121,15 +121,13 @@ def fresh_run(root: Path, tokenizer: Tokenizer) -> Imported:
         "max_position_embeddings": 40,
         "initializer_range": 0.2,
     }
-    section = ModelSection.model_validate(
-        {"architecture": sizes, "execution": {"dtype": "float32"}}
-    )
+    section = BertSection.model_validate({"architecture": sizes, "execution": {"dtype": "float32"}})
     write_run(
         epath.Path(root),
         {},
         run_dir=str(root),
         model=section,
-        architecture=resolve_architecture(section, vocab_size=tokenizer.vocab_size),
+        architecture=section.resolve(vocab_size=tokenizer.vocab_size),
         tokenizer=tokenizer,
         origin={},
     )

@@ -129,7 +129,9 @@ def assert_same_logits(found: Imported, model: PreTrainedModel) -> None:
     if task == "multiple_choice":
         expected = expected.reshape(ROWS, 1)  # our logits have a row per choice
     bound = found.model
-    ours = np.asarray(bound.task_logits(bound.hidden(jax_batch(batch), dropout_key=None)))
+    ours_batch = jax_batch(batch)
+    hidden = bound.hidden(ours_batch, dropout_key=None)
+    ours = np.asarray(bound.task_logits(hidden, ours_batch["segment_ids"]))
     assert (ours.dtype, ours.shape) == (np.float32, expected.shape)
     if not found.run.heads.reads_pooled:
         real = batch["segment_ids"] == 1

@@ -19,10 +19,11 @@ from flax import nnx
 from jax import export
 from safetensors.numpy import load_file
 
+from bert_jax.encoders.bert.model import Bert
+from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.interop.stablehlo import USAGE, default_outputs, export_stablehlo
 from bert_jax.interop.tensor_conversion import flatten
-from bert_jax.model.bert import Bert
-from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.section import Execution, HeadsSection
 from tests.project import refuses
 from tests.support import small_architecture
 
@@ -44,7 +45,7 @@ HEADS = {
 }
 
 
-def model(heads: HeadsSection, dtype: Any) -> tuple[Architecture, Bert, dict[str, Any]]:
+def model(heads: HeadsSection, dtype: Any) -> tuple[BertArchitecture, Bert, dict[str, Any]]:
     """Returns a model whose tensors are all random. Zero biases would hide a lost bias."""
     architecture = small_architecture(hidden_act="gelu_erf")
     bert = Bert(architecture=architecture, execution=Execution(dtype=dtype), heads=heads)
@@ -85,7 +86,7 @@ def expected(bert: Bert, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]
         if bert.heads.next_sentence:
             found["next_sentence_logits"] = bert.next_sentence(found["pooled"][:, None])[:, 0]
         if bert.heads.task is not None:
-            found["task_logits"] = bert.task_logits(hidden)
+            found["task_logits"] = bert.task_logits(hidden, batch["segment_ids"])
         return found
 
     batch = {

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bert_jax.encoders.bert.model import Bert
+from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.encoders.build import encoder_builder
 from bert_jax.interop.tensor_conversion import Pretrained, expand, model_shapes
 from bert_jax.interop.tensor_names import google_names
 from bert_jax.interop.tf_bert import read_tf, write_tf
-from bert_jax.model.bert import Bert, bert_builder
-from bert_jax.model.config import Architecture, Execution, HeadsSection
+from bert_jax.model.section import Execution, HeadsSection
 from tests.interop.hf_checkpoints import bind
 from tests.interop.reference_modeling import (
     draw,
@@ -88,7 +90,7 @@ def test_a_tf1_checkpoint_gives_google_researchs_logits(tmp_path: Path) -> None:
 
 def loaded(found: Pretrained) -> Bert:
     """Returns a float32 model with the imported parameters."""
-    build = bert_builder(found.architecture, Execution(dtype="float32"), found.heads)
+    build = encoder_builder(found.architecture, Execution(dtype="float32"), found.heads)
     return bind(build, found.params)
 
 
@@ -153,7 +155,7 @@ def test_a_fine_tuned_head_equals_google_researchs(
     variables = draw(encoder_shapes(SMALL) | head, seed=6)
     model = loaded(read_tf(saved(tmp_path, variables), tokenizer=wordpiece()))
     hidden = np.random.default_rng(7).standard_normal((2, 9, SMALL.hidden_size), np.float32)
-    ours = model.task_logits(jnp.asarray(hidden))
+    ours = model.task_logits(jnp.asarray(hidden), jnp.ones(hidden.shape[:2], jnp.int32))
     if head is LABELLED:
         dense = variables["bert/pooler/dense/kernel"], variables["bert/pooler/dense/bias"]
         hidden = np.tanh(hidden[:, 0] @ dense[0] + dense[1])
@@ -179,7 +181,9 @@ def test_the_table_names_exactly_google_researchs_variables(
         num_attention_heads=heads,
     )
     labels = ("a", "b", "c") if task == "sequence_classification" else ()
-    shapes = model_shapes(Architecture(**config._asdict()), HeadsSection(task=task, labels=labels))
+    shapes = model_shapes(
+        BertArchitecture(**config._asdict()), HeadsSection(task=task, labels=labels)
+    )
     placements = expand(google_names(task), shapes, vocab_size=vocab_size)
     theirs = pretraining_shapes(config)
     if task == "sequence_classification":

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from bert_jax.data.google_bert.tfrecord import masked_crc
+from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.interop.tensor_conversion import Pretrained
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.interop.tf_bundle import TfBundle
-from bert_jax.model.config import Architecture, HeadsSection
+from bert_jax.model.section import HeadsSection
 from tests.interop.reference_modeling import draw, pretraining_shapes
 from tests.interop.tf1_writer import (
     LABELLED,
@@ -194,7 +195,7 @@ def test_inexpressible_models_are_refused_before_writing(
         write_tf(
             tmp_path,
             Pretrained(
-                Architecture(**(SMALL._asdict() | architecture)),
+                BertArchitecture(**(SMALL._asdict() | architecture)),
                 HeadsSection(**heads),
                 {},
                 wordpiece(**tokenizer),

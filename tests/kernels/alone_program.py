@@ -13,7 +13,7 @@ import jax
 
 from benchmarks import kernels_alone
 from benchmarks.planned_finetuning import lowered_step
-from bert_jax.model.config import Execution
+from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.topology import parse_topology

@@ -13,9 +13,9 @@ import pytest
 from flax import nnx
 
 from bert_jax.model.add_norm import add_norm
-from bert_jax.model.config import Execution
-from bert_jax.model.encoder import REMAT
+from bert_jax.model.layer_stack import REMAT
 from bert_jax.model.layers import Dense, LayerNorm
+from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.support import relative_error, small_architecture

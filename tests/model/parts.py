@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.model.bert import Bert
+from bert_jax.encoders.bert.model import Bert
 from bert_jax.objectives.bert import BertObjective
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection

@@ -7,8 +7,9 @@ import torch
 from flax import nnx
 from transformers import BertModel
 
-from bert_jax.model.bert import Bert, attention_maps, bert_builder
-from bert_jax.model.config import Execution
+from bert_jax.encoders.bert.model import Bert
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.model.section import Execution
 from tests.interop.hf_checkpoints import (
     Imported,
     bind,
@@ -37,13 +38,13 @@ def imported(theirs: BertModel, tmp_path_factory: pytest.TempPathFactory) -> Imp
 def maps(model: Bert, batch: dict[str, Any]) -> np.ndarray:
     """Returns the attention maps, computed by one compiled program."""
     graphdef, params = nnx.split(model)
-    compute = jax.jit(lambda params, batch: attention_maps(nnx.merge(graphdef, params), batch))
+    compute = jax.jit(lambda params, batch: nnx.merge(graphdef, params).attention_maps(batch))
     return np.asarray(compute(params, batch))
 
 
 def in_float32(imported: Imported) -> Bert:
     run = imported.run
-    build = bert_builder(run.architecture, Execution(dtype="float32"), run.heads)
+    build = encoder_builder(run.architecture, Execution(dtype="float32"), run.heads)
     return bind(build, imported.params)
 
 

@@ -6,14 +6,9 @@ from typing import Any
 
 import pytest
 
-from bert_jax.model.config import (
-    SIZES,
-    Architecture,
-    Execution,
-    HeadsSection,
-    ModelSection,
-    resolve_architecture,
-)
+from bert_jax.encoders.bert.section import RELEASED as SIZES
+from bert_jax.encoders.bert.section import BertArchitecture, BertSection
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.validation import validate
 from tests.project import refuses
 
@@ -52,8 +47,8 @@ def write(tmp_path: Path, values: Any) -> str:
 @pytest.mark.parametrize("size", SIZES)
 def test_named_sizes_equal_the_released_ones(size: Any) -> None:
     layers, hidden, heads = SIZES[size]
-    found = resolve_architecture(ModelSection(size=size), vocab_size=30522)
-    assert found == Architecture(
+    found = BertSection(size=size).resolve(vocab_size=30522)
+    assert found == BertArchitecture(
         vocab_size=30522,
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -67,24 +62,20 @@ def test_named_sizes_equal_the_released_ones(size: Any) -> None:
 def test_a_released_file_is_read_with_tanh_gelu(
     tmp_path: Path,
 ) -> None:
-    found = resolve_architecture(
-        ModelSection(bert_config=write(tmp_path, RELEASED)), vocab_size=30522
-    )
-    assert found == resolve_architecture(ModelSection(size="base"), vocab_size=30522)
+    found = BertSection(bert_config=write(tmp_path, RELEASED)).resolve(vocab_size=30522)
+    assert found == BertSection(size="base").resolve(vocab_size=30522)
     assert found.hidden_act == "gelu_tanh"
 
 
 def test_a_saved_section_needs_no_released_file(tmp_path: Path) -> None:
-    architecture = resolve_architecture(
-        ModelSection(bert_config=write(tmp_path, MULTILINGUAL)), vocab_size=119547
-    )
+    architecture = BertSection(bert_config=write(tmp_path, MULTILINGUAL)).resolve(vocab_size=119547)
     execution, heads = Execution(remat="dots"), HeadsSection(mlm=False)
     for pieces in (119547, 119540):  # a tokenizer may have fewer pieces than embedding rows
-        spelled = ModelSection.of(architecture, pieces=pieces, execution=execution, heads=heads)
-        assert resolve_architecture(spelled, vocab_size=pieces) == architecture
+        spelled = BertSection.of(architecture, pieces=pieces, execution=execution, heads=heads)
+        assert spelled.resolve(vocab_size=pieces) == architecture
         assert (spelled.architecture.vocab_size is None) == (pieces == 119547)
     with refuses("model.vocab_size", place="model.architecture.vocab_size", found=119547):
-        resolve_architecture(spelled, vocab_size=119548)
+        spelled.resolve(vocab_size=119548)
     assert spelled.execution.remat == "dots"
     assert not spelled.heads.mlm
     assert spelled.bert_config is None
@@ -93,20 +84,20 @@ def test_a_saved_section_needs_no_released_file(tmp_path: Path) -> None:
 def test_size_and_file_together_are_refused(tmp_path: Path) -> None:
     values = {"size": "base", "bert_config": write(tmp_path, RELEASED)}
     with refuses("model.two_sources", setting="size"):
-        validate(ModelSection, values, source="")
+        validate(BertSection, values, source="")
 
 
 @pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers"])
 def test_a_file_with_other_sizes_is_refused(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, RELEASED)
-    section = ModelSection.model_validate({"bert_config": path, "architecture": {name: 6}})
+    section = BertSection.model_validate({"bert_config": path, "architecture": {name: 6}})
     values = {"place": "model.bert_config", "name": name, "size": RELEASED[name], "other": 6}
     with refuses("model.two_sizes", **values):
-        resolve_architecture(section, vocab_size=30522)
+        section.resolve(vocab_size=30522)
 
 
 def test_missing_sizes_are_named() -> None:
-    section = ModelSection.model_validate(
+    section = BertSection.model_validate(
         {"architecture": {"hidden_size": 4, "num_hidden_layers": 2}}
     )
     with refuses(
@@ -115,7 +106,7 @@ def test_missing_sizes_are_named() -> None:
         missing=["intermediate_size", "num_attention_heads"],
         sizes=["tiny", "mini", "small", "medium", "base", "large"],
     ):
-        resolve_architecture(section, vocab_size=30522)
+        section.resolve(vocab_size=30522)
 
 
 @pytest.mark.parametrize(
@@ -135,4 +126,4 @@ def test_a_foreign_file_names_key_and_value(
     path = write(tmp_path, RELEASED | change)
     place = f"model.bert_config: {path}" + (f": {name}" if name else "")
     with refuses(key, place=place, **values):
-        resolve_architecture(ModelSection(bert_config=path), vocab_size=30522)
+        BertSection(bert_config=path).resolve(vocab_size=30522)

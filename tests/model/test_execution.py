@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bert_jax.model.config import Execution
-from bert_jax.model.kernel_choice import Choice, Part, choose, resolve_execution
+from bert_jax.encoders.kernel_choice import Choice, Part, choose, resolve_execution
+from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from tests.project import refuses

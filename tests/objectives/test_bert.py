@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.dataset.provenance import PairingKind, PairingSection
-from bert_jax.model.config import Execution
+from bert_jax.model.section import Execution
 from bert_jax.objectives.bert import MLM_EPSILON, BertObjective, PlateauWatch
 from bert_jax.objectives.registry import check_pairing, make_objective
 from bert_jax.objectives.section import ObjectiveSection

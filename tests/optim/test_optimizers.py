@@ -10,6 +10,7 @@ import optax
 import pytest
 import torch
 
+from bert_jax.encoders.bert.model import Bert
 from bert_jax.optim.finetuning import frozen_units, make_finetune_optimizer, make_schedule
 from bert_jax.optim.optimizer import make_optimizer, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
@@ -97,7 +98,7 @@ def pretrain(section: OptimizerSection) -> History:
 
 
 def finetune(section: FinetuneOptimizerSection) -> History:
-    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
+    transform = make_finetune_optimizer(section, AXES, groups=Bert.groups, depth=DEPTH)
     return run(transform, make_schedule(section, total_steps=STEPS))
 
 
@@ -257,7 +258,7 @@ def test_fine_tuning_equals_torch_with_layerwise_rates(
 
 def test_one_optimizer_can_be_vmapped_over_schedules() -> None:
     section = FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",))
-    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
+    transform = make_finetune_optimizer(section, AXES, groups=Bert.groups, depth=DEPTH)
     of_peaks = [section.model_copy(update={"learning_rate": peak}) for peak in (1e-2, 5e-2)]
     schedules = np.stack([make_schedule(each, total_steps=STEPS) for each in of_peaks])
     start = jax.tree.map(jnp.asarray, tree(0))
@@ -295,7 +296,7 @@ def test_a_frozen_unit_keeps_its_bits_and_zero_moments(
     section = FinetuneOptimizerSection(
         freeze=freeze, bias_correction=bias_correction, weight_decay=0.1, warmup_fraction=0.0
     )
-    transform = make_finetune_optimizer(section, AXES, depth=DEPTH)
+    transform = make_finetune_optimizer(section, AXES, groups=Bert.groups, depth=DEPTH)
 
     def with_negative_zeros(leaf: np.ndarray) -> np.ndarray:
         leaf.reshape(-1)[::2] = -0.0  # adding 0 would change -0.0 to 0.0

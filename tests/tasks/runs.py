@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax.model.config import Architecture, Execution, HeadsSection, ModelSection
+from bert_jax.encoders.bert.section import BertArchitecture, BertSection
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.run_directory import CHECKPOINTS, write_run
@@ -61,7 +62,7 @@ def tiny_run(
         epath.Path(root),
         config or {},
         run_dir=str(root),
-        model=ModelSection(execution=Execution(dtype="float32"), heads=heads),
+        model=BertSection(execution=Execution(dtype="float32"), heads=heads),
         architecture=architecture,
         tokenizer=tokenizer,
         origin={"imported_from": "random numbers"},
@@ -74,7 +75,7 @@ def tiny_run(
 
 
 @functools.cache
-def _random_params(architecture: Architecture, heads: HeadsSection) -> Any:
+def _random_params(architecture: BertArchitecture, heads: HeadsSection) -> Any:
     """Returns parameters on one device: Orbax would compile a program for each replica."""
     # Every task builds the same model. Only `loss` needs labels.
     task = FinetuneTask(

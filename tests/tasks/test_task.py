@@ -13,8 +13,8 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 from torch.nn import functional
 
-from bert_jax.model.bert import Bert
-from bert_jax.model.config import Execution, HeadsSection
+from bert_jax.encoders.bert.model import Bert
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.optim.finetuning import frozen_parameters
 from bert_jax.optim.sections import FinetuneOptimizerSection
 from bert_jax.tasks.batches import WEIGHTS
@@ -195,7 +195,9 @@ def test_freezing_removes_only_frozen_gradients() -> None:
     task = classification("single_label")
     definition = define_model(task.build)
     section = FinetuneOptimizerSection(freeze=("embeddings",))
-    frozen = flatten_dict(frozen_parameters(section, definition.axes, depth=1), sep="/")
+    frozen = flatten_dict(
+        frozen_parameters(section, definition.axes, groups=definition.groups, depth=1), sep="/"
+    )
     batch = batch_of(label=np.zeros(ROWS, np.int32))
     params = random_params(task)
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.model.config import HeadsSection
+from bert_jax.encoders.bert.model import Bert
+from bert_jax.model.section import HeadsSection
 from bert_jax.optim.finetuning import make_finetune_optimizer
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
@@ -116,7 +117,7 @@ def test_freezing_changes_the_optimizer_but_rates_do_not() -> None:
 
     def made(**changes: Any) -> object:
         section = FinetuneOptimizerSection.model_validate(changes)
-        return make_finetune_optimizer(section, axes, depth=2)
+        return make_finetune_optimizer(section, axes, groups=Bert.groups, depth=2)
 
     plain = made()
     assert made(learning_rate=1e-3, schedule="constant") is plain

@@ -10,7 +10,7 @@ from transformers import BertForPreTraining
 
 from bert_jax import narration
 from bert_jax.data.dataset.reader import open_dataset
-from bert_jax.model.config import HeadsSection
+from bert_jax.model.section import HeadsSection
 from bert_jax.tasks.family import task_heads
 from bert_jax.verbs.import_checkpoint import import_checkpoint
 from tests.interop.hf_checkpoints import hf_config, hf_model

@@ -12,7 +12,7 @@ import pytest
 from etils import epath
 
 from bert_jax.config import load_config
-from bert_jax.model.config import HeadsSection
+from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import open_mesh
 from bert_jax.runs.open_checkpoints import load_params, write_checkpoints
 from bert_jax.runs.run_directory import open_run, write_run

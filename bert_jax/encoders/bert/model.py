@@ -10,9 +10,9 @@ from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.heads import MlmHead, NextSentenceHead, Pooler, TaskHead
 from bert_jax.model.kernel_limits import Limit, Part
-from bert_jax.model.parameter_groups import ParameterGroup, ParameterGroups
 from bert_jax.model.post_norm import POST_NORM_GROUPS, PostNormEncoder, post_norm_limit
 from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
 
 class Bert(EncoderModel):

@@ -13,16 +13,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from bert_jax.encoders.modernbert.architecture import ModernBertArchitecture
 from bert_jax.encoders.modernbert.local_attention import local_attention
 from bert_jax.encoders.modernbert.rotary import rotated, rotations
+from bert_jax.encoders.modernbert.section import ModernBertArchitecture
 from bert_jax.kernels.rotary_attention import rotary_attention
-from bert_jax.model.config import Execution, Implementation, Remat
 from bert_jax.model.dropout import dropout
 from bert_jax.model.elementwise import layer_norm
-from bert_jax.model.encoder import REMAT, split_layers, stacked
 from bert_jax.model.initial import TruncatedNormal
-from bert_jax.model.kernel_choice import default_unroll
+from bert_jax.model.layer_stack import (
+    REMAT,
+    default_unroll,
+    gathered_params,
+    split_layers,
+    stacked,
+)
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Linear,
@@ -32,9 +36,10 @@ from bert_jax.model.layers import (
     project_each,
     subkey,
 )
+from bert_jax.model.section import Execution, Implementation, Remat
 from bert_jax.model.tied_embedding import looked_up, shares_of
-from bert_jax.model.xla_attention import xla_attention
-from bert_jax.parallel.sharding_rules import constrain, gathered
+from bert_jax.model.xla_attention import masked_scores, same_segment, xla_attention
+from bert_jax.parallel.sharding_rules import constrain
 
 _KEYS = 3  # dropout keys of a layer: attention weights, attention output, FFN
 
@@ -153,6 +158,11 @@ class ModernBertEncoder(nnx.Module):
         self.remat: Remat = execution.remat
         self.unroll = execution.unroll or default_unroll(depth, on_tpu=False)
 
+    @property
+    def table(self) -> Array:
+        """The embedding table, float32 [V, D]."""
+        return self.word[...]
+
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
         """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
         table_VD = self.word[...]
@@ -168,7 +178,7 @@ class ModernBertEncoder(nnx.Module):
     ) -> Float[Array, "batch queries hidden"]:
         """Returns the hidden states of `queries_BQ`, or of all tokens if there are none.
 
-        The arguments are as for `bert_jax.model.bert.Bert.hidden`.
+        The arguments are as for `EncoderModel.hidden`.
         """
         x_BQD, _ = self._run(batch, words_BLD, queries_BQ, dropout_key, lambda _: None)
         return self.last_norm(x_BQD)
@@ -186,6 +196,33 @@ class ModernBertEncoder(nnx.Module):
         """
         x_BLD, states = self._run(batch, None, None, None, read)
         return states.at[-1].set(read(self.last_norm(x_BLD)))
+
+    def attention_maps(
+        self, batch: Mapping[str, Array]
+    ) -> Float[Array, "layers batch heads length length"]:
+        """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
+        depth, segment_ids = self.architecture.num_hidden_layers, batch["segment_ids"]
+        params, scales, _ = self._layers(None)
+        turns, length = self._turns(batch), segment_ids.shape[1]
+        apart = jnp.abs(jnp.arange(length)[:, None] - jnp.arange(length))
+        visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
+        entering_NBLD = self.every_layer(batch)
+        maps = []
+        for at in range(depth):
+            layer = nnx.merge(
+                nnx.graphdef(self.layers), jax.tree.map(lambda leaf, at=at: leaf[at], params)
+            )
+            normed = self._normed(entering_NBLD[at], scales[at], at=at)
+            q, k = (each(normed) for each in (layer.query, layer.key))  # [B, L, H, K]
+            turn = turns[self.architecture.is_global(at)]
+            seen = visible
+            if not self.architecture.is_global(at):
+                seen = visible & (apart <= self.architecture.window // 2)
+            scores = masked_scores(
+                rotated(q, turn).swapaxes(1, 2), rotated(k, turn).swapaxes(1, 2), seen
+            )
+            maps.append(jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0.0))
+        return jnp.stack(maps)
 
     def _run(
         self,
@@ -223,13 +260,8 @@ class ModernBertEncoder(nnx.Module):
 
     def _layers(self, dropout_key: Array | None) -> Any:
         """Returns the parameters, the scale before attention and the dropout keys of all layers."""
-        params, depth = nnx.state(self.layers), self.architecture.num_hidden_layers
-        if self.unroll < depth:
-            params = jax.tree.map(
-                lambda one: one.replace(gathered(one[...], one.logical)),
-                params,
-                is_leaf=lambda node: isinstance(node, nnx.Variable),
-            )
+        depth = self.architecture.num_hidden_layers
+        params = gathered_params(self.layers) if self.unroll < depth else nnx.state(self.layers)
         scales = jnp.ones((1, self.architecture.hidden_size), jnp.float32)  # layer 0 has no norm
         if depth > 1:
             scales = jnp.concatenate([scales, self.attention_norms.scale[...]])
@@ -262,14 +294,16 @@ class ModernBertEncoder(nnx.Module):
             found.append(call.read(x_BLD))
         return x_BLD, jax.tree.map(lambda *each: jnp.stack(each), *found)
 
+    def _normed(self, x_BLD: Array, scale: Array, *, at: int) -> Array:
+        """Returns the input of attention. Layer 0 has no LayerNorm, because embeddings have one."""
+        if at == 0:
+            return x_BLD
+        return layer_norm(x_BLD, scale, jnp.zeros_like(scale), self.norm.eps, self.norm.dtype)
+
     def _layer(self, x_BLD: Array, of_layer: Any, *, call: "_Call", at: int) -> Array:
         params, scale, keys = of_layer
         module = nnx.merge(nnx.graphdef(self.layers), params)
-        norm = self.norm  # the same sizes
-        normed = x_BLD
-        if at > 0:
-            zero = jnp.zeros_like(scale)
-            normed = layer_norm(x_BLD, scale, zero, norm.eps, norm.dtype)
+        normed = self._normed(x_BLD, scale, at=at)
         is_last = at == self.architecture.num_hidden_layers - 1
         is_global = self.architecture.is_global(at)
         return module(

@@ -1,31 +1,26 @@
 """ModernBERT with the heads of a checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Final
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from bert_jax.encoders.modernbert.architecture import ModernBertArchitecture
 from bert_jax.encoders.modernbert.encoder import ModernBertEncoder
-from bert_jax.model.config import Execution, HeadsSection
-from bert_jax.model.cross_entropy import Scored
+from bert_jax.encoders.modernbert.section import ModernBertArchitecture
+from bert_jax.kernels.pallas_call import LANES
 from bert_jax.model.dropout import dropout
+from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.heads import MlmDecoder, TaskHead
-from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm, gather_positions, subkey
-from bert_jax.parallel.compiling import made_once
+from bert_jax.model.kernel_limits import Limit, Part, loss_limit
+from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
-
-@made_once
-def modernbert_builder(
-    architecture: ModernBertArchitecture, execution: Execution, heads: HeadsSection
-) -> Callable[[], "ModernBert"]:
-    """Returns a function that makes the model, as `define_model` takes it."""
-
-    def build() -> ModernBert:
-        return ModernBert(architecture=architecture, execution=execution, heads=heads)
-
-    return build
+# What the kernel of rotary attention supports.
+HEAD_COLUMNS: Final = (64, 128)
+LONGEST: Final = 8192
 
 
 class PredictionHead(nnx.Module):
@@ -43,12 +38,31 @@ class PredictionHead(nnx.Module):
         return self.norm(self.activation(self.dense(x)))
 
 
-class ModernBert(nnx.Module):
-    """An encoder and the heads that a section names.
+class ModernBert(EncoderModel):
+    """ModernBERT with the heads of a `HeadsSection` (arXiv 2412.13663).
 
-    A tensor has the same path in every checkpoint that has it: ``encoder``, ``head``, ``mlm``,
-    ``task``. The decoder and a task's head read the same prediction head.
+    The MLM head and the task head read the same prediction head. There is no pooler and no
+    next-sentence head.
     """
+
+    groups = ParameterGroups(
+        (
+            ParameterGroup("encoder/word", "embeddings"),
+            ParameterGroup("encoder/norm", "embeddings"),
+            ParameterGroup("encoder/attention_norms", "layers", first_layer=1),
+            *(
+                ParameterGroup(f"encoder/layers/{part}", "layers")
+                for part in (
+                    *("query", "key", "value", "output"),
+                    *("ffn_norm", "gate", "up", "down"),
+                )
+            ),
+            ParameterGroup("encoder/last_norm", "layers", first_layer=-1),
+            ParameterGroup("head", "pooler", title="the prediction head"),
+            ParameterGroup("task", "heads", title="the task head"),
+            ParameterGroup("mlm", "heads", title="the MLM head"),
+        )
+    )
 
     def __init__(
         self, *, architecture: ModernBertArchitecture, execution: Execution, heads: HeadsSection
@@ -65,41 +79,37 @@ class ModernBert(nnx.Module):
             self.task_dropout = heads.task_dropout or 0.0
         self.heads, self.pooling = heads, architecture.pooling
 
-    def hidden(
-        self,
-        batch: Mapping[str, Array],
-        *,
-        words_BLD: Float[Array, "batch length hidden"] | None = None,
-        queries_BQ: Array | None = None,
-        dropout_key: Array | None,
-    ) -> Float[Array, "batch queries hidden"]:
-        """Returns the hidden states; the arguments are as for `bert_jax.model.bert.Bert.hidden`."""
-        return self.encoder(
-            batch, words_BLD=words_BLD, queries_BQ=queries_BQ, dropout_key=subkey(dropout_key, 0)
-        )
+    @staticmethod
+    def limit(
+        part: Part,
+        execution: Execution,
+        architecture: ModernBertArchitecture,
+        parts: Mapping[str, int],
+        longest: int,
+    ) -> Limit | None:
+        """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
+        if part == "loss":
+            return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
+        if part != "attention":
+            return Limit("ModernBERT", "BERT and RoBERTa")
+        if architecture.attention_dropout:
+            return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
+        columns, heads = architecture.head_dim, architecture.num_attention_heads // parts["heads"]
+        if columns not in HEAD_COLUMNS or heads * columns % LANES or execution.dtype != "bfloat16":
+            found = f"{heads} heads of {columns} columns on a device in {execution.dtype}"
+            return Limit(found, "pairs of 64-column heads, or 128-column heads, in bfloat16")
+        if longest > LONGEST:
+            return Limit(f"rows of {longest} tokens", f"up to {LONGEST}")
+        return None
 
-    def mlm_logits(
-        self, hidden_BLD: Float[Array, "batch length hidden"], positions_BP: Array
-    ) -> Float[Array, "batch predictions vocab"]:
-        """Returns float32 logits over the padded vocabulary at the given positions."""
-        masked_BPD = gather_positions(hidden_BLD, positions_BP)
-        return self.mlm(self.head(masked_BPD), self.encoder.word[...])
+    def decoder_input(self, hidden_BPD: Array) -> Array:
+        """Returns the input of the MLM head, [B, P, D]."""
+        return self.head(hidden_BPD)
 
-    def scored(self, batch: Mapping[str, Array], *, dropout_key: Array | None) -> Scored:
-        """Returns the MLM scores of a batch in pretraining.
-
-        The batch is as for `hidden`, with `masked_lm_positions` and `masked_lm_ids` int32 [B, P].
-        The last layer computes only the states of masked tokens.
-        """
-        words_BLD, shares_SVD = self.encoder.look_up(batch["input_ids"])
-        masked_BPD = self.hidden(
-            batch,
-            words_BLD=words_BLD,
-            queries_BQ=batch["masked_lm_positions"],
-            dropout_key=dropout_key,
-        )
-        rows_BPD, table_VD = self.head(masked_BPD), self.encoder.word[...]
-        return self.mlm.scored(rows_BPD, table_VD, shares_SVD, batch["masked_lm_ids"])
+    @property
+    def reads_first(self) -> bool:
+        """Whether the task head reads only the first token's state."""
+        return self.heads.reads_pooled and self.pooling == "cls"
 
     def task_logits(
         self,
@@ -108,11 +118,7 @@ class ModernBert(nnx.Module):
         *,
         dropout_key: Array | None = None,
     ) -> Float[Array, "batch ..."]:
-        """Returns the task head's float32 logits.
-
-        [B, labels] for sequence classification, [B, 1] for a choice, [B, L, labels] for token
-        classification, [B, L, 2] (start, end) for question answering.
-        """
+        """Returns the float32 logits of the task head, see `EncoderModel.task_logits`."""
         read = self._pooled(hidden_BLD, segment_ids) if self.heads.reads_pooled else hidden_BLD
         read = dropout(self.head(read), self.task_dropout, dropout_key)
         logits = self.task(read).astype(jnp.float32)
@@ -124,3 +130,6 @@ class ModernBert(nnx.Module):
             return hidden_BLD[:, :1]
         is_token = (segment_ids > 0)[..., None].astype(hidden_BLD.dtype)
         return (hidden_BLD * is_token).sum(1, keepdims=True) / is_token.sum(1, keepdims=True)
+
+
+MODEL = ModernBert

@@ -9,8 +9,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh
 
-from bert_jax.model.config import Architecture, resolve_architecture
-from bert_jax.model.kernel_choice import resolve_execution
+from bert_jax.encoders.kernel_choice import resolve_execution
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import make_objective
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
@@ -49,7 +49,7 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
 
     Raises UserError if mesh, batch and model do not fit together.
     """
-    architecture = resolve_architecture(request.model, vocab_size=request.vocab_size)
+    architecture = request.model.resolve(vocab_size=request.vocab_size)
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(request.train, mesh)
     objective = _objective(request, architecture, mesh)
@@ -133,7 +133,7 @@ def device_bytes(tree: Any) -> int:
     )
 
 
-def _objective(request: CompileRequest, architecture: Architecture, mesh: Mesh) -> Objective:
+def _objective(request: CompileRequest, architecture: EncoderArchitecture, mesh: Mesh) -> Objective:
     # Shapes depend only on the number of pieces. The segmenter is left out, because it may not be
     # installed on this machine.
     made_up = (f"piece{at}" for at in range(request.vocab_size - len(SPECIAL_PIECES)))

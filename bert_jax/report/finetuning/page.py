@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.errors import counted
-from bert_jax.model.config import ProblemName, TaskName
+from bert_jax.model.section import ProblemName, TaskName
 from bert_jax.report.charts import STYLES, Chart, Series, line_chart
 from bert_jax.report.finetuning.answers import answers
 from bert_jax.report.finetuning.attention import SCALE, AttentionMaps

@@ -10,7 +10,7 @@ from flax import nnx
 
 from bert_jax.data.rows.collate import collate_tokens
 from bert_jax.files.atomic import write_whole
-from bert_jax.model.bert import Bert, attention_maps
+from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.parallel.compiling import made_once
 from bert_jax.report.finetuning.attention import AttentionMaps, attention_view
 from bert_jax.report.finetuning.page import ReportInputs, render
@@ -130,8 +130,8 @@ def _attention(
 def _attention_maps(definition: ModelDefinition) -> Callable[[Params, Batch], jax.Array]:
     def maps(params: Params, batch: Batch) -> jax.Array:
         model = nnx.merge(definition.graphdef, params)
-        assert isinstance(model, Bert)
-        return attention_maps(model, batch)
+        assert isinstance(model, EncoderModel)
+        return model.attention_maps(batch)
 
     return jax.jit(maps)
 

@@ -8,7 +8,7 @@ import jax
 from etils import epath
 from rich.console import Console
 
-from bert_jax.model.flops import TRAINING, forward_flops
+from bert_jax.model.architecture import TRAINING
 from bert_jax.optim.finetuning import make_schedule
 from bert_jax.parallel.mesh import process_share
 from bert_jax.runs.evaluation import Evaluation
@@ -83,10 +83,9 @@ def _train_spec(
         shapes=len(batches.plan.shapes),
         # FLOPs of a row of mean length.
         flops_per_row=TRAINING
-        * forward_flops(
-            prepared.architecture,
+        * prepared.architecture.forward_flops(
             seq_length=round(batches.plan.mean_length),
-            read=1 if prepared.task.heads.reads_pooled else None,
+            read=1 if prepared.family.heads.reads_pooled else None,
         ),
         evaluate=evaluate,
         watch=None,

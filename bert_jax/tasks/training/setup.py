@@ -13,8 +13,9 @@ from rich.console import Console
 
 from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
-from bert_jax.model.config import Architecture, HeadsSection, ModelSection
-from bert_jax.model.kernel_choice import default_unroll
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.layer_stack import default_unroll
+from bert_jax.model.section import HeadsSection, ModelSection
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
 from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
@@ -65,7 +66,7 @@ class TrainingSetup(NamedTuple):
     settings: FinetuneSettings
     origin: Run
     family: Family
-    architecture: Architecture
+    architecture: EncoderArchitecture
     task: FinetuneTask
     model_section: ModelSection  # model settings to store in the run directory
     model: ModelDefinition
@@ -133,7 +134,10 @@ class TrainingSetup(NamedTuple):
     def optimizer(self) -> optax.GradientTransformationExtraArgs:
         """Returns the run's optimizer."""
         return make_finetune_optimizer(
-            self.section.optimizer, self.model.axes, depth=self.architecture.num_hidden_layers
+            self.section.optimizer,
+            self.model.axes,
+            groups=self.model.groups,
+            depth=self.architecture.num_hidden_layers,
         )
 
     def predictor(self) -> Predictor:
@@ -190,7 +194,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         resolved = resolved.model_copy(update={"unroll": scanned})
     # Store the origin's kernel settings: runs that start from this model choose their own.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
-    model = ModelSection(execution=kept, heads=family.heads)
+    model = origin.model.model_copy(update={"execution": kept, "heads": family.heads})
     parts, accumulation = batch_parts(mesh), section.accumulation
     check_batch("finetune.batch_size", section.batch_size, parts=parts, accumulation=accumulation)
     task = FinetuneTask(
@@ -271,8 +275,8 @@ def origin_params(prepared: TrainingSetup, abstract: Params, draw: DrawParams) -
     origin = prepared.origin
     params = load_params(origin, checkpoint="auto", mesh=prepared.mesh).params
     same = _same_head(prepared.family.heads, origin.heads)
-    shared = ("encoder", "pooler", *(["task"] if same else []))
-    found = {part: params[part] for part in abstract if part in shared and part in params}
+    unshared = () if same else ("task",)
+    found = {part: params[part] for part in abstract if part in params and part not in unshared}
     return found | draw({part: abstract[part] for part in abstract if part not in found})
 
 
@@ -300,6 +304,6 @@ def _frozen(task: FinetuneTask, section: FinetuneSection, model: ModelDefinition
         return task
     depth = task.architecture.num_hidden_layers
     with under("finetune", FinetuneSection):
-        frozen = frozen_parameters(section.optimizer, model.axes, depth=depth)
+        frozen = frozen_parameters(section.optimizer, model.axes, groups=model.groups, depth=depth)
     names = flatten_dict(frozen, sep="/").items()
     return dataclasses.replace(task, frozen=frozenset(name for name, held in names if held))

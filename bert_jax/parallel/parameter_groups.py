@@ -58,7 +58,9 @@ class ParameterGroups(tuple[ParameterGroup, ...]):
             first = group.first_layer % depth + 1
             shape = [depth + 1 - first if name == "layers" else 1 for name in axes]
             return np.arange(first, first + max(shape), dtype=np.int32).reshape(shape)
-        return np.array({"embeddings": 0, "pooler": depth + 1, "heads": depth + 2}[group.part], np.int32)
+        return np.array(
+            {"embeddings": 0, "pooler": depth + 1, "heads": depth + 2}[group.part], np.int32
+        )
 
     def by_layer(self, path: str, values: list[float]) -> dict[str, float]:
         """Returns the values of a parameter's entries with one name per layer.
