@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import pydantic
 
@@ -48,7 +48,7 @@ class EncoderArchitecture(Section):
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @abc.abstractmethod
-    def with_dropout(self, rate: float) -> Self:
+    def with_dropout(self, rate: float) -> EncoderArchitecture:
         """Returns the architecture with the same dropout rate everywhere."""
 
     @abc.abstractmethod
@@ -121,7 +121,7 @@ class PostNormArchitecture(EncoderArchitecture):
         """Activation of the MLM head."""
         return self.hidden_act
 
-    def with_dropout(self, rate: float) -> Self:
+    def with_dropout(self, rate: float) -> PostNormArchitecture:
         """Returns the architecture with the same dropout rate for hidden states and attention."""
         rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}
         return self.model_copy(update=rates)

@@ -12,7 +12,6 @@ from typing import (
     Literal,
     NamedTuple,
     Optional,
-    Self,
 )
 
 import pydantic
@@ -251,7 +250,7 @@ class ModelSection(Section):
         pieces: int,
         execution: Execution,
         heads: HeadsSection,
-    ) -> Self:
+    ) -> ModelSection:
         """Returns the section with all settings of an architecture.
 
         Omits `vocab_size` if it equals `pieces`, the number of pieces of the tokenizer.

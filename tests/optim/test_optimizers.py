@@ -10,14 +10,22 @@ import optax
 import pytest
 import torch
 
-from bert_jax.encoders.bert.model import Bert
 from bert_jax.optim.finetuning import frozen_units, make_finetune_optimizer, make_schedule
 from bert_jax.optim.optimizer import make_optimizer, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate
 from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
+from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 from tests.project import refuses
 
 DEPTH, STEPS = 3, 20
+GROUPS = ParameterGroups(
+    (
+        ParameterGroup("encoder/embeddings", "embeddings"),
+        ParameterGroup("encoder/layers", "layers"),
+        ParameterGroup("pooler", "pooler"),
+        ParameterGroup("task", "heads"),
+    )
+)
 RATES = 1e-3 * np.arange(1, STEPS + 1) / STEPS
 AXES: dict[str, Any] = {
     "encoder": {
@@ -98,7 +106,7 @@ def pretrain(section: OptimizerSection) -> History:
 
 
 def finetune(section: FinetuneOptimizerSection) -> History:
-    transform = make_finetune_optimizer(section, AXES, groups=Bert.groups, depth=DEPTH)
+    transform = make_finetune_optimizer(section, AXES, groups=GROUPS, depth=DEPTH)
     return run(transform, make_schedule(section, total_steps=STEPS))
 
 
@@ -258,7 +266,7 @@ def test_fine_tuning_equals_torch_with_layerwise_rates(
 
 def test_one_optimizer_can_be_vmapped_over_schedules() -> None:
     section = FinetuneOptimizerSection(layer_decay=0.9, freeze=("layers.0",))
-    transform = make_finetune_optimizer(section, AXES, groups=Bert.groups, depth=DEPTH)
+    transform = make_finetune_optimizer(section, AXES, groups=GROUPS, depth=DEPTH)
     of_peaks = [section.model_copy(update={"learning_rate": peak}) for peak in (1e-2, 5e-2)]
     schedules = np.stack([make_schedule(each, total_steps=STEPS) for each in of_peaks])
     start = jax.tree.map(jnp.asarray, tree(0))
@@ -296,7 +304,7 @@ def test_a_frozen_unit_keeps_its_bits_and_zero_moments(
     section = FinetuneOptimizerSection(
         freeze=freeze, bias_correction=bias_correction, weight_decay=0.1, warmup_fraction=0.0
     )
-    transform = make_finetune_optimizer(section, AXES, groups=Bert.groups, depth=DEPTH)
+    transform = make_finetune_optimizer(section, AXES, groups=GROUPS, depth=DEPTH)
 
     def with_negative_zeros(leaf: np.ndarray) -> np.ndarray:
         leaf.reshape(-1)[::2] = -0.0  # adding 0 would change -0.0 to 0.0
