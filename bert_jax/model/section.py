@@ -133,7 +133,8 @@ def changes_of(architecture: type[EncoderArchitecture]) -> type[Section]:
         name: (Annotated[Optional[field.annotation], name, *field.metadata], None)  # noqa: UP045
         for name, field in architecture.model_fields.items()
     }
-    return pydantic.create_model(f"{architecture.__name__}Changes", __base__=Section, **fields)
+    name, module = f"{architecture.__name__}Changes", architecture.__module__
+    return pydantic.create_model(name, __base__=Section, __module__=module, **fields)
 
 
 class SizeSource(NamedTuple):

@@ -87,12 +87,13 @@ def _section(section: type[Section], *, key: str, title: str) -> Iterator[str]:
 def _meanings(section: type[Section]) -> dict[str, str]:
     """Returns the text of each key: its docstring, or its entry under ``Attributes:``."""
     found: dict[str, str] = {}
+    # A class of changes has no source: it is generated from the class of an architecture at import.
+    source = section.__name__.removesuffix("Changes")
+    section = getattr(sys.modules[section.__module__], source)
     for owner in reversed(section.__mro__):
         if not issubclass(owner, Section) or owner is Section:
             continue
-        # ArchitectureChanges has no source: it is generated from Architecture at import.
-        name = "Architecture" if owner.__name__ == "ArchitectureChanges" else owner.__name__
-        parsed = _module(owner.__module__)[name]
+        parsed = _module(owner.__module__)[owner.__name__]
         assert isinstance(parsed, griffe.Class)
         for part in parsed.docstring.parsed if parsed.docstring else ():
             if isinstance(part, griffe.DocstringSectionAttributes):
