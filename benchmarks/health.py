@@ -23,10 +23,9 @@ from etils import epath
 
 from benchmarks.report import interleaved, median_ratio, report
 from benchmarks.train_step import PREDICTIONS, RATE, architecture, make_batch
-from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.bert import BertObjective
+from bert_jax.objectives.registry import DEFAULT
 from bert_jax.optim.optimizer import make_optimizer, schedule_count
 from bert_jax.optim.schedule import Schedule, learning_rate, linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -59,10 +58,9 @@ def main() -> None:
 
 def measure(size: BertArchitecture, steps: int, rounds: int) -> None:
     """Times the step with and without checks, and the comparison of replicas."""
-    task = BertObjective(
+    task = DEFAULT.make(
         architecture=size,
         execution=Execution(dtype="float32"),
-        masking=MaskingSection(),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
     model = define_model(task.build)

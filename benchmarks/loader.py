@@ -8,6 +8,7 @@ half of the examples are short, and each epoch is read twice: with one example p
 """
 
 import argparse
+import dataclasses
 import itertools
 import pathlib
 import string
@@ -66,7 +67,7 @@ def main() -> None:
             )
             measure_epoch(dataset, features, workers=workers)
             if arguments.packing:
-                packed = features.packed(PackingSection().max_examples)
+                packed = dataclasses.replace(features, max_examples=PackingSection().max_examples)
                 measure_epoch(dataset, packed, workers=workers)
 
 

@@ -29,10 +29,9 @@ import numpy as np
 
 from benchmarks import glibc
 from benchmarks.report import interleaved, median_ratio, report
-from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.bert import BertObjective
+from bert_jax.objectives.registry import DEFAULT
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -160,10 +159,9 @@ def make_batch(rows: int) -> dict[str, np.ndarray]:
 
 def our_steps(size: BertArchitecture, batch: dict[str, np.ndarray], *, unroll: int | None) -> Run:
     """Returns a function that runs steps of pretraining's compiled program."""
-    task = BertObjective(
+    task = DEFAULT.make(
         architecture=size,
         execution=Execution(dtype="float32", unroll=unroll),
-        masking=MaskingSection(),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
     mesh = make_mesh(MeshSection(), jax.devices()[:1])

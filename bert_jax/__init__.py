@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from bert_jax.loaded_model import LoadedModel, load
     from bert_jax.model.architecture import EncoderArchitecture
     from bert_jax.model.section import Execution, HeadsSection, ModelSection
-    from bert_jax.objectives.section import ObjectiveSection
+    from bert_jax.objectives.bert import BertObjectiveSection
+    from bert_jax.objectives.roberta import RobertaObjectiveSection
+    from bert_jax.objectives.sop import SopObjectiveSection
     from bert_jax.optim.sections import FinetuneOptimizerSection, OptimizerSection
     from bert_jax.parallel.section import CompilationCacheSection, DistributedSection, MeshSection
     from bert_jax.pipelines.engines.beam import BeamSection
@@ -118,7 +120,8 @@ __all__ += ["ContaminationSection", "DistributedSection", "EvaluationSection", "
 __all__ += ["Execution", "FinetuneOptimizerSection", "FinetuneSection", "GlueSection"]
 __all__ += ["HeadsSection", "LimitsSection", "LoaderSection"]
 __all__ += ["MaskingSection", "MeshSection", "MixtureSection", "ModelSection"]
-__all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "ObjectiveSection"]
+__all__ += ["MultipleChoiceSection", "NearDuplicatesSection", "BertObjectiveSection"]
+__all__ += ["RobertaObjectiveSection", "SopObjectiveSection"]
 __all__ += ["OptimizerSection", "PackingSection", "PhaseSection", "ProfileSection", "SquadSection"]
 __all__ += ["SubmitSection", "SweepSection", "TableSection", "TokenClassificationSection"]
 __all__ += ["TrainSection", "VocabSection", "WatchdogSection"]

@@ -16,7 +16,7 @@ from bert_jax.files.read import MAX_DEPTH, no_such_file, shown
 from bert_jax.files.remote import is_remote
 from bert_jax.files.yaml_file import dump_yaml, parse_yaml, read_yaml
 from bert_jax.launch.section import SubmitSection
-from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.registry import DEFAULT, AnyObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.pipelines.examples import ExamplesSection
@@ -49,8 +49,8 @@ class RunConfig(Section):
     """How `bert-jax examples` makes a dataset."""
     model: AnyModelSection | None = None
     """The model to pretrain. `finetune` uses the model of `finetune.init_from` instead."""
-    objective: ObjectiveSection = ObjectiveSection()
-    """The objective of pretraining."""
+    objective: AnyObjectiveSection = DEFAULT
+    """The objective of pretraining; `kind` selects it. Default: `bert`."""
     mesh: MeshSection = MeshSection()
     """The devices, and how arrays are sharded over them."""
     optimizer: OptimizerSection = OptimizerSection()

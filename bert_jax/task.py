@@ -56,20 +56,8 @@ class RowTransform(Protocol):
         ...
 
     @property
-    def max_predictions(self) -> int:
-        """Number of slots for masked tokens in a row."""
-        ...
-
-    @property
     def max_examples(self) -> int:
         """Maximum number of examples in a row; 1 without packing."""
-        ...
-
-    def packed(self, max_examples: int) -> RowTransform:
-        """Returns this transform with up to `max_examples` examples per row.
-
-        Raises UserError if examples cannot share a row.
-        """
         ...
 
     def batch(
@@ -158,17 +146,30 @@ class Objective(Task, Protocol):
         ...
 
     def features(
-        self, *, seq_length: int, max_predictions: int | None, evaluation: bool
+        self,
+        *,
+        seq_length: int,
+        max_predictions: int | None = None,
+        max_examples: int = 1,
+        evaluation: bool,
     ) -> RowTransform:
         """Returns the transform from stored examples to rows of `seq_length` positions.
 
-        `max_predictions` is the number of slots for masked tokens. If it is None, the objective
-        chooses the number. In `evaluation`, the BERT objective uses the default masking.
+        Args:
+            seq_length: number of tokens in a row.
+            max_predictions: number of slots for masked tokens. If it is None, the objective chooses
+                the number.
+            max_examples: maximum number of examples in a row. Above 1, rows are packed.
+            evaluation: whether the rows are for an evaluation, in which masked language models use
+                the default masking.
         """
         ...
 
-    def flops_per_row(self, *, seq_length: int, predictions: int) -> float:
-        """Returns the model FLOPs of one row, forward and backward, for the reported MFU."""
+    def flops_per_row(self, batch: Mapping[str, Any]) -> float:
+        """Returns the model FLOPs of one row, forward and backward, for the reported MFU.
+
+        `batch` has the arrays of a batch, or their shapes.
+        """
         ...
 
     def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:

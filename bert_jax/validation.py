@@ -20,6 +20,7 @@ Sections = Sequence[type[pydantic.BaseModel]]
 # Allowed values of a setting, by pydantic's type of error.
 _TYPES: Final = {
     "model_type": "keys and values",
+    "model_attributes_type": "keys and values",
     "dict_type": "keys and values",
     "list_type": "a list",
     "tuple_type": "a list",

@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.data.rows.masking import MaskingSection
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.model.section import Execution
-from bert_jax.objectives.bert import BertObjective
+from bert_jax.objectives.masked_language_model import MaskedLanguageModel
+from bert_jax.objectives.registry import DEFAULT
 from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import HostBatch, Rngs, Task
 
@@ -28,14 +28,15 @@ def small_architecture(**changes: Any) -> BertArchitecture:
 
 def small_task(
     *, dtype: str = "float32", execution: dict[str, Any] | None = None, **changes: Any
-) -> BertObjective:
+) -> MaskedLanguageModel:
     """Returns the BERT objective for `small_architecture`; `small_batch` makes its rows."""
-    return BertObjective(
+    made = DEFAULT.make(
         architecture=small_architecture(**changes),
         execution=Execution.model_validate({"dtype": dtype, **(execution or {})}),
-        masking=MaskingSection(),
         tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
     )
+    assert isinstance(made, MaskedLanguageModel)
+    return made
 
 
 def small_batch(

@@ -78,7 +78,7 @@ class Execution(Section):
 
 
 class HeadsSection(Section):
-    """The heads of the model. Pretraining needs `pooler`, `mlm` and `next_sentence`."""
+    """The heads of the model. In pretraining, the objective determines them."""
 
     pooler: bool = True
     """Whether the model has the pooler: a dense layer with tanh on [CLS]."""
@@ -96,9 +96,9 @@ class HeadsSection(Section):
     """Dropout rate before the task head. Default: `hidden_dropout_prob`."""
 
     @property
-    def pretraining(self) -> bool:
-        """Whether the model has all heads of pretraining."""
-        return self.pooler and self.mlm and self.next_sentence
+    def of_pretraining(self) -> set[str]:
+        """Names of the model's heads of pretraining: `pooler`, `mlm`, `next_sentence`."""
+        return {head for head in ("pooler", "mlm", "next_sentence") if getattr(self, head)}
 
     @property
     def reads_pooled(self) -> bool:

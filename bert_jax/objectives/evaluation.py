@@ -12,8 +12,8 @@ from bert_jax.data.loader.section import LoaderSection
 from bert_jax.errors import UserError
 from bert_jax.inference.lengths import bucket_of, buckets_up_to
 from bert_jax.narration import doing
+from bert_jax.objectives.of_run import objective_of, objective_section
 from bert_jax.objectives.phases import open_source
-from bert_jax.objectives.registry import objective_of, objective_section
 from bert_jax.parallel.mesh import open_mesh, process_share
 from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
@@ -93,7 +93,8 @@ def evaluate_objective(
         model = define_model(task.build)
         score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
         with doing(f"evaluating {len(source.dataset):,} examples"):
-            scores = score(loaded.params, load_frozen(task, loaded.mesh).params)
+            params = {part: loaded.params[part] for part in model.params}
+            scores = score(params, load_frozen(task, loaded.mesh).params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
 
 

@@ -19,7 +19,8 @@ from bert_jax.data.rows.masking_transform import StaticMaskTransform
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.objectives.registry import check_pairing
-from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.parallel.mesh import process_share
 from bert_jax.section import under
 from bert_jax.task import Objective, RowTransform
@@ -55,16 +56,33 @@ class ExampleSource:
         return self.dataset.summary.unigram_entropy
 
     def features(
-        self, task: Objective, *, seq_length: int, max_predictions: int | None, evaluation: bool
+        self,
+        task: Objective,
+        *,
+        seq_length: int,
+        max_predictions: int | None,
+        max_examples: int = 1,
+        evaluation: bool,
     ) -> RowTransform:
         """Returns the row transform. See `Objective.features` for the arguments.
 
-        TFRecords contain their masks. Raises UserError if an example in TFRecords has more
-        predictions than `max_predictions`.
+        TFRecords contain their masks. Raises UserError if their examples are to be packed, or have
+        more predictions than `max_predictions`.
         """
         if isinstance(self.dataset, Dataset):
             return task.features(
-                seq_length=seq_length, max_predictions=max_predictions, evaluation=evaluation
+                seq_length=seq_length,
+                max_predictions=max_predictions,
+                max_examples=max_examples,
+                evaluation=evaluation,
+            )
+        if max_examples > 1:
+            raise UserError(
+                "dataset.stored_masks_packed",
+                "found max_examples {found}, but examples with stored masks cannot be packed. Set "
+                "packing to null.",
+                place="packing",
+                found=max_examples,
             )
         summary = self.dataset.summary
         slots = max_predictions or summary.slots
@@ -123,14 +141,14 @@ def _check_google_bert(
     dataset: GoogleBertDataset, objective: ObjectiveSection, tokenizer: Tokenizer, *, key: str
 ) -> None:
     """Raises UserError if examples were made for another objective or vocabulary."""
-    if objective.name != "bert":
+    if objective.kind != "bert":
         raise UserError(
             "objective.tfrecords",
-            "found TFRecords with next-sentence labels ({dataset}), but objective.name is "
-            "{objective}. Set objective.name: bert.",
+            "found TFRecords with next-sentence labels ({dataset}), but objective.kind is "
+            "{objective}. Set objective.kind: bert.",
             place=key,
             dataset=dataset.directory,
-            objective=objective.name,
+            objective=objective.kind,
         )
     highest, special = dataset.summary.highest_id, tokenizer.special
     if highest >= tokenizer.vocab_size:
@@ -209,10 +227,9 @@ class PhaseOpener(NamedTuple):
             self.objective,
             seq_length=section.seq_length,
             max_predictions=section.max_predictions,
+            max_examples=section.max_examples,
             evaluation=False,
         )
-        if section.packing is not None:
-            features = features.packed(section.packing.max_examples)
         evaluation = settings.train.evaluation
         limit = None if evaluation is None else evaluation.examples
         found = "nothing" if held_out is None else held_out.dataset.fingerprint
@@ -230,9 +247,7 @@ class PhaseOpener(NamedTuple):
                 section=settings.loader,
             ),
             shapes=1,
-            flops_per_row=self.objective.flops_per_row(
-                seq_length=section.seq_length, predictions=features.max_predictions
-            ),
+            flops_per_row=self.objective.flops_per_row(features.batch([], [])),
             evaluate=None if evaluation is None else self._evaluate(section, held_out, limit),
             validation=f"{limit or 'all'} examples of {found}",
             watch=self.objective.watch(

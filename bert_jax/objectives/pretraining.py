@@ -11,11 +11,12 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError
+from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
 from bert_jax.objectives.registry import make_objective
 from bert_jax.objectives.resume_rules import DataFingerprints, check_resume
-from bert_jax.objectives.section import PretrainSettings
+from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import Schedule, linear_schedule
 from bert_jax.parallel.mesh import open_mesh, process_share
@@ -24,6 +25,7 @@ from bert_jax.runs.execution import execution_on
 from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import read_checkpoints, write_checkpoints
 from bert_jax.runs.run_directory import CONFIG, claim_run, open_run, write_run
+from bert_jax.runs.settings import describe
 from bert_jax.task import Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint_manifest import PARAMS
@@ -93,7 +95,8 @@ def _prepare(
         chosen="dtype" in settings.model.execution.model_fields_set,
         say=say,
     )
-    model_section = settings.model.model_copy(update={"execution": execution})
+    heads = _heads(settings)
+    model_section = settings.model.model_copy(update={"execution": execution, "heads": heads})
     settings = dataclasses.replace(settings, model=model_section)
     objective = make_objective(
         settings.objective, architecture=architecture, execution=resolved, tokenizer=tokenizer
@@ -103,6 +106,21 @@ def _prepare(
     cache = DatasetCache(settings.loader.cache, say=say)
     opener = PhaseOpener(settings, objective, architecture, model, tokenizer, mesh, cache)
     return opener, schedule
+
+
+def _heads(settings: PretrainSettings) -> HeadsSection:
+    """Returns the heads of the objective. Raises UserError if the model section has others."""
+    heads = settings.objective.heads
+    if settings.model.heads not in (HeadsSection(), heads):
+        raise UserError(
+            "model.heads_of_objective",
+            "found {found}, but objective.kind {objective} trains {expected}. Remove this section.",
+            place="model.heads",
+            found=describe(settings.model.heads),
+            objective=settings.objective.kind,
+            expected=describe(heads),
+        )
+    return heads
 
 
 def _train_spec(
@@ -174,7 +192,19 @@ def _origin(
     origin = {**data._asdict(), "init_from": settings.init_from}
     if not (root / CONFIG).exists():
         return origin
-    saved = check_resume(open_run(root), settings, checkpoints, data=data, console=console)
+    run, wanted = open_run(root), settings.model.heads
+    saved = check_resume(run, settings, checkpoints, data=data, console=console)
+    if run.heads != wanted:  # an imported model
+        raise UserError(
+            "run.other_heads",
+            "found {found}, whose model has {held}, but objective.kind {objective} trains {heads}. "
+            "Use a new directory with --init-from {found}.",
+            place="run_dir",
+            found=root,
+            held=describe(run.heads),
+            objective=settings.objective.kind,
+            heads=describe(wanted),
+        )
     merged = {name: {**saved.get(name, {}), **paths} for name, paths in data._asdict().items()}
     return {**origin, **saved, **merged}
 

@@ -1,33 +1,69 @@
-"""The registry of objectives."""
+"""The registry of objectives. Needs no JAX."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Final, NamedTuple
+from __future__ import annotations
 
-from bert_jax.data.dataset.provenance import PairingKind
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import pydantic
+
 from bert_jax.data.dataset.reader import Dataset
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
-from bert_jax.model.section import Execution
-from bert_jax.objectives.bert import BertObjective
-from bert_jax.objectives.section import ObjectiveName, ObjectiveSection
-from bert_jax.runs.run_directory import Run
-from bert_jax.runs.settings import describe
-from bert_jax.task import Objective
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.objectives.bert import BertObjectiveSection
+from bert_jax.objectives.roberta import RobertaObjectiveSection
+from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.sop import SopObjectiveSection
+from bert_jax.section import Section
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.user_function import only_trusted
+from bert_jax.validation import KIND, sections_of, validate
+
+if TYPE_CHECKING:
+    from bert_jax.task import Objective
+
+# To register an objective, add its section here.
+Registered: TypeAlias = BertObjectiveSection | SopObjectiveSection | RobertaObjectiveSection
+DEFAULT: Final = BertObjectiveSection()
 
 
-class _Entry(NamedTuple):
-    make: Callable[..., Objective]
-    pairings: tuple[PairingKind, ...]  # allowed pairing kinds of datasets
+def _with_kind(values: Any) -> Any:
+    """Adds the default kind. Renames `name`, another spelling of `kind`."""
+    if not isinstance(values, Mapping) or KIND in values:
+        return values
+    others = {key: value for key, value in values.items() if key != "name"}
+    return {KIND: values.get("name", DEFAULT.kind), **others}
 
 
-OBJECTIVES: Final[dict[ObjectiveName, _Entry]] = {
-    "bert": _Entry(partial(BertObjective, pair="nsp"), ("nsp",)),
-    "sop": _Entry(partial(BertObjective, pair="sop"), ("sop",)),
-    "roberta": _Entry(partial(BertObjective, pair=None), ("full_sentences", "doc_sentences")),
+AnyObjectiveSection: TypeAlias = Annotated[
+    Registered, pydantic.Field(discriminator=KIND), pydantic.BeforeValidator(_with_kind)
+]
+"""The section `objective` of a configuration; `kind` selects the objective."""
+
+OBJECTIVES: Final[Mapping[str, type[ObjectiveSection]]] = {
+    section.model_fields[KIND].default: section
+    for section in sections_of(Registered)
+    if issubclass(section, ObjectiveSection)
 }
+
+
+class _Holder(Section):
+    objective: AnyObjectiveSection
+
+
+def read_objective(values: Any, *, source: str) -> Registered:
+    """Returns the section `objective` of a file. Raises UserError if a setting is wrong."""
+    return validate(_Holder, {"objective": values}, source=source).objective
+
+
+def kind_for(heads: HeadsSection) -> str:
+    """Returns the first objective whose heads a model has; without one, the default."""
+    return next(iter(_kinds_with(heads.of_pretraining)), DEFAULT.kind)
+
+
+def _kinds_with(heads: set[str]) -> list[str]:
+    """Returns the objectives that train only these heads."""
+    return [kind for kind, each in OBJECTIVES.items() if each.heads.of_pretraining <= heads]
 
 
 def make_objective(
@@ -37,56 +73,40 @@ def make_objective(
     execution: Execution,
     tokenizer: Tokenizer,
 ) -> Objective:
-    """Returns the objective of a section."""
-    return OBJECTIVES[section.name].make(
-        masking=section.masking, architecture=architecture, execution=execution, tokenizer=tokenizer
-    )
+    """Returns the objective of a section for a model. Imports JAX.
 
-
-def objective_of(run: Run) -> Objective:
-    """Returns the objective of a pretrained run. Raises UserError if the run lacks a head."""
-    if not run.heads.pretraining:
-        raise UserError(
-            "evaluate.heads_missing",
-            "the model has {found}, but evaluation of pretraining needs a pooler, an MLM head and "
-            "a next-sentence head",
-            place=run.directory,
-            found=describe(run.heads),
-        )
-    return make_objective(
-        objective_section(run),
-        architecture=run.architecture,
-        execution=run.model.execution,
-        tokenizer=run.tokenizer,
-    )
-
-
-def objective_section(run: Run) -> ObjectiveSection:
-    """Returns the objective section of a run.
-
-    Raises UserError if the section names a function that is not trusted, because the run may have
-    an untrusted author.
+    Raises UserError if the encoder cannot have the heads of the objective.
     """
-    section = run.section("objective", ObjectiveSection, verb="evaluate")
-    segmenter = section.masking.segmenter
-    only_trusted(segmenter, key="objective.masking.segmenter", source=run.directory)
-    return section
+    from bert_jax.encoders.build import model_type
+
+    titles = model_type(architecture).groups.titles
+    if lacking := section.heads.of_pretraining - set(titles):
+        raise UserError(
+            "objective.encoder",
+            "found {found}, but the encoder {encoder} cannot have its heads {lacking:and}. Use "
+            "{allowed:or}.",
+            place="objective.kind",
+            found=section.kind,
+            encoder=architecture.kind,
+            lacking=sorted(lacking),
+            allowed=_kinds_with(set(titles)),
+        )
+    return section.make(architecture=architecture, execution=execution, tokenizer=tokenizer)
 
 
 def check_pairing(section: ObjectiveSection, dataset: Dataset, *, key: str) -> None:
     """Raises UserError if a dataset was made for another objective. `key` is for the message."""
     kind = dataset.provenance.pairing.kind
-    allowed = OBJECTIVES[section.name].pairings
-    if kind not in allowed:
-        fitting = next(name for name, entry in OBJECTIVES.items() if kind in entry.pairings)
+    if kind not in section.pairings:
+        fitting = next(name for name, each in OBJECTIVES.items() if kind in each.pairings)
         raise UserError(
             "objective.pairing",
-            "{dataset} was made with pairing kind {found}, but objective.name is {objective}. Use "
-            "a dataset with kind {allowed:or}, or set objective.name: {fitting}.",
+            "{dataset} was made with pairing kind {found}, but objective.kind is {objective}. Use "
+            "a dataset with kind {allowed:or}, or set objective.kind: {fitting}.",
             place=key,
             dataset=dataset.directory,
             found=kind,
-            objective=section.name,
-            allowed=allowed,
+            objective=section.kind,
+            allowed=section.pairings,
             fitting=fitting,
         )

@@ -2,7 +2,7 @@
 
 There are four kinds of settings:
 
-- Settings that determined finished steps may not change: the objective's name, and the settings
+- Settings that determined finished steps may not change: the objective's kind, and the settings
   of finished phases.
 - Settings that determine only future steps may change until the last step: `optimizer`,
   `model.execution`, and the settings of later phases and of the current phase, if its data position
@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from bert_jax.narration import narrator_of
-from bert_jax.objectives.section import ObjectiveSection, PretrainSettings
+from bert_jax.objectives.of_run import objective_section
+from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.runs.run_directory import Run, read_run_provenance
 from bert_jax.runs.setting_changes import find_changes, refuse_other_settings
@@ -64,7 +65,7 @@ def check_resume(
         settings,
         seed=run.seed,
         model=run.model,
-        objective=run.section("objective", ObjectiveSection, verb="pretrain"),
+        objective=objective_section(run, verb="pretrain"),
         optimizer=run.section("optimizer", OptimizerSection, verb="pretrain"),
         train=run.section("train", TrainSection, verb="pretrain"),
     )

@@ -1,42 +1,69 @@
-"""The settings of the objective and of a whole pretraining run. Needs no JAX."""
+"""The base classes of the settings of objectives. Needs no JAX."""
 
-import dataclasses
-from typing import Literal
+from __future__ import annotations
 
-from bert_jax.data.loader.section import LoaderSection
+import abc
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from bert_jax.data.dataset.provenance import PairingKind
 from bert_jax.data.rows.masking import MaskingSection
-from bert_jax.model.section import ModelSection
-from bert_jax.optim.sections import OptimizerSection
-from bert_jax.runs.settings import RunSettings
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.section import Section
-from bert_jax.train.sections import TrainSection
+from bert_jax.text.tokenizer import Tokenizer
 
-ObjectiveName = Literal["bert", "sop", "roberta"]
+if TYPE_CHECKING:
+    from bert_jax.task import Objective
+
+PairTask = Literal["nsp", "sop"]
 
 
 class ObjectiveSection(Section):
-    """The loss and the masking. Any loss works with any masking.
-
-    ``objective: {name: sop, masking: {unit: ngram}}`` is the objective of ALBERT.
+    """The settings of an objective, and the facts about it that need no JAX.
 
     Attributes:
-        name: ``bert``: masked language model and next sentence prediction. ``sop``: masked language
-            model and sentence order prediction. ``roberta``: masked language model alone.
+        kind: name of the objective.
+    """
+
+    heads: ClassVar[HeadsSection]
+    """The heads that the objective trains. The model of a run has only these heads."""
+    pairings: ClassVar[tuple[PairingKind, ...]]
+    """The allowed pairing kinds of datasets."""
+
+    if TYPE_CHECKING:  # a subclass has one kind
+        kind: Any
+    else:
+        kind: str
+
+    @abc.abstractmethod
+    def make(
+        self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer
+    ) -> Objective:
+        """Returns the objective for a model. Imports JAX."""
+
+
+class MaskedObjectiveSection(ObjectiveSection):
+    """A masked language model with an optional pair task. Any loss works with any masking.
+
+    Attributes:
         masking: masking of training rows.
     """
 
-    name: ObjectiveName = "bert"
+    pair: ClassVar[PairTask | None] = None
+
     masking: MaskingSection = MaskingSection()
 
+    def make(
+        self, *, architecture: EncoderArchitecture, execution: Execution, tokenizer: Tokenizer
+    ) -> Objective:
+        """Returns the objective for a model. Imports JAX."""
+        from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PretrainSettings(RunSettings):
-    """The settings of a pretraining run."""
-
-    tokenizer: str
-    model: ModelSection
-    objective: ObjectiveSection
-    optimizer: OptimizerSection
-    loader: LoaderSection
-    train: TrainSection
-    init_from: str | None  # run or model to load; None: random initialization
+        return MaskedLanguageModel(
+            architecture=architecture,
+            execution=execution,
+            heads=self.heads,
+            masking=self.masking,
+            tokenizer=tokenizer,
+            pair=self.pair,
+        )

@@ -10,7 +10,7 @@ import pydantic
 
 from bert_jax.encoders.registry import AnyModelSection
 from bert_jax.errors import UserError
-from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.registry import AnyObjectiveSection
 from bert_jax.optim.sections import OptimizerSection
 from bert_jax.parallel.section import MeshSection
 from bert_jax.section import Section
@@ -31,7 +31,7 @@ class CompileRequest(Section):
     phase: int = pydantic.Field(default=0, ge=0)  # index of the phase
     vocab_size: int = pydantic.Field(ge=1)  # number of pieces; the tokenizer is not read
     model: AnyModelSection
-    objective: ObjectiveSection
+    objective: AnyObjectiveSection
     mesh: MeshSection  # includes the number of slices
     optimizer: OptimizerSection
     train: TrainSection  # dataset paths have no effect

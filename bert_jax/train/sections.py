@@ -59,6 +59,11 @@ class PhaseSection(Section):
             )
 
     @property
+    def max_examples(self) -> int:
+        """Maximum number of examples in a row."""
+        return 1 if self.packing is None else self.packing.max_examples
+
+    @property
     def microbatch(self) -> int:
         """Rows per microbatch, over all devices and hosts."""
         return self.batch_size // self.accumulation

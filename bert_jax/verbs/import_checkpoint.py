@@ -23,6 +23,7 @@ from bert_jax.interop.sources import fetch, identify, is_checkpoint, is_hub_name
 from bert_jax.interop.tensor_conversion import Params, Pretrained
 from bert_jax.model.section import Execution
 from bert_jax.narration import doing
+from bert_jax.objectives.registry import kind_for
 from bert_jax.optim.optimizer import MomentsState, make_optimizer, with_moments
 from bert_jax.places import MODELS
 from bert_jax.runs.lock import hold_output, hold_run
@@ -120,7 +121,8 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
     Replaces the model's NumPy arrays with JAX arrays. `record` is the model's source, for
     provenance.json.
     """
-    config, directory = RunConfig(), model.files[0].parent
+    config = RunConfig.model_validate({"objective": {"kind": kind_for(model.heads)}})
+    directory = model.files[0].parent
     files = sorted([*model.files, *tokenizer_files(directory)])
     write_run(
         epath.Path(root),

@@ -8,7 +8,7 @@ from rich.console import Console
 from bert_jax.config import RunConfig, as_config
 from bert_jax.narration import speaking
 from bert_jax.objectives.pretraining import run_pretraining
-from bert_jax.objectives.section import PretrainSettings
+from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.train.loop import Outcome
 from bert_jax.verbs.import_checkpoint import find_origin
 from bert_jax.verbs.run_settings import pretrain_settings

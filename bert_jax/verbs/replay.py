@@ -7,7 +7,7 @@ from rich.table import Table
 
 from bert_jax.encoders.build import model_type
 from bert_jax.model.section import Dtype
-from bert_jax.objectives.registry import objective_of
+from bert_jax.objectives.of_run import objective_of
 from bert_jax.parallel.mesh import initialise
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.run_directory import Run, open_run

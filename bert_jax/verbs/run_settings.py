@@ -9,7 +9,7 @@ from bert_jax.config import RunConfig
 from bert_jax.diagnostics.inputs import finetuning_inputs, pretraining_inputs, require_inputs
 from bert_jax.errors import UserError
 from bert_jax.model.section import ModelSection
-from bert_jax.objectives.section import PretrainSettings
+from bert_jax.objectives.settings import PretrainSettings
 from bert_jax.runs.settings import CONFIG, read_settings
 from bert_jax.section import need
 from bert_jax.tasks.family import pinned

@@ -1,5 +1,7 @@
 """A dataset in memory and helpers for its loader. Worker processes import this module."""
 
+import dataclasses
+
 import numpy as np
 
 from bert_jax.data.dataset.reader import Example
@@ -77,5 +79,5 @@ def assert_equal(left: Batch, right: Batch) -> None:
 
 def packed_loader(dataset: MemoryDataset, *, batch_size: int, **kwargs) -> Loader:
     """Like `make_loader`, with up to four examples per row."""
-    transform = row_maker().packed(MAX_EXAMPLES)
+    transform = dataclasses.replace(row_maker(), max_examples=MAX_EXAMPLES)
     return make_loader(dataset, batch_size=batch_size, **{"transform": transform, **kwargs})

@@ -1,5 +1,6 @@
 """The loader: order of rows, shares of hosts, and resuming."""
 
+import dataclasses
 import json
 
 import hypothesis
@@ -186,7 +187,7 @@ def test_a_position_holds_for_other_hosts_and_batch_sizes():
         ("masking.rate", {"transform": row_maker(rate=0.2, max_predictions=5)}),
         ("masking.unit", {"transform": row_maker(unit="whole_word")}),
         ("masking.max_predictions", {"transform": row_maker(max_predictions=3)}),
-        ("packing", {"transform": row_maker().packed(MAX_EXAMPLES)}),
+        ("packing", {"transform": dataclasses.replace(row_maker(), max_examples=MAX_EXAMPLES)}),
     ],
 )
 def test_another_runs_position_names_the_differing_field(name, change):

@@ -216,8 +216,8 @@ def test_every_setting_of_rows_changes_the_fingerprint():
         row_maker(128, replace_with_random=0.2),
         row_maker(128, max_predictions=10),
         MaskingTransform(128, dataclasses.replace(base.masker, max_predictions=7)),
-        base.packed(2),
-        base.packed(3),
+        dataclasses.replace(base, max_examples=2),
+        dataclasses.replace(base, max_examples=3),
     ]
     assert len({tuple(sorted(maker.fingerprint().items())) for maker in makers}) == len(makers)
     assert row_maker(128).fingerprint() == base.fingerprint()

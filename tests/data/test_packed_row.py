@@ -1,5 +1,7 @@
 """Packed rows have the same content as rows of one example."""
 
+import dataclasses
+
 import hypothesis
 import numpy as np
 import pytest
@@ -72,7 +74,7 @@ def unpack(row: Batch) -> list[dict[str, list]]:
 )
 def test_a_packed_example_equals_its_single_row(examples, seed, unit):
     single = row_maker(unit=unit)
-    row = one_row(single.packed(6), examples, seed=seed)
+    row = one_row(dataclasses.replace(single, max_examples=6), examples, seed=seed)
     alone = [single(example, stream(seed, k)) for k, example in enumerate(examples)]
     expected = [unpack(one)[0] for one in alone]
     assert unpack(row) == expected
@@ -98,7 +100,7 @@ def test_a_full_row_has_room_for_every_prediction(max_examples, rate, max_predic
     cuts = data.draw(st.lists(st.integers(3, SEQ_LENGTH), min_size=1, max_size=max_examples))
     lengths = [n for n, end in zip(cuts, np.cumsum(cuts), strict=True) if end <= SEQ_LENGTH]
     examples = [make_example(length) for length in lengths]
-    row = one_row(single.packed(max_examples), examples)
+    row = one_row(dataclasses.replace(single, max_examples=max_examples), examples)
     alone = [single(example, stream(0, k)) for k, example in enumerate(examples)]
     assert row["masked_lm_weights"].sum() == sum(one["masked_lm_weights"].sum() for one in alone)
 
@@ -107,7 +109,7 @@ def test_a_full_row_has_room_for_every_prediction(max_examples, rate, max_predic
 def test_examples_beyond_the_row_are_an_error(lengths):
     examples = [make_example(length) for length in lengths]
     with pytest.raises(ValueError, match=r"found \[\d+, \d+, \d\], .* room for \[32, 8, 4\]"):
-        one_row(row_maker().packed(4), examples)
+        one_row(dataclasses.replace(row_maker(), max_examples=4), examples)
 
 
 PAIRS = st.lists(

@@ -11,6 +11,7 @@ import torch
 from transformers import BertForPreTraining
 
 from bert_jax.interop.tensor_names import DECODER_BIAS, DECODER_WEIGHT, MLM_BIAS, WORDS
+from bert_jax.model.section import HeadsSection
 from tests.interop.hf_checkpoints import hf_config, hf_model, import_run, save, write_tokenizer
 
 Tensors = dict[str, torch.Tensor]
@@ -160,5 +161,5 @@ def test_heads_missing_in_the_configuration_are_read(tmp_path: Path) -> None:
     config = json.loads(config_file.read_text()) | {"architectures": ["BertForMaskedLM"]}
     config_file.write_text(json.dumps(config))
     found = import_run(directory, tmp_path / "run")
-    assert found.run.heads.pretraining
+    assert found.run.heads == HeadsSection()
     assert_is(found.theirs(found.params), model())

@@ -11,9 +11,9 @@ import pytest
 
 from bert_jax.data.dataset.provenance import PairingKind, PairingSection
 from bert_jax.model.section import Execution
-from bert_jax.objectives.bert import MLM_EPSILON, BertObjective, PlateauWatch
-from bert_jax.objectives.registry import check_pairing, make_objective
-from bert_jax.objectives.section import ObjectiveSection
+from bert_jax.objectives.masked_language_model import MLM_EPSILON, MaskedLanguageModel
+from bert_jax.objectives.plateau import PlateauWatch
+from bert_jax.objectives.registry import check_pairing, make_objective, read_objective
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.model.parts import fresh_params, model_of
 from tests.project import refuses
@@ -22,32 +22,25 @@ from tests.support import loss_of, small_architecture, small_batch
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(245))]
 
 
-def objective(name: str, **masking: Any) -> BertObjective:
-    section = ObjectiveSection.model_validate({"name": name, "masking": masking})
+def objective(kind: str, **masking: Any) -> MaskedLanguageModel:
     made = make_objective(
-        section,
+        read_objective({"kind": kind, "masking": masking}, source="test"),
         architecture=small_architecture(
             num_hidden_layers=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
         ),
         execution=Execution(dtype="float32"),
         tokenizer=WordPieceTokenizer(PIECES, lower_case=True),
     )
-    assert isinstance(made, BertObjective)
+    assert isinstance(made, MaskedLanguageModel)
     return made
 
 
-@functools.cache
-def first_params() -> Any:
-    """Returns random parameters, which fit the model of every objective."""
-    return fresh_params(objective("bert"))
-
-
-def loss_and_gradient(task: BertObjective, batch: dict[str, np.ndarray]) -> Any:
+def loss_and_gradient(task: MaskedLanguageModel, batch: dict[str, np.ndarray]) -> Any:
     @functools.partial(jax.value_and_grad, has_aux=True)
     def loss(params: Any, batch: Any) -> Any:
         return loss_of(task, model_of(task, params), batch)
 
-    (value, metrics), gradient = jax.jit(loss)(first_params(), batch)
+    (value, metrics), gradient = jax.jit(loss)(fresh_params(task), batch)
     sums = {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
     return float(value), sums, gradient
 
@@ -69,10 +62,11 @@ def test_a_pair_task_adds_its_named_mean_loss(name: str, pair: str) -> None:
     assert largest(gradient["pooler"]) > 0
 
 
-def test_without_a_pair_task_its_loss_and_gradient_are_absent() -> None:
+def test_without_a_pair_task_its_loss_and_heads_are_absent() -> None:
     task = objective("roberta")
-    batch = small_batch() | {"next_sentence_weights": np.zeros((16, 1), np.float32)}
-    value, sums, gradient = loss_and_gradient(task, batch)
+    batch = small_batch()
+    read = {name: batch[name] for name in batch if "sentence" not in name and "cls" not in name}
+    value, sums, gradient = loss_and_gradient(task, read)
     assert set(sums) == {"mlm_loss", "mlm_accuracy"}
     mlm, masked = sums["mlm_loss"]
     assert value == pytest.approx(mlm / (masked + MLM_EPSILON), rel=1e-6)
@@ -81,8 +75,13 @@ def test_without_a_pair_task_its_loss_and_gradient_are_absent() -> None:
         "mlm_loss": pytest.approx(value, rel=1e-6),
         "mlm_accuracy": sums["mlm_accuracy"][0] / masked,
     }
-    assert largest(gradient["next_sentence"]) == largest(gradient["pooler"]) == 0
+    assert set(gradient) == {"encoder", "mlm"}
     assert largest(gradient["mlm"]) > 0
+    # Without [CLS], the last layer computes one state less.
+    spared = objective("bert").flops_per_row(batch) - task.flops_per_row(read)
+    width, inner, length = 64, 128, 32
+    layer = 4 * width * width + 4 * width * inner + 4 * length * width
+    assert spared == 3 * (layer + 2 * (width * width + 2 * width))
 
 
 @pytest.mark.parametrize("name", ["bert", "sop", "roberta"])
@@ -115,7 +114,7 @@ def dataset_of(kind: PairingKind) -> Any:
     [("bert", {"nsp"}), ("sop", {"sop"}), ("roberta", {"full_sentences", "doc_sentences"})],
 )
 def test_another_objectives_dataset_is_refused(name: str, kinds: set[str]) -> None:
-    section = ObjectiveSection.model_validate({"name": name})
+    section = read_objective({"kind": name}, source="test")
     everything: tuple[PairingKind, ...] = ("nsp", "sop", "full_sentences", "doc_sentences")
     for kind in everything:
         if kind in kinds:

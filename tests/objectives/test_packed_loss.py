@@ -1,5 +1,6 @@
 """A packed batch has the loss, metrics and gradients of the unpacked batch."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,7 +13,7 @@ from bert_jax.data.loader.packing import PackingPlan
 from bert_jax.data.rng import stream
 from bert_jax.data.rows.masking import MaskingSection, TokenMasker
 from bert_jax.data.rows.masking_transform import MaskingTransform
-from bert_jax.objectives.bert import BertObjective
+from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 from bert_jax.text import SpecialIds
 from tests.model.parts import fresh_params, model_of
 from tests.support import loss_of, relative_error, small_task
@@ -52,7 +53,7 @@ def unpacked_batch() -> Batch:
 
 
 def packed_batch() -> Batch:
-    made, drawn, make = examples(), streams(), row_maker().packed(4)
+    made, drawn, make = examples(), streams(), dataclasses.replace(row_maker(), max_examples=4)
     plan = PackingPlan(np.bincount(LENGTHS), capacity=SEQ_LENGTH, max_examples=4)
     slots = [plan.examples(row) for row in range(plan.rows)]
     rows = [
@@ -69,7 +70,7 @@ def packed_batch() -> Batch:
 
 
 @functools.cache
-def task() -> BertObjective:
+def task() -> MaskedLanguageModel:
     return small_task(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 

@@ -75,7 +75,7 @@ def test_the_evaluation_program_counts_the_training_state(override: str, rows: i
     train = lower_step(request, mesh)
     evaluation = lower_step(request.model_copy(update={"kind": "evaluation"}), mesh)
     assert (train.rows, evaluation.rows) == (ROWS, rows)
-    params, batch = evaluation.lowered.args_info[0]
+    params, batch, *_ = evaluation.lowered.args_info[0]
     assert {leaf.shape[0] for leaf in batch.values()} == {rows}
     # Each chip has all parameters, a quarter of each divisible array, and the other arrays.
     whole = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

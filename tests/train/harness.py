@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.objectives.bert import BertObjective
+from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -41,7 +41,7 @@ class Setting:
     changes: tuple[tuple[str, int], ...] = ()  # architecture overrides
 
     @property
-    def task(self) -> BertObjective:
+    def task(self) -> MaskedLanguageModel:
         return small_task(
             execution={
                 "attention": self.attention,

@@ -1,7 +1,6 @@
 """Corrupts chosen batches and gradients of a real run in this process."""
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.data.loader.loader import Loader
-from bert_jax.objectives.bert import BertObjective
-from bert_jax.objectives.registry import OBJECTIVES
+from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 from bert_jax.task import Batch, Metrics
 
 Poison = Callable[[np.ndarray], None]
@@ -49,8 +47,8 @@ def poison_pretraining(patch: pytest.MonkeyPatch, at: Mapping[int, Poison]) -> l
 def poison_gradient(patch: pytest.MonkeyPatch) -> None:
     """Makes the gradient NaN for batches that contain `MARK`; the loss stays finite."""
 
-    class Poisoned(BertObjective):
-        """A separate class, so that it shares no compiled step with `BertObjective`."""
+    class Poisoned(MaskedLanguageModel):
+        """A separate class, so that it shares no compiled step with `MaskedLanguageModel`."""
 
         def loss(self, model: Any, batch: Batch, **others: Any) -> tuple[jax.Array, Metrics]:
             marked = (batch["masked_lm_weights"] == MARK).any()
@@ -60,8 +58,7 @@ def poison_gradient(patch: pytest.MonkeyPatch) -> None:
             # The slope of √x is infinite at 0, so the backward pass computes 0 · ∞ = NaN.
             return value + 0.0 * jnp.sqrt(value * 0.0 + jnp.where(marked, 0.0, 1.0)), metrics
 
-    make = functools.partial(Poisoned, pair="nsp")
-    patch.setitem(OBJECTIVES, "bert", OBJECTIVES["bert"]._replace(make=make))
+    patch.setattr("bert_jax.objectives.masked_language_model.MaskedLanguageModel", Poisoned)
 
 
 @contextlib.contextmanager

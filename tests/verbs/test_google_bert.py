@@ -65,7 +65,7 @@ def test_unsuitable_files_are_refused(project: Path, ours: Path, tmp_path: Path)
         pretrain(config, console=QUIET)
 
     with refuses("objective.tfrecords", place="train.phases.0.dataset"):
-        start("objective.name=roberta")
+        start("objective.kind=roberta")
     with refuses("phase.max_predictions", place="train.phases.0.max_predictions", found=1):
         start("train.phases.0.max_predictions=1")
     with refuses("dataset.stored_masks_packed", place="train.phases.0.packing", found=4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -90,19 +90,20 @@ class MaskingTransform:
 
     @classmethod
     def from_tokenizer(
-        cls, tokenizer: Tokenizer, *, seq_length: int, masking: MaskingSection
+        cls,
+        tokenizer: Tokenizer,
+        *,
+        seq_length: int,
+        masking: MaskingSection,
+        max_examples: int = 1,
     ) -> MaskingTransform:
-        """Returns the transform without packing.
+        """Returns the transform for a tokenizer.
 
         Raises UserError if the segmenter cannot be imported.
         """
         predictions = masking.predictions(seq_length)
         masker = TokenMasker.from_tokenizer(tokenizer, masking=masking, max_predictions=predictions)
-        return cls(seq_length, masker)
-
-    def packed(self, max_examples: int) -> MaskingTransform:
-        """Returns this transform with up to ``max_examples`` examples per row."""
-        return dataclasses.replace(self, max_examples=max_examples)
+        return cls(seq_length, masker, max_examples)
 
     @property
     def max_predictions(self) -> int:
@@ -197,16 +198,6 @@ class StaticMaskTransform:
     vocab_size: int  # size of the model's vocabulary; ids must be lower
     pad_id: int
     max_examples: int = dataclasses.field(default=1, init=False)  # examples in a row
-
-    def packed(self, max_examples: int) -> NoReturn:
-        """Raises UserError: examples with stored masks cannot be packed."""
-        raise UserError(
-            "dataset.stored_masks_packed",
-            "found max_examples {found}, but examples with stored masks cannot be packed. Set "
-            "packing to null.",
-            place="packing",
-            found=max_examples,
-        )
 
     def batch(
         self,

@@ -62,10 +62,11 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     copied = not same_layout(state.params, whole)
     trains = request.kind == "train"
     transform = objective.features(
-        seq_length=phase.seq_length, max_predictions=phase.max_predictions, evaluation=not trains
+        seq_length=phase.seq_length,
+        max_predictions=phase.max_predictions,
+        max_examples=phase.max_examples if trains else 1,
+        evaluation=not trains,
     )
-    if trains and phase.packing:
-        transform = transform.packed(phase.packing.max_examples)
     rows = phase.batch_size if trains else request.train.evaluation_rows(phase)
     # A batch without rows has the names, dtypes and other axes of the arrays.
     batch: dict[str, Any] = {
@@ -82,14 +83,11 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
             )
         else:
             lowered = lower_evaluation_step(objective, model, mesh, whole, batch, frozen)
-    row_flops = objective.flops_per_row(
-        seq_length=phase.seq_length, predictions=transform.max_predictions
-    )
-    but_params = state._replace(params={})
+    flops, but_params = rows * objective.flops_per_row(batch), state._replace(params={})
     return LoweredStep(
         lowered=lowered,
         rows=rows,
-        flops=rows * row_flops * (1.0 if trains else 1 / 3),  # evaluation is one forward pass
+        flops=flops if trains else flops / 3,  # an evaluation is one forward pass
         parameter_bytes=device_bytes([state.params if trains else whole, frozen]),
         optimizer_bytes=device_bytes(but_params) if trains else 0,
         beside_bytes=0 if trains else device_bytes(state if copied else but_params),

@@ -1,0 +1,143 @@
+"""The loss of BERT, ALBERT and RoBERTa: masked language modelling and an optional pair task.
+
+BERT adds next sentence prediction (arXiv 1810.04805, section 3.1), ALBERT adds sentence order
+prediction (arXiv 1909.11942), and RoBERTa has no pair task (arXiv 1907.11692).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from bert_jax.data.rows.masking import MaskingSection
+from bert_jax.data.rows.masking_transform import MaskingTransform
+from bert_jax.encoders.build import encoder_builder
+from bert_jax.model.architecture import TRAINING, EncoderArchitecture
+from bert_jax.model.cross_entropy import Scored, cross_entropy
+from bert_jax.model.encoder_model import EncoderModel
+from bert_jax.model.section import Execution, HeadsSection
+from bert_jax.objectives.plateau import PATIENCE_STEPS, PlateauWatch
+from bert_jax.objectives.section import PairTask
+from bert_jax.task import Batch, FrozenModel, Metrics, Rngs, RowTransform, Sums, Watch
+from bert_jax.text.tokenizer import Tokenizer
+
+# Added to the loss's divisor, the number of masked pieces, as in google-research/bert
+# `run_pretraining.py`.
+MLM_EPSILON: Final = 1e-5
+
+# Evaluation always masks as in the paper, so that runs can be compared.
+EVALUATION_MASKING: Final = MaskingSection()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLanguageModel:
+    """Loss = Σ(w·nll)/(Σw + 1e-5) over a batch's masked pieces + mean nll of its pair task.
+
+    Fields with ``compare=False`` affect neither the model nor the loss.
+    """
+
+    architecture: EncoderArchitecture
+    execution: Execution
+    heads: HeadsSection  # heads of the model
+    masking: MaskingSection = dataclasses.field(compare=False)  # masking of training rows
+    tokenizer: Tokenizer = dataclasses.field(compare=False)
+    pair: PairTask | None  # also the prefix of metrics: ``sop_accuracy``
+    best_metric: str = dataclasses.field(default="loss", compare=False)
+
+    def features(
+        self,
+        *,
+        seq_length: int,
+        max_predictions: int | None = None,
+        max_examples: int = 1,
+        evaluation: bool,
+    ) -> RowTransform:
+        """Returns the row transform. Evaluation always uses `EVALUATION_MASKING`.
+
+        If `max_predictions` is None, `MaskingSection` computes it.
+        """
+        masking = EVALUATION_MASKING if evaluation else self.masking
+        if max_predictions is not None and not evaluation:
+            masking = masking.model_copy(update={"max_predictions": max_predictions})
+        return MaskingTransform.from_tokenizer(
+            self.tokenizer, seq_length=seq_length, masking=masking, max_examples=max_examples
+        )
+
+    def build(self) -> EncoderModel:
+        """Returns the model."""
+        return encoder_builder(self.architecture, self.execution, self.heads)()
+
+    def frozen_models(self) -> Mapping[str, FrozenModel]:
+        """Returns no models."""
+        return {}
+
+    def divisors(self, batch: Batch) -> Mapping[str, jax.Array]:
+        """Returns the divisor of each term of the loss for a batch."""
+        divisors = {"mlm": batch["masked_lm_weights"].sum() + MLM_EPSILON}
+        if self.pair is not None:
+            divisors[self.pair] = jnp.maximum(batch["next_sentence_weights"].sum(), 1.0)
+        return divisors
+
+    def loss(
+        self,
+        model: nnx.Module,
+        batch: Batch,
+        *,
+        divisors: Mapping[str, jax.Array],
+        rngs: Rngs,
+        frozen: Mapping[str, nnx.Module],
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the batch's contribution to the loss, and its metrics as (sum, count)."""
+        del frozen
+        assert isinstance(model, EncoderModel)
+        found = model.scored(batch, dropout_key=rngs.dropout)
+        metrics = _summed("mlm", found.mlm, batch["masked_lm_weights"])
+        loss = metrics["mlm_loss"][0] / divisors["mlm"]
+        if self.pair is not None:
+            assert found.next_sentence is not None
+            pair = cross_entropy(found.next_sentence, batch["next_sentence_labels"])
+            metrics |= _summed(self.pair, pair, batch["next_sentence_weights"])
+            loss += metrics[f"{self.pair}_loss"][0] / divisors[self.pair]
+        return loss, metrics
+
+    def flops_per_row(self, batch: Mapping[str, Any]) -> float:
+        """Returns the model FLOPs of one row, forward and backward."""
+        predictions = batch["masked_lm_positions"].shape[1]
+        pooled = 0 if self.pair is None else batch["cls_positions"].shape[1]
+        return TRAINING * self.architecture.forward_flops(
+            seq_length=batch["input_ids"].shape[1],
+            read=predictions + pooled,  # the masked pieces and [CLS]
+            predictions=predictions,
+            pooled=pooled,
+        )
+
+    def watch(self, *, unigram_entropy: float, total_steps: int) -> Watch:
+        """Returns a watch that warns if the loss stays at the unigram entropy."""
+        return PlateauWatch(
+            unigram_entropy=unigram_entropy,
+            vocab_size=self.architecture.vocab_size,
+            patience=min(PATIENCE_STEPS, total_steps // 4),
+        )
+
+    def score(self, sums: Sums) -> dict[str, float]:
+        """Returns the total loss, and each task's loss and accuracy, from summed metrics."""
+        mlm_loss, mlm_count = sums["mlm_loss"]
+        loss = mlm_loss / (mlm_count + MLM_EPSILON)
+        scores = {"mlm_loss": loss, "mlm_accuracy": sums["mlm_accuracy"][0] / max(mlm_count, 1.0)}
+        if self.pair is not None:
+            for name in (f"{self.pair}_loss", f"{self.pair}_accuracy"):
+                total, count = sums[name]
+                scores[name] = total / max(count, 1.0)
+            loss += scores[f"{self.pair}_loss"]
+        return {"loss": loss, **scores}
+
+
+def _summed(term: str, scored: Scored, weights: jax.Array) -> Metrics:
+    count = weights.sum()
+    return {
+        f"{term}_loss": ((scored.loss * weights).sum(), count),
+        f"{term}_accuracy": ((scored.right * weights).sum(), count),
+    }

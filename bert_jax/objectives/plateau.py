@@ -1,0 +1,68 @@
+"""The watch of masked language models: a warning if the loss stays at the unigram entropy."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+# A loss within this relative distance of the entropy is on the plateau. In small runs, the noise of
+# the loss is about as large.
+TOLERANCE: Final = 0.02
+# Warm-up steps in the paper. With a good learning rate, BERT leaves the plateau during warm-up.
+PATIENCE_STEPS: Final = 10_000
+# Consecutive reports on the plateau before a warning.
+WINDOW: Final = 5
+
+
+class PlateauWatch:
+    """Compares the loss of the masked language model with the unigram entropy of the corpus.
+
+    A masked language model first learns how often each piece occurs. Its loss then equals the
+    unigram entropy, and can stay on this plateau for thousands of steps, until attention starts to
+    use the context.
+    """
+
+    def __init__(
+        self, *, unigram_entropy: float, vocab_size: int, patience: int = PATIENCE_STEPS
+    ) -> None:
+        """Never warns before step `patience`. The entropy is in nats."""
+        self._entropy = unigram_entropy
+        self._start = math.log(vocab_size)
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._patience = patience
+        self._warned = False
+
+    @property
+    def expectation(self) -> str:
+        """The normal course of the loss, as a message for the start of a run."""
+        return (
+            f"normal MLM loss: {self._start:.1f} at the start (ln of the vocabulary size), near "
+            f"{self._entropy:.2f} (unigram entropy of this corpus) while the model ignores the "
+            f"context, and lower once it uses the context"
+        )
+
+    def remark(self, scores: Mapping[str, float]) -> str:
+        """Returns a comparison of the MLM loss with the unigram entropy, in words."""
+        mlm_loss = scores["mlm_loss"]
+        if mlm_loss > self._entropy * (1 + TOLERANCE):
+            return "above the unigram entropy"
+        if mlm_loss >= self._entropy * (1 - TOLERANCE):
+            return "on the unigram plateau"
+        return f"{self._entropy - mlm_loss:.2f} below the unigram entropy"
+
+    def warn(self, *, step: int, scores: Mapping[str, float]) -> str | None:
+        """Returns a warning once, when the loss has been on the plateau for too long."""
+        mlm_loss = scores["mlm_loss"]
+        self._recent.append(mlm_loss)
+        stuck = len(self._recent) == WINDOW and all(
+            abs(loss - self._entropy) <= TOLERANCE * self._entropy for loss in self._recent
+        )
+        if self._warned or not stuck or step < self._patience:
+            return None
+        self._warned = True
+        return (
+            f"step {step}: MLM loss {mlm_loss:.2f} has stayed at the unigram entropy "
+            f"{self._entropy:.2f}: the model does not use the context yet. Usual causes: learning "
+            f"rate too high or too low, warm-up too short, batch too small, post-LayerNorm with "
+            f"many layers and no warm-up"
+        )
