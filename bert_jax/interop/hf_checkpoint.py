@@ -97,7 +97,12 @@ def write_hf(
     pad = model.tokenizer.special.pad
     config = hf_config.write_config(architecture, heads, kind=chosen, pad_token_id=pad)
     write_whole(epath.Path(directory / CONFIG), (json.dumps(config, indent=2) + "\n").encode())
-    write_hf_tokenizer(directory, model.tokenizer, max_length=architecture.max_position_embeddings)
+    write_hf_tokenizer(
+        directory,
+        model.tokenizer,
+        max_length=architecture.max_position_embeddings,
+        token_types=architecture.type_vocab_size > 1,
+    )
     return chosen
 
 

@@ -16,6 +16,10 @@ from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object, shown
 from bert_jax.section import Section
 from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text.library_tokenizer import LibraryTokenizer, pipeline_bytes
+from bert_jax.text.load import MAX_BYTES, SPECIAL_FILE
+from bert_jax.text.pipeline_file import LIBRARY_MODELS, adds_special
+from bert_jax.text.roberta_files import MERGES_FILE, VOCABULARY_FILE
 from bert_jax.text.sentence_piece import MODEL_FILE, WORD_START, SentencePieceTokenizer
 from bert_jax.text.tokenizer import CONFIG_FILE
 from bert_jax.text.vocabulary import (
@@ -36,6 +40,7 @@ from bert_jax.validation import validate
 
 FAST: Final = "tokenizer.json"
 _INPUTS: Final = ["input_ids", "token_type_ids", "attention_mask"]
+_UNTYPED_INPUTS: Final = ["input_ids", "attention_mask"]
 _BPE: Final = 2  # value of BPE in the enum TrainerSpec.ModelType; 1 is a unigram model
 # The two fields that we read from a SentencePiece model. The full definition in the sentencepiece
 # package needs a newer protobuf than TensorFlow Datasets allows.
@@ -86,15 +91,15 @@ class _FastTokenizer(_Lenient):
 
 
 def read_hf_tokenizer(directory: Path) -> Tokenizer:
-    """Opens a checkpoint's tokenizer: vocab.txt and tokenizer_config.json, or tokenizer.json.
+    """Opens a checkpoint's tokenizer: the files of `load_tokenizer`, or a WordPiece tokenizer.json.
 
-    If a directory has both forms, their vocabularies and settings must be equal. If it has a
-    SentencePiece model, tokenizer.json is not read. Raises UserError if there is no tokenizer, the
-    two forms differ, or tokenizer.json is not a BERT WordPiece tokenizer.
+    If a directory has vocab.txt and tokenizer.json, their vocabularies and settings must be equal.
+    If it has a SentencePiece model of `bert-jax export`, tokenizer.json is not read. Raises
+    UserError if there is no tokenizer, or if the two forms differ.
     """
     fast = directory / FAST
     of_sentencepiece = (directory / MODEL_FILE).exists() and not (directory / VOCAB_FILE).exists()
-    if of_sentencepiece or not fast.exists():
+    if of_sentencepiece or not fast.exists() or _model_type(fast) in LIBRARY_MODELS:
         return load_tokenizer(directory)
     read = _read_fast(fast)
     if (directory / VOCAB_FILE).exists():
@@ -121,15 +126,31 @@ def read_hf_tokenizer(directory: Path) -> Tokenizer:
 
 def tokenizer_files(directory: Path) -> list[Path]:
     """Returns the tokenizer files of a checkpoint."""
-    named = (directory / name for name in (VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST))
+    names = (VOCAB_FILE, CONFIG_FILE, MODEL_FILE, FAST, SPECIAL_FILE, VOCABULARY_FILE, MERGES_FILE)
+    named = (directory / name for name in names)
     return [path for path in named if path.exists()]
 
 
-def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int) -> None:
-    """Writes vocab.txt or spiece.model, tokenizer_config.json and tokenizer.json."""
+def write_hf_tokenizer(
+    directory: Path, tokenizer: Tokenizer, *, max_length: int, token_types: bool
+) -> None:
+    """Writes vocab.txt or spiece.model, tokenizer_config.json and tokenizer.json.
+
+    Args:
+        directory: an existing directory.
+        tokenizer: the tokenizer.
+        max_length: tokens of the model's longest row.
+        token_types: whether the model distinguishes the spans of a pair by token types.
+    """
     tokenizer.save(epath.Path(directory))
     added: dict[str, object] = {"model_max_length": max_length}
-    if isinstance(tokenizer, SentencePieceTokenizer):
+    pipeline: tokenizers.Tokenizer | None = None
+    if isinstance(tokenizer, LibraryTokenizer):
+        added["model_input_names"] = _INPUTS if token_types else _UNTYPED_INPUTS
+        processor = _post_processor(tokenizer, token_types=token_types)
+        spec = tokenizer.spec | {"post_processor": processor}
+        write_whole(epath.Path(directory) / FAST, pipeline_bytes(spec))
+    elif isinstance(tokenizer, SentencePieceTokenizer):
         # PreTrainedTokenizerFast reads tokenizer.json. ALBERT's class would instead build a
         # tokenizer from spiece.model, with another id for [UNK].
         added |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": _INPUTS}
@@ -143,8 +164,41 @@ def write_hf_tokenizer(directory: Path, tokenizer: Tokenizer, *, max_length: int
     settings_file = epath.Path(directory) / CONFIG_FILE
     settings = read_json_object(settings_file) | added
     write_whole(settings_file, (json.dumps(settings, indent=2) + "\n").encode())
-    _add_special(pipeline, tokenizer)
-    write_whole(epath.Path(directory) / FAST, pipeline.to_str(pretty=True).encode())
+    if pipeline is not None:
+        _add_special(pipeline, tokenizer)
+        write_whole(epath.Path(directory) / FAST, pipeline.to_str(pretty=True).encode())
+
+
+def _post_processor(tokenizer: LibraryTokenizer, *, token_types: bool) -> dict[str, Any]:
+    """Returns the part of tokenizer.json that writes the special pieces of a row.
+
+    Without token types, a part that writes special pieces stays as it is.
+    """
+    spec, (_, _, cls, sep, _) = tokenizer.spec, tokenizer.special_pieces
+    if not token_types and adds_special(spec):
+        return spec["post_processor"]
+    second = int(token_types)
+
+    def special(piece: str, token_type: int = 0) -> dict[str, Any]:
+        return {"SpecialToken": {"id": piece, "type_id": token_type}}
+
+    first = [special(cls), {"Sequence": {"id": "A", "type_id": 0}}]
+    last = [{"Sequence": {"id": "B", "type_id": second}}, special(sep, second)]
+    ids = {cls: tokenizer.special.cls, sep: tokenizer.special.sep}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*first, special(sep)],
+        "pair": [*first, *[special(sep)] * tokenizer.separators, *last],
+        "special_tokens": {
+            piece: {"id": piece, "ids": [number], "tokens": [piece]}
+            for piece, number in ids.items()
+        },
+    }
+
+
+def _model_type(path: Path) -> Any:
+    model = read_json_object(epath.Path(path), limit=MAX_BYTES).get("model")
+    return model.get("type") if isinstance(model, dict) else None
 
 
 def _read_fast(path: Path) -> WordPieceTokenizer:

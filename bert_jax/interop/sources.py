@@ -17,7 +17,10 @@ from bert_jax.narration import doing
 from bert_jax.places import MODELS
 
 _CONFIGS: Final = ("config.json", "bert_config.json")
-_TOKENIZER: Final = ("vocab.txt", "tokenizer*.json", "special_tokens_map.json", "*.model")
+_TOKENIZER: Final = (
+    *("vocab.txt", "vocab.json", "merges.txt", "*.model"),
+    *("tokenizer*.json", "special_tokens_map.json"),
+)
 # Patterns of weight files, in the order in which the readers look for them.
 _TF_WEIGHTS: Final = ("bert_model.ckpt*", "*.index")
 _HF_WEIGHTS: Final = (("model*.safetensors*",), ("pytorch_model*",))

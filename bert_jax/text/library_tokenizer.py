@@ -126,8 +126,7 @@ class LibraryTokenizer(Tokenizer):
             "hash": self.hash,
         }
         root = epath.Path(directory)
-        content = json.dumps(self.spec, ensure_ascii=False, indent=1)
-        write_whole(root / PIPELINE_FILE, (content + "\n").encode("utf-8"))
+        write_whole(root / PIPELINE_FILE, pipeline_bytes(self.spec))
         write_whole(root / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode("utf-8"))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,6 +181,11 @@ def read_pipeline(
     roles = pipeline_file.find_roles(settings, spec, source)
     separators = pipeline_file.find_separators(settings, spec, roles, source)
     return LibraryTokenizer(spec, roles=roles, separators=separators, source=source)
+
+
+def pipeline_bytes(spec: Spec) -> bytes:
+    """Returns the content of a ``tokenizer.json``."""
+    return (json.dumps(spec, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
 
 
 def _open(

@@ -31,6 +31,7 @@ _CONVENTIONS: Final = (
 )
 # Classes of tokenizers that write two separators between the texts of a pair.
 _TWO_SEPARATORS: Final = ("Roberta", "XLMRoberta", "Camembert")
+LIBRARY_MODELS: Final = ("BPE", "Unigram")
 MASKS: Final = tuple(spelling["mask"] for spelling in _CONVENTIONS)
 
 
@@ -59,12 +60,13 @@ def check_spec(found: Mapping[str, Any], source: str) -> Spec:
     """
     model = found.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or kind not in ("BPE", "Unigram") or "vocab" not in model:
+    if not isinstance(model, dict) or kind not in LIBRARY_MODELS or "vocab" not in model:
         raise UserError(
             "tokenizer.model_type",
-            "found {found}, allowed: BPE, Unigram",
+            "found {found}, allowed: {allowed}",
             place=f"{source}: model.type",
             found=shown(kind),
+            allowed=LIBRARY_MODELS,
         )
     spec = {
         "version": found.get("version", "1.0"),
@@ -170,6 +172,12 @@ def find_separators(settings: Mapping[str, Any], spec: Spec, roles: Roles, sourc
             return max(len(between), 1)
     named = str(settings.get("tokenizer_class")).removesuffix("Fast").removesuffix("Tokenizer")
     return int(settings.get("separators") or (2 if named in _TWO_SEPARATORS else 1))
+
+
+def adds_special(spec: Spec) -> bool:
+    """Returns whether the post-processor writes special pieces."""
+    kinds = {part.get("type") for part in _parts(spec["post_processor"], "processors")}
+    return not kinds.isdisjoint(("RobertaProcessing", "BertProcessing", "TemplateProcessing"))
 
 
 def with_roles(spec: Spec, roles: Roles) -> Spec:
