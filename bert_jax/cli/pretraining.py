@@ -24,10 +24,17 @@ def new(kind: str, path: str | None, force: bool) -> None:
 @base.cli.command()
 @base.config_argument
 @base.overrides_argument
+@click.option(
+    "--extend",
+    metavar="CHECKPOINT",
+    help="Add new words to this run's or checkpoint's vocabulary; OUTPUT is a new run.",
+)
 @base.force_option
 @base.verb
-def vocab(config: str, overrides: tuple[str, ...], force: bool) -> None:
-    """Train a tokenizer: text → tokenizer directory."""
+def vocab(config: str, overrides: tuple[str, ...], extend: str | None, force: bool) -> None:
+    """Train a tokenizer: text → tokenizer directory. Or extend the vocabulary of a checkpoint."""
+    if extend is not None:
+        overrides = (*overrides, f"vocab.extend={extend}")
     loaded = base.read_config(config, overrides)
     from bert_jax.verbs.vocab import vocab as run
 

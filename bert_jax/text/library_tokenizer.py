@@ -13,6 +13,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.text import pipeline_file
+from bert_jax.text.basic_tokenizer import is_word_character
 from bert_jax.text.pipeline_file import Roles, Spec
 from bert_jax.text.sentence_piece import WORD_START
 from bert_jax.text.tokenizer import CONFIG_FILE, Tokenizer
@@ -105,11 +106,47 @@ class LibraryTokenizer(Tokenizer):
         self._require_mask(text)
         return self._masked.encode(without_surrogates(text), add_special_tokens=False).ids
 
+    @property
+    def takes_words(self) -> bool:
+        """Whether `with_words` leaves the pieces of all other words unchanged.
+
+        A unigram model, or a pipeline that adds a space to a text, would change the pieces that
+        follow a new word.
+        """
+        return self._marks == "bytes" and not pipeline_file.adds_spaces(self.spec)
+
+    def words(self, text: str) -> list[str]:
+        """Returns the words of the normalised text: runs of letters, numbers, marks and ``_``."""
+        text = without_surrogates(text)
+        if self._pipeline.normalizer is not None:
+            text = self._pipeline.normalizer.normalize_str(text)
+        return text.translate(_WORDS).split()
+
+    def with_words(self, words: Sequence[str]) -> "LibraryTokenizer":
+        """Returns a tokenizer with new words after all other pieces.
+
+        A new word is an added token: it has one piece wherever it is not a part of a longer word,
+        and takes the white space before it. The pieces of all other words stay.
+        """
+        flags = {"single_word": True, "lstrip": True, "rstrip": False, "normalized": True}
+        added = [
+            {"id": self.vocab_size + number, "content": word, **flags, "special": False}
+            for number, word in enumerate(words)
+        ]
+        spec = self.spec | {"added_tokens": [*self.spec["added_tokens"], *added]}
+        return LibraryTokenizer(spec, roles=self.roles, separators=self.separators)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns readable text with special pieces, but without padding."""
         self.pieces(ids)  # raises UserError for unknown ids
-        kept = [token_id for token_id in ids if token_id != self.special.pad]
-        return self._pipeline.decode(kept, skip_special_tokens=False)
+        runs: list[list[int]] = [[]]
+        for token_id in ids:
+            if self._takes_space(token_id):  # the library would leave out the space
+                runs.append([])
+            if token_id != self.special.pad:
+                runs[-1].append(token_id)
+        decode = functools.partial(self._pipeline.decode, skip_special_tokens=False)
+        return " ".join(text for text in map(decode, runs) if text)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """Returns the text of each piece: ``Ġthe`` -> ``" the"``. Divided characters are U+FFFD."""
@@ -158,6 +195,11 @@ class LibraryTokenizer(Tokenizer):
         if any(character not in _BYTES for character in piece):
             return piece.encode()
         return bytes(_BYTES[character] for character in piece)
+
+    def _takes_space(self, token_id: int) -> bool:
+        """Returns whether a piece is a word of `with_words`."""
+        added = self._added.get(token_id)
+        return added is not None and added["single_word"] and added["lstrip"]
 
     def _bytes_of_word(self, token_id: int) -> bytes | None:
         return None if token_id in self._added else self._bytes(token_id)
@@ -212,6 +254,18 @@ def _open(
 def without_surrogates(text: str) -> str:
     """Returns the text with U+FFFD for each lone surrogate, which the library refuses."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+class _Words(dict[int, str]):
+    """A table for ``str.translate`` that keeps the characters of words and replaces all others."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        self[code] = kept = character if is_word_character(character) or character == "_" else " "
+        return kept
+
+
+_WORDS: Final = _Words()
 
 
 def _byte_of_character() -> dict[str, int]:

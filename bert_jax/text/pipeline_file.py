@@ -103,6 +103,14 @@ def marks_of(spec: Spec, source: str) -> Marks:
     )
 
 
+def adds_spaces(spec: Spec) -> bool:
+    """Returns whether the pre-tokenizer puts a space before each text."""
+    return any(
+        part.get("add_prefix_space") is True
+        for part in _parts(spec["pre_tokenizer"], "pretokenizers")
+    )
+
+
 def lower_cases(spec: Spec) -> bool:
     """Returns whether the normalizer lower-cases text."""
     parts = list(_parts(spec["normalizer"], "normalizers"))

@@ -1,5 +1,7 @@
 """WordPiece: greedy longest match within each word, exactly as in google-research/bert."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import json
@@ -61,6 +63,22 @@ class WordPieceTokenizer(Tokenizer):
         """Returns the ids of ``text``: ``"unaffable"`` -> the ids of ``un ##aff ##able``."""
         words = self._splitter.split(text)
         return list(chain.from_iterable(map(self._ids_of_word.__getitem__, words)))
+
+    def words(self, text: str) -> list[str]:
+        """Returns the words that the vocabulary divides into pieces."""
+        return self._splitter.split(text)
+
+    def with_words(self, words: Sequence[str]) -> WordPieceTokenizer:
+        """Returns a tokenizer with new words after all other pieces.
+
+        A longer word that begins with a new word also begins with its piece.
+        """
+        return WordPieceTokenizer(
+            [*self._vocabulary, *words],
+            lower_case=self.lower_case,
+            strip_accents=self.strip_accents,
+            chinese=self.chinese,
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns text with joined continuations, without padding or spaces before punctuation."""

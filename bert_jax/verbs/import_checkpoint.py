@@ -146,7 +146,7 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
         },
     )
     largest = max(leaf.nbytes for leaf in jax.tree.leaves(model.params))
-    _to_device(model.params)
+    to_device(model.params)
     step = model.step or 0
     with write_checkpoints(root, save_bytes=largest + SAVE_SLACK_BYTES) as checkpointer:
         if model.moments is None:
@@ -174,7 +174,7 @@ def _summary(model: Pretrained) -> list[str]:
 def _train_state(params: Params, moments: MomentsState, step: int, config: RunConfig) -> TrainState:
     """Returns the state that a run with `config` would save at this step."""
     for part in moments:
-        _to_device(part)
+        to_device(part)
     optimizer = make_optimizer(config.optimizer, axes=None)  # only LAMB's update reads the axes
     fresh = jax.eval_shape(optimizer.init, params)
     return TrainState(
@@ -186,10 +186,10 @@ def _train_state(params: Params, moments: MomentsState, step: int, config: RunCo
     )
 
 
-def _to_device(params: Params) -> None:
+def to_device(params: Params) -> None:
     """Replaces NumPy arrays with JAX arrays one by one, because Orbax copies NumPy arrays."""
     for name, value in params.items():
         if isinstance(value, dict):
-            _to_device(value)
+            to_device(value)
         else:
             params[name] = jax.device_put(value, jax.devices("cpu")[0])

@@ -1,4 +1,4 @@
-"""`bert-jax vocab`: text → tokenizer."""
+"""`bert-jax vocab`: text → tokenizer, or a run with a larger vocabulary."""
 
 import pathlib
 
@@ -20,12 +20,12 @@ from bert_jax.text.tokenizer import CONFIG_FILE
 def vocab(
     config: RunConfig | epath.PathLike, *, force: bool = False, console: Console | None = None
 ) -> Tokenizer:
-    """Trains and saves the tokenizer of the section `vocab`.
+    """Trains and saves the tokenizer of the section `vocab`, or extends a run's vocabulary.
 
     Args:
         config: a configuration or its file, with `vocab`.
-        force: replace an existing tokenizer. Datasets and runs of the old tokenizer cannot use the
-            new one.
+        force: replace an existing tokenizer or run. Datasets and runs of the old tokenizer cannot
+            use the new one.
         console: console for warnings. Default: standard output.
 
     Raises:
@@ -39,6 +39,12 @@ def vocab(
     def say(line: str) -> None:
         output.print(line, style="yellow", markup=False, soft_wrap=True)
 
+    if section.extend is not None:
+        # Imported here: a tokenizer is trained without JAX.
+        from bert_jax.verbs.extend_vocab import extend_vocab
+
+        with speaking(output), under("vocab", VocabSection), doing("extending the vocabulary"):
+            return extend_vocab(section, force=force, say=say)
     with speaking(output), hold_alone(section.output, say=say):
         directory = epath.Path(section.output)
         if not force and (directory / CONFIG_FILE).exists():

@@ -14,7 +14,7 @@ from bert_jax.pipelines.section import SourcesSection
 from bert_jax.pipelines.sources.sources import iter_text, need_data_libraries
 from bert_jax.pipelines.vocabulary import algorithms
 from bert_jax.pipelines.vocabulary.sample import MAX_PART_BYTES, sample_lines, sample_mixture
-from bert_jax.section import PathText, refuse_ignored
+from bert_jax.section import ModelPathText, PathText, refuse_ignored
 from bert_jax.text.basic_tokenizer import WordSplitter
 from bert_jax.text.library_tokenizer import read_pipeline, without_surrogates
 from bert_jax.text.load import load_tokenizer
@@ -31,6 +31,13 @@ _MARKS_LINES: Final = 20_000  # number of lines that `_lost_marks` reads
 # Lowest share of accented letters for which a warning is printed. Vietnamese has 0.3, French 0.04
 # and German 0.02.
 _MARKS_SHARE: Final = 0.1
+
+
+# Settings of training, which have no effect on an existing vocabulary.
+_OF_TRAINING: Final = (
+    *("algorithm", "size", "pad_to_128", "unused_slots", "lower_case", "strip_accents", "chinese"),
+    "character_coverage",
+)
 
 
 class VocabSection(SourcesSection):
@@ -54,6 +61,10 @@ class VocabSection(SourcesSection):
             of English with a million rare words: 4 times this size with wordpiece, 6 times with
             bpe, 14 times with byte_bpe, 22 times with unigram.
         seed: seed of the sample.
+        extend: a run directory or checkpoint whose vocabulary gets new words of the text, instead
+            of training a tokenizer. ``output`` is then a new run directory. The settings of the
+            tokenizer, from ``algorithm`` to ``character_coverage``, are the checkpoint's.
+        new_pieces: maximum number of new words, with ``extend``.
     """
 
     output: PathText
@@ -67,6 +78,8 @@ class VocabSection(SourcesSection):
     character_coverage: float = Field(default=0.9999, gt=0, le=1)
     max_bytes: int = Field(default=100_000_000, ge=MAX_PART_BYTES)
     seed: int = Field(default=0, ge=0)
+    extend: ModelPathText | None = None
+    new_pieces: int = Field(default=1000, ge=1, le=1_000_000)
 
     @model_validator(mode="before")
     @classmethod
@@ -77,6 +90,10 @@ class VocabSection(SourcesSection):
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
+        if self.extend is None:
+            refuse_ignored(self, "new_pieces", allowed="extend")
+        else:
+            refuse_ignored(self, *_OF_TRAINING, allowed="extend null")
         if self.algorithm != "wordpiece":
             refuse_ignored(self, "chinese", allowed="algorithm wordpiece")
         if self.algorithm == "byte_bpe":
@@ -97,7 +114,7 @@ def train_vocab(
     text or too small for its characters, or if the output cannot be written.
     """
     need_data_libraries("vocab")
-    lines = _sample(section)
+    lines = sample_text(section)
     if _drops_accents(section) and (warning := _lost_marks(lines)) is not None:
         progress(warning)
     if section.algorithm == "wordpiece":
@@ -110,7 +127,8 @@ def train_vocab(
     return load_tokenizer(section.output)
 
 
-def _sample(section: VocabSection) -> list[str]:
+def sample_text(section: VocabSection) -> list[str]:
+    """Returns a bounded sample of the section's text. Raises UserError as `train_vocab`."""
     bounds = {"max_lines": MAX_LINES, "max_bytes": section.max_bytes}
     if section.mixture is None:
         lines = sample_lines(iter_text(section), seed=section.seed, **bounds)

@@ -1,0 +1,106 @@
+"""`bert-jax vocab --extend`: a checkpoint and text → a run whose vocabulary has new words."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+from etils import epath
+
+from bert_jax.config import RunConfig
+from bert_jax.errors import UserError
+from bert_jax.files.atomic import new_directory
+from bert_jax.files.remote import require_local
+from bert_jax.parallel.mesh import open_mesh
+from bert_jax.pipelines.sources.sources import need_data_libraries
+from bert_jax.pipelines.vocabulary.extend import (
+    MIN_COUNT,
+    NewWord,
+    choose_words,
+    extended,
+    require_extendable,
+)
+from bert_jax.pipelines.vocabulary.train import VocabSection, sample_text
+from bert_jax.runs.grown_vocabulary import grow_vocabulary
+from bert_jax.runs.lock import hold_output
+from bert_jax.runs.open_checkpoints import LoadedParams, load_params, write_checkpoints
+from bert_jax.runs.run_directory import Run, open_run, write_run
+from bert_jax.text import Tokenizer
+from bert_jax.verbs.import_checkpoint import find_origin, to_device
+
+
+def extend_vocab(section: VocabSection, *, force: bool, say: Callable[[str], None]) -> Tokenizer:
+    """Writes a run directory with the parameters of `section.extend` and a larger vocabulary.
+
+    The new words of the text get ids after all others. Their rows of the embedding and of the MLM
+    head's bias are the means of the rows of their earlier pieces. All other parameters stay bit
+    for bit. Optimizer states are not copied.
+
+    Returns the new tokenizer.
+
+    Raises:
+        UserError: the checkpoint does not exist, its tokenizer cannot take words, no word of the
+            text saves pieces, or the output exists.
+    """
+    assert section.extend is not None
+    need_data_libraries("vocab")
+    require_local(section.output, verb="vocab --extend")
+    origin = find_origin(section.extend)
+    run = open_run(origin.run_dir)
+    tokenizer = require_extendable(run.tokenizer, place="extend")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hold_output(section.output))
+        aside = stack.enter_context(new_directory(Path(section.output), force=force))
+        words = choose_words(tokenizer, sample_text(section), count=section.new_pieces)
+        if not words:
+            raise UserError(
+                "vocab.nothing_new",
+                "found no word of several pieces that occurs {count} times or more",
+                place="input",
+                count=MIN_COUNT,
+            )
+        if len(words) < section.new_pieces:
+            say(f"the text has {len(words):,} new words, fewer than vocab.new_pieces")
+        grown = extended(tokenizer, words)
+        loaded = load_params(run, checkpoint="auto", mesh=open_mesh(one_device=True))
+        _write(aside, section, run, loaded, grown, words, name=origin.name)
+    saved, shown = sum(new.saved for new in words), ", ".join(new.word for new in words[:10])
+    say(f"{len(words):,} new words save {saved:,} pieces of the sample: {shown}, …")
+    return grown
+
+
+def _write(
+    root: Path,
+    section: VocabSection,
+    run: Run,
+    loaded: LoadedParams,
+    tokenizer: Tokenizer,
+    words: list[NewWord],
+    *,
+    name: str,
+) -> None:
+    """Writes the run to `root`, which is later renamed to the section's output."""
+    rows = max(run.architecture.vocab_size, tokenizer.vocab_size)
+    architecture = type(run.architecture)(**{**run.architecture.model_dump(), "vocab_size": rows})
+    params = grow_vocabulary(
+        jax.device_get(loaded.params),
+        loaded.model.axes,
+        pieces=run.tokenizer.vocab_size,
+        origins=[new.old for new in words],
+        padded_size=architecture.padded_vocab_size,
+    )
+    write_run(
+        epath.Path(root),
+        RunConfig().model_dump(mode="json"),
+        run_dir=section.output,
+        model=run.model,
+        architecture=architecture,
+        tokenizer=tokenizer,
+        origin={
+            "extended_from": {"run": name, "step": loaded.step, "files": list(section.names)},
+            "new_words": {new.word: new.occurrences for new in words},
+        },
+    )
+    to_device(params)
+    with write_checkpoints(root) as checkpointer:
+        checkpointer.save_params(params, step=loaded.step)
