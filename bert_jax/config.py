@@ -41,10 +41,10 @@ class RunConfig(Section):
     run_dir: PathText | None = None
     """Directory of the run, local or ``gs://``. If it contains a run, that run is resumed."""
     tokenizer: PathText | None = None
-    """Directory of the tokenizer: output of `bert-jax vocab`, or a Hugging Face directory with a
-    `vocab.txt`."""
+    """Directory of the tokenizer: output of `bert-jax vocab`, or a Hugging Face directory with
+    `vocab.txt` or `tokenizer.json`."""
     vocab: VocabSection | None = None
-    """How `bert-jax vocab` trains a tokenizer."""
+    """How `bert-jax vocab` trains a tokenizer, or extends a checkpoint's vocabulary."""
     examples: ExamplesSection | None = None
     """How `bert-jax examples` makes a dataset."""
     model: AnyModelSection | None = None

@@ -1,4 +1,4 @@
-"""Turns text into token ids: one `Tokenizer` protocol for WordPiece and SentencePiece."""
+"""Turns text into token ids: one `Tokenizer` class for all kinds."""
 
 from bert_jax.text.load import load_tokenizer
 from bert_jax.text.tokenizer import Tokenizer

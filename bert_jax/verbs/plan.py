@@ -87,7 +87,7 @@ def _vocab_size(config: RunConfig) -> int:
     """Returns the size of the tokenizer, or `vocab.size` if the tokenizer does not exist yet."""
     if config.tokenizer is not None and epath.Path(config.tokenizer).exists():
         return load_tokenizer(config.tokenizer).vocab_size
-    if config.vocab is not None:
+    if config.vocab is not None and config.vocab.extend is None:
         return config.vocab.size
     raise CannotPlan(
         "plan.vocab_size",

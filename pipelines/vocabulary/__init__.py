@@ -1,1 +1,1 @@
-"""Samples a corpus and trains WordPiece or SentencePiece on the sample."""
+"""Samples a corpus, and trains a tokenizer or finds new words for one."""

@@ -100,7 +100,7 @@ def take_sample(
         tokens=tokens,
         changes=dict(zip(CHANGES, changes.tolist(), strict=True)),
         labels=labels,
-        pieces=list(zip(tokenizer.pieces(most), pieces[most].tolist(), strict=True)),
+        pieces=list(zip(tokenizer.texts(most), pieces[most].tolist(), strict=True)),
         shown=found,
     )
 
@@ -147,7 +147,7 @@ def sample_example(
                 spell_piece(seen[at]),
                 spaced=at > start and not continues[at],
                 change=changes.get(at, ""),
-                original=originals[at],
+                original=originals[at].strip(),
             )
             for at in range(start, stop)
         )
@@ -184,7 +184,7 @@ def spell_piece(piece: str) -> str:
     """Returns a piece without its word-boundary mark: ``"##ing"`` → ``"ing"``."""
     if piece.startswith(_CONTINUES) and len(piece) > len(_CONTINUES):
         return piece[len(_CONTINUES) :]
-    return piece.removeprefix(_BEGINS) or piece
+    return piece.removeprefix(_BEGINS).strip() or piece
 
 
 def _changes(masked: MaskedExample, mask: int) -> np.ndarray:
