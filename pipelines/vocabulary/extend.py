@@ -52,10 +52,13 @@ def choose_words(tokenizer: Extendable, lines: Iterable[str], *, count: int) -> 
 
     A new word has at least two letters, no digits and no CJK ideographs, begins and ends with a
     letter, occurs at least `MIN_COUNT` times and has more than one piece so far. None is unknown.
+    A word is left out if it is a piece that only follows other pieces: ``mod`` in byte-level BPE
+    without ``Ġmod``, since the library allows one piece of a spelling.
     """
+    pieces = frozenset(tokenizer.pieces(range(tokenizer.vocab_size)))
     counts = Counter(word for line in lines for word in tokenizer.words(line))
     frequent = {word: n for word, n in counts.items() if n >= MIN_COUNT and _is_word(word)}
-    words = [*frequent]
+    words = [word for word in frequent if word not in pieces]
     # A space before the word: byte-level pieces of a word within a text begin with it.
     encoded = tokenizer.encode_parts([["", *words]])[0][1:]
     found = [

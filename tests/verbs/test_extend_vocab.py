@@ -41,6 +41,12 @@ def extension(
     old = fresh_run(root / "run", tokenizer_of(request.param, root))
     rng = random.Random(0)
     words = [word for number, word in enumerate(NEW) for _ in range(40 - 8 * number)]
+    # A piece that only follows other pieces cannot become a new piece.
+    tokenizer = old.run.tokenizer
+    pieces = {*tokenizer.pieces(range(tokenizer.vocab_size))}
+    words += [
+        p for p in sorted(pieces) if p.isalpha() and p.isascii() and f"Ġ{p}" not in pieces
+    ] * 90
     rng.shuffle(words)
     rare = "pneumonoultramicroscopic"
     lines = [f"the {word}, ({word}) {word}'s {rare}{number}." for number, word in enumerate(words)]
