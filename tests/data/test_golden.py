@@ -31,7 +31,7 @@ def documents() -> TokenisedDocuments:
 def test_next_sentence_pairs_equal_the_first_versions() -> None:
     section = PairingSection(max_seq_length=64, dupe_factor=5)
     pairs = pairs_of(documents(), section, seed=12345)
-    spelled = "".join(repr(tuple(map(int, pair))) for pair in pairs)
+    spelled = "".join(repr(tuple(map(int, pair[:5]))) for pair in pairs)
     assert len(pairs) == 306
     assert (
         hashlib.sha256(spelled.encode()).hexdigest()
