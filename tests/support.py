@@ -6,6 +6,8 @@ import jax
 import numpy as np
 
 from bert_jax.encoders.bert.section import BertArchitecture
+from bert_jax.encoders.registry import SECTIONS
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution
 from bert_jax.objectives.masked_language_model import MaskedLanguageModel
 from bert_jax.objectives.registry import DEFAULT
@@ -13,7 +15,7 @@ from bert_jax.parallel.sharding_rules import batch_sharding
 from bert_jax.task import HostBatch, Rngs, Task
 
 
-def small_architecture(**changes: Any) -> BertArchitecture:
+def small_encoder(kind: str, **changes: Any) -> EncoderArchitecture:
     """Returns sizes for a tensor axis of 1, 2, 4 or 8. The vocabulary of 250 is padded to 256."""
     values: dict[str, Any] = {
         "vocab_size": 250,
@@ -23,7 +25,14 @@ def small_architecture(**changes: Any) -> BertArchitecture:
         "intermediate_size": 128,
         "max_position_embeddings": 64,
     }
-    return BertArchitecture.model_validate(values | changes)
+    return SECTIONS[kind].architecture_type.model_validate(values | changes)
+
+
+def small_architecture(**changes: Any) -> BertArchitecture:
+    """Returns the sizes of `small_encoder` for BERT."""
+    found = small_encoder("bert", **changes)
+    assert isinstance(found, BertArchitecture)
+    return found
 
 
 def small_task(

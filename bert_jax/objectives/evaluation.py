@@ -19,10 +19,11 @@ from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import MeshSection
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.evaluation import Evaluation
-from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.open_checkpoints import LoadedParams, load_params, read_checkpoints
 from bert_jax.runs.run_directory import Run
+from bert_jax.task import Task
 from bert_jax.train.evaluations import make_evaluation
-from bert_jax.train.frozen import load_frozen
+from bert_jax.train.frozen import FrozenParams, check_frozen, load_frozen
 from bert_jax.train.sections import PhaseSection, TrainSection
 from bert_jax.train.state import define_model
 
@@ -94,8 +95,17 @@ def evaluate_objective(
         score = make_evaluation(task, model, batches, loaded.mesh, shares=share.count)
         with doing(f"evaluating {len(source.dataset):,} examples"):
             params = {part: loaded.params[part] for part in model.params}
-            scores = score(params, load_frozen(task, loaded.mesh).params)
+            scores = score(params, _frozen(run, task, loaded).params)
     return Evaluation(loaded.step, path, split, len(source.dataset), scores)
+
+
+def _frozen(run: Run, task: Task, loaded: LoadedParams) -> FrozenParams:
+    """Returns the frozen parameters. Raises UserError if the checkpoint was trained with others."""
+    frozen = load_frozen(task, loaded.mesh)
+    if frozen.hashes:
+        saved = read_checkpoints(run.directory, lambda found: found.progress(loaded.step))
+        check_frozen(saved.get("frozen", {}), frozen.hashes, place=run.directory)
+    return frozen
 
 
 def _seq_length(run: Run, phase: PhaseSection | None, *, longest: int) -> int:

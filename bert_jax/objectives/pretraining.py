@@ -249,7 +249,7 @@ def _initial_params(
     found = read_checkpoints(origin.directory, read)
     titles = run.model.groups.titles
     lacking = [part for part in titles if part in abstract and part not in shared]
-    unused = [titles.get(part, part) for part in found if part not in abstract]
+    unused = [titles[part] for part in titles if part in found and part not in abstract]
     for heads, what in (
         ([titles[part] for part in lacking], "randomly initialized"),
         (unused, "not loaded"),

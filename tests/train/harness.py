@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
 import numpy as np
 
+from bert_jax.model.section import Execution
 from bert_jax.objectives.masked_language_model import MaskedLanguageModel
+from bert_jax.objectives.registry import OBJECTIVES
 from bert_jax.optim.optimizer import make_optimizer
 from bert_jax.optim.schedule import linear_schedule
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
@@ -17,9 +20,10 @@ from bert_jax.task import HostBatch
 from bert_jax.train.compiled import lower_train_step
 from bert_jax.train.state import TrainState, abstract_state, define_model, draw_params, initialise
 from bert_jax.train.step import StepLimits, StepSpec
-from tests.support import on_mesh, small_batch, small_task
+from tests.support import on_mesh, relative_error, small_batch, small_encoder
 
 PEAK = 1e-2
+KEY_BIAS = "attention/key/bias"
 UNLIMITED = StepLimits()
 
 # Turns off LLVM's optimizations, which would take most of these tests' time. XLA's partitioning
@@ -31,6 +35,8 @@ QUICK = {"xla_backend_optimization_level": 0}
 class Setting:
     """Settings of training except the mesh. Hashable, because they are keys of caches."""
 
+    objective: str = "bert"
+    encoder: str = "bert"
     dropout: float = 0.0
     optimizer: str = "adamw"
     accumulation: int = 1
@@ -42,16 +48,21 @@ class Setting:
 
     @property
     def task(self) -> MaskedLanguageModel:
-        return small_task(
-            execution={
-                "attention": self.attention,
-                "loss": self.loss,
-                "unroll": self.unroll,
-            },
-            hidden_dropout_prob=self.dropout,
-            attention_probs_dropout_prob=self.dropout,
-            **dict(self.changes),
+        kernels = {"attention": self.attention, "loss": self.loss}
+        execution = {"dtype": "float32", "unroll": self.unroll, **kernels}
+        made = (
+            OBJECTIVES[self.objective]
+            .model_validate({})
+            .make(
+                architecture=small_encoder(self.encoder, **dict(self.changes)).with_dropout(
+                    self.dropout
+                ),
+                execution=Execution.model_validate(execution),
+                tokenizer=None,  # pyright: ignore[reportArgumentType] (only `features` needs one)
+            )
         )
+        assert isinstance(made, MaskedLanguageModel)
+        return made
 
     @property
     def section(self) -> OptimizerSection:
@@ -60,18 +71,28 @@ class Setting:
         )
 
 
+Shape = tuple[int, ...]  # devices along data, fsdp and tensor, or along all four axes of a mesh
+
+
+def mesh_of(shape: Shape) -> jax.sharding.Mesh:
+    """Returns a mesh of simulated devices. Unlike `make_mesh`, allows several slices on CPUs."""
+    *slices, data, fsdp, tensor = shape
+    section = MeshSection(data=math.prod(slices) * data, fsdp=fsdp, tensor=tensor)
+    made = make_mesh(section, jax.devices()[: math.prod(shape)])
+    grid = made.devices.reshape(math.prod(slices), data, fsdp, tensor)
+    return jax.sharding.Mesh(grid, made.axis_names, axis_types=made.axis_types)
+
+
 class Trainer:
     """The compiled train step of a setting on a mesh."""
 
-    def __init__(self, setting: Setting, shape: tuple[int, int, int], batch: HostBatch) -> None:
+    def __init__(self, setting: Setting, shape: Shape, batch: HostBatch) -> None:
         task = setting.task
         self.model = define_model(task.build)
         warmup = setting.section.warmup_steps
         self.schedule = linear_schedule([ScheduleSegment(20, setting.peak, warmup)])
         self.optimizer = make_optimizer(setting.section, self.model.axes)
-        data, fsdp, tensor = shape
-        devices = jax.devices()[: data * fsdp * tensor]
-        self.mesh = make_mesh(MeshSection(data=data, fsdp=fsdp, tensor=tensor), devices)
+        self.mesh = mesh_of(shape)
         self.abstract = abstract_state(self.model, self.optimizer, self.mesh)
         with jax.set_mesh(self.mesh):
             spec = StepSpec(task=task, model=self.model, optimizer=self.optimizer)
@@ -98,12 +119,9 @@ class Trainer:
 
 
 @functools.cache
-def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> Any:
+def first_state(setting: Setting, shape: Shape = (1, 1, 1)) -> Any:
     """Returns an initial state as numpy arrays, made by `initialise` on a mesh."""
-    task, (data, fsdp, tensor) = setting.task, shape
-    mesh = make_mesh(
-        MeshSection(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor]
-    )
+    task, mesh = setting.task, mesh_of(shape)
     model = define_model(task.build)
     optimizer = make_optimizer(setting.section, model.axes)
     abstract = abstract_state(model, optimizer, mesh)
@@ -112,6 +130,47 @@ def first_state(setting: Setting, shape: tuple[int, int, int] = (1, 1, 1)) -> An
 
 
 @functools.cache
-def trainer(setting: Setting, shape: tuple[int, int, int]) -> Trainer:
+def trainer(setting: Setting, shape: Shape) -> Trainer:
     """Returns a trainer for batches like `small_batch`, compiled once for all tests."""
     return Trainer(setting, shape, small_batch())
+
+
+Result = tuple[list[float], Any]  # losses of the steps, and the parameters after them
+
+
+def run_steps(setting: Setting, shape: Shape, steps: int = 5) -> Result:
+    """Runs train steps on a mesh.
+
+    Rows have different numbers of masks, so a mean of means over devices or microbatches is wrong.
+    """
+    run = trainer(setting, shape)
+    state = run.place(first_state(dataclasses.replace(setting, dropout=0.0, accumulation=1)))
+    losses = []
+    for step in range(steps):
+        state, metrics = run.step(state, small_batch(seed=step))
+        losses.append(metrics["loss"][0])
+    return losses, jax.device_get(state.params)
+
+
+@functools.cache
+def one_device(setting: Setting, steps: int = 5) -> Result:
+    """Returns the result of `run_steps` on one device."""
+    return run_steps(setting, (1, 1, 1), steps)
+
+
+def assert_same(found: Result, expected: Result) -> None:
+    """Asserts equal losses and parameters, up to rounding."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+    errors = {}
+    leaves = jax.tree_util.tree_leaves_with_path(found[1])
+    for (path, leaf), other in zip(leaves, jax.tree.leaves(expected[1]), strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name.endswith(KEY_BIAS):
+            # The key bias adds a constant to all scores of a query, which softmax cancels. Its
+            # gradient is rounding error and depends on the order of summation, so only check that
+            # it stays near 0. A parameter with a real gradient moves by about PEAK.
+            assert max(np.abs(leaf).max(), np.abs(other).max()) < 0.01 * PEAK
+        else:
+            errors[name] = relative_error(leaf, other)
+    assert len(errors) >= len(leaves) - 1
+    assert {name: error for name, error in errors.items() if error > 1e-5} == {}

@@ -1,0 +1,48 @@
+"""Short runs of every objective on every encoder."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
+from tests.project import ok, one_phase, write_config
+from tests.support import small_encoder
+
+
+def config_of(
+    project: Path, folder: Path, objective: str, encoder: str, dataset: Path
+) -> tuple[Path, str]:
+    """Writes a configuration of 8 steps with dropout; returns its path and its run directory."""
+    saves = {"every": 4, "keep_last": 2}
+    values = one_phase(project, steps=8, checkpoint=saves, log_every=1)
+    values["train"]["phases"][0]["dataset"] = str(dataset)
+    values["train"]["evaluation"] = {"every": 8, "examples": 24}
+    sizes = small_encoder(encoder, hidden_size=32, num_attention_heads=2).with_dropout(0.1)
+    architecture = sizes.model_dump(exclude={"vocab_size"})
+    execution = values["model"]["execution"]
+    values["model"] = {"kind": encoder, "architecture": architecture, "execution": execution}
+    values["objective"] = {"kind": objective}
+    values["run_dir"] = str(folder / "run")
+    return write_config(folder / "run.yaml", values), values["run_dir"]
+
+
+def resumed(config: Path, run_dir: Path | str, folder: Path) -> Path:
+    """Repeats the second half of a run, from its checkpoint after the first half."""
+    copy = Path(shutil.copytree(run_dir, folder / "resumed"))
+    shutil.rmtree(copy / "checkpoints" / "8")
+    assert "resuming at step 4 of 8" in ok("pretrain", config, f"run_dir={copy}")
+    return copy
+
+
+def params_of(run_dir: Path | str) -> dict[str, Any]:
+    """Returns the parameters of a run's last checkpoint as numpy arrays."""
+    return jax.device_get(load_params(open_run(run_dir), checkpoint="last").params)
+
+
+def assert_equal_params(first: Path | str, second: Path | str) -> None:
+    """Asserts that the last checkpoints of two runs are equal bit for bit."""
+    jax.tree.map(np.testing.assert_array_equal, params_of(first), params_of(second))

@@ -1,0 +1,279 @@
+"""What every registered objective must do, on every encoder that can have its heads."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+import transformers
+
+from bert_jax.data.dataset.reader import Example
+from bert_jax.data.loader.packing import PackingPlan
+from bert_jax.data.rng import stream
+from bert_jax.data.rows.masking import MaskingSection, TokenMasker
+from bert_jax.data.rows.masking_transform import MaskingTransform
+from bert_jax.encoders.build import model_type
+from bert_jax.encoders.registry import SECTIONS
+from bert_jax.objectives.registry import OBJECTIVES, make_objective, read_objective
+from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.run_directory import open_run
+from bert_jax.text import SpecialIds
+from tests.model.parts import fresh_params, model_of
+from tests.objectives.runs import assert_equal_params, config_of, resumed
+from tests.project import ok, one_phase, refused, refuses, write_config
+from tests.support import loss_of, relative_error, small_encoder
+from tests.train.harness import Setting, assert_same, one_device, run_steps
+
+STEPS = 3  # optimizer steps of comparisons
+CASES = [
+    (objective, encoder)
+    for objective, section in OBJECTIVES.items()
+    for encoder in SECTIONS
+    if section.heads.of_pretraining <= set(model_type(small_encoder(encoder)).groups.titles)
+]
+every_case = pytest.mark.parametrize(
+    ("objective", "encoder"),
+    CASES,
+    ids=[f"{objective} on {encoder}" for objective, encoder in CASES],
+)
+NOT_EXPORTED = ("modernbert",)  # encoders that `export` does not support
+
+
+def test_an_encoder_without_the_heads_is_refused() -> None:
+    section = read_objective({"kind": "sop"}, source="test")
+    parts: Any = {"execution": None, "tokenizer": None}
+    found = {"found": "sop", "encoder": "modernbert", "lacking": ["next_sentence", "pooler"]}
+    with refuses("objective.encoder", place="objective.kind", allowed=["roberta"], **found):
+        make_objective(section, architecture=small_encoder("modernbert"), **parts)
+
+
+@every_case
+def test_the_first_loss_is_that_of_a_uniform_guess(objective: str, encoder: str) -> None:
+    losses, _ = one_device(Setting(objective=objective, encoder=encoder), STEPS)
+    pair = OBJECTIVES[objective].heads.next_sentence
+    assert losses[0] == pytest.approx(math.log(250) + pair * math.log(2), rel=0.04)
+
+
+# Slices, fsdp and tensor; and data with accumulation, which splits the batch along this axis.
+@every_case
+@pytest.mark.parametrize(("shape", "parts"), [((2, 1, 2, 2), 1), ((1, 8, 1, 1), 2)], ids=str)
+def test_meshes_and_microbatches_do_not_change_the_training(
+    objective: str, encoder: str, shape: tuple[int, ...], parts: int
+) -> None:
+    setting = Setting(objective=objective, encoder=encoder)
+    found = run_steps(dataclasses.replace(setting, accumulation=parts), shape, STEPS)
+    assert_same(found, one_device(setting, STEPS))
+
+
+SPECIAL = SpecialIds(pad=0, unk=1, cls=2, sep=3, mask=4)
+SEQ_LENGTH = 48
+LENGTHS = (5, 48, 9, 21, 30, 7, 12, 17, 48, 33, 6, 11, 40)
+
+Batch = dict[str, np.ndarray]
+
+
+def examples() -> list[Example]:
+    """Returns examples. Every third example has one span, so its pair label has weight 0."""
+    rng, made = np.random.default_rng(0), []
+    for index, length in enumerate(LENGTHS):
+        ids = rng.integers(5, 250, length).astype(np.uint16)
+        ids[0], ids[length // 2], ids[-1] = SPECIAL.cls, SPECIAL.sep, SPECIAL.sep
+        first = length if index % 3 == 0 else length // 2 + 1
+        made.append(Example(ids, first, index % 2 if first < length else 0))
+    return made
+
+
+def streams() -> list[np.random.Generator]:
+    return [stream(1, "mask", index) for index in range(len(LENGTHS))]
+
+
+def row_maker(max_examples: int) -> MaskingTransform:
+    masking = MaskingSection()
+    predictions = masking.predictions(SEQ_LENGTH)
+    masker = TokenMasker(masking, predictions, SPECIAL, 250, np.zeros(250, bool))
+    return MaskingTransform(SEQ_LENGTH, masker, max_examples)
+
+
+def unpacked_batch() -> Batch:
+    return row_maker(1).batch([[one] for one in examples()], [[one] for one in streams()])
+
+
+def packed_batch() -> Batch:
+    made, drawn = examples(), streams()
+    plan = PackingPlan(np.bincount(LENGTHS), capacity=SEQ_LENGTH, max_examples=4)
+    slots = [plan.examples(row) for row in range(plan.rows)]
+    rows = [
+        [int(np.flatnonzero(np.equal(LENGTHS, slot.length))[slot.rank]) for slot in of_row]
+        for of_row in slots
+    ]
+    assert len(rows) < len(LENGTHS) / 1.5
+    batch = row_maker(4).batch(
+        [[made[index] for index in row] for row in rows],
+        [[drawn[index] for index in row] for row in rows],
+    )
+    # Add an empty row, which must not change the loss.
+    return {name: np.pad(a, [(0, 1)] + [(0, 0)] * (a.ndim - 1)) for name, a in batch.items()}
+
+
+class Losses(NamedTuple):
+    """The loss of a batch, its metrics and its gradient."""
+
+    loss: float
+    metrics: dict[str, tuple[float, float]]
+    gradient: Any
+
+
+@functools.cache
+def loss_function(setting: Setting) -> Any:
+    """Returns the function from batches to `Losses`."""
+    task = setting.task
+    rng, fresh = np.random.default_rng(3), jax.device_get(fresh_params(task))
+    # Large parameters: with small parameters, attention would be nearly uniform.
+    params = jax.tree.map(lambda leaf: leaf + rng.normal(0, 0.1, leaf.shape).astype("f4"), fresh)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def compute(params: Any, batch: Any) -> Any:
+        return loss_of(task, model_of(task, params), batch)
+
+    def losses(batch: Batch) -> Losses:
+        (loss, metrics), gradient = jax.device_get(compute(params, batch))
+        return Losses(float(loss), metrics, gradient)
+
+    return losses
+
+
+@every_case
+def test_packed_rows_have_the_loss_and_gradients_of_single_rows(
+    objective: str, encoder: str
+) -> None:
+    losses = loss_function(Setting(objective=objective, encoder=encoder))
+    expected, found = losses(unpacked_batch()), losses(packed_batch())
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    for name, (total, count) in expected.metrics.items():
+        assert found.metrics[name][0] == pytest.approx(float(total), rel=1e-5), name
+        assert float(found.metrics[name][1]) == float(count) > 0, name
+    leaves = jax.tree_util.tree_leaves_with_path(expected.gradient)
+    for (path, leaf), other in zip(leaves, jax.tree.leaves(found.gradient), strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if "key/bias" in name:  # softmax cancels this bias, so its gradient is rounding error
+            assert np.abs(other).max() < 1e-5
+        else:
+            assert relative_error(other, leaf) < 1e-5, name
+
+
+@pytest.mark.parametrize("lost", ["segment_ids", "position_ids", "cls_positions"])
+def test_each_separation_of_packed_examples_is_needed(lost: str) -> None:
+    losses, batch = loss_function(Setting()), packed_batch()
+    whole_row = {
+        "segment_ids": np.minimum(batch["segment_ids"], 1),
+        "position_ids": np.broadcast_to(np.arange(SEQ_LENGTH), batch["position_ids"].shape),
+        "cls_positions": np.zeros_like(batch["cls_positions"]),
+    }
+    changed = losses(batch | {lost: whole_row[lost]})
+    assert abs(changed.loss - losses(unpacked_batch()).loss) > 1e-3
+
+
+@pytest.fixture(scope="module")
+def datasets(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A dataset for each objective."""
+    folder, found = tmp_path_factory.mktemp("datasets"), {}
+    for objective, section in OBJECTIVES.items():
+        kind = section.pairings[0]
+        found[objective] = project / "dataset32" if kind == "nsp" else folder / kind
+        if not found[objective].exists():
+            output = f"examples.output={found[objective]}"
+            config = write_config(folder / "examples.yaml", one_phase(project))
+            ok("examples", config, output, f"examples.kind={kind}")
+    return found
+
+
+class Trained(NamedTuple):
+    """A finished run and its configuration."""
+
+    config: Path
+    run_dir: Path
+
+
+@pytest.fixture(scope="module")
+def train(
+    project: Path, datasets: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str], Trained]:
+    """A function that trains an objective on an encoder, once for all tests."""
+
+    @functools.cache
+    def train(objective: str, encoder: str) -> Trained:
+        folder = tmp_path_factory.mktemp("trained")
+        config, run_dir = config_of(project, folder, objective, encoder, datasets[objective])
+        ok("pretrain", config)
+        return Trained(config, Path(run_dir))
+
+    return train
+
+
+@every_case
+def test_a_run_resumes_bit_for_bit(
+    tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
+) -> None:
+    config, run_dir = train(objective, encoder)
+    assert_equal_params(resumed(config, run_dir, tmp_path), run_dir)
+
+
+@every_case
+def test_a_run_has_only_the_objectives_heads_in_every_verb(
+    tmp_path: Path, train: Callable[[str, str], Trained], objective: str, encoder: str
+) -> None:
+    _, run_dir = train(objective, encoder)
+    run = open_run(run_dir)
+    assert run.heads == OBJECTIVES[objective].heads
+    assert run.settings["objective"]["kind"] == objective
+    parts = set(load_params(run, checkpoint="last").params)
+    heads = {part for part in parts if part in ("pooler", "mlm", "next_sentence")}
+    assert heads == run.heads.of_pretraining
+    ok("evaluate", run_dir)
+    scores = json.loads((run_dir / "evaluation.json").read_text())["scores"]
+    assert math.isfinite(scores["loss"])
+    exported = tmp_path / "exported"
+    if encoder in NOT_EXPORTED:
+        assert refused("export", run_dir, exported, "--to", "hf").key == "export.encoder"
+        return
+    ok("export", run_dir, exported, "--to", "hf")
+    (name,) = json.loads((exported / "config.json").read_text())["architectures"]
+    _, report = getattr(transformers, name).from_pretrained(exported, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+
+
+def test_init_from_works_across_objectives(
+    tmp_path: Path, train: Callable[[str, str], Trained]
+) -> None:
+    bert, roberta = train("bert", "bert"), train("roberta", "bert")
+    for (config, _), origin, what in (
+        (roberta, bert.run_dir, "not loaded"),
+        (bert, roberta.run_dir, "randomly initialized"),
+    ):
+        run_dir = tmp_path / what
+        said = ok("pretrain", config, f"run_dir={run_dir}", "--init-from", origin)
+        assert f"{origin}: {what}: the pooler, the next-sentence head" in said
+    config = bert.config
+    result = refused("pretrain", config, "model.heads.next_sentence=false")
+    assert result.key == "model.heads_of_objective"
+    assert result.values["objective"] == "bert"
+
+
+def test_an_imported_model_has_the_objective_of_its_heads(
+    tmp_path: Path, train: Callable[[str, str], Trained], datasets: dict[str, Path]
+) -> None:
+    exported, imported = tmp_path / "exported", tmp_path / "imported"
+    ok("export", train("roberta", "bert").run_dir, exported, "--to", "hf")
+    ok("import", exported, imported)
+    assert open_run(imported).settings["objective"]["kind"] == "roberta"
+    assert "mlm_loss" in ok("evaluate", imported, "--dataset", datasets["roberta"])
+    result = refused("pretrain", train("bert", "bert").config, f"run_dir={imported}")
+    assert (result.key, result.values["objective"]) == ("run.other_heads", "bert")
