@@ -127,8 +127,8 @@ class Task(Protocol):
     ) -> tuple[jax.Array, Metrics]:
         """Returns the contribution of a batch or microbatch to the loss, and its metrics.
 
-        `divisors` are those of the global batch. `frozen` has the models of `frozen_models`, with
-        their parameters.
+        `divisors` is the result of the method of this name for the global batch. `frozen` has the
+        models of `frozen_models` with their parameters.
         """
         ...
 

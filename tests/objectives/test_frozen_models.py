@@ -5,50 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
-from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.objectives import evaluation, pretraining
-from bert_jax.objectives.masked_language_model import MaskedLanguageModel
+from bert_jax.objectives import evaluation, masked_language_model, pretraining
 from bert_jax.runs.open_checkpoints import read_checkpoints
-from bert_jax.runs.run_directory import open_run
-from bert_jax.task import Batch, FrozenModel, Metrics
 from bert_jax.train import frozen as module
 from bert_jax.train.frozen import FrozenParams, hash_params
 from bert_jax.train.state import define_model, draw_params, named, trained_params
+from tests.objectives.distilled import Distilled
 from tests.objectives.runs import assert_equal_params, config_of, params_of, resumed
 from tests.project import ok, refused
 from tests.support import small_task
 from tests.train.harness import mesh_of
-
-
-class Distilled(MaskedLanguageModel):
-    """Adds the mean squared difference of the teacher's and the student's MLM losses."""
-
-    teacher: tuple[Path, int]  # run directory and step, set by the test
-
-    def frozen_models(self) -> dict[str, FrozenModel]:
-        directory, step = self.teacher
-
-        def load(abstract: Any) -> Any:
-            return read_checkpoints(directory, lambda run: run.restore_params(abstract, step=step))
-
-        return {"teacher": FrozenModel(open_run(directory).build, load)}
-
-    def loss(
-        self, model: nnx.Module, batch: Batch, *, frozen: Any, **others: Any
-    ) -> tuple[jax.Array, Metrics]:
-        loss, metrics = super().loss(model, batch, frozen=frozen, **others)
-        teacher = frozen["teacher"]
-        assert isinstance(model, EncoderModel)
-        assert isinstance(teacher, EncoderModel)
-        ours, theirs = (each.scored(batch, dropout_key=None).mlm.loss for each in (model, teacher))
-        weights = batch["masked_lm_weights"]
-        gap = (jnp.square(ours - theirs) * weights).sum()
-        return loss + gap / others["divisors"]["mlm"], metrics | {"gap": (gap, weights.sum())}
+from tests.train.poison import nan, poison_pretraining
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +39,7 @@ def held(monkeypatch: pytest.MonkeyPatch, teacher: Path) -> list[FrozenParams]:
         found.append(module.load_frozen(*arguments))
         return found[-1]
 
-    name = "bert_jax.objectives.masked_language_model.MaskedLanguageModel"
-    monkeypatch.setattr(name, Distilled)
+    monkeypatch.setattr(masked_language_model, "MaskedLanguageModel", Distilled)
     monkeypatch.setattr(Distilled, "teacher", (teacher, 8), raising=False)
     for user in (pretraining, evaluation):
         monkeypatch.setattr(user, "load_frozen", load)
@@ -109,6 +78,19 @@ def test_a_frozen_model_is_used_unchanged_and_checked_by_hash(
         assert result.values["model"] == "teacher"
         for shown, held_by in (("found", held[-1]), ("saved", held[0])):
             assert result.values[shown].strip("…") in held_by.hashes["teacher"]
+
+
+@pytest.mark.usefixtures("held")
+def test_a_bad_step_is_replayed_with_the_same_frozen_model(
+    project: Path, tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run_dir = config_of(project, tmp_path, "bert", "bert", project / "dataset32")
+    poison_pretraining(monkeypatch, {2: nan})
+    refused("pretrain", config, "train.bad_steps.on_non_finite=stop", code=1)
+    dump = Path(run_dir) / "bad_step_3"
+    assert "reproduces: yes" in ok("replay", dump)
+    monkeypatch.setattr(Distilled, "teacher", (teacher, 4))
+    assert refused("replay", dump).key == "frozen.changed"
 
 
 def test_the_hash_depends_on_names_and_values_but_not_on_the_mesh() -> None:
