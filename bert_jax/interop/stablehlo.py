@@ -14,6 +14,7 @@ from jax import export
 from bert_jax.encoders.build import encoder_builder
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_errors
+from bert_jax.interop.bert_only import require_bert
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
 from bert_jax.interop.tensor_conversion import Params, TensorSpec, flatten, unflatten
 from bert_jax.model.architecture import EncoderArchitecture
@@ -126,8 +127,9 @@ def export_stablehlo(
         outputs: names from `OUTPUTS`. The default is `default_outputs`.
 
     Raises:
-        UserError: if the model lacks an output, or the disk is full.
+        UserError: if the model is not BERT or lacks an output, or the disk is full.
     """
+    require_bert(architecture)
     chosen = _choose(outputs, heads)
     portable = execution.model_copy(
         update={"attention": "xla", "norm": "xla", "ffn": "xla", "remat": "none"}
