@@ -21,7 +21,6 @@ def encoder_builder(
     """Returns a function that builds the model, for `define_model`."""
 
     def build() -> EncoderModel:
-        make: Callable[..., EncoderModel] = encoder_module(architecture.kind, "model").MODEL
-        return make(architecture=architecture, execution=execution, heads=heads)
+        return model_type(architecture)(architecture=architecture, execution=execution, heads=heads)
 
     return build

@@ -3,8 +3,7 @@
 An encoder `kind` is the folder ``bert_jax/encoders/<kind>/`` with these modules:
 
 - ``section``: its settings, a subclass of `ModelSection` that is listed here,
-- ``model``: its network, `MODEL`, a subclass of `bert_jax.model.encoder_model.EncoderModel`,
-- ``hugging_face``: its names and settings in Hugging Face transformers, `FORMAT`.
+- ``model``: its network, `MODEL`, a subclass of `bert_jax.model.encoder_model.EncoderModel`.
 """
 
 import importlib
@@ -18,27 +17,30 @@ from bert_jax.encoders.modernbert.section import ModernBertSection
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection, ModelSection
 from bert_jax.section import Section
-from bert_jax.validation import KIND, validate
+from bert_jax.validation import KIND, sections_of, validate
 
-SECTIONS: Final[Mapping[str, type[ModelSection]]] = {
-    "bert": BertSection,
-    "modernbert": ModernBertSection,
-}
-DEFAULT_KIND: Final = "bert"
+# To register an encoder, add its section here.
+Registered: TypeAlias = (
+    Annotated[BertSection, pydantic.Tag("bert")]
+    | Annotated[ModernBertSection, pydantic.Tag("modernbert")]
+)
 
 
 def _kind(model: Any) -> Any:
     if isinstance(model, Mapping):
-        return model.get(KIND, DEFAULT_KIND)
+        return model.get(KIND, "bert")
     return getattr(model, KIND, None)
 
 
-AnyModelSection: TypeAlias = Annotated[
-    Annotated[BertSection, pydantic.Tag("bert")]
-    | Annotated[ModernBertSection, pydantic.Tag("modernbert")],
-    pydantic.Discriminator(_kind),
-]
+# Not a validator that adds the kind: pydantic would then refuse JSON's lists for tuples.
+AnyModelSection: TypeAlias = Annotated[Registered, pydantic.Discriminator(_kind)]
 """The section `model` of a configuration; `kind` selects the encoder."""
+
+SECTIONS: Final[Mapping[str, type[ModelSection]]] = {
+    section.model_fields[KIND].default: section
+    for section in sections_of(Registered)
+    if issubclass(section, ModelSection)
+}
 
 
 class _Holder(Section):

@@ -52,7 +52,7 @@ def rotary_attention(
         segment_ids: int32 [B, L]. A token attends to its own segment alone.
         turn: cosine and sine of the angles at every place of a row, float32 [L, columns / 2].
         columns: columns of a head.
-        window: tokens that a query sees, half of them before it; None: all of its segment.
+        window: tokens that a query sees, half of them before it. If None, it sees its segment.
     """
     return _attend(qkv_BLW, segment_ids, turn, columns, window)
 

@@ -95,7 +95,7 @@ class RotaryShape:
 
     @property
     def vmem(self) -> int | None:
-        """Bytes of VMEM that a long row needs; None: the compiler's default is enough."""
+        """Bytes of VMEM that a long row needs. For other rows, None: the compiler's default."""
         return _VMEM if self.is_long else None
 
     def stages(self) -> Sequence[Sequence[tuple[int, int]]]:

@@ -111,16 +111,6 @@ class PostNormArchitecture(EncoderArchitecture):
     layer_norm_eps: float = pydantic.Field(default=1e-12, gt=0)
     """Constant that is added to the variance in LayerNorm."""
 
-    @property
-    def unused_positions(self) -> int:
-        """Rows of the position table before the row of a text's first token."""
-        return 0
-
-    @property
-    def mlm_act(self) -> Activation:
-        """Activation of the MLM head."""
-        return self.hidden_act
-
     def with_dropout(self, rate: float) -> PostNormArchitecture:
         """Returns the architecture with the same dropout rate for hidden states and attention."""
         rates = {"hidden_dropout_prob": rate, "attention_probs_dropout_prob": rate}

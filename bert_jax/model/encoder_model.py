@@ -26,7 +26,7 @@ class PretrainingScores(NamedTuple):
 
 
 class Encoder(Protocol):
-    """What a model needs of its encoder."""
+    """The interface between a model and its encoder."""
 
     def look_up(self, input_ids: Int[Array, "batch length"]) -> tuple[Array, Array]:
         """Returns the embeddings of tokens, and shares for the decoder, see `tied_embedding`."""
@@ -73,7 +73,11 @@ class EncoderModel(nnx.Module):
     """The groups of all parameters that a model of the class can have."""
     encoder: Encoder
     mlm: MlmDecoder
-    heads: HeadsSection
+
+    def __init__(self, *, architecture: Any, execution: Execution, heads: HeadsSection) -> None:
+        """Creates abstract parameters. Subclasses add the encoder and the heads."""
+        del architecture, execution
+        self.heads = heads
 
     @staticmethod
     @abc.abstractmethod
@@ -120,7 +124,10 @@ class EncoderModel(nnx.Module):
         hidden_BLD: Float[Array, "batch length hidden"],
         positions_BP: Int[Array, "batch predictions"] | None = None,
     ) -> Float[Array, "batch predictions vocab"]:
-        """Returns float32 logits over the padded vocabulary, at all positions by default."""
+        """Returns float32 logits over the padded vocabulary.
+
+        `positions_BP` are the positions of the logits. The default is all positions.
+        """
         if positions_BP is not None:
             hidden_BLD = gather_positions(hidden_BLD, positions_BP)
         return self.mlm(self.decoder_input(hidden_BLD), self.encoder.table)

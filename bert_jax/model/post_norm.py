@@ -27,7 +27,7 @@ from bert_jax.model.layer_stack import (
 )
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, subkey
 from bert_jax.model.section import Execution, Remat
-from bert_jax.model.xla_attention import masked_scores, same_segment
+from bert_jax.model.xla_attention import attention_probabilities
 from bert_jax.parallel.parameter_groups import ParameterGroup
 from bert_jax.parallel.sharding_rules import constrain
 
@@ -168,7 +168,8 @@ class PostNormEncoder(nnx.Module):
 
         def layer(_: None, state_and_params: tuple[Array, nnx.State]) -> tuple[None, Array]:
             x_BLD, params = state_and_params
-            return None, _weights(nnx.merge(attention_def, params), x_BLD, batch["segment_ids"])
+            q_BLHK, k_BLHK = nnx.merge(attention_def, params).projected(x_BLD)[:2]
+            return None, attention_probabilities(q_BLHK, k_BLHK, batch["segment_ids"])
 
         _, maps_NBHLM = jax.lax.scan(layer, None, (entering_NBLD, stacked))
         return maps_NBHLM
@@ -223,19 +224,6 @@ class PostNormEncoder(nnx.Module):
             return module(x_BLD, segment_ids, dropout_keys=dropout_keys, queries_BQ=queries_BQ)
 
         return REMAT[self.remat](layer)(x_BLD, of_layer)
-
-
-def _weights(
-    attention: SelfAttention,
-    x_BLD: Float[Array, "batch length hidden"],
-    segment_ids: Int[Array, "batch length"],
-) -> Float[Array, "batch heads length length"]:
-    """Returns the probabilities that `xla_attention` computes internally."""
-    q_BLHK, k_BLHK, _ = attention.projected(x_BLD)
-    visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
-    scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
-    # A padding query sees no key: replace its uniform average by zeros.
-    return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)
 
 
 POST_NORM_GROUPS: Final = (

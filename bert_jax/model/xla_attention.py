@@ -103,6 +103,23 @@ def masked_scores(q_BHQK: Array, k_BHLK: Array, visible: Array) -> Array:
     return jnp.where(visible, scores_BHQL * _scale(q_BHQK), MASKED)
 
 
+def attention_probabilities(
+    q_BLHK: Array, k_BLHK: Array, segment_ids: Array, *, window: int | None = None
+) -> Float[Array, "batch heads length length"]:
+    """Returns the probabilities that attention computes internally, float32, without dropout.
+
+    With a `window`, a query sees only keys at most ``window / 2`` tokens away. If query or key is
+    padding, the probability is 0.
+    """
+    visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
+    if window is not None:
+        places = jnp.arange(segment_ids.shape[1])
+        visible &= abs(places[:, None] - places) <= window // 2
+    scores_BHLM = masked_scores(q_BLHK.swapaxes(1, 2), k_BLHK.swapaxes(1, 2), visible)
+    # A padding query sees no key: replace its uniform average by zeros.
+    return jnp.where(visible, jax.nn.softmax(scores_BHLM, axis=-1), 0.0)
+
+
 def same_segment(of_queries: Array, of_keys: Array) -> Array:
     """Compares the segments of queries and keys: [B, Q] and [B, L] → bool [B, 1, Q, L]."""
     return of_queries[:, None, :, None] == of_keys[:, None, None, :]

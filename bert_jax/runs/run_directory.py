@@ -17,7 +17,7 @@ from bert_jax.files.seal import read_sealed, sealed, sealed_yaml
 from bert_jax.files.yaml_file import dump_yaml
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.encoder_model import EncoderModel
-from bert_jax.model.section import HeadsSection, ModelSection
+from bert_jax.model.section import Execution, HeadsSection, ModelSection
 from bert_jax.runs.settings import CONFIG, PROVENANCE, read_model, read_settings
 from bert_jax.section import Section, need
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -112,7 +112,8 @@ def write_run(
     settings: Mapping[str, Any],
     *,
     run_dir: str,
-    model: ModelSection,
+    execution: Execution,
+    heads: HeadsSection,
     architecture: EncoderArchitecture,
     tokenizer: Tokenizer,
     origin: Mapping[str, Any],
@@ -123,7 +124,7 @@ def write_run(
     parameters: datasets, another run, or an import. Raises UserError if a file cannot be written.
     """
     spelled_out = model_section(
-        architecture, pieces=tokenizer.vocab_size, execution=model.execution, heads=model.heads
+        architecture, pieces=tokenizer.vocab_size, execution=execution, heads=heads
     )
     resolved = {**settings, "run_dir": run_dir, "model": spelled_out.model_dump(mode="json")}
     tokenizer.save(root / TOKENIZER)

@@ -100,8 +100,8 @@ class LibraryTokenizer(Tokenizer):
     def encode_masked(self, text: str) -> list[int]:
         """Returns the ids of ``text``, in which the mask's text stands for the mask.
 
-        The mask takes spaces beside it if the file says so: ``The <mask>`` has two pieces. Raises
-        UserError if the text has no mask.
+        If the file sets it, the mask includes adjacent spaces: ``The <mask>`` has two pieces.
+        Raises UserError if the text has no mask.
         """
         self._require_mask(text)
         return self._masked.encode(without_surrogates(text), add_special_tokens=False).ids

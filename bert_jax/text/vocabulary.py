@@ -114,7 +114,7 @@ def read_vocabulary(path: epath.Path) -> list[str]:
 def split_at_masks(text: str, *masks: str) -> list[str]:
     """Returns the parts of a text around its masks: ``"a [MASK] .", "[MASK]" -> ["a ", " ."]``.
 
-    `masks` are the accepted spellings. Raises UserError if the text has none of them.
+    `masks` are the accepted spellings. Raises UserError if the text has no mask.
     """
     first, *others = masks
     for other in others:

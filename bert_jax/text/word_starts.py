@@ -6,8 +6,8 @@ and the last character of a piece instead:
 
 - A piece continues a word if its first character is a letter, a number or a mark, but no CJK
   ideograph. White space, punctuation, symbols and ideographs begin a word, as in WordPiece.
-- A piece ends a word if its last character is none of these. The piece after it begins a word:
-  in ``(word`` the pieces are ``( word``.
+- A piece ends a word if its last character is white space, punctuation, a symbol or an ideograph.
+  The next piece begins a word: in ``(word`` the pieces are ``( word``.
 
 A character may be divided among several pieces. A piece that begins within a character continues a
 word. If a piece has only the first bytes of its first character, it begins a word if all characters
@@ -33,7 +33,7 @@ class WordBounds(NamedTuple):
 
 
 def word_bounds(texts: Iterable[bytes | None]) -> WordBounds:
-    """Returns the tables for pieces, given as UTF-8 with their spaces; None for a special piece.
+    """Returns the tables for pieces, given as UTF-8 with their spaces, or None for special pieces.
 
     ``word_bounds([b" dog", b"s", b","])`` -> continues ``[no, yes, no]``, ends ``[no, no, yes]``
     """

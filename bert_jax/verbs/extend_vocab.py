@@ -93,7 +93,8 @@ def _write(
         epath.Path(root),
         RunConfig().model_dump(mode="json"),
         run_dir=section.output,
-        model=run.model,
+        execution=run.model.execution,
+        heads=run.heads,
         architecture=architecture,
         tokenizer=tokenizer,
         origin={

@@ -12,7 +12,6 @@ from etils import epath
 from rich.console import Console
 
 from bert_jax.config import RunConfig
-from bert_jax.encoders.registry import model_section
 from bert_jax.files.atomic import new_directory
 from bert_jax.files.read import sha256_of
 from bert_jax.files.remote import require_local
@@ -128,12 +127,8 @@ def _write(root: Path, model: Pretrained, run_dir: str, *, record: Mapping[str, 
         epath.Path(root),
         config.model_dump(mode="json"),
         run_dir=run_dir,
-        model=model_section(
-            model.architecture,
-            pieces=model.tokenizer.vocab_size,
-            execution=Execution(dtype="float32"),
-            heads=model.heads,
-        ),
+        execution=Execution(dtype="float32"),
+        heads=model.heads,
         architecture=model.architecture,
         tokenizer=model.tokenizer,
         origin={

@@ -1,4 +1,4 @@
-"""What every registered objective must do, on every encoder that can have its heads."""
+"""Tests of every registered objective, on every encoder that can have its heads."""
 
 import dataclasses
 import functools

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax.encoders.bert.section import BertArchitecture, BertSection
+from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -62,7 +62,8 @@ def tiny_run(
         epath.Path(root),
         config or {},
         run_dir=str(root),
-        model=BertSection(execution=Execution(dtype="float32"), heads=heads),
+        execution=Execution(dtype="float32"),
+        heads=heads,
         architecture=architecture,
         tokenizer=tokenizer,
         origin={"imported_from": "random numbers"},

@@ -31,6 +31,7 @@ class Bert(EncoderModel):
     def __init__(
         self, *, architecture: BertArchitecture, execution: Execution, heads: HeadsSection
     ) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=heads)
         parts = {"architecture": architecture, "execution": execution}
         self.encoder = PostNormEncoder(**parts)
         if heads.pooler:
@@ -43,7 +44,6 @@ class Bert(EncoderModel):
             self.task = TaskHead(outputs=heads.outputs, **parts)
             own = heads.task_dropout
             self.task_dropout = architecture.hidden_dropout_prob if own is None else own
-        self.heads = heads
 
     @staticmethod
     def limit(

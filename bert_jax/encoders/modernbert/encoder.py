@@ -38,7 +38,7 @@ from bert_jax.model.layers import (
 )
 from bert_jax.model.section import Execution, Implementation, Remat
 from bert_jax.model.tied_embedding import looked_up, shares_of
-from bert_jax.model.xla_attention import masked_scores, same_segment, xla_attention
+from bert_jax.model.xla_attention import attention_probabilities, xla_attention
 from bert_jax.parallel.sharding_rules import constrain
 
 _KEYS = 3  # dropout keys of a layer: attention weights, attention output, FFN
@@ -138,9 +138,9 @@ class ModernBertLayer(nnx.Module):
 class ModernBertEncoder(nnx.Module):
     """Embeddings, layers and the last LayerNorm.
 
-    Every `global_every`-th layer is global. So the loop runs over groups of so many layers. The
+    The loop runs over groups of `global_every` layers, because each group has one global layer. The
     first group is outside the loop, because layer 0 has no LayerNorm before attention. The last
-    layers are outside as well, because the last one computes only the states that are read.
+    layers are outside as well, because the last layer computes only the states that are read.
     """
 
     def __init__(self, *, architecture: ModernBertArchitecture, execution: Execution) -> None:
@@ -201,27 +201,19 @@ class ModernBertEncoder(nnx.Module):
         self, batch: Mapping[str, Array]
     ) -> Float[Array, "layers batch heads length length"]:
         """Returns the attention probabilities, see `EncoderModel.attention_maps`."""
-        depth, segment_ids = self.architecture.num_hidden_layers, batch["segment_ids"]
+        architecture, turns = self.architecture, self._turns(batch)
         params, scales, _ = self._layers(None)
-        turns, length = self._turns(batch), segment_ids.shape[1]
-        apart = jnp.abs(jnp.arange(length)[:, None] - jnp.arange(length))
-        visible = same_segment(segment_ids, segment_ids) & (segment_ids > 0)[:, None, None, :]
-        entering_NBLD = self.every_layer(batch)
         maps = []
-        for at in range(depth):
-            layer = nnx.merge(
-                nnx.graphdef(self.layers), jax.tree.map(lambda leaf, at=at: leaf[at], params)
+        for at, x_BLD in enumerate(self.every_layer(batch)[:-1]):
+            of_layer = jax.tree.map(lambda leaf, at=at: leaf[at], params)
+            layer = nnx.merge(nnx.graphdef(self.layers), of_layer)
+            normed = self._normed(x_BLD, scales[at], at=at)
+            turn = turns[architecture.is_global(at)]
+            q_BLHK, k_BLHK = (rotated(each(normed), turn) for each in (layer.query, layer.key))
+            window = None if architecture.is_global(at) else architecture.window
+            maps.append(
+                attention_probabilities(q_BLHK, k_BLHK, batch["segment_ids"], window=window)
             )
-            normed = self._normed(entering_NBLD[at], scales[at], at=at)
-            q, k = (each(normed) for each in (layer.query, layer.key))  # [B, L, H, K]
-            turn = turns[self.architecture.is_global(at)]
-            seen = visible
-            if not self.architecture.is_global(at):
-                seen = visible & (apart <= self.architecture.window // 2)
-            scores = masked_scores(
-                rotated(q, turn).swapaxes(1, 2), rotated(k, turn).swapaxes(1, 2), seen
-            )
-            maps.append(jnp.where(seen, jax.nn.softmax(scores, axis=-1), 0.0))
         return jnp.stack(maps)
 
     def _run(
@@ -318,7 +310,7 @@ class ModernBertEncoder(nnx.Module):
 
 
 class _Call(NamedTuple):
-    """What all layers have in common in one forward pass."""
+    """Arguments of all layers in one forward pass."""
 
     segment_ids: Array
     turns: dict[bool, tuple[Array, Array]]  # rotations of global and of local layers

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from bert_jax.model.dropout import dropout
-
-_MASKED = -1e9  # finite: a query without a visible key gets an average and no NaN
+from bert_jax.model.xla_attention import MASKED
 
 
 def local_attention(
@@ -50,7 +49,7 @@ def _attended(
     distance = jnp.arange(3 * size) - size - jnp.arange(size)[:, None]
     visible = (abs(distance) <= size) & (of_queries[..., None] == of_keys[..., None, :])
     scores = jnp.einsum("bnhwk,bnhtk->bnhwt", q_BNHWK, k_BNHTK, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, :, None], scores * q.shape[-1] ** -0.5, _MASKED)
+    scores = jnp.where(visible[:, :, None], scores * q.shape[-1] ** -0.5, MASKED)
     weights = dropout(jax.nn.softmax(scores, axis=-1).astype(v.dtype), rate, key)
     out = jnp.einsum("bnhwt,bnhtk->bnhwk", weights, v_BNHTK)
     return out.swapaxes(2, 3).reshape(q.shape)

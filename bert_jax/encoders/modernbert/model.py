@@ -18,7 +18,7 @@ from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
 
-# What the kernel of rotary attention supports.
+# Widths of a head, and maximum tokens of a row, in the kernel of rotary attention.
 HEAD_COLUMNS: Final = (64, 128)
 LONGEST: Final = 8192
 
@@ -67,6 +67,7 @@ class ModernBert(EncoderModel):
     def __init__(
         self, *, architecture: ModernBertArchitecture, execution: Execution, heads: HeadsSection
     ) -> None:
+        super().__init__(architecture=architecture, execution=execution, heads=heads)
         parts = {"architecture": architecture, "execution": execution}
         self.encoder = ModernBertEncoder(**parts)
         if heads.mlm or heads.task is not None:
@@ -77,7 +78,7 @@ class ModernBert(EncoderModel):
             deviation = architecture.hidden_size**-0.5
             self.task = TaskHead(outputs=heads.outputs, deviation=deviation, **parts)
             self.task_dropout = heads.task_dropout or 0.0
-        self.heads, self.pooling = heads, architecture.pooling
+        self.pooling = architecture.pooling
 
     @staticmethod
     def limit(
@@ -91,7 +92,7 @@ class ModernBert(EncoderModel):
         if part == "loss":
             return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
         if part != "attention":
-            return Limit("ModernBERT", "BERT and RoBERTa")
+            return Limit("ModernBERT", "BERT")
         if architecture.attention_dropout:
             return Limit(f"attention_dropout: {architecture.attention_dropout}", "0")
         columns, heads = architecture.head_dim, architecture.num_attention_heads // parts["heads"]

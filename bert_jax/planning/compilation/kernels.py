@@ -204,7 +204,7 @@ class _Values:
         return behind[1] - first[1] if first and behind and first[0] == behind[0] else None
 
     def steps_per_run(self, predicate: str) -> int | None:
-        """Returns N if a predicate skips code at all but one of the N indices of a grid axis."""
+        """Returns the size of a grid axis if a predicate runs code at only one of its indices."""
         found = self._find(predicate, "scmp.ne.s32.totalorder")
         is_index = len(found) == 2 and found[1].isdecimal()
         return (self._axis_sizes.get(found[0]) or None) if is_index else None

@@ -15,7 +15,7 @@ from bert_jax.data.host_share import ONE_HOST, HostShare
 from bert_jax.errors import UserError
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.layer_stack import default_unroll
-from bert_jax.model.section import HeadsSection, ModelSection
+from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.model.shape_cost import training_cost
 from bert_jax.narration import doing, narrator_of
 from bert_jax.optim.finetuning import frozen_parameters, make_finetune_optimizer
@@ -68,7 +68,7 @@ class TrainingSetup(NamedTuple):
     family: Family
     architecture: EncoderArchitecture
     task: FinetuneTask
-    model_section: ModelSection  # model settings to store in the run directory
+    execution: Execution  # settings to store in the run directory
     model: ModelDefinition
     mesh: jax.sharding.Mesh
 
@@ -109,7 +109,8 @@ class TrainingSetup(NamedTuple):
             folder,
             self.settings.to_config(),
             run_dir=str(root),
-            model=self.model_section,
+            execution=self.execution,
+            heads=self.family.heads,
             architecture=self.architecture,
             tokenizer=self.origin.tokenizer,
             origin=origin,
@@ -194,7 +195,6 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
         resolved = resolved.model_copy(update={"unroll": scanned})
     # Store the origin's kernel settings: runs that start from this model choose their own.
     kept = origin.model.execution.model_copy(update={"dtype": execution.dtype})
-    model = origin.model.model_copy(update={"execution": kept, "heads": family.heads})
     parts, accumulation = batch_parts(mesh), section.accumulation
     check_batch("finetune.batch_size", section.batch_size, parts=parts, accumulation=accumulation)
     task = FinetuneTask(
@@ -205,7 +205,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
     )
     definition = define_model(task.build)
     task = _frozen(task, section, definition)
-    return TrainingSetup(settings, origin, family, architecture, task, model, definition, mesh)
+    return TrainingSetup(settings, origin, family, architecture, task, kept, definition, mesh)
 
 
 def claim(prepared: TrainingSetup) -> epath.Path:
@@ -255,7 +255,7 @@ def show_data(prepared: TrainingSetup, console: Console) -> None:
     family, origin = prepared.family, prepared.origin
     sizes = ", ".join(f"{name} {split.examples:,}" for name, split in family.splits.items())
     lines = [f"examples: {sizes}", *family.notes]
-    dtype = prepared.model_section.execution.dtype
+    dtype = prepared.execution.dtype
     if prepared.section.dtype is None and dtype != origin.model.execution.dtype:
         lines.append(SLOWER)
     fresh = ["the pooler"] if family.heads.pooler and not origin.heads.pooler else []
