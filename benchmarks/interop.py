@@ -22,8 +22,9 @@ import jax
 import numpy as np
 
 from benchmarks.report import report
+from bert_jax.encoders.bert.section import RELEASED, BertSection
 from bert_jax.interop.hf_checkpoint import write_hf
-from bert_jax.interop.tensor_conversion import Pretrained, model_shapes
+from bert_jax.interop.tensor_conversion import Pretrained, definition_of
 from bert_jax.model.section import HeadsSection
 from bert_jax.text import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -95,7 +96,7 @@ def write_source(directory: Path, size: str) -> None:
     rng = np.random.default_rng(0)
     params = jax.tree.map(
         lambda leaf: rng.standard_normal(leaf.shape, np.float32),
-        model_shapes(architecture, HeadsSection()),
+        definition_of(architecture, HeadsSection()).params,
     )
     directory.mkdir()
     write_hf(directory, Pretrained(architecture, HeadsSection(), params, tokenizer()))
@@ -111,7 +112,7 @@ def tokenizer() -> Tokenizer:
 def checkpoint_mib(size: str) -> float:
     """Returns the size of the checkpoint's arrays in MiB."""
     architecture = BertSection.model_validate({"size": size}).resolve(vocab_size=VOCAB)
-    leaves = jax.tree.leaves(model_shapes(architecture, HeadsSection()))
+    leaves = jax.tree.leaves(definition_of(architecture, HeadsSection()).params)
     return sum(leaf.size for leaf in leaves) * 4 / 2**20
 
 

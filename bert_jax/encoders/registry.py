@@ -3,7 +3,9 @@
 An encoder `kind` is the folder ``bert_jax/encoders/<kind>/`` with these modules:
 
 - ``section``: its settings, a subclass of `ModelSection` that is listed here,
-- ``model``: its network, `MODEL`, a subclass of `bert_jax.model.encoder_model.EncoderModel`.
+- ``model``: its network, `MODEL`, a subclass of `bert_jax.model.encoder_model.EncoderModel`,
+- ``hugging_face``: its files in Hugging Face's format, `FORMAT`, a
+  `bert_jax.encoders.hf_format.HfFormat`.
 """
 
 import importlib

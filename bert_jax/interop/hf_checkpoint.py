@@ -1,24 +1,23 @@
 """Reads and writes Hugging Face checkpoints in the format of `from_pretrained`."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from etils import epath
 
+from bert_jax.encoders.hf_format import LABELLED, ClassHeads, HfFormat
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.atomic import write_whole
 from bert_jax.interop import hf_config, tensor_conversion
-from bert_jax.interop.bert_only import require_bert
 from bert_jax.interop.hf_tokenizer import read_hf_tokenizer, write_hf_tokenizer
-from bert_jax.interop.hf_weights import PREFIX, HfWeights
+from bert_jax.interop.hf_weights import HfWeights
 from bert_jax.interop.safetensors_file import WEIGHTS, write_safetensors
-from bert_jax.interop.tensor_names import HF_IGNORED, HF_TASKS, hf_names
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.text import Tokenizer
+from bert_jax.train.state import ModelDefinition
 
 CONFIG: Final = "config.json"
 
@@ -39,28 +38,31 @@ def read_hf(directory: Path, *, tokenizer: Tokenizer | None = None) -> tensor_co
         tokenizer: tokenizer for a checkpoint that has none.
 
     Raises:
-        UserError: if the model is not BERT, a file is damaged, a tensor is missing, unknown or of
-            another shape or type, or the tokenizer has more pieces than the embedding has rows.
+        UserError: if the type of the model is unknown, a file is damaged, a tensor is missing,
+            unknown or of another shape or type, or the tokenizer has more pieces than the embedding
+            has rows.
     """
     source = directory / CONFIG
-    config = hf_config.read_config(source)
+    found = hf_config.read_config(source)
+    architecture, ignored = found.architecture, found.format.ignored
     tokenizer = tokenizer or read_hf_tokenizer(directory)
-    if tokenizer.vocab_size > config.vocab_size:
+    if tokenizer.vocab_size > architecture.vocab_size:
         raise UserError(
             "import.vocab_size",
             "found {found}, but the tokenizer has {pieces} pieces",
             place=f"{source}: vocab_size",
-            found=config.vocab_size,
+            found=architecture.vocab_size,
             pieces=tokenizer.vocab_size,
         )
-    weights = HfWeights(directory)
-    heads = _heads_found(weights, config, source)
-    shapes, placements = _placements(weights.prefix, config.architecture, heads)
-    reasons = {name: tensor_conversion.reason_to_ignore(name, HF_IGNORED) for name in weights.specs}
+    weights = HfWeights(directory, found.format)
+    heads = _heads_found(weights, found, source)
+    definition = tensor_conversion.definition_of(architecture, heads)
+    placements = _placements(found.format, weights.prefix, definition, architecture, heads)
+    reasons = {name: tensor_conversion.reason_to_ignore(name, ignored) for name in weights.specs}
     return tensor_conversion.Pretrained(
-        config.architecture,
+        architecture,
         heads,
-        tensor_conversion.read_params(weights, placements, shapes, ignored=HF_IGNORED),
+        tensor_conversion.read_params(weights, placements, definition.params, ignored=ignored),
         tokenizer,
         files=(source, *weights.files),
         ignored={name: reason for name, reason in reasons.items() if reason is not None},
@@ -82,11 +84,13 @@ def write_hf(
     Raises:
         UserError: if the model lacks a head of the class, or the disk is full.
     """
-    architecture = require_bert(model.architecture)
-    chosen = _choose(kind, model.heads)
-    heads = hf_config.heads_of(chosen, model.heads)
-    prefix = "" if chosen == hf_config.BARE else PREFIX
-    _, placements = _placements(prefix, architecture, heads)
+    architecture = model.architecture
+    format = hf_config.format_of(architecture.kind)
+    name, wanted = _choose(format, kind, model.heads)
+    heads = hf_config.heads_of(wanted, model.heads)
+    prefix = "" if wanted == ClassHeads() else format.prefix
+    definition = tensor_conversion.definition_of(architecture, heads)
+    placements = _placements(format, prefix, definition, architecture, heads)
     specs = {
         each.name: tensor_conversion.TensorSpec(each.shape, np.dtype(np.float32))
         for each in placements
@@ -94,66 +98,78 @@ def write_hf(
     write_safetensors(
         directory / WEIGHTS, specs, tensor_conversion.their_tensors(model.params, placements)
     )
-    pad = model.tokenizer.special.pad
-    config = hf_config.write_config(architecture, heads, kind=chosen, pad_token_id=pad)
+    config = hf_config.write_config(architecture, heads, name=name, special=model.tokenizer.special)
     write_whole(epath.Path(directory / CONFIG), (json.dumps(config, indent=2) + "\n").encode())
     write_hf_tokenizer(
         directory,
         model.tokenizer,
         max_length=architecture.max_position_embeddings,
-        token_types=architecture.type_vocab_size > 1,
+        token_types=getattr(architecture, "type_vocab_size", 1) > 1,
     )
-    return chosen
+    return name
 
 
 def _placements(
-    prefix: str, architecture: EncoderArchitecture, heads: HeadsSection
-) -> tuple[tensor_conversion.Params, Sequence[tensor_conversion.Placement]]:
-    """Returns the shapes of our parameters, and a placement for each Hugging Face tensor."""
-    shapes = tensor_conversion.model_shapes(architecture, heads)
-    rules = hf_names(prefix, heads.task)
-    return shapes, tensor_conversion.expand(rules, shapes, vocab_size=architecture.vocab_size)
+    format: HfFormat,
+    prefix: str,
+    definition: ModelDefinition,
+    architecture: EncoderArchitecture,
+    heads: HeadsSection,
+) -> list[tensor_conversion.Placement]:
+    """Returns a placement for each Hugging Face tensor."""
+    rules = format.names(prefix, heads.task)
+    return tensor_conversion.expand(rules, definition, vocab_size=architecture.vocab_size)
 
 
-def _choose(kind: str | None, heads: HeadsSection) -> hf_config.ClassName:
-    allowed = hf_config.classes_for(heads)
-    for name in allowed:
-        if kind in (None, name):
-            return name
+def _choose(format: HfFormat, name: str | None, heads: HeadsSection) -> tuple[str, ClassHeads]:
+    allowed = hf_config.classes_for(format, heads)
+    for each, wanted in allowed.items():
+        if name in (None, each):
+            return each, wanted
     raise UserError(
         "export.class_unknown",
         'found "{found}", allowed with these heads: {allowed}{hint}',
         place="--as",
-        found=kind,
-        allowed=allowed,
-        hint=did_you_mean(str(kind), allowed),
+        found=name,
+        allowed=list(allowed),
+        hint=did_you_mean(str(name), allowed),
     )
 
 
-def _heads_found(weights: HfWeights, config: hf_config.HfConfig, source: Path) -> HeadsSection:
+def _heads_found(weights: HfWeights, found: hf_config.HfModelConfig, source: Path) -> HeadsSection:
     """Returns the heads of the configured class, and other heads whose tensors are in the file.
 
     Well-known checkpoints of class BertForMaskedLM also contain the pooler and the next-sentence
     head. If a head of the class is missing, `read_params` reports its tensors.
     """
-    promised = hf_config.CLASSES[config.kind]
-    task_weights = {f"{stem}.weight" for stem in HF_TASKS.values()}
+    promised, config, format = found.heads, found.config, found.format
+    task_weights = {rule.theirs for rules in format.tasks.values() for rule in rules if rule.matrix}
     if promised.task is None and (stray := sorted(task_weights & weights.specs.keys())):
         raise UserError(
             "import.class_without_head",
             "found {found}, but the weights have {tensor}. Name the class that was fine-tuned: "
             "{allowed:or}.",
             place=f"{source}: architectures",
-            found=config.kind,
+            found=found.name,
             tensor=stray[0],
-            allowed=[name for name, heads in hf_config.CLASSES.items() if heads.task],
+            allowed=[
+                name
+                for name, (_, heads) in format.class_names(config.model_type).items()
+                if heads.task
+            ],
         )
+    rules = format.names(weights.prefix, None)
+
+    def has(head: str) -> bool:
+        names = {rule.theirs for rule in rules if rule.ours.startswith(f"{head}/")}
+        return not names.isdisjoint(weights.specs)
+
     return HeadsSection(
-        pooler=promised.pooler or f"{weights.prefix}pooler.dense.weight" in weights.specs,
-        mlm=promised.mlm or "cls.predictions.transform.dense.weight" in weights.specs,
-        next_sentence=promised.next_sentence or "cls.seq_relationship.weight" in weights.specs,
+        pooler=promised.pooler or has("pooler"),
+        mlm=promised.mlm or has("mlm"),
+        next_sentence=promised.next_sentence or has("next_sentence"),
         task=promised.task,
-        labels=config.labels if promised.task in hf_config.LABELLED else (),
+        labels=config.labels if promised.task in LABELLED else (),
         problem=config.problem if promised.task == "sequence_classification" else None,
         task_dropout=config.classifier_dropout if promised.task is not None else None,
     )

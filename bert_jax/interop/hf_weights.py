@@ -9,16 +9,14 @@ from typing import Any, Final
 import numpy as np
 from etils import epath
 
+from bert_jax.encoders.hf_format import HfFormat
 from bert_jax.errors import UserError, first_line
 from bert_jax.files.read import read_json_object, require_file, shown
 from bert_jax.interop.safetensors_file import DTYPES, WEIGHTS, SafetensorsFile
 from bert_jax.interop.tensor_conversion import TensorSource, TensorSpec
-from bert_jax.interop.tensor_names import TIED, WORDS, current_name
 
 TORCH_WEIGHTS: Final = "pytorch_model.bin"
 _DENSE: Final = "torch.strided"
-
-PREFIX: Final = "bert."
 
 _INDEX: Final = ".index.json"
 _LFS_POINTER: Final = b"version https://git-lfs"
@@ -119,10 +117,11 @@ class HfWeights:
     """All tensors of a checkpoint. Implements `tensor_conversion.TensorSource`.
 
     Attributes:
-        prefix: start of the encoder's tensor names: ``bert.``, or empty for a ``BertModel``.
+        prefix: start of the encoder's tensor names: the format's prefix, or empty for a class
+            without heads.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, format: HfFormat) -> None:
         """Opens the files. Resolves old tensor names and the second names of tied tensors.
 
         Raises UserError if there are no weights, a file is damaged, the index names a file outside
@@ -136,9 +135,10 @@ class HfWeights:
         for shard in shards:
             _refuse_pointer(shard)
             source = reader(shard)
-            self._found |= {current_name(name): (source, name) for name in source.specs}
-        self.prefix = PREFIX if any(name.startswith(PREFIX) for name in self._found) else ""
-        self._resolve_tied()
+            self._found |= {_current_name(name): (source, name) for name in source.specs}
+        with_heads = any(name.startswith(format.prefix) for name in self._found)
+        self.prefix = format.prefix if with_heads else ""
+        self._resolve_tied(format)
         self.specs: dict[str, TensorSpec] = {
             name: source.specs[theirs] for name, (source, theirs) in self._found.items()
         }
@@ -148,9 +148,10 @@ class HfWeights:
         source, theirs = self._found[name]
         return source.read(theirs)
 
-    def _resolve_tied(self) -> None:
-        for second, first in TIED.items():
-            first = self.prefix + first if first == WORDS else first
+    def _resolve_tied(self, format: HfFormat) -> None:
+        names = {rule.ours: rule.theirs for rule in format.names(self.prefix, None)}
+        for second, ours in format.tied.items():
+            first = names[ours]
             if second not in self._found:
                 continue
             if first not in self._found:
@@ -158,11 +159,20 @@ class HfWeights:
             elif not np.array_equal(self.read(second), self.read(first)):
                 raise UserError(
                     "tensor.not_tied",
-                    "tensor {name} differs from {other}, but BERT ties the two",
+                    "tensor {name} differs from {other}, but our model has one tensor for both",
                     place=self.path,
                     name=second,
                     other=first,
                 )
+
+
+def _current_name(name: str) -> str:
+    """Returns a tensor's current name. Early Hugging Face files use gamma and beta."""
+    stem, _, last = name.rpartition(".")
+    if not stem.endswith("LayerNorm"):
+        return name
+    last = {"gamma": "weight", "beta": "bias"}.get(last, last)
+    return f"{stem}.{last}"
 
 
 def _find(directory: Path) -> tuple[Path, Callable[[Path], TensorSource]]:

@@ -2,11 +2,12 @@
 
 Our parameters are a nested dict. Layers are stacked along a leading axis, and attention biases have
 an axis of heads and an axis of columns in a head. Other formats have one matrix or vector per
-layer, sometimes transposed, and do not pad the vocabulary. One table of `NameRule`s describes all
-tensors, for import and export.
+layer, sometimes transposed or joined with other matrices, and do not pad the vocabulary. One table
+of `NameRule`s describes all tensors, for import and export.
 """
 
 import fnmatch
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,32 +19,21 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.encoders.build import encoder_builder
+from bert_jax.encoders.hf_format import NameRule
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.optim.optimizer import MomentsState
 from bert_jax.text import Tokenizer
-from bert_jax.train.state import define_model
+from bert_jax.train.state import ModelDefinition, define_model
 
 Params: TypeAlias = dict[str, Any]  # nested dict of arrays, or of other objects with a shape
 
-STACKED: Final = "encoder/layers/"
+LAYERS_AXIS: Final = "layers"  # logical axis along which layers are stacked
+VOCAB_AXIS: Final = "vocab"  # logical axis that is padded
 
 # Types that convert to float32 without loss.
 READABLE: Final = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-
-
-class NameRule(NamedTuple):
-    """How one of our tensors is named and stored in another format.
-
-    ``NameRule("pooler/dense/kernel", "pooler.dense.weight", matrix=True, transposed=True)``
-    """
-
-    ours: str  # path in our nested dict
-    theirs: str  # name in the other format, with {layer} if our tensor is stacked
-    matrix: bool = False  # whether their tensor is a matrix; otherwise it is a vector
-    transposed: bool = False  # whether their matrix is [outputs, inputs]
-    vocabulary: bool = False  # whether the first axis is the vocabulary, which we pad
 
 
 class TensorSpec(NamedTuple):
@@ -65,24 +55,22 @@ class TensorSource(Protocol):
         ...
 
 
-class Placement(NamedTuple):
-    """The place of another format's tensor in our parameters."""
+class Part(NamedTuple):
+    """The part of another format's tensor that one of our parameters contains."""
 
-    name: str
-    shape: tuple[int, ...]
     rule: NameRule
     layer: int | None  # index in our stacked tensor
     rows: int | None  # number of vocabulary rows without padding
 
     def take(self, ours: np.ndarray) -> np.ndarray:
-        """Returns their tensor as a view of our stacked, padded tensor."""
+        """Returns the part as a view of our stacked, padded tensor."""
         part = self._part(ours)
         if not self.rule.matrix:
             return part.reshape(math.prod(part.shape))
         return part.T if self.rule.transposed else part
 
     def put(self, ours: np.ndarray, theirs: np.ndarray) -> None:
-        """Copies their tensor into our stacked, padded tensor."""
+        """Copies the part into our stacked, padded tensor."""
         part = self._part(ours)
         part[...] = (theirs.T if self.rule.transposed else theirs).reshape(part.shape)
 
@@ -91,32 +79,77 @@ class Placement(NamedTuple):
         return part if self.rows is None else part[: self.rows]
 
 
-def expand(table: Sequence[NameRule], ours: Params, *, vocab_size: int) -> list[Placement]:
+class Placement(NamedTuple):
+    """The place of another format's tensor in our parameters."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]  # one after the other along the first axis
+    ends: tuple[int, ...]  # index after each part
+
+    def take(self, ours: Mapping[str, Any]) -> np.ndarray:
+        """Returns their tensor from our tensors by path: a view if it has one part."""
+        found = [each.take(np.asarray(ours[each.rule.ours])) for each in self.parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def put(self, ours: Mapping[str, np.ndarray], theirs: np.ndarray) -> None:
+        """Copies their tensor into our tensors."""
+        parts = np.split(theirs, self.ends[:-1]) if len(self.parts) > 1 else [theirs]
+        for each, part in zip(self.parts, parts, strict=True):
+            each.put(ours[each.rule.ours], part)
+
+
+def expand(
+    table: Sequence[NameRule], model: ModelDefinition, *, vocab_size: int
+) -> list[Placement]:
     """Returns a placement for every tensor of a model in another format, in the table's order.
 
     Args:
         table: rules for all tensors. Rules for heads that the model lacks have no effect.
-        ours: nested dict of arrays, or of other objects with a shape.
+        model: shapes and logical axes of our tensors.
         vocab_size: number of vocabulary rows without padding.
 
     Raises:
         ValueError: if the table lacks one of our tensors.
     """
-    shapes = {path: tuple(leaf.shape) for path, leaf in flatten(ours).items()}
+    shapes = {path: tuple(leaf.shape) for path, leaf in flatten(model.params).items()}
+    axes: dict[str, tuple[str, ...]] = flatten(model.axes)
     if forgotten := sorted(shapes.keys() - {rule.ours for rule in table}):
         raise ValueError(f"not in the table of names: {', '.join(forgotten)}")
-    placements = []
-    for rule in table:
-        if rule.ours not in shapes:
-            continue
-        shape = shapes[rule.ours]
-        rows = vocab_size if rule.vocabulary else None
-        for layer in range(shape[0]) if rule.ours.startswith(STACKED) else [None]:
-            placement = Placement(rule.theirs.format(layer=layer), (), rule, layer, rows)
-            # A broadcast array has the shape, but needs no memory.
-            empty = np.broadcast_to(np.zeros((), np.float32), shape)
-            placements.append(placement._replace(shape=placement.take(empty).shape))
-    return placements
+    found = [rule for rule in table if rule.ours in shapes]
+    return [
+        _placement(tuple(rules), layer, shapes, axes, vocab_size)
+        for _, rules in itertools.groupby(found, key=lambda rule: rule.theirs)
+        for rules in [list(rules)]
+        for layer in _layers(rules[0], shapes, axes)
+    ]
+
+
+def _layers(
+    rule: NameRule, shapes: Mapping[str, tuple[int, ...]], axes: Mapping[str, tuple[str, ...]]
+) -> Sequence[int | None]:
+    """Returns the indices of the layers in our tensor. They are [None] if it is not stacked."""
+    return range(shapes[rule.ours][0]) if axes[rule.ours][0] == LAYERS_AXIS else [None]
+
+
+def _placement(
+    rules: Sequence[NameRule],
+    layer: int | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    axes: Mapping[str, tuple[str, ...]],
+    vocab_size: int,
+) -> Placement:
+    # A broadcast array has the shape, but needs no memory.
+    empty = {rule.ours: np.broadcast_to(np.float32(0), shapes[rule.ours]) for rule in rules}
+    parts = [
+        Part(rule, layer, vocab_size if axes[rule.ours][0] == VOCAB_AXIS else None)
+        for rule in rules
+    ]
+    sizes = [each.take(empty[each.rule.ours]).shape for each in parts]
+    ends = tuple(itertools.accumulate(size[0] for size in sizes))
+    number = None if layer is None else layer + rules[0].first_layer
+    name = rules[0].theirs.format(layer=number)
+    return Placement(name, (ends[-1], *sizes[0][1:]), tuple(parts), ends)
 
 
 def read_params(
@@ -163,17 +196,17 @@ def read_params(
                 place=source.path,
                 name=name,
             )
-        placement.put(arrays[placement.rule.ours], found)
+        placement.put(arrays, found)
     return unflatten(arrays)
 
 
 def their_tensors(
     params: Params, placements: Sequence[Placement]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields every tensor under its name in the other format, as a view of our array."""
+    """Yields every tensor under its name in the other format."""
     arrays = flatten(params)
     for placement in placements:
-        yield placement.name, placement.take(np.asarray(arrays[placement.rule.ours]))
+        yield placement.name, placement.take(arrays)
 
 
 def reason_to_ignore(name: str, ignored: Mapping[str, str]) -> str | None:
@@ -240,6 +273,6 @@ class Pretrained(NamedTuple):
     ignored: Mapping[str, str] = MappingProxyType({})  # tensors not read, with the reasons
 
 
-def model_shapes(architecture: EncoderArchitecture, heads: HeadsSection) -> Params:
-    """Returns the parameters' shapes and dtypes as a nested dict, without allocating them."""
-    return define_model(encoder_builder(architecture, Execution(), heads)).params
+def definition_of(architecture: EncoderArchitecture, heads: HeadsSection) -> ModelDefinition:
+    """Returns shapes and logical axes of the parameters, without allocating them."""
+    return define_model(encoder_builder(architecture, Execution(), heads))

@@ -11,18 +11,18 @@ from typing import Final
 import numpy as np
 from etils import epath
 
+from bert_jax.encoders.bert import google_bert
 from bert_jax.encoders.bert.section import GOOGLE_BERT_ACTIVATIONS, BertArchitecture, BertSection
 from bert_jax.errors import UserError
 from bert_jax.files.atomic import write_whole
 from bert_jax.files.read import read_json_object
-from bert_jax.interop import tensor_names
 from bert_jax.interop.bert_only import require_bert
 from bert_jax.interop.tensor_conversion import (
     Params,
     Placement,
     Pretrained,
+    definition_of,
     expand,
-    model_shapes,
     read_params,
     their_tensors,
 )
@@ -74,10 +74,10 @@ def read_tf(path: epath.PathLike, *, tokenizer: Tokenizer) -> Pretrained:
     )
     heads = _find_heads(source)
     shapes, placements = _placements(require_bert(architecture), heads)
-    ignored = tensor_names.GOOGLE_IGNORED | {
+    ignored = google_bert.IGNORED | {
         each.name + suffix: "one of Adam's moments, which are read after the parameters"
         for each in placements
-        for suffix in (tensor_names.MU, tensor_names.NU)
+        for suffix in (google_bert.MU, google_bert.NU)
     }
     return Pretrained(
         architecture,
@@ -120,10 +120,9 @@ def _placements(
     architecture: BertArchitecture, heads: HeadsSection
 ) -> tuple[Params, Sequence[Placement]]:
     """Returns the shapes of our parameters, and a placement for each TensorFlow variable."""
-    shapes = model_shapes(architecture, heads)
-    return shapes, expand(
-        tensor_names.google_names(heads.task), shapes, vocab_size=architecture.vocab_size
-    )
+    definition = definition_of(architecture, heads)
+    names = google_bert.google_names(heads.task)
+    return definition.params, expand(names, definition, vocab_size=architecture.vocab_size)
 
 
 def _find_heads(source: TfBundle) -> HeadsSection:
@@ -132,15 +131,15 @@ def _find_heads(source: TfBundle) -> HeadsSection:
     def has(prefix: str) -> bool:
         return any(name.startswith(prefix) for name in source.specs)
 
-    classifier = (tensor_names.OUTPUT_WEIGHTS, tensor_names.OUTPUT_BIAS)
+    classifier = (google_bert.OUTPUT_WEIGHTS, google_bert.OUTPUT_BIAS)
     outputs = [source.specs[name].shape for name in classifier if name in source.specs]
-    squad, next_sentence = has(tensor_names.SQUAD), has(tensor_names.NEXT_SENTENCE)
+    squad, next_sentence = has(google_bert.SQUAD), has(google_bert.NEXT_SENTENCE)
     if outputs and squad:
         raise UserError(
             "import.two_task_heads",
             "found a classifier's {found:and}*, allowed: one fine-tuned head",
             place=source.path,
-            found=[tensor_names.OUTPUT_BIAS, tensor_names.SQUAD],
+            found=[google_bert.OUTPUT_BIAS, google_bert.SQUAD],
         )
     if outputs and not sum(outputs[0][:1]):
         raise UserError(
@@ -149,8 +148,8 @@ def _find_heads(source: TfBundle) -> HeadsSection:
             place=source.path,
         )
     return HeadsSection(
-        pooler=has(tensor_names.POOLER) or next_sentence or bool(outputs),
-        mlm=has(tensor_names.MLM),
+        pooler=has(google_bert.POOLER) or next_sentence or bool(outputs),
+        mlm=has(google_bert.MLM),
         next_sentence=next_sentence,
         task="sequence_classification" if outputs else "question_answering" if squad else None,
         labels=tuple(f"LABEL_{index}" for index in range(outputs[0][0])) if outputs else (),
@@ -165,9 +164,7 @@ def _trained(placements: Sequence[Placement], heads: HeadsSection) -> list[Place
     variable without a gradient.
     """
     squad = heads.task == "question_answering"
-    return [
-        each for each in placements if not (squad and each.name.startswith(tensor_names.POOLER))
-    ]
+    return [each for each in placements if not (squad and each.name.startswith(google_bert.POOLER))]
 
 
 def _suffixed(placements: Sequence[Placement], suffix: str) -> list[Placement]:
@@ -181,18 +178,18 @@ def _read_moments(
 
     Raises UserError if some moments are missing.
     """
-    if not any(name.endswith((tensor_names.MU, tensor_names.NU)) for name in source.specs):
+    if not any(name.endswith((google_bert.MU, google_bert.NU)) for name in source.specs):
         return None
 
     def read(suffix: str) -> Params:
         others = {name: "not this moment" for name in source.specs if not name.endswith(suffix)}
         return read_params(source, _suffixed(trained, suffix), shapes, ignored=others)
 
-    return MomentsState(mu=read(tensor_names.MU), nu=read(tensor_names.NU))
+    return MomentsState(mu=read(google_bert.MU), nu=read(google_bert.NU))
 
 
 def _read_global_step(source: TfBundle) -> int | None:
-    spec = source.specs.get(tensor_names.GLOBAL_STEP)
+    spec = source.specs.get(google_bert.GLOBAL_STEP)
     if spec is None:
         return None
     if spec.shape != () or spec.dtype not in (np.dtype(np.int64), np.dtype(np.int32)):
@@ -200,10 +197,10 @@ def _read_global_step(source: TfBundle) -> int | None:
             "tensor.global_step",
             "tensor {name} is {found}, allowed: int64[]",
             place=source.path,
-            name=tensor_names.GLOBAL_STEP,
+            name=google_bert.GLOBAL_STEP,
             found=f"{spec.dtype}{list(spec.shape)}",
         )
-    return int(source.read(tensor_names.GLOBAL_STEP))
+    return int(source.read(google_bert.GLOBAL_STEP))
 
 
 def _tensors(
@@ -212,10 +209,10 @@ def _tensors(
     yield from their_tensors(model.params, placements)
     if model.moments is not None:
         trained = _trained(placements, model.heads)
-        yield from their_tensors(model.moments.mu, _suffixed(trained, tensor_names.MU))
-        yield from their_tensors(model.moments.nu, _suffixed(trained, tensor_names.NU))
+        yield from their_tensors(model.moments.mu, _suffixed(trained, google_bert.MU))
+        yield from their_tensors(model.moments.nu, _suffixed(trained, google_bert.NU))
     if model.step is not None:
-        yield tensor_names.GLOBAL_STEP, np.asarray(model.step, np.int64)
+        yield google_bert.GLOBAL_STEP, np.asarray(model.step, np.int64)
 
 
 def _check_expressible(
@@ -236,8 +233,8 @@ def _check_expressible(
         raise refuse("model.architecture.hidden_act", architecture.hidden_act, allowed)
     if (found := architecture.layer_norm_eps) != LAYER_NORM_EPS:
         raise refuse("model.architecture.layer_norm_eps", found, [LAYER_NORM_EPS])
-    if heads.task is not None and heads.task not in tensor_names.GOOGLE_TASKS:
-        raise refuse("model.heads.task", heads.task, list(tensor_names.GOOGLE_TASKS))
+    if heads.task is not None and heads.task not in google_bert.TASKS:
+        raise refuse("model.heads.task", heads.task, list(google_bert.TASKS))
     if heads.problem not in (None, "single_label"):
         raise refuse("model.heads.problem", heads.problem, ["single_label"])
     if not isinstance(tokenizer, WordPieceTokenizer):

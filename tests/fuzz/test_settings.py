@@ -11,6 +11,7 @@ from etils import epath
 from hypothesis import strategies as st
 
 from bert_jax.config import load_config, parse_config
+from bert_jax.encoders.bert.hugging_face import FORMAT
 from bert_jax.encoders.bert.section import BertSection
 from bert_jax.files.yaml_file import parse_yaml
 from bert_jax.interop.hf_config import read_config
@@ -98,10 +99,14 @@ def encode(root: Path) -> None:
     tokenizer.decode(tokenizer.encode("thes é [MASK] x"))
 
 
+def open_weights(directory: Path) -> HfWeights:
+    return HfWeights(directory, FORMAT)
+
+
 # Name of the file to damage → (its valid content, the other files in its directory, the function
 # that reads it).
 FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
-    "config.json": (HF_CONFIG, {}, lambda root: read_config(root / "config.json").labels),
+    "config.json": (HF_CONFIG, {}, lambda root: read_config(root / "config.json").config.labels),
     "bert_config.json": (
         {key: HF_CONFIG[key] for key in list(HF_CONFIG)[2:9]},
         {},
@@ -113,7 +118,7 @@ FILES: dict[str, tuple[Any, dict[str, str], Callable[[Path], object]]] = {
     "tokenizer_config.json": (SETTINGS, TOKENIZER, encode),
     "tokenizer.json": (FAST, {}, lambda root: read_hf_tokenizer(root).save(root / "saved")),
     "model.safetensors.index.json": (
-        {"weight_map": {"a": "model-1.safetensors", "b": "../x"}}, {}, HfWeights
+        {"weight_map": {"a": "model-1.safetensors", "b": "../x"}}, {}, open_weights
     ),
 }  # fmt: skip
 
@@ -140,4 +145,4 @@ def test_an_index_cannot_name_files_outside_its_directory(tmp_path: Path, name: 
     index = {"weight_map": {"a": name}}
     epath.Path(model / "model.safetensors.index.json").write_text(json.dumps(index))
     with refuses("weights.shard_missing"):
-        HfWeights(model)
+        open_weights(model)

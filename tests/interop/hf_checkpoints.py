@@ -12,12 +12,14 @@ import safetensors.numpy
 import torch
 from etils import epath
 from flax import nnx
-from transformers import BertConfig, PreTrainedConfig, PreTrainedModel
+from transformers import BertConfig, ModernBertConfig, PreTrainedConfig, PreTrainedModel
 
 from bert_jax.encoders.bert.model import Bert
 from bert_jax.encoders.bert.section import BertSection
-from bert_jax.interop.tensor_conversion import expand, their_tensors
-from bert_jax.interop.tensor_names import hf_names
+from bert_jax.interop.hf_config import format_of
+from bert_jax.interop.tensor_conversion import definition_of, expand, their_tensors
+from bert_jax.model.architecture import EncoderArchitecture
+from bert_jax.model.section import HeadsSection
 from bert_jax.parallel.mesh import make_mesh, open_mesh
 from bert_jax.parallel.section import MeshSection
 from bert_jax.runs.open_checkpoints import load_params
@@ -46,8 +48,16 @@ class Imported(NamedTuple):
 
     def theirs(self, tree: Any) -> dict[str, np.ndarray]:
         """Converts a tree of the parameters' structure to Hugging Face's names and shapes."""
-        vocab = self.run.architecture.vocab_size
-        return dict(their_tensors(tree, expand(hf_names("bert.", None), tree, vocab_size=vocab)))
+        return under_their_names(tree, self.run.architecture, self.run.heads)
+
+
+def under_their_names(
+    tree: Any, architecture: EncoderArchitecture, heads: HeadsSection
+) -> dict[str, np.ndarray]:
+    """Converts parameters or gradients of a model with heads to Hugging Face's names and shapes."""
+    form, definition = format_of(architecture.kind), definition_of(architecture, heads)
+    rules = form.names(form.prefix, heads.task)
+    return dict(their_tensors(tree, expand(rules, definition, vocab_size=architecture.vocab_size)))
 
 
 def bind(build: Callable[[], Any], params: Any) -> Any:
@@ -70,8 +80,26 @@ def hf_config(**changes: Any) -> BertConfig:
     return BertConfig(**(values | changes))
 
 
+def modernbert_config(**changes: Any) -> ModernBertConfig:
+    """Returns a small configuration of ModernBERT, for the pieces of `write_tokenizer`."""
+    values: dict[str, Any] = {
+        "vocab_size": 150,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 100,
+        "initializer_range": 0.2,
+        "attn_implementation": "eager",
+        "pad_token_id": 0,
+        **dict.fromkeys(("cls_token_id", "bos_token_id"), 2),
+        **dict.fromkeys(("sep_token_id", "eos_token_id"), 3),
+    }
+    return ModernBertConfig(**(values | changes))
+
+
 def hf_model(
-    kind: Callable[..., Model], config: BertConfig, *, seed: int = 0, **options: Any
+    kind: Callable[..., Model], config: PreTrainedConfig, *, seed: int = 0, **options: Any
 ) -> Model:
     """Returns a model with random weights, in evaluation mode.
 
@@ -158,7 +186,7 @@ def mixed_batch(config: PreTrainedConfig, *, rows: int = 5, seed: int = 7) -> di
     counts = rng.integers(1, predictions + 1, rows)
     positions = np.stack([rng.permutation(span)[:predictions] for span in lengths])
     ids = rng.integers(1, config.vocab_size, (rows, length))
-    types = rng.integers(0, config.type_vocab_size, (rows, length))
+    types = rng.integers(0, getattr(config, "type_vocab_size", 1), (rows, length))
     return {
         "input_ids": np.where(inside, ids, 0).astype(np.int32),
         "token_type_ids": np.where(inside, types, 0).astype(np.int32),

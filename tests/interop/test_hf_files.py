@@ -10,9 +10,11 @@ import safetensors.torch
 import torch
 from transformers import BertForPreTraining
 
-from bert_jax.interop.tensor_names import DECODER_BIAS, DECODER_WEIGHT, MLM_BIAS, WORDS
 from bert_jax.model.section import HeadsSection
 from tests.interop.hf_checkpoints import hf_config, hf_model, import_run, save, write_tokenizer
+
+DECODER_WEIGHT, DECODER_BIAS = "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"
+MLM_BIAS, WORDS = "cls.predictions.bias", "embeddings.word_embeddings.weight"
 
 Tensors = dict[str, torch.Tensor]
 Writer = Callable[[BertForPreTraining, Path], None]

@@ -89,7 +89,7 @@ def test_code_in_a_pickle_is_not_run(checkpoint: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "values"),
     [
-        ({"model_type": "gpt2"}, "setting.value", {"found": '"gpt2"', "allowed": ["bert"]}),
+        ({"model_type": "gpt2"}, "import.model_type", {"found": "gpt2"}),
         ({"intermediate_size": 32}, "tensor.shape", {"found": [24, 16], "expected": [32, 16]}),
         (
             {"num_hidden_layers": 3},
@@ -113,7 +113,7 @@ def test_code_in_a_pickle_is_not_run(checkpoint: Path, form: str) -> None:
         ({"is_decoder": True}, "setting.value", {"setting": "is_decoder", "allowed": "False"}),
         (
             {"architectures": ["BertForMaskedLm"]},
-            "setting.value",
+            "import.class_unknown",
             {"hint": '; did you mean "BertForMaskedLM"?'},
         ),
         (

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bert_jax.encoders.bert.google_bert import google_names
 from bert_jax.encoders.bert.model import Bert
 from bert_jax.encoders.bert.section import BertArchitecture
 from bert_jax.encoders.build import encoder_builder
-from bert_jax.interop.tensor_conversion import Pretrained, expand, model_shapes
-from bert_jax.interop.tensor_names import google_names
+from bert_jax.interop.tensor_conversion import Pretrained, definition_of, expand
 from bert_jax.interop.tf_bert import read_tf, write_tf
 from bert_jax.model.section import Execution, HeadsSection
 from tests.interop.hf_checkpoints import bind
@@ -85,7 +85,7 @@ def test_a_tf1_checkpoint_gives_google_researchs_logits(tmp_path: Path) -> None:
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
     assert np.abs(theirs.mlm).max() > 1  # smaller logits would make the comparison meaningless
     assert found.step == 1234
-    assert found.architecture.hidden_act == "gelu_tanh"
+    assert found.architecture.model_dump()["hidden_act"] == "gelu_tanh"
 
 
 def loaded(found: Pretrained) -> Bert:
@@ -181,10 +181,9 @@ def test_the_table_names_exactly_google_researchs_variables(
         num_attention_heads=heads,
     )
     labels = ("a", "b", "c") if task == "sequence_classification" else ()
-    shapes = model_shapes(
-        BertArchitecture(**config._asdict()), HeadsSection(task=task, labels=labels)
-    )
-    placements = expand(google_names(task), shapes, vocab_size=vocab_size)
+    architecture = BertArchitecture(**config._asdict())
+    model = definition_of(architecture, HeadsSection(task=task, labels=labels))
+    placements = expand(google_names(task), model, vocab_size=vocab_size)
     theirs = pretraining_shapes(config)
     if task == "sequence_classification":
         theirs |= {"output_weights": (3, config.hidden_size), "output_bias": (3,)}

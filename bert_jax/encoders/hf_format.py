@@ -1,0 +1,205 @@
+"""The description of an encoder's files in Hugging Face's format. Needs no JAX.
+
+Each encoder has a `HfFormat` in its `hugging_face.py`. `bert_jax.interop` reads and writes the
+files of every encoder with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import pydantic
+
+from bert_jax.errors import SettingError, did_you_mean
+from bert_jax.model.architecture import Activation, EncoderArchitecture
+from bert_jax.model.section import ProblemName, TaskName
+from bert_jax.section import Section
+from bert_jax.text.vocabulary import SpecialIds
+
+# Hugging Face's "gelu" is the exact form (erf). Its "gelu_new" is the tanh form, which
+# google-research/bert calls "gelu". An export writes the first name listed for its activation.
+ACTIVATIONS: Final[dict[str, Activation]] = {
+    "gelu": "gelu_erf",
+    "gelu_python": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+
+_ACTIVATIONS_OF_US: Final = ("hidden_act", "head_act")  # settings of our architectures
+
+BARE: Final = "Model"
+"""End of the name of every encoder's class without heads: ``BertModel``."""
+
+LABELLED: Final = ("sequence_classification", "token_classification")  # have named outputs
+
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
+PROBLEMS: Final[dict[ProblemType, ProblemName]] = {
+    "single_label_classification": "single_label",
+    "multi_label_classification": "multi_label",
+    "regression": "regression",
+}
+
+
+class NameRule(NamedTuple):
+    """How one of our tensors is named and stored in another format.
+
+    ``NameRule("pooler/dense/kernel", "pooler.dense.weight", matrix=True, transposed=True)``
+
+    Consecutive rules with the same name in the other format describe one tensor: it contains our
+    tensors one after the other along its first axis.
+    """
+
+    ours: str  # path in our nested dict
+    theirs: str  # name in the other format, with {layer} if our tensor is stacked
+    matrix: bool = False  # whether their tensor is a matrix; otherwise it is a vector
+    transposed: bool = False  # whether their matrix is [outputs, inputs]
+    first_layer: int = 0  # their number of the first layer in our stacked tensor
+
+
+Rules = tuple[NameRule, ...]
+
+
+def embedding(ours: str, theirs: str) -> Rules:
+    """Returns the rule of an embedding table in PyTorch."""
+    return (NameRule(ours, f"{theirs}.weight", matrix=True),)
+
+
+def norm(ours: str, theirs: str, *, bias: bool = True, first_layer: int = 0) -> Rules:
+    """Returns the rules of a LayerNorm in PyTorch."""
+    scale = NameRule(f"{ours}/scale", f"{theirs}.weight", first_layer=first_layer)
+    return (scale, NameRule(f"{ours}/bias", f"{theirs}.bias")) if bias else (scale,)
+
+
+def dense(ours: str, theirs: str, *, bias: bool = True) -> Rules:
+    """Returns the rules of a dense layer in PyTorch."""
+    kernel = NameRule(f"{ours}/kernel", f"{theirs}.weight", matrix=True, transposed=True)
+    return (kernel, NameRule(f"{ours}/bias", f"{theirs}.bias")) if bias else (kernel,)
+
+
+class ClassHeads(NamedTuple):
+    """The heads of a model class in Hugging Face transformers."""
+
+    pooler: bool = False
+    mlm: bool = False
+    next_sentence: bool = False
+    task: TaskName | None = None
+
+
+class HfConfig(Section):
+    """The keys that we read from a config.json. The defaults equal Hugging Face's.
+
+    The subclass of an encoder also inherits from its architecture. A key with a literal type allows
+    only the value that the encoder has.
+    """
+
+    model_config = pydantic.ConfigDict(extra="ignore", validate_default=False)
+
+    architecture_type: ClassVar[type[EncoderArchitecture]]
+    keys: ClassVar[Mapping[str, str]] = {}
+    """Hugging Face's names of settings, by our names. Other settings have equal names."""
+    ids: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
+    """Fields of `SpecialIds` by the key that an export writes."""
+
+    model_type: str = "bert"
+    tie_word_embeddings: Literal[True] = True
+    architectures: list[str] | None = None
+    id2label: dict[str, str | int] | None = None
+    num_labels: int = pydantic.Field(default=2, ge=1)
+    problem_type: ProblemType | None = None
+    classifier_dropout: float | None = pydantic.Field(default=None, ge=0, lt=1)
+
+    @pydantic.field_validator(*_ACTIVATIONS_OF_US, mode="before", check_fields=False)
+    @classmethod
+    def _activation(cls, name: object) -> object:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
+            raise SettingError(
+                "import.activation",
+                'found "{found}", allowed: {allowed}{hint}',
+                found=f"{name!s:.60}",
+                allowed=list(ACTIVATIONS),
+                hint=did_you_mean(str(name), ACTIVATIONS),
+            )
+        return ACTIVATIONS[name]
+
+    @pydantic.field_validator("id2label")
+    @classmethod
+    def _numbered(cls, named: dict[str, str | int] | None) -> dict[str, str | int] | None:
+        if named is not None and named.keys() != {str(index) for index in range(len(named))}:
+            raise SettingError(
+                "import.label_numbers",
+                "found labels for {found}, allowed: labels for 0, 1, 2, …",
+                found=list(named),
+            )
+        return named
+
+    @property
+    def architecture(self) -> Any:
+        """The architecture, of the encoder's own class."""
+        settings = set(self.architecture_type.model_fields)
+        return self.architecture_type(**self.model_dump(include=settings))
+
+    @property
+    def problem(self) -> ProblemName | None:
+        """Problem of a sequence classifier, or None if the file does not name it."""
+        return None if self.problem_type is None else PROBLEMS[self.problem_type]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of a classifier's outputs, by index."""
+        if self.id2label is None:
+            return tuple(f"LABEL_{index}" for index in range(self.num_labels))
+        return tuple(str(self.id2label[str(index)]) for index in range(len(self.id2label)))
+
+    @classmethod
+    def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
+        """Returns the keys and values of an architecture, and the ids of special pieces."""
+        settings = architecture.model_dump()
+        for name in _ACTIVATIONS_OF_US:
+            if name in settings:
+                ours = settings.pop(name)
+                settings[name] = next(
+                    theirs for theirs in ACTIVATIONS if ACTIVATIONS[theirs] == ours
+                )
+        named = {cls.keys.get(name, name): value for name, value in settings.items()}
+        return named | {key: getattr(special, field) for key, field in cls.ids.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HfFormat:
+    """Classes, configuration and tensors of an encoder in Hugging Face's files."""
+
+    model_types: Mapping[str, str]
+    """Start of the class names by `model_type`: ``{"bert": "Bert"}``. An export writes the first
+    one by default."""
+    classes: Mapping[str, ClassHeads]
+    """Heads by the end of a class name: ``{"ForMaskedLM": ClassHeads(mlm=True)}``."""
+    config: type[HfConfig]
+    prefix: str
+    """Start of the names of `encoder` in classes with heads: ``bert.``."""
+    encoder: Rules
+    """Tensors of the class without heads."""
+    heads: Rules
+    """Tensors of the pretraining heads."""
+    tasks: Mapping[TaskName, Rules]
+    """Tensors of a task's head."""
+    tied: Mapping[str, str]
+    """Paths of our tensors by a second name that a file may have for them."""
+    ignored: Mapping[str, str]
+    """Patterns of tensor names that are not parameters, with the reasons."""
+
+    def names(self, prefix: str, task: TaskName | None) -> Rules:
+        """Returns the rules of all tensors. The `prefix` is the format's prefix or empty."""
+        encoder = tuple(rule._replace(theirs=prefix + rule.theirs) for rule in self.encoder)
+        return (*encoder, *self.heads, *(() if task is None else self.tasks[task]))
+
+    def class_names(self, model_type: str | None = None) -> dict[str, tuple[str, ClassHeads]]:
+        """Returns `model_type` and heads by class name, of one model type or all model types."""
+        return {
+            start + end: (name, heads)
+            for name, start in self.model_types.items()
+            for end, heads in self.classes.items()
+            if model_type in (None, name)
+        }

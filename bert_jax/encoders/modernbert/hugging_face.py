@@ -1,0 +1,166 @@
+"""ModernBERT in Hugging Face's format.
+
+Source: `ModernBertConfig` and `modeling_modernbert.py` in Hugging Face transformers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal, Self
+
+import pydantic
+
+from bert_jax.encoders.hf_format import (
+    BARE,
+    ClassHeads,
+    HfConfig,
+    HfFormat,
+    NameRule,
+    dense,
+    embedding,
+    norm,
+)
+from bert_jax.encoders.modernbert.section import ModernBertArchitecture
+from bert_jax.errors import SettingError
+from bert_jax.section import Section
+from bert_jax.text.vocabulary import SpecialIds
+
+_LAYERS: Final = "encoder/layers/"
+_LAYER: Final = "layers.{layer}."
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+
+_KEYS: Final = {
+    "hidden_act": "hidden_activation",
+    "head_act": "classifier_activation",
+    "global_every": "global_attn_every_n_layers",
+    "window": "local_attention",
+    "global_theta": "global_rope_theta",
+    "local_theta": "local_rope_theta",
+    "layer_norm_eps": "norm_eps",
+    "pooling": "classifier_pooling",
+}
+
+
+class _Rope(Section):
+    rope_type: Literal["default"] = "default"
+    rope_theta: float | None = pydantic.Field(default=None, gt=0)
+
+
+class _Ropes(Section):
+    full_attention: _Rope = _Rope()
+    sliding_attention: _Rope = _Rope()
+
+
+class ModernBertConfig(ModernBertArchitecture, HfConfig):
+    """The keys that we read from ModernBERT's config.json.
+
+    transformers 5 has `layer_types` and `rope_parameters`. transformers 4 has
+    `global_attn_every_n_layers`, `global_rope_theta` and `local_rope_theta`. A file may have both.
+    """
+
+    model_config = pydantic.ConfigDict(alias_generator=lambda name: _KEYS.get(name, name))
+    architecture_type = ModernBertArchitecture
+    keys = _KEYS
+    ids: ClassVar[Mapping[str, str]] = {
+        "pad_token_id": "pad",
+        "cls_token_id": "cls",
+        "bos_token_id": "cls",
+        "sep_token_id": "sep",
+        "eos_token_id": "sep",
+    }
+
+    norm_bias: Literal[False] = False
+    attention_bias: Literal[False] = False
+    mlp_bias: Literal[False] = False
+    classifier_bias: Literal[False] = False
+    decoder_bias: Literal[True] = True
+    rope_scaling: None = None
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    rope_parameters: _Ropes | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _regular(self) -> Self:
+        if self.layer_types is not None and self._every() is None:
+            raise SettingError(
+                "modernbert.layer_types",
+                "found {found}, allowed: {depth} layers, and every n-th from the first one has "
+                "full_attention",
+                place="layer_types",
+                found=self.layer_types,
+                depth=self.num_hidden_layers,
+            )
+        return self
+
+    def _every(self) -> int | None:
+        """Returns n if every n-th layer is global, from the first one. None: irregular layers."""
+        depth = self.num_hidden_layers
+        for every in (self.global_every, *range(1, depth + 1)):
+            if self.layer_types in (None, _layer_types(depth, every)):
+                return every
+        return None
+
+    @property
+    def architecture(self) -> ModernBertArchitecture:
+        """The architecture."""
+        ropes = self.rope_parameters or _Ropes()
+        thetas = {
+            "global_theta": ropes.full_attention.rope_theta or self.global_theta,
+            "local_theta": ropes.sliding_attention.rope_theta or self.local_theta,
+        }
+        return super().architecture.model_copy(update={"global_every": self._every(), **thetas})
+
+    @classmethod
+    def written(cls, architecture: Any, special: SpecialIds) -> dict[str, Any]:
+        """Returns the keys of both versions of transformers."""
+        thetas = {_GLOBAL: architecture.global_theta, _LOCAL: architecture.local_theta}
+        return super().written(architecture, special) | {
+            "layer_types": _layer_types(architecture.num_hidden_layers, architecture.global_every),
+            "rope_parameters": {
+                name: {"rope_type": "default", "rope_theta": theta}
+                for name, theta in thetas.items()
+            },
+        }
+
+
+def _layer_types(depth: int, every: int) -> list[str]:
+    return [_LOCAL if layer % every else _GLOBAL for layer in range(depth)]
+
+
+FORMAT: Final = HfFormat(
+    model_types={"modernbert": "ModernBert"},
+    classes={
+        "ForMaskedLM": ClassHeads(mlm=True),
+        "ForSequenceClassification": ClassHeads(pooler=True, task="sequence_classification"),
+        "ForMultipleChoice": ClassHeads(pooler=True, task="multiple_choice"),
+        "ForTokenClassification": ClassHeads(task="token_classification"),
+        "ForQuestionAnswering": ClassHeads(task="question_answering"),
+        BARE: ClassHeads(),
+    },
+    config=ModernBertConfig,
+    prefix="model.",
+    encoder=(
+        *embedding("encoder/word", "embeddings.tok_embeddings"),
+        *norm("encoder/norm", "embeddings.norm", bias=False),
+        *norm("encoder/attention_norms", f"{_LAYER}attn_norm", bias=False, first_layer=1),
+        *dense(f"{_LAYERS}query", f"{_LAYER}attn.Wqkv", bias=False),
+        *dense(f"{_LAYERS}key", f"{_LAYER}attn.Wqkv", bias=False),
+        *dense(f"{_LAYERS}value", f"{_LAYER}attn.Wqkv", bias=False),
+        *dense(f"{_LAYERS}output", f"{_LAYER}attn.Wo", bias=False),
+        *norm(f"{_LAYERS}ffn_norm", f"{_LAYER}mlp_norm", bias=False),
+        *dense(f"{_LAYERS}gate", f"{_LAYER}mlp.Wi", bias=False),
+        *dense(f"{_LAYERS}up", f"{_LAYER}mlp.Wi", bias=False),
+        *dense(f"{_LAYERS}down", f"{_LAYER}mlp.Wo", bias=False),
+        *norm("encoder/last_norm", "final_norm", bias=False),
+    ),
+    heads=(
+        *dense("head/dense", "head.dense", bias=False),
+        *norm("head/norm", "head.norm", bias=False),
+        NameRule("mlm/bias", "decoder.bias"),
+    ),
+    tasks={
+        "sequence_classification": dense("task", "classifier"),
+        "multiple_choice": dense("task", "classifier"),
+        "token_classification": dense("task", "classifier"),
+        "question_answering": dense("task", "classifier"),
+    },
+    tied={"decoder.weight": "encoder/word"},
+    ignored={"decoder.weight": "the embedding table again: the decoder is tied to it"},
+)
