@@ -1,9 +1,9 @@
 """LayerNorm kernels that read their input once, forward and backward.
 
-The backward kernel also applies dropout to the gradient of a term, and sums gradients over tokens.
-XLA would make four passes. The forward kernel does not compute the residual sum, because XLA fuses
-it into the epilogue of the preceding product. Tests compare the results with
-`bert_jax.model.elementwise` and `bert_jax.model.dropout`.
+The backward kernel also applies dropout to the gradient of a term, or adds the gradient of a
+residual sum, and sums gradients over tokens. XLA would make four passes. The forward kernel does
+not compute the residual sum, because XLA fuses it into the epilogue of the preceding product. Tests
+compare the results with `bert_jax.model.elementwise` and `bert_jax.model.dropout`.
 
 The kernels loop over chunks of tokens. A chunk stays in registers from reading to writing. Sums
 along a token have a long latency, so they are computed for many tokens at once.
@@ -43,8 +43,10 @@ _AXES: Final[dict[str, LogicalAxes]] = {
     "vector": ("rest", "hidden"),
     "down": ("batch", "rest", "length"),
     "across": ("batch", "rest", "hidden"),
-    "sums": ("rest", "batch", "rest", "rest", "hidden"),
+    **dict.fromkeys(("sum", "sums"), ("rest", "batch", "rest", "rest", "hidden")),
 }
+# Sums over tokens that the backward kernel writes: of the scale, or of the scale and both biases.
+_SUMS: Final = {"sum": 1, "sums": 3}
 
 
 class Dropped(NamedTuple):
@@ -70,12 +72,15 @@ def fits(width: int) -> bool:
     return width % LANES == 0 and width <= MOST_NUMBERS
 
 
-def normalised(x: Array, scale: Array, bias: Array, *, eps: float) -> Array:
+def normalised(x: Array, scale: Array, bias: Array | None, *, eps: float) -> Array:
     """Returns ``(x − mean) / √(variance + eps) · scale + bias`` over the last axis.
 
-    `x` is [B, L, D]. The result has its shape and dtype. `scale` and `bias` are float32 [D].
+    `x` is [B, L, D]. The result has its shape and dtype. `scale` and `bias` are float32 [D]. If
+    `bias` is None, nothing is added.
     """
-    operands = [("tokens", x), ("vector", scale[None]), ("vector", bias[None])]
+    operands = [("tokens", x), ("vector", scale[None])]
+    if bias is not None:
+        operands.append(("vector", bias[None]))
     (out,) = _run(_forward_kernel, operands, ("tokens",), eps=eps, dropped=None)
     return out
 
@@ -98,6 +103,22 @@ def norm_gradients(
     return NormGradients(found[0], found[-1], *sums.sum((1, 2, 3)))
 
 
+def pre_norm_gradients(
+    gradient: Array, x: Array, scale: Array, of_residual: Array, *, eps: float
+) -> tuple[Array, Array]:
+    """Returns the gradients of `x` and `scale` for ``normalised(x, scale, None)`` next to `x`.
+
+    `x` is also a term of a residual sum, and `of_residual` is its gradient there. All arrays are
+    [B, L, D], except for `scale` and its gradient, float32 [D].
+    """
+    operands = [("tokens", each) for each in (gradient, x, of_residual)]
+    operands.insert(2, ("vector", scale[None]))
+    found, sums = _run(
+        _backward_kernel, operands, ("tokens", "sum"), eps=eps, dropped=None, residual=True
+    )
+    return found, sums.sum((0, 1, 2, 3))
+
+
 def _run(
     body: Callable[..., None],
     operands: Sequence[tuple[str, Array]],
@@ -105,6 +126,7 @@ def _run(
     *,
     eps: float,
     dropped: Dropped | None,
+    residual: bool = False,
 ) -> tuple[Array, ...]:
     """Runs a kernel on each device, for the device's rows. Returns `results`."""
     names, arrays = zip(*operands, strict=True)
@@ -117,6 +139,7 @@ def _run(
             factors=0 if dropped is None else len(dropped.rows),
             scale_up=1.0 if dropped is None else dropped.scale_up,
             eps=eps,
+            residual=residual,
         )
         # The gradients of padding tokens are zero, so they do not change sums.
         sizes = {"tokens": (1, shape.padded), "down": (2, shape.words)}
@@ -162,6 +185,7 @@ class _Shape:
     factors: int  # number of row factors of dropout; 0 without dropout
     scale_up: float  # scale of elements that dropout keeps
     eps: float  # constant added to the variance
+    residual: bool  # whether the backward kernel adds the gradient of a residual sum
 
     @property
     def padded(self) -> int:
@@ -217,8 +241,8 @@ class _Shape:
 
     def array(self, name: str, *, dtype: Any) -> jax.ShapeDtypeStruct:
         """Returns the shape and dtype of a result on one device."""
-        if name == "sums":
-            return jax.ShapeDtypeStruct((3, *self.grid, 1, self.width), jnp.float32)
+        if name in _SUMS:
+            return jax.ShapeDtypeStruct((_SUMS[name], *self.grid, 1, self.width), jnp.float32)
         return jax.ShapeDtypeStruct((self.batch, self.padded, self.width), dtype)
 
     def block(self, name: str) -> pl.BlockSpec:
@@ -229,17 +253,27 @@ class _Shape:
             "vector": ((1, width), lambda b, i: (0, 0)),
             "down": ((rows, 1, self.words // self.grid[1]), lambda b, i: (b, 0, i)),
             "across": ((rows, 1, width), lambda b, i: (b, 0, 0)),
-            "sums": ((3, 1, 1, 1, width), lambda b, i: (0, b, i, 0, 0)),
+            **{
+                each: ((count, 1, 1, 1, width), lambda b, i: (0, b, i, 0, 0))
+                for each, count in _SUMS.items()
+            },
         }
         return pl.BlockSpec(*blocks[name])
 
 
-def _forward_kernel(x: Any, scale: Any, bias: Any, out: Any, *, shape: _Shape) -> None:
-    """Writes the normalised tokens of a block."""
+def _forward_kernel(x: Any, scale: Any, *refs: Any, shape: _Shape) -> None:
+    """Writes the normalised tokens of a block.
+
+    `refs` are the bias, if there is one, and the result.
+    """
+    *biases, out = refs
 
     def of_chunk(at: Chunk, _: None) -> None:
         centred, inverse = _statistics(x[at], shape)
-        out[at] = (centred * inverse * scale[...] + bias[...]).astype(out.dtype)
+        found = centred * inverse * scale[...]
+        for bias in biases:
+            found = found + bias[...]
+        out[at] = found.astype(out.dtype)
 
     _for_each_chunk(of_chunk, None, shape)
 
@@ -247,9 +281,10 @@ def _forward_kernel(x: Any, scale: Any, bias: Any, out: Any, *, shape: _Shape) -
 def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shape) -> None:
     """Writes the gradients of a block's tokens, and sums them for scale and biases.
 
-    `refs` are the row and column factors of dropout, the results, and scratch arrays for transposed
-    row factors.
+    `refs` are the gradient of a residual sum, the row and column factors of dropout, the results,
+    and scratch arrays for transposed row factors.
     """
+    residual, refs = refs[: shape.residual], refs[shape.residual :]
     count = shape.factors
     down, across, refs = refs[:count], refs[count:][: shape.across], refs[count + shape.across :]
     results, turned = refs[: len(refs) - count], refs[len(refs) - count :]
@@ -265,6 +300,8 @@ def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shap
         normed = centred * inverse
         scaled = of_out * scale[...]
         of_sum = inverse * (scaled - _mean(scaled) - normed * _mean(scaled * normed))
+        for one in residual:
+            of_sum = of_sum + one[at].astype(jnp.float32)
         out[at] = of_sum.astype(out.dtype)
         of_term = of_sum
         for each in dropped:
@@ -272,7 +309,7 @@ def _backward_kernel(gradient: Any, x: Any, scale: Any, *refs: Any, shape: _Shap
             keep = kept(rows, tuple(one[at[0]] for one in across))
             of_term = jnp.where(keep, of_sum * shape.scale_up, 0.0)
             each[at] = of_term.astype(each.dtype)
-        found = (of_out * normed, of_out, of_term)
+        found = (of_out * normed, of_out, of_term)[: sums.shape[0]]
         return tuple(so_far + _folded(new) for so_far, new in zip(total, found, strict=True))
 
     none = (jnp.zeros((SUBLANES, shape.width), jnp.float32),) * sums.shape[0]

@@ -1,4 +1,7 @@
-"""The end of each half of an encoder layer: bias, dropout, residual sum and LayerNorm.
+"""LayerNorm next to a residual sum.
+
+`add_norm` is the end of each half of a post-LayerNorm layer: bias, dropout, residual sum and
+LayerNorm. `pre_norm` is the begin of each half of a pre-LayerNorm layer.
 
 With the fused kernels, the forward and the backward pass each read the residual sum once. XLA fuses
 bias, dropout and sum into the epilogue of the preceding product.
@@ -7,10 +10,12 @@ bias, dropout and sum into the epilogue of the preceding product.
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from bert_jax.kernels.norm import Dropped, norm_gradients, normalised
+from bert_jax.kernels.norm import Dropped, norm_gradients, normalised, pre_norm_gradients
 from bert_jax.model.dropout import TileFactors, dropout, masked, scale_up, tile_factors
-from bert_jax.model.layers import Dense, LayerNorm
+from bert_jax.model.elementwise import layer_norm
+from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
 
 Array = jax.Array
 
@@ -77,3 +82,31 @@ def _backward(
 
 _add_norm = jax.custom_vjp(lambda *arguments: _forward(*arguments)[0], nondiff_argnums=(4, 5))
 _add_norm.defvjp(_forward, _backward)
+
+
+def pre_norm(x_BLD: Array, scale: Array, *, norm: ScaledNorm) -> tuple[Array, Array]:
+    """Returns ``(x, norm(x))``, [B, L, D], where `scale` replaces the scale of `norm`.
+
+    `x_BLD` has the execution's dtype. Use the returned `x` for the residual sum: the backward
+    kernel then adds the two gradients of `x`.
+    """
+    if norm.fused:
+        return _pre_norm(x_BLD, scale, norm.eps)
+    return x_BLD, layer_norm(x_BLD, scale, jnp.zeros_like(scale), norm.eps, norm.dtype)
+
+
+def _pre_forward(
+    x: Array, scale: Array, eps: float
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    return (x, normalised(x, scale, None, eps=eps)), (x, scale)
+
+
+def _pre_backward(
+    eps: float, kept: tuple[Array, Array], gradients: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    of_x, of_normed = gradients
+    return pre_norm_gradients(of_normed, *kept, of_x, eps=eps)
+
+
+_pre_norm = jax.custom_vjp(lambda *arguments: _pre_forward(*arguments)[0], nondiff_argnums=(2,))
+_pre_norm.defvjp(_pre_forward, _pre_backward)

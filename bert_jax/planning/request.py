@@ -76,8 +76,8 @@ def _code() -> str:
     """Returns a hash of all source files that influence a compiled step or its estimates."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    packages = ("kernels", "model", "objectives", "optim", "parallel", "planning", "train")
-    for package in (*packages, "data/rows"):
+    packages = ("encoders", "kernels", "model", "objectives", "optim", "parallel", "planning")
+    for package in (*packages, "train", "data/rows"):
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

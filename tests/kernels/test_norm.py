@@ -1,4 +1,4 @@
-"""Compares the kernels of `add_norm`, interpreted, with plain JAX.
+"""Compares the kernels of `add_norm` and `pre_norm`, interpreted, with plain JAX.
 
 test_alone_compile.py compiles them for TPUs.
 """
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from bert_jax.model.add_norm import add_norm
+from bert_jax.model.add_norm import add_norm, pre_norm
 from bert_jax.model.layer_stack import REMAT
-from bert_jax.model.layers import Dense, LayerNorm
+from bert_jax.model.layers import Dense, LayerNorm, ScaledNorm
 from bert_jax.model.section import Execution
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.parallel.section import MeshSection
@@ -40,6 +40,23 @@ def end(norm: Any, arrays: Any, vectors: Any, *, rate: float, remat: Any = "none
         return (out * weights).astype(jnp.float32).sum(), out
 
     return jax.grad(value, (0, 1, 2), has_aux=True)(residual, product, vectors)
+
+
+@functools.partial(jax.jit, static_argnames="norm")
+def start(norm: Any, arrays: Any, scale: Any) -> Any:
+    """Returns gradients and output of a weighted sum of a half's input and of its norm."""
+    x, of_residual, of_normed = arrays
+    execution = Execution(dtype=x.dtype.name, norm=norm)
+    module = ScaledNorm(
+        architecture=small_architecture(hidden_size=x.shape[-1]), execution=execution
+    )
+
+    def value(x: Any, scale: Any) -> tuple[Any, Any]:
+        residual, normed = pre_norm(x, scale, norm=module)
+        total = residual * of_residual + normed * of_normed
+        return total.astype(jnp.float32).sum(), (residual, normed)
+
+    return jax.grad(value, (0, 1), has_aux=True)(x, scale)
 
 
 def drawn(rows: int, length: int, width: int, dtype: Any = jnp.float32) -> tuple[Any, Any]:
@@ -75,15 +92,28 @@ def test_it_equals_xla(rows: int, length: int, width: int, rate: float) -> None:
     assert dropped[0].mean() == pytest.approx(rate, abs=0.03)
 
 
-def test_bfloat16_error_is_no_larger_than_xlas() -> None:
+@pytest.mark.parametrize(
+    ("rows", "length", "width"), [(6, 77, 256), (2, 400, 768), (1, 640, 1024), (5, 3, 128)]
+)
+def test_the_start_of_a_half_equals_xla(rows: int, length: int, width: int) -> None:
+    arrays, (_, scale, _) = drawn(rows, length, width)
+    assert_same(*(start(norm, arrays, scale) for norm in ("fused", "xla")))
+
+
+@pytest.mark.parametrize("half", ["start", "end"])
+def test_bfloat16_error_is_no_larger_than_xlas(half: str) -> None:
     wide, narrow = (drawn(2, 128, 256, dtype) for dtype in (jnp.float32, jnp.bfloat16))
-    expected = jax.tree.leaves(end("xla", *wide, rate=0.1))
+
+    def run(norm: str, arrays: Any, vectors: Any) -> list[Any]:
+        if half == "start":
+            return jax.tree.leaves(start(norm, arrays, vectors[1]))
+        return jax.tree.leaves(end(norm, arrays, vectors, rate=0.1))
+
+    expected = run("xla", *wide)
     errors = [
         [
             relative_error(one.astype(jnp.float32), other)
-            for one, other in zip(
-                jax.tree.leaves(end(norm, *narrow, rate=0.1)), expected, strict=True
-            )
+            for one, other in zip(run(norm, *narrow), expected, strict=True)
         ]
         for norm in ("fused", "xla")
     ]
@@ -115,3 +145,4 @@ def test_a_mesh_splits_rows() -> None:
     for section in (MeshSection(data=8), MeshSection(data=2, fsdp=2, tensor=2)):
         with jax.set_mesh(make_mesh(section)):
             assert_same(end("fused", arrays, vectors, rate=0.2), expected)
+            assert_same(start("fused", arrays, vectors[1]), start("xla", arrays, vectors[1]))

@@ -16,9 +16,10 @@ from jaxtyping import Array, Float, Int
 from bert_jax.encoders.modernbert.local_attention import local_attention
 from bert_jax.encoders.modernbert.rotary import rotated, rotations
 from bert_jax.encoders.modernbert.section import ModernBertArchitecture
+from bert_jax.kernels.pallas_call import PACKED
 from bert_jax.kernels.rotary_attention import rotary_attention
+from bert_jax.model.add_norm import pre_norm
 from bert_jax.model.dropout import dropout
-from bert_jax.model.elementwise import layer_norm
 from bert_jax.model.initial import TruncatedNormal
 from bert_jax.model.layer_stack import (
     REMAT,
@@ -91,7 +92,8 @@ class ModernBertLayer(nnx.Module):
             self.output.without_bias(by_head), self.architecture.attention_dropout, output_key
         )
         x_BQD = constrain(x_BLD + attended, "batch", "length", "hidden")
-        fed_BQD = self._fed(self.ffn_norm(x_BQD), ffn_key)
+        x_BQD, normed_BQD = pre_norm(x_BQD, self.ffn_norm.scale[...], norm=self.ffn_norm)
+        fed_BQD = self._fed(normed_BQD, ffn_key)
         return constrain(x_BQD + fed_BQD, "batch", "length", "hidden")
 
     def _attended(
@@ -155,6 +157,7 @@ class ModernBertEncoder(nnx.Module):
         self.last_norm = ScaledNorm(**parts)
         self.architecture = architecture
         self.gradient_dtype = execution.gradient_dtype
+        self.fused = "fused" in (execution.norm, execution.ffn)
         self.remat: Remat = execution.remat
         self.unroll = execution.unroll or default_unroll(depth, on_tpu=False)
 
@@ -180,8 +183,12 @@ class ModernBertEncoder(nnx.Module):
 
         The arguments are as for `EncoderModel.hidden`.
         """
+        wanted = None if queries_BQ is None else queries_BQ.shape[1]
+        if queries_BQ is not None and self.fused:
+            # Pad once here: otherwise every kernel would pad its input and slice its output.
+            queries_BQ = jnp.pad(queries_BQ, ((0, 0), (0, -queries_BQ.shape[1] % PACKED)))
         x_BQD, _ = self._run(batch, words_BLD, queries_BQ, dropout_key, lambda _: None)
-        return self.last_norm(x_BQD)
+        return self.last_norm(x_BQD[:, :wanted])
 
     def every_layer(
         self,
@@ -207,7 +214,7 @@ class ModernBertEncoder(nnx.Module):
         for at, x_BLD in enumerate(self.every_layer(batch)[:-1]):
             of_layer = jax.tree.map(lambda leaf, at=at: leaf[at], params)
             layer = nnx.merge(nnx.graphdef(self.layers), of_layer)
-            normed = self._normed(x_BLD, scales[at], at=at)
+            _, normed = self._normed(x_BLD, scales[at], at=at)
             turn = turns[architecture.is_global(at)]
             q_BLHK, k_BLHK = (rotated(each(normed), turn) for each in (layer.query, layer.key))
             window = None if architecture.is_global(at) else architecture.window
@@ -286,16 +293,17 @@ class ModernBertEncoder(nnx.Module):
             found.append(call.read(x_BLD))
         return x_BLD, jax.tree.map(lambda *each: jnp.stack(each), *found)
 
-    def _normed(self, x_BLD: Array, scale: Array, *, at: int) -> Array:
-        """Returns the input of attention. Layer 0 has no LayerNorm, because embeddings have one."""
-        if at == 0:
-            return x_BLD
-        return layer_norm(x_BLD, scale, jnp.zeros_like(scale), self.norm.eps, self.norm.dtype)
+    def _normed(self, x_BLD: Array, scale: Array, *, at: int) -> tuple[Array, Array]:
+        """Returns `x_BLD` for the residual sum, and the input of attention, see `pre_norm`.
+
+        Layer 0 has no LayerNorm, because embeddings have one.
+        """
+        return (x_BLD, x_BLD) if at == 0 else pre_norm(x_BLD, scale, norm=self.norm)
 
     def _layer(self, x_BLD: Array, of_layer: Any, *, call: "_Call", at: int) -> Array:
         params, scale, keys = of_layer
         module = nnx.merge(nnx.graphdef(self.layers), params)
-        normed = self._normed(x_BLD, scale, at=at)
+        x_BLD, normed = self._normed(x_BLD, scale, at=at)
         is_last = at == self.architecture.num_hidden_layers - 1
         is_global = self.architecture.is_global(at)
         return module(

@@ -13,7 +13,7 @@ from bert_jax.kernels.pallas_call import LANES
 from bert_jax.model.dropout import dropout
 from bert_jax.model.encoder_model import EncoderModel
 from bert_jax.model.heads import MlmDecoder, TaskHead
-from bert_jax.model.kernel_limits import Limit, Part, loss_limit
+from bert_jax.model.kernel_limits import Limit, Part, loss_limit, norm_limit
 from bert_jax.model.layers import ACTIVATIONS, Linear, ScaledNorm
 from bert_jax.model.section import Execution, HeadsSection
 from bert_jax.parallel.parameter_groups import ParameterGroup, ParameterGroups
@@ -91,6 +91,8 @@ class ModernBert(EncoderModel):
         """Returns why the kernel of a part cannot run, see `EncoderModel.limit`."""
         if part == "loss":
             return loss_limit(architecture, execution, vocab_parts=parts["vocab"])
+        if part == "norm":
+            return norm_limit(architecture)
         if part != "attention":
             return Limit("ModernBERT", "BERT")
         if architecture.attention_dropout:
