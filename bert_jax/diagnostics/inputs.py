@@ -66,7 +66,9 @@ def pretraining_inputs(
             return "not checked"
         found = model.resolve(vocab_size=loaded[0].vocab_size)
         for index, phase in enumerate(train.phases):
-            phase.check_positions(found.max_position_embeddings, key=f"train.phases.{index}")
+            key = f"train.phases.{index}"
+            phase.check_positions(found.max_position_embeddings, key=key)
+            phase.architecture_changes(found, key=key)
         return f"{found.max_position_embeddings} positions"
 
     def check_schedule() -> str:

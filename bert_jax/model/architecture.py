@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import pydantic
 
@@ -26,6 +27,8 @@ class EncoderArchitecture(Section):
 
     kind: ClassVar[str]
     """Name of the encoder, as in `model.kind`."""
+    rotary_setting: ClassVar[str | None] = None
+    """The setting that a phase's `rotary_theta` changes. None without rotary positions."""
 
     if TYPE_CHECKING:  # limits and defaults differ between encoders
         vocab_size: int
@@ -46,6 +49,10 @@ class EncoderArchitecture(Section):
     def padded_vocab_size(self) -> int:
         """Rows of the table with padding to a multiple of 128, for matrix units and sharding."""
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+    def with_changes(self, changes: Mapping[str, Any]) -> EncoderArchitecture:
+        """Returns the architecture with some settings changed."""
+        return type(self).model_validate({**self.model_dump(), **changes})
 
     @abc.abstractmethod
     def with_dropout(self, rate: float) -> EncoderArchitecture:

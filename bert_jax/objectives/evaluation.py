@@ -47,7 +47,7 @@ def evaluate_objective(
     imported run is evaluated without a dataset, or an example has more tokens than the model has
     positions.
     """
-    task = objective_of(run)
+    objective_of(run)  # refuses a model without the heads before its parameters are read
     phase, rows, cache = None, BATCH_SIZE, CacheSection()
     if run.has("train"):
         section = run.section("train", TrainSection, verb="evaluate")
@@ -62,6 +62,8 @@ def evaluate_objective(
             run=run.directory,
         )
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(mesh))
+    run = run._replace(architecture=loaded.architecture)
+    task = objective_of(run)
     if run.has("loader"):
         cache = run.section("loader", LoaderSection, verb="evaluate").cache
     source = open_source(

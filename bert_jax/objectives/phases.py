@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+import optax
 from jax.sharding import Mesh
 
 from bert_jax.data.dataset.cache import DatasetCache
@@ -28,7 +30,8 @@ from bert_jax.text import Tokenizer
 from bert_jax.train.evaluations import make_evaluation
 from bert_jax.train.sections import PhaseSection
 from bert_jax.train.spec import Evaluate, Phase
-from bert_jax.train.state import ModelDefinition
+from bert_jax.train.state import ModelDefinition, define_model
+from bert_jax.train.step import StepSpec
 
 TRAIN: Final = "train"
 VALIDATION: Final = "validation"
@@ -190,9 +193,12 @@ class PhaseOpener(NamedTuple):
     objective: Objective
     architecture: EncoderArchitecture
     model: ModelDefinition
+    optimizer: optax.GradientTransformationExtraArgs
     tokenizer: Tokenizer
     mesh: Mesh
     cache: DatasetCache
+    # Returns the objective for the architecture of a phase
+    objective_for: Callable[[EncoderArchitecture], Objective]
 
     def open(self, index: int) -> OpenedPhase:
         """Opens a phase. Raises UserError if its data do not fit model, tokenizer or objective."""
@@ -206,11 +212,12 @@ class PhaseOpener(NamedTuple):
         )
         source = source_of(TRAIN, key=f"{key}.dataset")
         section.check_positions(self.architecture.max_position_embeddings, key=key)
+        changes = section.architecture_changes(self.architecture, key=key)
         held_out = None
         with under(key, PhaseSection):
             if VALIDATION in source.splits:
                 held_out = source_of(VALIDATION, key="dataset")
-            phase = self._phase(section, source, held_out, index=index)
+            phase = self._phase(section, source, held_out, changes=changes, index=index)
         validation = None if held_out is None else held_out.dataset.fingerprint
         return OpenedPhase(phase, section.dataset, source.dataset.fingerprint, validation)
 
@@ -220,9 +227,10 @@ class PhaseOpener(NamedTuple):
         source: ExampleSource,
         held_out: ExampleSource | None,
         *,
+        changes: Mapping[str, float],
         index: int,
     ) -> Phase:
-        settings = self.settings
+        settings, step = self.settings, self._step(changes)
         features = source.features(
             self.objective,
             seq_length=section.seq_length,
@@ -234,6 +242,7 @@ class PhaseOpener(NamedTuple):
         limit = None if evaluation is None else evaluation.examples
         found = "nothing" if held_out is None else held_out.dataset.fingerprint
         return Phase(
+            step=step,
             steps=section.steps,
             batch_size=section.batch_size,
             accumulation=section.accumulation,
@@ -248,15 +257,25 @@ class PhaseOpener(NamedTuple):
             ),
             shapes=1,
             flops_per_row=self.objective.flops_per_row(features.batch([], [])),
-            evaluate=None if evaluation is None else self._evaluate(section, held_out, limit),
+            evaluate=None if evaluation is None else self._evaluate(section, held_out, step, limit),
             validation=f"{limit or 'all'} examples of {found}",
+            architecture=changes,
             watch=self.objective.watch(
                 unigram_entropy=source.unigram_entropy, total_steps=settings.train.total_steps
             ),
         )
 
+    def _step(self, changes: Mapping[str, float]) -> StepSpec:
+        """Returns the step of a phase that changes settings of the architecture."""
+        task = self.objective_for(self.architecture.with_changes(changes))
+        return StepSpec(task=task, model=define_model(task.build), optimizer=self.optimizer)
+
     def _evaluate(
-        self, section: PhaseSection, held_out: ExampleSource | None, limit: int | None
+        self,
+        section: PhaseSection,
+        held_out: ExampleSource | None,
+        step: StepSpec,
+        limit: int | None,
     ) -> Evaluate | None:
         if held_out is None:
             return None
@@ -275,6 +294,4 @@ class PhaseOpener(NamedTuple):
             limit=limit,
             share=share,
         )
-        return make_evaluation(
-            self.objective, self.model, open_batches, self.mesh, shares=share.count
-        )
+        return make_evaluation(step.task, step.model, open_batches, self.mesh, shares=share.count)

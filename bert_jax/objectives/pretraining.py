@@ -11,6 +11,7 @@ from rich.console import Console
 
 from bert_jax.data.dataset.cache import DatasetCache
 from bert_jax.errors import UserError
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.model.section import HeadsSection
 from bert_jax.narration import doing, narrator_of
 from bert_jax.objectives.phases import OpenedPhase, PhaseOpener
@@ -26,7 +27,7 @@ from bert_jax.runs.lock import hold_run
 from bert_jax.runs.open_checkpoints import read_checkpoints, write_checkpoints
 from bert_jax.runs.run_directory import CONFIG, claim_run, open_run, write_run
 from bert_jax.runs.settings import describe
-from bert_jax.task import Params
+from bert_jax.task import Objective, Params
 from bert_jax.text import load_tokenizer
 from bert_jax.train.checkpoint_manifest import PARAMS
 from bert_jax.train.checkpointer import Checkpointer
@@ -35,7 +36,6 @@ from bert_jax.train.loop import Outcome, train
 from bert_jax.train.sections import schedule_segments
 from bert_jax.train.spec import CheckpointSelection, Intervals, TrainSpec, check_batches
 from bert_jax.train.state import DrawParams, abstract_params, define_model
-from bert_jax.train.step import StepSpec
 from bert_jax.train.trackers import require_trackers
 
 
@@ -98,13 +98,26 @@ def _prepare(
     heads = _heads(settings)
     model_section = settings.model.model_copy(update={"execution": execution, "heads": heads})
     settings = dataclasses.replace(settings, model=model_section)
-    objective = make_objective(
-        settings.objective, architecture=architecture, execution=resolved, tokenizer=tokenizer
-    )
+
+    def objective_for(architecture: EncoderArchitecture) -> Objective:
+        return make_objective(
+            settings.objective, architecture=architecture, execution=resolved, tokenizer=tokenizer
+        )
+
+    objective = objective_for(architecture)
     with doing("defining the model"):
         model = define_model(objective.build)
-    cache = DatasetCache(settings.loader.cache, say=say)
-    opener = PhaseOpener(settings, objective, architecture, model, tokenizer, mesh, cache)
+    opener = PhaseOpener(
+        settings=settings,
+        objective=objective,
+        architecture=architecture,
+        model=model,
+        optimizer=make_optimizer(settings.optimizer, model.axes),
+        tokenizer=tokenizer,
+        mesh=mesh,
+        cache=DatasetCache(settings.loader.cache, say=say),
+        objective_for=objective_for,
+    )
     return opener, schedule
 
 
@@ -145,9 +158,7 @@ def _train_spec(
         tokenizer=run.tokenizer,
         origin=origin,
     )
-    optimizer = make_optimizer(settings.optimizer, run.model.axes)
     return TrainSpec(
-        step=StepSpec(task=run.objective, model=run.model, optimizer=optimizer),
         schedule=schedule,
         phases=[found.phase for found in opened],
         intervals=Intervals(

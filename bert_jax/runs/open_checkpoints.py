@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.files.read import is_whole
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.narration import doing
 from bert_jax.optim.optimizer import MomentsState, find_moments, make_optimizer
 from bert_jax.optim.sections import OptimizerSection
@@ -68,6 +69,7 @@ class LoadedParams(NamedTuple):
     """Parameters of one checkpoint on a mesh."""
 
     step: int
+    architecture: EncoderArchitecture  # of the phase that wrote the checkpoint
     model: ModelDefinition
     params: Params
     mesh: Mesh
@@ -86,19 +88,32 @@ def load_params(run: Run, *, checkpoint: str, mesh: Mesh | None = None) -> Loade
         UserError: there is no such checkpoint.
     """
     mesh = mesh or open_mesh()
-    model = define_model(run.build)
 
     def read(checkpoints: Checkpointer) -> LoadedParams:
-        asked = checkpoint
-        if asked == "auto":
-            ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
-            asked = "best" if ranked else "last"
-        step = find_step(checkpoints, asked, where=str(run.directory))
+        step, architecture = _find(run, checkpoints, checkpoint)
+        model = define_model(run._replace(architecture=architecture).build)
         params = checkpoints.restore_params(abstract_params(model, mesh), step=step)
-        return LoadedParams(step, model, params, mesh)
+        return LoadedParams(step, architecture, model, params, mesh)
 
     with doing(f"reading the parameters of {run.directory}"):
         return read_checkpoints(run.directory, read)
+
+
+def architecture_of(run: Run, *, checkpoint: str) -> EncoderArchitecture:
+    """Returns the architecture of a run's checkpoint, which may differ between phases.
+
+    The arguments are as for `load_params`. Raises UserError if there is no such checkpoint.
+    """
+    return read_checkpoints(run.directory, lambda found: _find(run, found, checkpoint)[1])
+
+
+def _find(run: Run, checkpoints: Checkpointer, asked: str) -> tuple[int, EncoderArchitecture]:
+    if asked == "auto":
+        ranked = run.is_fine_tuned and checkpoints.on_disk.best() is not None
+        asked = "best" if ranked else "last"
+    step = find_step(checkpoints, asked, where=str(run.directory))
+    changes = checkpoints.progress(step).get("architecture", {})
+    return step, run.architecture.with_changes(changes)
 
 
 def load_moments(run: Run, loaded: LoadedParams) -> MomentsState | None:

@@ -64,6 +64,8 @@ class DumpRecord(Section):
     accumulation: int = pydantic.Field(ge=1)  # microbatches of the step
     task: dict[str, Any]  # facts about the task that config.yaml lacks
     frozen: dict[str, str] = pydantic.Field(default_factory=dict)  # hashes of frozen models
+    # Settings of the architecture in which the phase differs from config.yaml
+    architecture: dict[str, float] = pydantic.Field(default_factory=dict)
     platform: str  # platform of the devices
     processes: int = pydantic.Field(ge=1)  # number of processes that wrote .npz files
     checkpoint: int | None  # step of the last checkpoint
@@ -103,6 +105,7 @@ def write_dump(
         accumulation=spec.phases[progress.phase].accumulation,
         task=dict(spec.task_facts),
         frozen=dict(spec.frozen.hashes),
+        architecture=progress.architecture,
         platform=jax.default_backend(),
         processes=jax.process_count(),
         checkpoint=spec.checkpoints.on_disk.newest(),

@@ -115,7 +115,7 @@ class Evaluations:
         if phase.evaluate is None:
             return None
         progress, output = self._tracker.progress, self._output
-        whole = abstract_params(self._spec.step.model, self._spec.mesh)  # gather once per call
+        whole = abstract_params(phase.step.model, self._spec.mesh)  # gather once per call
         try:
             with output.watch.on("evaluate"), STOP.cutting(), doing("evaluating"):
                 self.scores = scores = phase.evaluate(

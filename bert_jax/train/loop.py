@@ -44,7 +44,7 @@ def train(spec: TrainSpec, *, console: Console) -> Outcome:
         UserError: the checkpoint belongs to other data, another model or another seed.
     """
     watch = Stopwatch(spec.run_dir, started=spec.started)
-    abstract = abstract_state(spec.step.model, spec.step.optimizer, spec.mesh)
+    abstract = abstract_state(spec.first_step.model, spec.first_step.optimizer, spec.mesh)
     with watch.on("restore"), doing("making or restoring the state"):
         rollbacks = RollbackLog(spec.run_dir)
         state, progress = restore_or_initialise(spec, abstract, rollbacks, say=warn_aloud)
@@ -105,8 +105,8 @@ def _run_steps(
 ) -> tuple[TrainState, bool]:
     """Like `_run_phase`, but raises RollbackDue if a bad step requires a rollback."""
     tracker, output = runner.tracker, runner.output
-    reports = PhaseReports(phase, spec.step.task, tracker, output)
-    step_fn = StepPrograms(spec.step, accumulation=phase.accumulation, shapes=phase.shapes)
+    reports = PhaseReports(phase, phase.step.task, tracker, output)
+    step_fn = StepPrograms(phase.step, accumulation=phase.accumulation, shapes=phase.shapes)
     first = tracker.first_batch()
     with phase.loader.batches(first_step=first, with_examples=spec.example_log) as rows:
         batches = prefetch_to_device(rows, spec.mesh, shares=spec.share.count, watch=output.watch)

@@ -39,6 +39,8 @@ class TrainProgress:
     comparison: str | None = None  # `SelectionScore.comparison` of the best score
     unevaluated: bool = False  # whether a signal interrupted the evaluation of this step
     frozen: dict[str, str] = dataclasses.field(default_factory=dict)  # hashes of frozen models
+    # Settings of the architecture in which the phase of the last step differs from config.yaml
+    architecture: dict[str, float] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def at(cls, step: int, phases: Sequence[int]) -> TrainProgress:
@@ -67,7 +69,8 @@ class TrainProgress:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the progress as plain JSON."""
-        return _PLAIN.dump_python(self, exclude=None if self.frozen else {"frozen"})
+        absent = {name for name in ("frozen", "architecture") if not getattr(self, name)}
+        return _PLAIN.dump_python(self, exclude=absent)
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TrainProgress:
@@ -176,8 +179,9 @@ class StepTracker:
         progress = self.progress
         progress.step += 1
         progress.phase_step += 1
-        loader = self._phases[progress.phase].loader
-        progress.position = loader.position(progress.phase_step + self._batch_offset)
+        phase = self._phases[progress.phase]
+        progress.architecture = {**phase.architecture}
+        progress.position = phase.loader.position(progress.phase_step + self._batch_offset)
         progress.window = add(progress.window, metrics)
 
     @property

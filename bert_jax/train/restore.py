@@ -126,9 +126,9 @@ def restore_or_initialise(
     """
     step = spec.checkpoints.on_disk.newest()
     if step is None:
-        draw = functools.partial(draw_params, spec.step.model, seed=spec.seed)
+        draw = functools.partial(draw_params, spec.first_step.model, seed=spec.seed)
         params = laid_out_as(spec.initial_params(abstract.params, draw), abstract.params)
-        state = initialise(params, spec.step.optimizer, abstract, seed=spec.seed)
+        state = initialise(params, spec.first_step.optimizer, abstract, seed=spec.seed)
         progress = TrainProgress(frozen={**spec.frozen.hashes})
     else:
         progress = _read_progress(spec, step)

@@ -6,6 +6,7 @@ import pydantic
 
 from bert_jax.data.loader.packing import PackingSection
 from bert_jax.errors import UserError
+from bert_jax.model.architecture import EncoderArchitecture
 from bert_jax.optim.sections import OptimizerSection, ScheduleSegment
 from bert_jax.section import PathText, Section
 
@@ -42,6 +43,29 @@ class PhaseSection(Section):
     """Peak of the phase's own schedule."""
     warmup_steps: int | None = pydantic.Field(default=None, ge=0)
     """Warm-up steps of the phase's own schedule."""
+    rotary_theta: float | None = pydantic.Field(default=None, gt=0)
+    """Base of the rotary frequencies in this phase, for encoders with rotary positions. In
+    ModernBERT, it replaces `global_theta`. null: the model's setting."""
+
+    def architecture_changes(
+        self, architecture: EncoderArchitecture, *, key: str
+    ) -> dict[str, float]:
+        """Returns the settings that this phase changes: ``{"global_theta": 10000.0}``.
+
+        `key` is the key of the phase. Raises UserError if the encoder has no rotary positions.
+        """
+        if self.rotary_theta is None:
+            return {}
+        if architecture.rotary_setting is None:
+            raise UserError(
+                "phases.rotary_theta",
+                "found {found}, but the encoder {encoder} has no rotary positions. Remove this "
+                "setting.",
+                place=f"{key}.rotary_theta",
+                found=self.rotary_theta,
+                encoder=architecture.kind,
+            )
+        return {architecture.rotary_setting: self.rotary_theta}
 
     def check_positions(self, positions: int, *, key: str) -> None:
         """Raises UserError if `seq_length` exceeds the model's number of positions.

@@ -63,6 +63,7 @@ class BatchSource(Protocol):
 class Phase:
     """A phase of a run, with opened data."""
 
+    step: StepSpec  # the models of all phases have the same parameters
     steps: int
     batch_size: int
     accumulation: int
@@ -72,6 +73,8 @@ class Phase:
     evaluate: Evaluate | None  # None without validation data
     watch: Watch | None  # source of warnings about the scores
     validation: str = "dev"  # fingerprint of the validation data
+    # Settings of the architecture that only this phase has; its checkpoints record them
+    architecture: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,6 @@ class CheckpointSelection:
 class TrainSpec:
     """The inputs of the train loop."""
 
-    step: StepSpec
     schedule: Schedule  # learning rates
     phases: Sequence[Phase]
     intervals: Intervals
@@ -137,6 +139,11 @@ class TrainSpec:
     task_facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     profile: sections.ProfileSection | None = None  # steps to trace
     frozen: FrozenParams = NONE_FROZEN  # parameters of the task's frozen models
+
+    @property
+    def first_step(self) -> StepSpec:
+        """The step of the first phase. It determines the structure of the state in all phases."""
+        return self.phases[0].step
 
 
 def check_batches(section: sections.TrainSection, mesh: Mesh) -> None:

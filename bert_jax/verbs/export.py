@@ -126,6 +126,7 @@ def _write(
 ) -> str:
     """Writes a checkpoint and its model card; returns step and heads as text."""
     loaded = load_params(run, checkpoint=checkpoint, mesh=open_mesh(one_device=True))
+    run = run._replace(architecture=loaded.architecture)
     params, heads = jax.device_get(loaded.params), describe(run.heads)
     model = Pretrained(run.architecture, run.heads, params, run.tokenizer, step=loaded.step)
     if to == "stablehlo":

@@ -81,7 +81,7 @@ def _write(
 ) -> None:
     """Writes the run to `root`, which is later renamed to the section's output."""
     rows = max(run.architecture.vocab_size, tokenizer.vocab_size)
-    architecture = type(run.architecture)(**{**run.architecture.model_dump(), "vocab_size": rows})
+    architecture = loaded.architecture.with_changes({"vocab_size": rows})
     params = grow_vocabulary(
         jax.device_get(loaded.params),
         loaded.model.axes,

@@ -45,6 +45,7 @@ def replay(
     if dtype is not None:
         execution = run.model.execution.model_copy(update={"dtype": dtype})
         run = run._replace(model=run.model.model_copy(update={"execution": execution}))
+    run = run._replace(architecture=run.architecture.with_changes(record.architecture))
     initialise(mesh or MeshSection())
     if run.is_fine_tuned:
         task = task_of(run, class_weights=record.task.get("class_weights"))

@@ -37,6 +37,7 @@ class Rows:
 
 def phase(steps: int, *, batch_size: int = 8, evaluated: bool = True) -> Phase:
     return Phase(
+        step=None,  # pyright: ignore[reportArgumentType] (the tracker does not run it)
         steps=steps,
         batch_size=batch_size,
         accumulation=1,

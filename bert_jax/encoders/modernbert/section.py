@@ -20,6 +20,7 @@ class ModernBertArchitecture(EncoderArchitecture):
     """
 
     kind = "modernbert"
+    rotary_setting = "global_theta"
 
     vocab_size: int = pydantic.Field(ge=1, le=1 << 24)
     """Number of rows of the embedding table, at least the number of pieces of the tokenizer."""

@@ -50,6 +50,8 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     Raises UserError if mesh, batch and model do not fit together.
     """
     architecture = request.model.resolve(vocab_size=request.vocab_size)
+    phase, key = request.train.phases[request.phase], f"train.phases.{request.phase}"
+    architecture = architecture.with_changes(phase.architecture_changes(architecture, key=key))
     check_divides(mesh, "heads", architecture.num_attention_heads, key="mesh.tensor")
     check_batches(request.train, mesh)
     objective = _objective(request, architecture, mesh)
@@ -57,7 +59,6 @@ def lower_step(request: CompileRequest, mesh: Mesh) -> LoweredStep:
     schedule = linear_schedule(schedule_segments(request.train, request.optimizer))
     optimizer = make_optimizer(request.optimizer, model.axes)
     state, frozen = abstract_state(model, optimizer, mesh), abstract_frozen(objective, mesh)
-    phase = request.train.phases[request.phase]
     whole = abstract_params(model, mesh)  # parameters as evaluations shard them
     copied = not same_layout(state.params, whole)
     trains = request.kind == "train"

@@ -76,6 +76,7 @@ def _train_spec(
         return score_splits(family, dev)
 
     phase = Phase(
+        step=StepSpec(task=prepared.task, model=prepared.model, optimizer=prepared.optimizer()),
         steps=steps * section.epochs,
         batch_size=section.batch_size,
         accumulation=section.accumulation,
@@ -95,7 +96,6 @@ def _train_spec(
         prepared.write_run, root=root, origin=prepared.origin_record(root)
     )
     return TrainSpec(
-        step=StepSpec(task=prepared.task, model=prepared.model, optimizer=prepared.optimizer()),
         schedule=make_schedule(section.optimizer, total_steps=phase.steps),
         phases=[phase],
         intervals=Intervals(

@@ -24,7 +24,7 @@ from bert_jax.parallel.same_settings import require_same
 from bert_jax.parallel.section import check_batch
 from bert_jax.parallel.sharding_rules import batch_parts
 from bert_jax.runs.execution import SLOWER, execution_on
-from bert_jax.runs.open_checkpoints import load_params
+from bert_jax.runs.open_checkpoints import architecture_of, load_params
 from bert_jax.runs.run_directory import (
     Run,
     claim_run,
@@ -171,7 +171,7 @@ def prepare(settings: FinetuneSettings) -> TrainingSetup:
             "found no training example, allowed: one or more",
             place="finetune.task",
         )
-    architecture = origin.architecture
+    architecture = architecture_of(origin, checkpoint="auto")
     if section.dropout is not None:
         architecture = architecture.with_dropout(section.dropout)
     initialise(settings.mesh)
