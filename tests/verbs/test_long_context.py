@@ -108,6 +108,16 @@ def test_equal_parameters_are_another_network_in_the_next_phase(
     assert np.abs(before.encode(texts) - after.encode(texts)).max() > 1e-5
 
 
+def test_an_exported_checkpoint_has_the_theta_of_its_phase(run_dir: Path, tmp_path: Path) -> None:
+    for step, theta in zip((STEPS, STEPS + 1), THETAS, strict=True):
+        exported = tmp_path / str(step)
+        ok("export", run_dir, exported, "--to", "hf", "--checkpoint", step)
+        assert json.loads((exported / "config.json").read_text())["global_rope_theta"] == theta
+        ours, theirs = bert_jax.load(run_dir, checkpoint=str(step)), bert_jax.load(exported)
+        text = "the module is imported when a function returns"
+        np.testing.assert_allclose(theirs.encode(text), ours.encode(text), atol=1e-6)
+
+
 def test_a_dumped_step_is_repeated_with_its_phases_theta(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
