@@ -10,6 +10,7 @@ import bert_jax
 from bert_jax.cli.commands import cli
 from bert_jax.config import dump_config, load_config
 from bert_jax.errors import UserError
+from bert_jax.parallel.section import MeshSection, check_batch
 from bert_jax.train.sections import schedule_segments
 from tests.project import ROOT, refused, refuses
 
@@ -29,7 +30,18 @@ def test_committed_configurations_round_trip(path: Path, tmp_path: Path) -> None
     assert sum(stretch.steps for stretch in schedule_segments(config.train, config.optimizer)) == (
         config.train.total_steps
     )
-    assert config.model.resolve(vocab_size=30522).vocab_size == 30522
+    architecture = config.model.resolve(vocab_size=30522)
+    assert architecture.vocab_size == 30522
+    for phase in config.train.phases:
+        phase.check_positions(architecture.max_position_embeddings, key="phase")
+        phase.architecture_changes(architecture, key="phase")
+    for key, (rows, accumulation) in config.train.batch_sizes.items():
+        check_batch(key, rows, parts=_parts(config.mesh), accumulation=accumulation)
+
+
+def _parts(mesh: MeshSection) -> int:
+    """Returns the number of devices that share a batch; 16 on a TPU."""
+    return 16 if mesh.platform == "tpu" else 1
 
 
 @pytest.mark.parametrize(
